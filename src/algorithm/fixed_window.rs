@@ -1,0 +1,137 @@
+//! Fixed window: a counter that starts afresh each period.
+//!
+//! # 1 Definition and laws
+//!
+//! Windows begin at whole multiples of the period since the Unix epoch, or at the key's first request; they are half-open,
+//! so at exactly `start + period` the key is free again.
+//!
+//! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known weakness:
+//! twice the limit can pass around an edge. Choose it for budgets of the calendar (per day), where that is meant.
+//!
+//! # 2 Parameters
+//!
+//! Limit, period and anchor. Denied requests may be counted, up to the limit.
+//!
+//! # 3 State
+//!
+//! A [`Pair`]: the window's end, and the count. A clock that steps back into an earlier window stays in the later one,
+//! if that begins within a period; else the count moves to the window of now. Either costs a key at most one period.
+
+use crate::decision::ChargeDecision;
+use crate::quota::{Anchor, Spec};
+
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+
+/// Quotas that count per window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FixedWindow {
+    limit: u64,
+    period_us: u64,
+    debt: u64,
+    anchor: Anchor,
+    count_denied: bool,
+}
+
+/// The window a request falls into.
+#[derive(Clone, Copy)]
+struct Window {
+    end: u64,
+    count: u64,
+    moved: bool,
+}
+
+impl FixedWindow {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self {
+            limit: spec.limit,
+            period_us: spec.period_us,
+            debt: spec.debt,
+            anchor: spec.anchor,
+            count_denied: spec.count_denied,
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        let grid = (self.anchor == Anchor::Epoch).then_some(self.period_us);
+        Layout::of(bits(self.limit + self.debt), grid, 2 * self.period_us)
+    }
+
+    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline]
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let window = self.window(state, now);
+        let kept = if window.moved { self.store(window) } else { Next::Keep };
+        let count = window.count.saturating_add(cost);
+        if count > self.limit && !force && cost > 0 {
+            let retry_us = (cost <= self.limit).then_some(window.end - now);
+            let counted = Window { count: window.count.max(count.min(self.limit)), ..window };
+            let seen = if self.count_denied { counted } else { window };
+            let next = if self.count_denied { self.store(counted) } else { kept };
+            return Answer { decision: self.describe(seen, now, retry_us), next };
+        }
+        let count = count.min((self.limit + self.debt).max(window.count));
+        let after = Window { count, ..window };
+        let decision = self.describe(after, now, Some(0));
+        if count == window.count {
+            return Answer { decision, next: kept };
+        }
+        Answer { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
+    }
+
+    /// Gives back `units` that were counted in the window that ends at `own`, while it lasts.
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        if state.at != own.at || state.at <= now {
+            return Next::Keep;
+        }
+        self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
+    }
+
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        Used::units(self.window(Some(state), now).count)
+    }
+
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        let count = used.units_ceil().min(self.limit + self.debt);
+        (count > 0).then(|| Pair { at: self.window(None, now).end, n: count })
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let count = self.window(Some(state), now).count;
+        Fullness { throttled: count >= self.limit, used: super::share(count, self.limit) }
+    }
+
+    // Windows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline]
+    fn window(&self, state: Option<Pair>, now: u64) -> Window {
+        match state {
+            Some(state) if state.at > now && state.at - now <= 2 * self.period_us => {
+                Window { end: state.at, count: state.n, moved: false }
+            }
+            state => {
+                let end = match self.anchor {
+                    Anchor::Epoch => now - now % self.period_us + self.period_us,
+                    Anchor::FirstRequest => now + self.period_us,
+                };
+                match state {
+                    Some(state) if state.at > now => Window { end, count: state.n, moved: true },
+                    _ => Window { end, count: 0, moved: false },
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn store(&self, window: Window) -> Next {
+        if window.count == 0 { Next::Clear } else { Next::Set(Pair { at: window.end, n: window.count }) }
+    }
+
+    #[inline]
+    fn describe(&self, window: Window, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let left_us = window.end - now;
+        let remaining = self.limit.saturating_sub(window.count);
+        let reset_us = if window.count == 0 { 0 } else { left_us };
+        ChargeDecision::found(self.limit, remaining, reset_us, left_us, retry_us)
+    }
+}

@@ -1,0 +1,274 @@
+//! Token bucket with continuous refill, GCRA, leaky bucket as a meter and as a queue: one instant, four names.
+//!
+//! # 1 Definition and laws
+//!
+//! `limit` units per `period` make one unit every `interval = period / limit`. The state is the instant at which
+//! everything taken so far has drained, the *theoretical arrival time* of ATM Forum's generic cell rate algorithm
+//! (TM 4.1, 4.4.2). The backlog is how far that instant lies ahead. A cost `n` is admitted when
+//! `backlog + n·interval ≤ burst·interval`, and moves the instant by `n·interval`.
+//!
+//! * A **token bucket** of capacity `burst` is the same thing read the other way: `tokens = burst − backlog/interval`.
+//! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
+//! * A **leaky bucket as a queue** tells an admitted request that it departs when the backlog before it has drained, less
+//!   the part that may pass at once (`delay_after`).
+//!
+//! It guarantees: at most `burst + length/interval` units in any interval of that length; exactly `burst` at once from
+//! rest; a denied request's wait is the first microsecond at which it is admitted.
+//!
+//! # 2 Parameters
+//!
+//! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
+//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down.
+//!
+//! # 3 State
+//!
+//! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is no state.
+//! A clock that steps back is met by a clamp: an instant is never further ahead than a full bucket and its allowed debt.
+
+use crate::decision::ChargeDecision;
+use crate::quota::{Algorithm, Spec};
+
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+
+/// A span of time, or an instant: whole microseconds and a numerator over `l`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Span {
+    us: u64,
+    num: u64,
+}
+
+impl Span {
+    #[inline]
+    fn ceil_us(self) -> u64 {
+        self.us + u64::from(self.num > 0)
+    }
+}
+
+/// Quotas whose state is one instant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gcra {
+    /// The interval between two units is `p/l` µs, in lowest terms.
+    l: u64,
+    p: u64,
+    interval: Span,
+    capacity: Span,
+    /// The furthest an instant may be ahead: the capacity and the allowed debt.
+    ceiling: Span,
+    burst: u64,
+    debt: u64,
+    /// `⌊(2^64 − 1) / p⌋`, if a full bucket is below 2^64 of the interval's parts; else 0.
+    reciprocal: u64,
+    /// What passes at once in a queue; nothing if this is no queue.
+    queue: Option<Span>,
+}
+
+impl Gcra {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let (l, p) = if spec.limit == 0 {
+            (1, 1)
+        } else {
+            let common = gcd(spec.limit, spec.period_us);
+            (spec.limit / common, spec.period_us / common)
+        };
+        let span = |units: u64| span_of(units, l, p);
+        let capacity = span(spec.burst);
+        let narrow = (u128::from(capacity.us) + 1) * u128::from(l) < 1 << 63;
+        Self {
+            l,
+            p,
+            interval: span(1),
+            capacity,
+            ceiling: span(spec.burst + spec.debt),
+            burst: spec.burst,
+            debt: spec.debt,
+            reciprocal: if narrow { u64::MAX / p } else { 0 },
+            queue: (spec.algorithm == Algorithm::LeakyQueue).then(|| span(spec.delay_after)),
+        }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout::of(bits(self.l - 1), None, self.ceiling.us)
+    }
+
+    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline]
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let (before, clamped) = self.backlog(state, now);
+        if cost > self.burst && !force {
+            return self.deny(before, now, clamped, None);
+        }
+        let units = cost.min(self.burst.saturating_add(self.debt));
+        let mut after = self.add(before, self.span_of(units));
+        if after > self.capacity {
+            if !force && cost > 0 {
+                let wait = self.sub(after, self.capacity).ceil_us();
+                return self.deny(before, now, clamped, Some(wait));
+            }
+            after = after.min(self.ceiling);
+        }
+        let mut decision = self.describe(after, Some(0));
+        if let Some(at_once) = self.queue {
+            let wait = if before > at_once { self.sub(before, at_once) } else { Span::default() };
+            decision = decision.delayed_us(wait.ceil_us(), self.units_ceil(wait));
+        }
+        if units == 0 {
+            return Answer { decision, next: self.repaired(before, now, clamped) };
+        }
+        let tail = Pair { at: now + after.us, n: after.num };
+        Answer { decision: decision.receipted(units, tail.at, tail.n), next: Next::Set(tail) }
+    }
+
+    /// Gives back `units` of a charge whose own units have drained at `own`: the part that has not.
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let (backlog, _) = self.backlog(Some(state), now);
+        let (left, _) = self.backlog(Some(own), now);
+        let given = self.span_of(units.min(self.burst.saturating_add(self.debt))).min(left).min(backlog);
+        let rest = self.sub(backlog, given);
+        if rest == Span::default() { Next::Clear } else { Next::Set(Pair { at: now + rest.us, n: rest.num }) }
+    }
+
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        let (backlog, _) = self.backlog(Some(state), now);
+        Used { parts: self.parts(backlog), of: u128::from(self.p) }
+    }
+
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        if self.burst == 0 {
+            return None;
+        }
+        let parts = used.scaled_ceil(u128::from(self.p));
+        let l = u128::from(self.l);
+        let us = u64::try_from(parts / l).unwrap_or(u64::MAX);
+        let num = (parts % l) as u64; // below l
+        let span = Span { us, num }.min(self.ceiling);
+        (span != Span::default()).then_some(Pair { at: now + span.us, n: span.num })
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let (backlog, _) = self.backlog(Some(state), now);
+        Fullness {
+            throttled: self.add(backlog, self.interval) > self.capacity,
+            used: super::share(backlog.ceil_us(), self.capacity.ceil_us()),
+        }
+    }
+
+    // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// How far the state is ahead of now, and whether it had to be clamped.
+    #[inline]
+    fn backlog(&self, state: Option<Pair>, now: u64) -> (Span, bool) {
+        let Some(tail) = state.filter(|tail| tail.at >= now) else {
+            return (Span::default(), false);
+        };
+        let backlog = Span { us: tail.at - now, num: tail.n };
+        if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
+    }
+
+    #[cold]
+    fn deny(&self, backlog: Span, now: u64, clamped: bool, wait: Option<u64>) -> Answer {
+        Answer { decision: self.describe(backlog, wait), next: self.repaired(backlog, now, clamped) }
+    }
+
+    /// A clamped state is written even when nothing is taken: else it would be met ahead of the clock for ever.
+    #[inline]
+    fn repaired(&self, backlog: Span, now: u64, clamped: bool) -> Next {
+        if clamped { Next::Set(Pair { at: now + backlog.us, n: backlog.num }) } else { Next::Keep }
+    }
+
+    #[inline]
+    fn describe(&self, backlog: Span, retry_us: Option<u64>) -> ChargeDecision {
+        let (remaining, room_us) = if backlog > self.capacity {
+            (0, 0)
+        } else {
+            let room = self.sub(self.capacity, backlog);
+            (self.units_floor(room), room.ceil_us())
+        };
+        let window_us = match retry_us {
+            Some(wait) if wait > 0 => wait,
+            _ if remaining > 0 => room_us,
+            _ if self.burst == 0 => 0,
+            _ => self.sub(self.add(backlog, self.interval), self.capacity).ceil_us(),
+        };
+        ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
+    }
+
+    #[inline]
+    fn span_of(&self, units: u64) -> Span {
+        if units == 1 { self.interval } else { span_of(units, self.l, self.p) }
+    }
+
+    #[inline]
+    fn add(&self, a: Span, b: Span) -> Span {
+        let num = a.num + b.num; // both below l, which is at most 10^15
+        let carry = u64::from(num >= self.l);
+        Span { us: a.us.saturating_add(b.us).saturating_add(carry), num: num - carry * self.l }
+    }
+
+    /// `a − b`, where `a ≥ b`.
+    #[inline]
+    fn sub(&self, a: Span, b: Span) -> Span {
+        let borrow = u64::from(a.num < b.num);
+        Span { us: a.us.saturating_sub(b.us).saturating_sub(borrow), num: a.num + borrow * self.l - b.num }
+    }
+
+    /// The span in parts of `1/l` µs.
+    fn parts(&self, span: Span) -> u128 {
+        u128::from(span.us) * u128::from(self.l) + u128::from(span.num)
+    }
+
+    /// How many whole units fit into a span of at most the capacity.
+    #[inline]
+    fn units_floor(&self, span: Span) -> u64 {
+        if self.reciprocal == 0 {
+            return (self.parts(span) / u128::from(self.p)) as u64; // at most burst
+        }
+        let parts = span.us * self.l + span.num; // below 2^63, see `new`
+        div_floor(parts, self.p, self.reciprocal)
+    }
+
+    fn units_ceil(&self, span: Span) -> u64 {
+        self.parts(span).div_ceil(u128::from(self.p)) as u64 // at most burst
+    }
+}
+
+/// `⌊n / d⌋` by the reciprocal `⌊(2^64 − 1) / d⌋`, for `n` below 2^63: the estimate is at most one too small.
+#[inline]
+fn div_floor(n: u64, d: u64, reciprocal: u64) -> u64 {
+    let estimate = ((u128::from(n) * u128::from(reciprocal)) >> 64) as u64; // below 2^64
+    estimate + u64::from(n - estimate * d >= d)
+}
+
+fn span_of(units: u64, l: u64, p: u64) -> Span {
+    match units.checked_mul(p) {
+        Some(parts) if l == 1 => Span { us: parts, num: 0 },
+        Some(parts) => Span { us: parts / l, num: parts % l },
+        None => {
+            let (parts, l) = (u128::from(units) * u128::from(p), u128::from(l));
+            // Units are at most burst + debt, whose drain is below 2^49 µs; the remainder is below l.
+            Span { us: (parts / l) as u64, num: (parts % l) as u64 }
+        }
+    }
+}
+
+fn gcd(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::div_floor;
+
+    #[test]
+    fn division_by_the_reciprocal_is_exact() {
+        let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+        for _ in 0..200_000 {
+            x = x.wrapping_mul(0xd129_0f59_6c1d_4b4d).wrapping_add(0x1b87_3593);
+            let d = (x >> (x % 60)).max(1);
+            let n = x.rotate_left(29) >> 1;
+            for n in [n, n / d * d, (n / d * d).saturating_sub(1), 0, (1 << 63) - 1] {
+                assert_eq!(div_floor(n, d, u64::MAX / d), n / d, "{n} / {d}");
+            }
+        }
+    }
+}

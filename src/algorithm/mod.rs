@@ -1,0 +1,237 @@
+//! The algorithms: what each one is, what it guarantees, and which one to choose.
+//!
+//! | you want | take | state per key |
+//! |---|---|---|
+//! | a rate with room for bursts, the usual API limit | [token bucket](crate::Quota::token_bucket) (the default) | one instant |
+//! | strict spacing between requests | [GCRA](crate::Quota::gcra) with burst 1 | one instant |
+//! | tokens that come all at once, at each tick | [step bucket](crate::Quota::step_bucket) | one instant |
+//! | a level that rises with use and leaks away | [leaky bucket](crate::Quota::leaky_bucket) | one instant |
+//! | requests spaced out instead of refused | [leaky queue](crate::Quota::leaky_queue) | one instant |
+//! | a budget of the calendar: per day, per month | [fixed window](crate::Quota::fixed_window) | end and count |
+//! | "100 per minute" without twice that around an edge, at little memory | [sliding window](crate::Quota::sliding_window) | two counters, or one for each bucket |
+//! | never more than the limit in *any* trailing period | [sliding log](crate::Quota::sliding_log), or a sliding window with the oldest bucket [counted](crate::Oldest::Counted) | each admitted request, or one counter for each bucket |
+//!
+//! # The laws
+//!
+//! Each algorithm is a pure function of quota, state, instant and cost: no clock, no I/O, no lock, no allocation. All keep
+//! these laws, which are property tests against an oracle that recomputes everything from the full history:
+//!
+//! 1. *Safety*: no interval admits more than the algorithm's stated bound; units given back count as given back.
+//! 2. *Liveness*: from rest exactly the capacity passes at once, and the long-run rate is the quota's, to the last unit.
+//! 3. *The client's promise*: denied with `retry_after = d`, the same cost is denied at every earlier instant and admitted
+//!    at `now + d`, if nobody else came.
+//! 4. A denied request changes nothing, unless the quota counts denied ones. `remaining` is told as it is.
+//! 5. Cost `n` at one instant is `n` times cost 1, all or nothing. A cost above the capacity is denied for good. Windows are
+//!    half-open.
+//! 6. Several charges: all are taken or none is.
+//! 7. A refund gives back, once, what its own receipt still holds.
+//! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits, and costs
+//!    a key at most one full drain or one period.
+
+pub(crate) mod fixed_window;
+pub(crate) mod gcra;
+pub(crate) mod sliding_window;
+pub(crate) mod step_bucket;
+pub(crate) mod trail;
+
+use crate::decision::ChargeDecision;
+use crate::quota::{Algorithm, Spec};
+
+use fixed_window::FixedWindow;
+use gcra::Gcra;
+use sliding_window::TwoCounters;
+use step_bucket::StepBucket;
+use trail::Trail;
+
+/// A state of two numbers: an instant in microseconds, and a number whose meaning is the algorithm's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) at: u64,
+    pub(crate) n: u64,
+}
+
+/// What becomes of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Keep,
+    Clear,
+    Set(Pair),
+}
+
+/// A decision, and the state to write: if the charge is taken, or if this refusal is to be written.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) decision: ChargeDecision,
+    pub(crate) next: Next,
+}
+
+/// How full a state is, for choosing which to forget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fullness {
+    /// Not even one unit would pass.
+    pub(crate) throttled: bool,
+    /// The used part of the capacity, in 65,536ths.
+    pub(crate) used: u64,
+}
+
+/// The part that `used` is of `whole`, in 65,536ths.
+fn share(used: u64, whole: u64) -> u64 {
+    ((u128::from(used) << 16) / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
+}
+
+/// Units in use, exactly: `parts / of`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    pub(crate) parts: u128,
+    pub(crate) of: u128,
+}
+
+impl Used {
+    fn units(units: u64) -> Self {
+        Self { parts: u128::from(units), of: 1 }
+    }
+
+    pub(crate) fn units_ceil(self) -> u64 {
+        u64::try_from(self.parts.div_ceil(self.of)).unwrap_or(u64::MAX)
+    }
+
+    /// `⌈used · scale⌉`, rounded up to whole units first where the exact product would not fit.
+    fn scaled_ceil(self, scale: u128) -> u128 {
+        match self.parts.checked_mul(scale) {
+            Some(product) => product.div_ceil(self.of),
+            None => u128::from(self.units_ceil()).saturating_mul(scale),
+        }
+    }
+}
+
+/// How a state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A pair that fits one word of 64 bits.
+    Word(WordLayout),
+    /// A pair of two words.
+    Pair,
+    /// Dated entries.
+    Trail,
+}
+
+/// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.
+///
+/// The instant takes `49 − shift` bits and the number `15 + shift`. A shift above 0 is for instants that lie on a grid,
+/// at most one of whose points is in each unit, so that rounding loses nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WordLayout {
+    pub(crate) shift: u32,
+    /// The grid's width; 1 if the instant is any microsecond.
+    pub(crate) grid_us: u64,
+}
+
+/// Bits of a word's number when its instant is in microseconds.
+pub(crate) const NUMBER_BITS: u32 = 15;
+
+/// How far ahead a word's instant may lie. Four times that is what its bits hold, see [`Layout::of`].
+pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
+
+impl Layout {
+    /// The layout for numbers of so many bits, and instants on a grid or anywhere, at most `ahead_us` from now.
+    fn of(number_bits: u32, grid_us: Option<u64>, ahead_us: u64) -> Self {
+        let grid_us = grid_us.unwrap_or(1);
+        let shift = grid_us.ilog2().min(40);
+        if number_bits <= NUMBER_BITS + shift && ahead_us <= WORD_AHEAD_US {
+            Self::Word(WordLayout { shift, grid_us })
+        } else {
+            Self::Pair
+        }
+    }
+}
+
+/// How many bits hold numbers up to `most`.
+pub(crate) fn bits(most: u64) -> u32 {
+    u64::BITS - most.leading_zeros()
+}
+
+/// A quota's algorithm with everything precomputed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rules {
+    Pair(PairRules, Layout),
+    Trail(Trail),
+}
+
+/// The algorithms whose state is a pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PairRules {
+    Gcra(Gcra),
+    StepBucket(StepBucket),
+    FixedWindow(FixedWindow),
+    TwoCounters(TwoCounters),
+}
+
+impl Rules {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let (rules, layout) = match spec.algorithm {
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {
+                let gcra = Gcra::new(spec);
+                (PairRules::Gcra(gcra), gcra.layout())
+            }
+            Algorithm::StepBucket => {
+                let bucket = StepBucket::new(spec);
+                (PairRules::StepBucket(bucket), bucket.layout())
+            }
+            Algorithm::FixedWindow => {
+                let window = FixedWindow::new(spec);
+                (PairRules::FixedWindow(window), window.layout())
+            }
+            Algorithm::SlidingWindow if sliding_window::fits_pair(spec) => {
+                let counters = TwoCounters::new(spec);
+                (PairRules::TwoCounters(counters), counters.layout())
+            }
+            Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::Trail(Trail::new(spec)),
+        };
+        Self::Pair(rules, layout)
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        match self {
+            Self::Pair(_, layout) => *layout,
+            Self::Trail(_) => Layout::Trail,
+        }
+    }
+}
+
+macro_rules! each {
+    ($rules:expr, $one:ident => $call:expr) => {
+        match $rules {
+            PairRules::Gcra($one) => $call,
+            PairRules::StepBucket($one) => $call,
+            PairRules::FixedWindow($one) => $call,
+            PairRules::TwoCounters($one) => $call,
+        }
+    };
+}
+
+impl PairRules {
+    /// The decision for `cost` at `now`, and the state to write. Forced charges are always admitted, into debt.
+    #[inline]
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        each!(self, rules => rules.decide(state, now, cost, force))
+    }
+
+    /// Gives back `units` of the charge whose receipt holds `own`.
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        each!(self, rules => rules.refund(state, now, units, own))
+    }
+
+    /// What is in use.
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        each!(self, rules => rules.used(state, now))
+    }
+
+    /// A state in which so much is in use, at most the capacity and the allowed debt.
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        each!(self, rules => rules.with_used(used, now))
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        each!(self, rules => rules.fullness(state, now))
+    }
+}

@@ -1,0 +1,140 @@
+//! Sliding window: counters of the current and of past sub-windows.
+//!
+//! # 1 Definition and laws
+//!
+//! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request of now
+//! counts in the current one. The period that ends now covers the oldest sub-window only in part, and that one counts
+//! [`Weighted`](crate::Oldest::Weighted) (in proportion, rounded down), [`Dropped`](crate::Oldest::Dropped) or
+//! [`Counted`](crate::Oldest::Counted) (in full). One bucket, weighted, is the classic estimate from two counters that
+//! Cloudflare described in 2017; sixty are close to a log.
+//!
+//! It guarantees: `Counted`, never more than `limit` units in any trailing period; `Weighted` and `Dropped`, never more
+//! than `limit` in any trailing `period·(1 − 1/buckets)` and `2·limit` in any period.
+//!
+//! # 2 Parameters
+//!
+//! The sub-window's length in whole microseconds; everything else is counts.
+//!
+//! # 3 State
+//!
+//! Dated counters, as a [`trail`](super::trail). With one bucket there are only two: they fit a [`Pair`] of the instant at
+//! which both are past, and the two counts side by side.
+
+use smallvec::SmallVec;
+
+use crate::quota::Spec;
+
+use super::trail::{Edit, Entries, Trail};
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+
+/// A sliding window of one bucket, whose two counters fit a pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TwoCounters {
+    trail: Trail,
+    /// Bits of one counter.
+    width: u32,
+}
+
+/// Whether a sliding window's counters fit a pair.
+pub(crate) fn fits_pair(spec: &Spec) -> bool {
+    spec.buckets == 1 && bits(spec.limit + spec.debt) <= 32
+}
+
+impl TwoCounters {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self { trail: Trail::new(spec), width: bits(spec.limit + spec.debt) }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout::of(2 * self.width, Some(self.trail.grain_us()), 3 * self.trail.grain_us())
+    }
+
+    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let counters = self.read(state);
+        let answer = self.trail.decide(&counters, now, cost, force);
+        let next = answer.edit.map_or(Next::Keep, |edit| self.write(&counters, edit));
+        Answer { decision: answer.decision, next }
+    }
+
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let mut counters = self.read(Some(state));
+        let Some((start, units)) = self.trail.refundable(&counters, now, units, own.at) else {
+            return Next::Keep;
+        };
+        for counter in &mut counters.0 {
+            if counter.0 == start {
+                counter.1 -= units;
+            }
+        }
+        self.write(&counters, Edit::default())
+    }
+
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        self.trail.used(&self.read(Some(state)), now)
+    }
+
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        let counters = Counters(self.trail.with_used(used, now).into_iter().collect());
+        match self.write(&counters, Edit::default()) {
+            Next::Set(pair) => Some(pair),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        self.trail.fullness(&self.read(Some(state)), now)
+    }
+
+    fn read(&self, state: Option<Pair>) -> Counters {
+        let mut counters = SmallVec::new();
+        if let Some(state) = state {
+            let grain_us = self.trail.grain_us();
+            let current = state.at.saturating_sub(2 * grain_us);
+            let (before, in_it) = (state.n >> self.width, state.n & ((1 << self.width) - 1));
+            if before > 0 {
+                counters.push((current.saturating_sub(grain_us), before));
+            }
+            if in_it > 0 {
+                counters.push((current, in_it));
+            }
+        }
+        Counters(counters)
+    }
+
+    fn write(&self, counters: &Counters, edit: Edit) -> Next {
+        let grain_us = self.trail.grain_us();
+        let mut left: SmallVec<[(u64, u64); 3]> = counters.0.iter().skip(edit.drop).copied().collect();
+        if let Some(move_to) = edit.move_to {
+            left.iter_mut().for_each(|(start, _)| *start = (*start).min(move_to));
+        }
+        left.extend(edit.add);
+        let Some(current) = left.iter().filter(|(_, units)| *units > 0).map(|(start, _)| *start).max() else {
+            return Next::Clear;
+        };
+        let sum = |from: u64| -> u64 {
+            let units: u64 = left.iter().filter(|(start, _)| *start == from).map(|(_, units)| *units).sum();
+            units.min(self.trail.most())
+        };
+        let before = if current >= grain_us { sum(current - grain_us) } else { 0 };
+        Next::Set(Pair { at: current + 2 * grain_us, n: before << self.width | sum(current) })
+    }
+}
+
+/// The two counters, without those that are zero.
+struct Counters(SmallVec<[(u64, u64); 3]>);
+
+impl Entries for Counters {
+    fn total(&self) -> u64 {
+        self.0.iter().map(|(_, units)| units).sum()
+    }
+
+    fn newest(&self) -> Option<(u64, u64)> {
+        self.0.last().copied()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().copied()
+    }
+}

@@ -1,0 +1,162 @@
+//! Token bucket with stepwise refill.
+//!
+//! # 1 Definition and laws
+//!
+//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`: what a refill process with
+//! a timer would do, computed when a request comes. Ticks lie at whole multiples of the period since the Unix epoch, or
+//! count from the key's first request after rest. A tick at exactly now has happened.
+//!
+//! It guarantees: at most `burst + limit·ticks` units in any interval that holds so many ticks, and exactly `burst` at
+//! once from rest.
+//!
+//! # 2 Parameters
+//!
+//! Tokens per tick, ticks in microseconds, capacity: all whole, nothing is rounded.
+//!
+//! # 3 State
+//!
+//! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare. With
+//! `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is no state, and forgets its anchor.
+
+use crate::decision::ChargeDecision;
+use crate::quota::{Anchor, Spec};
+
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+
+/// Quotas whose tokens come in steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepBucket {
+    /// Tokens per tick; 0 closes the quota.
+    tokens: u64,
+    tick_us: u64,
+    burst: u64,
+    debt: u64,
+    anchor: Anchor,
+}
+
+/// What is missing now, and when the next tick comes.
+#[derive(Clone, Copy)]
+struct Level {
+    missing: u64,
+    next_tick: u64,
+    clamped: bool,
+}
+
+impl StepBucket {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self { tokens: spec.limit, tick_us: spec.period_us, burst: spec.burst, debt: spec.debt, anchor: spec.anchor }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        let grid = (self.anchor == Anchor::Epoch).then_some(self.tick_us);
+        let ticks = (self.burst + self.debt).div_ceil(self.tokens.max(1));
+        Layout::of(bits(self.tokens.saturating_sub(1)), grid, ticks.saturating_mul(self.tick_us))
+    }
+
+    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let level = self.level(state, now);
+        let deny = |retry_us| Answer {
+            decision: self.describe(level, now, retry_us),
+            next: if level.clamped { self.store(level) } else { Next::Keep },
+        };
+        if cost > self.burst && !force {
+            return deny(None);
+        }
+        let mut missing = level.missing.saturating_add(cost);
+        if missing > self.burst {
+            if !force && cost > 0 {
+                return deny(Some(self.wait(level, now, missing - self.burst)));
+            }
+            missing = missing.min(self.burst + self.debt);
+        }
+        let after = Level { missing, ..level };
+        let decision = self.describe(after, now, Some(0));
+        if cost == 0 {
+            return Answer { decision, next: if level.clamped { self.store(level) } else { Next::Keep } };
+        }
+        let next = self.store(after);
+        let Next::Set(full) = next else {
+            return Answer { decision, next }; // a closed quota: nothing was taken
+        };
+        Answer { decision: decision.receipted(cost.min(self.burst + self.debt), full.at, full.n), next }
+    }
+
+    /// Gives back `units` of a charge after which the bucket was to be full at `own`: those not yet replaced.
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let level = self.level(Some(state), now);
+        let left = self.level(Some(own), now).missing;
+        self.store(Level { missing: level.missing - units.min(left).min(level.missing), ..level })
+    }
+
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        Used::units(self.level(Some(state), now).missing)
+    }
+
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        let missing = used.units_ceil().min(self.burst + self.debt);
+        match self.store(Level { missing, ..self.level(None, now) }) {
+            Next::Set(full) => Some(full),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let missing = self.level(Some(state), now).missing;
+        Fullness { throttled: missing >= self.burst, used: super::share(missing, self.burst) }
+    }
+
+    // Ticks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    fn level(&self, state: Option<Pair>, now: u64) -> Level {
+        let rest = Level {
+            missing: 0,
+            next_tick: match self.anchor {
+                Anchor::Epoch => now - now % self.tick_us + self.tick_us,
+                Anchor::FirstRequest => now + self.tick_us,
+            },
+            clamped: false,
+        };
+        let Some(full) = state.filter(|full| full.at > now) else {
+            return rest;
+        };
+        let ticks = (full.at - now).div_ceil(self.tick_us);
+        let missing = u128::from(ticks) * u128::from(self.tokens) - u128::from(full.n);
+        match u64::try_from(missing) {
+            Ok(missing) if missing <= self.burst + self.debt => {
+                Level { missing, next_tick: full.at - (ticks - 1) * self.tick_us, clamped: false }
+            }
+            // Further ahead than can be owed: the clock stepped back.
+            _ => Level { missing: self.burst + self.debt, clamped: true, ..rest },
+        }
+    }
+
+    fn store(&self, level: Level) -> Next {
+        if level.missing == 0 || self.tokens == 0 {
+            return Next::Clear;
+        }
+        let ticks = level.missing.div_ceil(self.tokens);
+        Next::Set(Pair { at: level.next_tick + (ticks - 1) * self.tick_us, n: ticks * self.tokens - level.missing })
+    }
+
+    /// The time until `units` have come.
+    fn wait(&self, level: Level, now: u64, units: u64) -> u64 {
+        match units.div_ceil(self.tokens.max(1)) {
+            0 => 0,
+            ticks => level.next_tick - now + (ticks - 1) * self.tick_us,
+        }
+    }
+
+    fn describe(&self, level: Level, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let remaining = self.burst.saturating_sub(level.missing);
+        let window_us = match retry_us {
+            Some(wait) if wait > 0 => wait,
+            _ if self.burst == 0 => 0,
+            _ if remaining == 0 => self.wait(level, now, level.missing + 1 - self.burst),
+            _ => level.next_tick - now,
+        };
+        let reset_us = self.wait(level, now, level.missing);
+        ChargeDecision::found(self.burst, remaining, reset_us, window_us, retry_us)
+    }
+}

@@ -1,0 +1,324 @@
+//! What sliding windows and logs have in common: dated entries, and when each stops to count.
+//!
+//! An entry is `(start, units)`: a sub-window of the sliding window, or an instant of the log. It counts in full until
+//! `start + period`; a sliding window's sub-window then counts in part, in full, or not at all while the period's edge
+//! passes over it. So everything asked of a trail is asked of its oldest few entries and of the total.
+
+use crate::decision::ChargeDecision;
+use crate::quota::{Algorithm, Oldest, Spec};
+
+use super::{Fullness, Used};
+
+/// Entries in order of their start, all different, and the sum of their units.
+pub(crate) trait Entries {
+    fn total(&self) -> u64;
+    fn newest(&self) -> Option<(u64, u64)>;
+    /// From the oldest to the newest.
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)>;
+}
+
+/// How a state of entries changes: in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edit {
+    /// Entries that start later are moved to this instant: the clock stepped back.
+    pub(crate) move_to: Option<u64>,
+    /// So many of the oldest entries no longer count.
+    pub(crate) drop: usize,
+    /// Units to add to the entry that starts then, which is the newest or newer.
+    pub(crate) add: Option<(u64, u64)>,
+    /// The oldest units go until the total is at most this.
+    pub(crate) keep: Option<u64>,
+}
+
+/// A decision, and the change to write: if the charge is taken, or if this refusal is to be written.
+#[derive(Debug)]
+pub(crate) struct TrailAnswer {
+    pub(crate) decision: ChargeDecision,
+    pub(crate) edit: Option<Edit>,
+}
+
+/// The rule of a sliding window or of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trail {
+    limit: u64,
+    debt: u64,
+    period_us: u64,
+    /// The length of a sub-window; 1 for the log.
+    grain_us: u64,
+    /// What the entry counts for that the period's edge passes over; a log's has no length, so it is dropped.
+    oldest: Oldest,
+    log: bool,
+    count_denied: bool,
+}
+
+/// What still counts.
+struct View {
+    now: u64,
+    /// The start of the entry that a request of now belongs to.
+    start: u64,
+    /// Entries are read as if none started later.
+    move_to: u64,
+    /// So many of the oldest count no longer.
+    gone: usize,
+    /// Units of those that still count, the oldest of them in full.
+    counted: u64,
+    /// Units in use.
+    used: u64,
+}
+
+impl Trail {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let log = spec.algorithm == Algorithm::SlidingLog;
+        Self {
+            limit: spec.limit,
+            debt: spec.debt,
+            period_us: spec.period_us,
+            grain_us: if log { 1 } else { spec.period_us / u64::from(spec.buckets) },
+            oldest: if log { Oldest::Dropped } else { spec.oldest },
+            log,
+            count_denied: spec.count_denied,
+        }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// The most units the entries can hold together, or, of a sliding window, one of them.
+    pub(crate) fn most(&self) -> u64 {
+        self.limit + self.debt
+    }
+
+    pub(crate) fn grain_us(&self) -> u64 {
+        self.grain_us
+    }
+
+    /// From an entry's start until it counts for nothing.
+    pub(crate) fn life_us(&self) -> u64 {
+        match self.oldest {
+            Oldest::Dropped => self.period_us,
+            Oldest::Weighted | Oldest::Counted => self.period_us + self.grain_us,
+        }
+    }
+
+    pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> TrailAnswer {
+        let view = self.view(entries, now);
+        let wanted = view.used.saturating_add(cost);
+        if wanted > self.limit && !force && cost > 0 {
+            let retry_us = (cost <= self.limit).then(|| self.wait(entries, &view, self.limit - cost));
+            return self.deny(entries, &view, cost, retry_us);
+        }
+        let units = cost.min(self.most().saturating_sub(view.used));
+        let added = Edit { add: Some((view.start, units)), ..self.cleaned(&view) };
+        let decision = self.describe(entries, &view, units, Some(0));
+        if units == 0 {
+            return TrailAnswer { decision, edit: self.repaired(&view) };
+        }
+        TrailAnswer { decision: decision.receipted(units, view.start, 0), edit: Some(added) }
+    }
+
+    fn deny(&self, entries: &impl Entries, view: &View, cost: u64, retry_us: Option<u64>) -> TrailAnswer {
+        if !self.count_denied {
+            return TrailAnswer { decision: self.describe(entries, view, 0, retry_us), edit: self.repaired(view) };
+        }
+        let newest = entries.newest().filter(|(start, _)| (*start).min(view.move_to) == view.start);
+        let there = if self.log { 0 } else { newest.map_or(0, |(_, units)| units) };
+        let units = cost.min(self.limit.saturating_sub(there));
+        let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
+        let edit = (units > 0).then(|| Edit { add: Some((view.start, units)), keep, ..self.cleaned(view) });
+        // The wait that is told counts this refusal too: it is as long as the newcomer itself will be remembered.
+        let edited = Edited { entries, edit: edit.unwrap_or_default(), gone: view.gone };
+        let view = self.view(&edited, view.now);
+        let retry_us = retry_us.map(|_| self.wait(&edited, &view, self.limit - cost));
+        TrailAnswer { decision: self.describe(&edited, &view, 0, retry_us), edit }
+    }
+
+    /// Gives back `units` of the entry that starts at `own`: how many of them it still holds, while it counts.
+    pub(crate) fn refundable(&self, entries: &impl Entries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
+        let life_us = self.life_us();
+        let held = entries.iter().find(|(start, _)| *start == own)?.1;
+        (own.saturating_add(life_us) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
+    }
+
+    pub(crate) fn used(&self, entries: &impl Entries, now: u64) -> Used {
+        Used::units(self.view(entries, now).used)
+    }
+
+    /// The entry of a state that has so much in use.
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<(u64, u64)> {
+        let units = used.units_ceil().min(self.most());
+        (units > 0).then_some((now - now % self.grain_us, units))
+    }
+
+    pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {
+        let used = self.view(entries, now).used;
+        Fullness { throttled: used >= self.limit, used: super::share(used, self.limit) }
+    }
+
+    fn view(&self, entries: &impl Entries, now: u64) -> View {
+        let mut start = now - now % self.grain_us;
+        let mut move_to = u64::MAX;
+        let mut at = now;
+        if let Some((newest, _)) = entries.newest().filter(|(newest, _)| *newest > start) {
+            // The clock stepped back: by less than a period, and it stands still; by more, and the entries come along.
+            if newest - start <= self.period_us {
+                (start, at) = (newest, newest);
+            } else {
+                move_to = start;
+            }
+        }
+        let mut view = View { now, start, move_to, gone: 0, counted: entries.total(), used: entries.total() };
+        for (entry, units) in merged(entries.iter(), move_to) {
+            let edge = entry + self.period_us;
+            if at < edge {
+                break;
+            }
+            if at >= entry + self.life_us() {
+                view.gone += 1;
+                view.counted -= units;
+                view.used -= units;
+            } else {
+                view.used -= units - self.partly(units, at - edge);
+                break;
+            }
+        }
+        view
+    }
+
+    /// What `units` of the oldest entry count for when `passed` of it is out of the period.
+    fn partly(&self, units: u64, passed: u64) -> u64 {
+        match self.oldest {
+            Oldest::Dropped => 0,
+            Oldest::Counted => units,
+            Oldest::Weighted => {
+                let covered = u128::from(units) * u128::from(self.grain_us - passed);
+                (covered / u128::from(self.grain_us)) as u64 // at most units
+            }
+        }
+    }
+
+    /// The time until at most `target` units are in use, if nothing else comes.
+    fn wait(&self, entries: &impl Entries, view: &View, target: u64) -> u64 {
+        if view.used <= target {
+            return 0;
+        }
+        let mut newer = view.counted;
+        let mut when = view.now;
+        for (start, units) in merged(entries.iter().skip(view.gone), view.move_to) {
+            newer -= units;
+            when = self.leaves(start, units, target.saturating_sub(newer));
+            if newer <= target {
+                break;
+            }
+        }
+        when.saturating_sub(view.now)
+    }
+
+    /// The first instant at which an entry of more than `room` units counts for at most `room`.
+    fn leaves(&self, start: u64, units: u64, room: u64) -> u64 {
+        let edge = start + self.period_us;
+        match self.oldest {
+            Oldest::Dropped => edge,
+            Oldest::Counted => edge + self.grain_us,
+            Oldest::Weighted => {
+                // The first microsecond in which the covered part is below room + 1.
+                let covered = (u128::from(room) + 1) * u128::from(self.grain_us);
+                let covered = covered.div_ceil(u128::from(units.max(1))) as u64; // at most grain, since room < units
+                edge + self.grain_us - covered + 1
+            }
+        }
+    }
+
+    fn cleaned(&self, view: &View) -> Edit {
+        Edit { move_to: (view.move_to != u64::MAX).then_some(view.move_to), drop: view.gone, ..Edit::default() }
+    }
+
+    fn repaired(&self, view: &View) -> Option<Edit> {
+        (view.move_to != u64::MAX).then(|| self.cleaned(view))
+    }
+
+    /// Describes the state after `added` more units.
+    fn describe(&self, entries: &impl Entries, view: &View, added: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let used = view.used + added;
+        let remaining = self.limit.saturating_sub(used);
+        let after = Edited {
+            entries,
+            edit: Edit { add: (added > 0).then_some((view.start, added)), ..self.cleaned(view) },
+            gone: view.gone,
+        };
+        let seen = View { gone: 0, counted: view.counted + added, used, move_to: u64::MAX, ..*view };
+        let reset_us = match after.newest() {
+            Some((start, units)) if used > 0 => self.leaves(start, units, 0).saturating_sub(view.now),
+            _ => 0,
+        };
+        let window_us = match retry_us {
+            Some(wait) if wait > 0 => wait,
+            _ if self.limit == 0 => 0,
+            _ if remaining == 0 => self.wait(&after, &seen, self.limit - 1),
+            _ if self.log => match after.iter().next() {
+                Some((oldest, _)) => (oldest + self.period_us).saturating_sub(view.now),
+                None => self.period_us,
+            },
+            _ => (view.start + self.grain_us).saturating_sub(view.now),
+        };
+        ChargeDecision::found(self.limit, remaining, reset_us, window_us, retry_us)
+    }
+}
+
+/// Entries as they will be after an edit that drops, moves and adds.
+struct Edited<'a, E> {
+    entries: &'a E,
+    edit: Edit,
+    gone: usize,
+}
+
+impl<E: Entries> Entries for Edited<'_, E> {
+    fn total(&self) -> u64 {
+        self.iter().map(|(_, units)| units).sum()
+    }
+
+    fn newest(&self) -> Option<(u64, u64)> {
+        if self.edit.move_to.is_some() {
+            return self.iter().last();
+        }
+        match (self.entries.newest(), self.edit.add) {
+            (Some((start, units)), Some((at, more))) if start == at => Some((at, units + more)),
+            (last, add) => add.or(last),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let mut over = 0;
+        if let Some(keep) = self.edit.keep {
+            let added = self.edit.add.map_or(0, |(_, units)| units);
+            let there: u64 = self.entries.iter().skip(self.gone).map(|(_, units)| units).sum();
+            over = (there + added).saturating_sub(keep);
+        }
+        let left = self.entries.iter().skip(self.gone).chain(self.edit.add).filter_map(move |(start, units)| {
+            let trimmed = over.min(units);
+            over -= trimmed;
+            (units > trimmed).then_some((start, units - trimmed))
+        });
+        merged(left, self.edit.move_to.unwrap_or(u64::MAX))
+    }
+}
+
+/// The entries as if none started after `move_to`, neighbours of one start in one.
+fn merged(entries: impl Iterator<Item = (u64, u64)>, move_to: u64) -> impl Iterator<Item = (u64, u64)> {
+    let mut entries = entries;
+    let mut pending: Option<(u64, u64)> = None;
+    std::iter::from_fn(move || {
+        for (start, units) in entries.by_ref() {
+            let start = start.min(move_to);
+            match &mut pending {
+                Some((last, sum)) if *last == start => *sum += units,
+                _ => {
+                    if let Some(done) = pending.replace((start, units)) {
+                        return Some(done);
+                    }
+                }
+            }
+        }
+        pending.take()
+    })
+}

@@ -1,0 +1,163 @@
+//! The only place that reads a clock.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::time::Timestamp;
+
+/// A clock, as a limiter in memory reads it: once for each decision.
+///
+/// It should not step back; if it does, nothing over-admits and a key loses at most one full drain of its bucket or one
+/// period.
+pub trait Clock: fmt::Debug + Send + Sync {
+    /// The time now.
+    fn now(&self) -> Timestamp;
+}
+
+impl<C: Clock + ?Sized> Clock for Arc<C> {
+    fn now(&self) -> Timestamp {
+        (**self).now()
+    }
+}
+
+/// The default clock: the operating system's monotonic clock, set to the calendar's time once, when it is made.
+///
+/// It never steps back and never follows a change of the calendar's time, so windows aligned to the epoch drift from the
+/// calendar by what the system's clock was corrected since.
+#[derive(Clone, Debug)]
+pub struct MonotonicClock {
+    started: Instant,
+    epoch: Timestamp,
+}
+
+impl MonotonicClock {
+    /// A monotonic clock that shows the calendar's time now.
+    #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
+    pub fn new() -> Self {
+        Self { started: Instant::now(), epoch: wall_now() }
+    }
+}
+
+impl Default for MonotonicClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for MonotonicClock {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        let passed = self.started.elapsed();
+        let passed = passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()));
+        Timestamp::from_micros(self.epoch.as_micros().saturating_add(passed))
+    }
+}
+
+/// A clock that reads the CPU's time stamp counter: about 12 ns faster than the monotonic one.
+///
+/// The counters of several cores may differ. The clock therefore remembers the latest time it told, to the millisecond,
+/// and never tells an earlier one.
+#[cfg(feature = "fast-clock")]
+#[derive(Debug)]
+pub struct FastClock {
+    clock: quanta::Clock,
+    started: quanta::Instant,
+    epoch: Timestamp,
+    latest: AtomicU64,
+}
+
+#[cfg(feature = "fast-clock")]
+impl FastClock {
+    /// A fast clock that shows the calendar's time now. Making one calibrates the counter, once in a process.
+    #[must_use]
+    pub fn new() -> Self {
+        let clock = quanta::Clock::new();
+        let started = clock.now();
+        Self { clock, started, epoch: wall_now(), latest: AtomicU64::new(0) }
+    }
+}
+
+#[cfg(feature = "fast-clock")]
+impl Default for FastClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(feature = "fast-clock")]
+impl Clock for FastClock {
+    #[inline]
+    fn now(&self) -> Timestamp {
+        const COARSE_US: u64 = 1_000;
+        let passed = self.clock.now().saturating_duration_since(self.started);
+        let passed = passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()));
+        let now = self.epoch.as_micros().saturating_add(passed);
+        // Relaxed: the value alone is what is shared, nothing is read through it.
+        let latest = self.latest.load(Ordering::Relaxed);
+        if now >= latest + COARSE_US {
+            self.latest.fetch_max(now, Ordering::Relaxed);
+        }
+        Timestamp::from_micros(now.max(latest))
+    }
+}
+
+/// A clock that stands still until it is moved, for tests. Clones show the same time.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{Clock, ManualClock, Timestamp};
+///
+/// let clock = ManualClock::new();
+/// let shared = clock.clone();
+/// clock.advance(Duration::from_secs(1));
+/// assert_eq!(shared.now().saturating_since(ManualClock::new().now()), Duration::from_secs(1));
+/// ```
+#[derive(Clone, Debug)]
+pub struct ManualClock(Arc<AtomicU64>);
+
+impl ManualClock {
+    /// A clock that shows 2025-01-01 00:00:00 UTC.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::at(Timestamp::from_micros(1_735_689_600_000_000))
+    }
+
+    /// A clock that shows `now`.
+    #[must_use]
+    pub fn at(now: Timestamp) -> Self {
+        Self(Arc::new(AtomicU64::new(now.as_micros())))
+    }
+
+    /// Moves the clock forward, in whole microseconds rounded up; saturates.
+    pub fn advance(&self, by: Duration) {
+        self.set(self.now().saturating_add(by));
+    }
+
+    /// Sets the clock, also back.
+    pub fn set(&self, now: Timestamp) {
+        // Release, with the Acquire in `now`: whoever sees the new time sees what was done before it was set.
+        self.0.store(now.as_micros(), Ordering::Release);
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_micros(self.0.load(Ordering::Acquire))
+    }
+}
+
+/// The calendar's time.
+#[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
+pub(crate) fn wall_now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_micros(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}

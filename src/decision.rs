@@ -1,0 +1,286 @@
+//! A limiter's answer.
+
+use std::time::Duration;
+
+use smallvec::SmallVec;
+
+/// In place of a wait that never ends.
+const NEVER: u64 = u64::MAX;
+
+/// A limiter's answer to a set of charges: all are taken or none is.
+///
+/// The set is allowed when every enforced charge is; see [`Effect`](crate::Effect).
+#[derive(Debug)]
+pub struct Decision {
+    allowed: bool,
+    charges: SmallVec<[ChargeDecision; 2]>,
+}
+
+impl Decision {
+    /// The answer for one charge.
+    #[must_use]
+    pub fn one(allowed: bool, charge: ChargeDecision) -> Self {
+        Self { allowed, charges: SmallVec::from_buf_and_len([charge, ChargeDecision::blank()], 1) }
+    }
+
+    /// The answer for several charges, in their order.
+    #[must_use]
+    pub fn new(allowed: bool, charges: impl IntoIterator<Item = ChargeDecision>) -> Self {
+        Self { allowed, charges: charges.into_iter().collect() }
+    }
+
+    /// Whether the charges were taken: all of them, or none.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// The answer for each charge, in the order in which they were given.
+    #[must_use]
+    pub fn charges(&self) -> &[ChargeDecision] {
+        &self.charges
+    }
+
+    /// The receipt of each charge that was taken, in their order. Each can be had once.
+    #[must_use]
+    pub fn take_receipts(&mut self) -> SmallVec<[Option<Receipt>; 2]> {
+        self.charges.iter_mut().map(ChargeDecision::take_receipt).collect()
+    }
+
+    /// Mutable access to the answer for one charge, for taking its receipt.
+    pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
+        self.charges.get_mut(index)
+    }
+}
+
+/// A limiter's answer for one charge: what its quota allows, and what is left of it.
+///
+/// `remaining` is rounded down, every wait is rounded up to a microsecond.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ChargeDecision {
+    allowed: bool,
+    limit: u64,
+    remaining: u64,
+    reset_us: u64,
+    /// 0 if allowed, `NEVER` if no wait helps.
+    retry_us: u64,
+    window_us: u64,
+    delay_us: u64,
+    position: u64,
+    receipt: RawReceipt,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct RawReceipt {
+    units: u64,
+    at_us: u64,
+    part: u64,
+}
+
+impl ChargeDecision {
+    /// A charge that its quota allows: of a capacity of `limit`, `remaining` could still pass after it.
+    #[must_use]
+    pub fn allowed(limit: u64, remaining: u64) -> Self {
+        Self { allowed: true, limit, remaining, ..Self::blank() }
+    }
+
+    /// A charge that its quota denies, until `retry_after` has passed; `None` if no wait helps.
+    #[must_use]
+    pub fn denied(limit: u64, remaining: u64, retry_after: Option<Duration>) -> Self {
+        let retry_us = retry_after.map_or(NEVER, |wait| crate::time::micros_ceil(wait).clamp(1, NEVER - 1));
+        Self { retry_us, limit, remaining, window_us: if retry_us == NEVER { 0 } else { retry_us }, ..Self::blank() }
+    }
+
+    /// Sets the time until the whole quota is back.
+    #[must_use]
+    pub fn with_reset_after(mut self, reset_after: Duration) -> Self {
+        self.reset_us = crate::time::micros_ceil(reset_after);
+        self
+    }
+
+    /// Sets the [effective window](Self::effective_window).
+    #[must_use]
+    pub fn with_effective_window(mut self, window: Duration) -> Self {
+        self.window_us = crate::time::micros_ceil(window);
+        self
+    }
+
+    /// Sets how long the request is to wait for its departure, and behind how many.
+    #[must_use]
+    pub fn with_delay(mut self, delay: Duration, position: u64) -> Self {
+        self.delay_us = crate::time::micros_ceil(delay);
+        self.position = position;
+        self
+    }
+
+    /// Puts the receipt in, for the one who asked to take out.
+    #[must_use]
+    pub fn with_receipt(mut self, receipt: &Receipt) -> Self {
+        self.receipt = receipt.0;
+        self
+    }
+
+    /// Whether this charge's own quota allows it. One that is only observed may be denied in a decision that is allowed.
+    #[must_use]
+    pub fn is_allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// The capacity: the most units that can pass at one instant.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Units that could still pass now, rounded down.
+    #[must_use]
+    pub fn remaining(&self) -> u64 {
+        self.remaining
+    }
+
+    /// The time until the whole quota is back, if nothing else comes.
+    #[must_use]
+    pub fn reset_after(&self) -> Duration {
+        Duration::from_micros(self.reset_us)
+    }
+
+    /// If denied, the time after which the same cost would be admitted, if nobody else came. Nothing if it was allowed,
+    /// and nothing if no wait helps; [`is_never`](Self::is_never) tells these apart.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self.retry_us {
+            0 | NEVER => None,
+            wait => Some(Duration::from_micros(wait)),
+        }
+    }
+
+    /// Denied, and no wait helps: the cost is above the capacity.
+    #[must_use]
+    pub fn is_never(&self) -> bool {
+        self.retry_us == NEVER
+    }
+
+    /// Within this time no more than [`remaining`](Self::remaining) may be used: the `t` of the `RateLimit` header since
+    /// draft 11. Not the time until the quota is back: after one of 100 per minute it is 59.4 s.
+    #[must_use]
+    pub fn effective_window(&self) -> Duration {
+        Duration::from_micros(self.window_us)
+    }
+
+    /// How long the admitted request is to wait for its departure from a leaky queue; zero for every other algorithm.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        Duration::from_micros(self.delay_us)
+    }
+
+    /// How many units wait ahead of this request in a leaky queue.
+    #[must_use]
+    pub fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Takes the receipt out: enough to give back what this charge took, once. Nothing if it took nothing.
+    #[must_use]
+    pub fn take_receipt(&mut self) -> Option<Receipt> {
+        let receipt = std::mem::take(&mut self.receipt);
+        (receipt.units > 0).then_some(Receipt(receipt))
+    }
+
+    pub(crate) const fn blank() -> Self {
+        Self {
+            allowed: false,
+            limit: 0,
+            remaining: 0,
+            reset_us: 0,
+            retry_us: 0,
+            window_us: 0,
+            delay_us: 0,
+            position: 0,
+            receipt: RawReceipt { units: 0, at_us: 0, part: 0 },
+        }
+    }
+
+    /// What an algorithm found, all in microseconds; `retry_us` is 0 if allowed and `None` if no wait helps.
+    #[inline]
+    pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
+        let retry_us = retry_us.unwrap_or(NEVER);
+        Self { allowed: retry_us == 0, limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
+    }
+
+    #[inline]
+    pub(crate) fn delayed_us(mut self, delay_us: u64, position: u64) -> Self {
+        self.delay_us = delay_us;
+        self.position = position;
+        self
+    }
+
+    #[inline]
+    pub(crate) fn receipted(mut self, units: u64, at_us: u64, part: u64) -> Self {
+        self.receipt = RawReceipt { units, at_us, part };
+        self
+    }
+
+    /// Nothing was taken after all: another charge of the set was denied.
+    #[inline]
+    pub(crate) fn untaken(&mut self) {
+        self.receipt = RawReceipt::default();
+    }
+
+    pub(crate) fn retry_us(&self) -> u64 {
+        self.retry_us
+    }
+
+    pub(crate) fn reset_us(&self) -> u64 {
+        self.reset_us
+    }
+
+    pub(crate) fn window_us(&self) -> u64 {
+        self.window_us
+    }
+}
+
+impl Clone for ChargeDecision {
+    /// The clone carries no receipt: what was taken can be given back once.
+    fn clone(&self) -> Self {
+        Self { receipt: RawReceipt::default(), ..*self }
+    }
+}
+
+/// What a charge took, in the store's time: enough to give it back exactly, and once, since it cannot be cloned.
+///
+/// Its meaning is the limiter's own: a bucket's receipt holds the instant at which the charge's own units have drained,
+/// a window's the window, a log's the instant.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Receipt(RawReceipt);
+
+impl Receipt {
+    /// A receipt for `units`, with an instant and a number whose meaning is the limiter's own.
+    #[must_use]
+    pub fn new(units: u64, at_us: u64, part: u64) -> Self {
+        Self(RawReceipt { units, at_us, part })
+    }
+
+    /// How many units were taken.
+    #[must_use]
+    pub fn units(&self) -> u64 {
+        self.0.units
+    }
+
+    /// The instant, in microseconds.
+    #[must_use]
+    pub fn at_us(&self) -> u64 {
+        self.0.at_us
+    }
+
+    /// The number that goes with the instant.
+    #[must_use]
+    pub fn part(&self) -> u64 {
+        self.0.part
+    }
+
+    /// The same receipt for fewer units, for giving back a part; the rest is kept.
+    #[must_use]
+    pub fn split(self, units: u64) -> Self {
+        Self(RawReceipt { units: self.0.units.min(units), ..self.0 })
+    }
+}

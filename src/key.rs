@@ -1,0 +1,312 @@
+//! Whose allowance is charged.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Bytes that fit without the heap; longer keys are boxed.
+const INLINE: usize = 38;
+
+/// Whose allowance is charged: one short byte string, made from addresses, integers, text, bytes and tuples of them.
+///
+/// Each part is written with its kind and its length, so that no two different values make the same key:
+/// `("ab", "c")` is not `("a", "bc")`, and the text `"7"` is not the number `7`.
+/// Up to 38 bytes stay inside the key (an address, an integer, a text of 36 bytes); longer ones take one allocation.
+///
+/// ```
+/// use std::net::{IpAddr, Ipv4Addr};
+/// use tower_ratelimit::Key;
+///
+/// let by_address = Key::of(IpAddr::V4(Ipv4Addr::LOCALHOST));
+/// let by_user_and_path = Key::of((7_u64, "/search"));
+/// assert_ne!(by_address, by_user_and_path);
+/// assert_ne!(Key::of(("ab", "c")), Key::of(("a", "bc")));
+/// ```
+#[derive(Clone)]
+pub struct Key(Repr);
+
+#[derive(Clone)]
+enum Repr {
+    Inline { len: u8, bytes: [u8; INLINE] },
+    Heap(Box<[u8]>),
+}
+
+/// What a part of a key was made from. Written before the part's length.
+#[derive(Clone, Copy)]
+#[repr(u8)]
+enum Kind {
+    Bytes = 1,
+    Text = 2,
+    Unsigned = 3,
+    Signed = 4,
+    V4 = 5,
+    V6 = 6,
+    Flag = 7,
+    Absent = 8,
+}
+
+impl Key {
+    /// The one key of a limit that everybody shares.
+    #[must_use]
+    pub const fn global() -> Self {
+        Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
+    }
+
+    /// The key made from `value`, or nothing if the value says that there is none (`None`, `Err`).
+    ///
+    /// Takes borrowed values too, so that a closure need not copy what it only looks at:
+    /// `|req| Key::of((req.uri.path(), req.method.as_str()))`.
+    #[must_use]
+    pub fn of(value: impl IntoKey) -> Option<Self> {
+        value.into_key()
+    }
+
+    /// The bytes of the key: each part with its kind and its length.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        match &self.0 {
+            Repr::Inline { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or_default(),
+            Repr::Heap(bytes) => bytes,
+        }
+    }
+
+    fn write(&mut self, more: &[u8]) {
+        match &mut self.0 {
+            Repr::Inline { len, bytes } => {
+                let start = usize::from(*len);
+                if let Some(room) = bytes.get_mut(start..start + more.len()) {
+                    room.copy_from_slice(more);
+                    *len += more.len() as u8; // at most INLINE, which is below 256
+                } else {
+                    let mut heap = Vec::with_capacity(start + more.len());
+                    heap.extend_from_slice(&bytes[..start]);
+                    heap.extend_from_slice(more);
+                    self.0 = Repr::Heap(heap.into_boxed_slice());
+                }
+            }
+            Repr::Heap(bytes) => {
+                let mut heap = std::mem::take(bytes).into_vec();
+                heap.extend_from_slice(more);
+                *bytes = heap.into_boxed_slice();
+            }
+        }
+    }
+
+    fn part(&mut self, kind: Kind, bytes: &[u8]) {
+        match u8::try_from(bytes.len()) {
+            Ok(len) if len < u8::MAX => self.write(&[kind as u8, len]),
+            _ => {
+                let mut head = [0; 10];
+                head[0] = kind as u8;
+                head[1] = u8::MAX;
+                head[2..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
+                self.write(&head);
+            }
+        }
+        self.write(bytes);
+    }
+
+    /// Appends another key's parts, as tuples do.
+    fn append(&mut self, other: &Self) {
+        self.write(other.as_bytes());
+    }
+}
+
+impl PartialEq for Key {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_bytes() == other.as_bytes()
+    }
+}
+
+impl Eq for Key {}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write(self.as_bytes());
+    }
+}
+
+impl fmt::Debug for Key {
+    /// Shows the key's length only: keys are often secrets or personal data.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({} bytes)", self.as_bytes().len())
+    }
+}
+
+/// A value that a key can be made from.
+///
+/// Implemented for addresses, integers, text, bytes, `bool`, `()` (the shared key), header values and methods, tuples of
+/// up to six of them, and for `Option` and `Result`: `None` and `Err` say that the key is missing, which is the only
+/// thing they say; whether a policy applies at all is [`Policy::when`](crate::Rule::when)'s to tell.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be used as a rate-limit key",
+    note = "return an address, an integer, text, bytes, a tuple of these, or an `Option` of one",
+    note = "what is only borrowed from the request is made into a key by `Key::of(..)`"
+)]
+pub trait IntoKey {
+    /// The key, or nothing if it is missing.
+    fn into_key(self) -> Option<Key>;
+}
+
+fn single(kind: Kind, bytes: &[u8]) -> Option<Key> {
+    let mut key = Key::global();
+    key.part(kind, bytes);
+    Some(key)
+}
+
+impl IntoKey for Key {
+    fn into_key(self) -> Option<Key> {
+        Some(self)
+    }
+}
+
+impl IntoKey for () {
+    fn into_key(self) -> Option<Key> {
+        Some(Key::global())
+    }
+}
+
+impl<T: IntoKey> IntoKey for Option<T> {
+    fn into_key(self) -> Option<Key> {
+        self.and_then(IntoKey::into_key)
+    }
+}
+
+impl<T: IntoKey, E> IntoKey for Result<T, E> {
+    fn into_key(self) -> Option<Key> {
+        self.ok().and_then(IntoKey::into_key)
+    }
+}
+
+impl<T: IntoKey + Clone> IntoKey for &T {
+    fn into_key(self) -> Option<Key> {
+        self.clone().into_key()
+    }
+}
+
+impl IntoKey for &str {
+    fn into_key(self) -> Option<Key> {
+        single(Kind::Text, self.as_bytes())
+    }
+}
+
+impl IntoKey for String {
+    fn into_key(self) -> Option<Key> {
+        self.as_str().into_key()
+    }
+}
+
+impl IntoKey for std::borrow::Cow<'_, str> {
+    fn into_key(self) -> Option<Key> {
+        self.as_ref().into_key()
+    }
+}
+
+impl IntoKey for std::sync::Arc<str> {
+    fn into_key(self) -> Option<Key> {
+        self.as_ref().into_key()
+    }
+}
+
+impl IntoKey for &[u8] {
+    fn into_key(self) -> Option<Key> {
+        single(Kind::Bytes, self)
+    }
+}
+
+impl IntoKey for Vec<u8> {
+    fn into_key(self) -> Option<Key> {
+        self.as_slice().into_key()
+    }
+}
+
+impl<const N: usize> IntoKey for [u8; N] {
+    fn into_key(self) -> Option<Key> {
+        self.as_slice().into_key()
+    }
+}
+
+impl IntoKey for bytes::Bytes {
+    fn into_key(self) -> Option<Key> {
+        self.as_ref().into_key()
+    }
+}
+
+impl IntoKey for bool {
+    fn into_key(self) -> Option<Key> {
+        single(Kind::Flag, &[u8::from(self)])
+    }
+}
+
+impl IntoKey for Ipv4Addr {
+    fn into_key(self) -> Option<Key> {
+        single(Kind::V4, &self.octets())
+    }
+}
+
+impl IntoKey for Ipv6Addr {
+    fn into_key(self) -> Option<Key> {
+        single(Kind::V6, &self.octets())
+    }
+}
+
+impl IntoKey for IpAddr {
+    fn into_key(self) -> Option<Key> {
+        match self {
+            Self::V4(address) => address.into_key(),
+            Self::V6(address) => address.into_key(),
+        }
+    }
+}
+
+macro_rules! integers {
+    ($kind:ident as $wide:ty: $($int:ty)*) => {$(
+        impl IntoKey for $int {
+            fn into_key(self) -> Option<Key> {
+                single(Kind::$kind, &(self as $wide).to_le_bytes())
+            }
+        }
+    )*};
+}
+integers!(Unsigned as u64: u8 u16 u32 u64 usize);
+integers!(Signed as i64: i8 i16 i32 i64 isize);
+integers!(Unsigned as u128: u128);
+integers!(Signed as i128: i128);
+
+/// A part of a tuple that may be absent without making the whole key missing.
+///
+/// ```
+/// use tower_ratelimit::key::{self, OrAbsent};
+/// use tower_ratelimit::Key;
+///
+/// let token: Option<&str> = None;
+/// assert!(Key::of(("api", token)).is_none());
+/// assert!(Key::of(("api", OrAbsent(token))).is_some());
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "a plain wrapper, complete by nature")]
+pub struct OrAbsent<T>(
+    /// The part, if there is one.
+    pub Option<T>,
+);
+
+impl<T: IntoKey> IntoKey for OrAbsent<T> {
+    fn into_key(self) -> Option<Key> {
+        self.0.into_key().or_else(|| single(Kind::Absent, &[]))
+    }
+}
+
+macro_rules! tuples {
+    ($($($name:ident)+;)*) => {$(
+        impl<$($name: IntoKey),+> IntoKey for ($($name,)+) {
+            #[expect(non_snake_case, reason = "the type parameters name the parts")]
+            fn into_key(self) -> Option<Key> {
+                let ($($name,)+) = self;
+                let mut key = Key::global();
+                $(key.append(&$name.into_key()?);)+
+                Some(key)
+            }
+        }
+    )*};
+}
+tuples! { A; A B; A B C; A B C D; A B C D E; A B C D E F; }

@@ -1,0 +1,133 @@
+//! A limiter chosen at run time.
+
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::policy::Policy;
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send>>;
+type BoxReply<T> = Reply<T, LimiterError, BoxFuture<T>>;
+
+/// Any limiter behind one type, for choosing the backend at run time. Answers that are known at once are not boxed.
+///
+/// ```
+/// use tower_ratelimit::{BoxLimiter, MemoryLimiter};
+///
+/// let limiter: BoxLimiter = BoxLimiter::new(MemoryLimiter::new());
+/// ```
+#[derive(Clone)]
+pub struct BoxLimiter(Arc<dyn ErasedLimiter>);
+
+impl BoxLimiter {
+    /// Erases the type of a limiter.
+    #[must_use]
+    pub fn new(limiter: impl Limiter + 'static) -> Self {
+        Self(Arc::new(limiter))
+    }
+}
+
+impl fmt::Debug for BoxLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("BoxLimiter")
+    }
+}
+
+impl Limiter for BoxLimiter {
+    type Error = LimiterError;
+    type Future<T: Send + 'static> = BoxFuture<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        self.0.take(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        self.0.peek(charges)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()> {
+        self.0.refund(refunds)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
+        self.0.reset(policy, key)
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        self.0.atomicity()
+    }
+}
+
+trait ErasedLimiter: Send + Sync {
+    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
+    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
+    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
+    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
+    fn atomicity(&self) -> Atomicity;
+}
+
+impl<L: Limiter> ErasedLimiter for L {
+    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        erase(Limiter::take(self, charges))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        erase(Limiter::peek(self, charges))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()> {
+        erase(Limiter::refund(self, refunds))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
+        erase(Limiter::reset(self, policy, key))
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        Limiter::atomicity(self)
+    }
+}
+
+fn erase<T: 'static, E: Error + Send + Sync + 'static>(
+    reply: Reply<T, E, impl Future<Output = Result<T, E>> + Send + 'static>,
+) -> BoxReply<T> {
+    match reply {
+        Reply::Now(answer) => Reply::Now(answer.map_err(LimiterError::new)),
+        Reply::Later(future) => Reply::Later(Box::pin(async move { future.await.map_err(LimiterError::new) })),
+    }
+}
+
+/// The trouble of a [`BoxLimiter`]'s limiter.
+#[derive(Debug)]
+pub struct LimiterError(Box<dyn Error + Send + Sync>);
+
+impl LimiterError {
+    /// Wraps a limiter's own error.
+    #[must_use]
+    pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Box::new(error))
+    }
+
+    /// The limiter's own error.
+    #[must_use]
+    pub fn get_ref(&self) -> &(dyn Error + Send + Sync + 'static) {
+        &*self.0
+    }
+}
+
+impl fmt::Display for LimiterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for LimiterError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
+}

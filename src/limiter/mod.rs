@@ -1,0 +1,188 @@
+//! The seam between the middleware and what keeps the states: the [`Limiter`] trait and its contract.
+
+mod boxed;
+pub mod memory;
+
+use std::future::Future;
+
+use crate::decision::{Decision, Receipt};
+use crate::key::Key;
+use crate::policy::Policy;
+
+pub use boxed::{BoxLimiter, LimiterError};
+
+/// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
+///
+/// # Contract
+///
+/// * **Sharing.** A clone is the same limiter: it never makes a second allowance.
+/// * **All or nothing.** [`take`](Self::take) takes all its charges or none. The decision is allowed when every
+///   [enforced](Effect::Enforce) charge is. [`Atomicity`] says how strictly: `Atomic`, and no caller ever sees a charge that
+///   is later given back; `Compensated`, and another caller may meanwhile be refused early, but is never admitted over.
+/// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones.
+/// * **The answer** has one [`ChargeDecision`](crate::ChargeDecision) for each charge, in their order, and a receipt for
+///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
+///   a limiter may answer anything to a set that breaks this, but must not panic or hang.
+/// * **Cost 0** looks: it is allowed, takes nothing and never binds.
+/// * **Errors** are the limiter's own trouble (a store that is away), never a refusal. The middleware's
+///   [`OnError`](crate::OnError) says what becomes of the request.
+/// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made; a remote one encodes
+///   the charges before it returns [`Reply::Later`], since they are borrowed for the call only.
+/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind. One that was never polled
+///   should leave nothing.
+/// * Nothing a caller does panics, hangs, or grows memory without bound.
+///
+/// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation against all of this.
+///
+/// `examples/custom_limiter.rs` implements one from nothing.
+pub trait Limiter: Send + Sync {
+    /// The limiter's own trouble. [`Infallible`](std::convert::Infallible) if it has none.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// An answer that comes later: [`std::future::Ready`] if none does.
+    type Future<T: Send + 'static>: Future<Output = Result<T, Self::Error>> + Send + 'static;
+
+    /// Takes all charges or none.
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// Answers as [`take`](Self::take) would, and takes nothing.
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// Gives back what each receipt still holds.
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Forgets the state of a (policy, key): its whole quota is back.
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// How strictly a set of charges is all or nothing.
+    fn atomicity(&self) -> Atomicity {
+        Atomicity::Atomic
+    }
+}
+
+/// How strictly a set of charges is all or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Atomicity {
+    /// No caller ever sees a charge that is later given back.
+    Atomic,
+    /// What a refused set took is given back at once; meanwhile another caller may be refused early, never admitted over.
+    Compensated,
+}
+
+/// One thing to be taken: a cost from the allowance that a policy gives a key.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Charge<'a> {
+    /// The policy.
+    pub policy: &'a Policy,
+    /// The key.
+    pub key: &'a Key,
+    /// Units to take; 0 looks.
+    pub cost: u64,
+    /// What a denial of this charge means.
+    pub effect: Effect,
+}
+
+impl<'a> Charge<'a> {
+    /// An enforced charge of one unit.
+    #[must_use]
+    pub fn new(policy: &'a Policy, key: &'a Key) -> Self {
+        Self { policy, key, cost: 1, effect: Effect::Enforce }
+    }
+
+    /// Sets the cost in units.
+    #[must_use]
+    pub fn cost(mut self, cost: u64) -> Self {
+        self.cost = cost;
+        self
+    }
+
+    /// Sets the effect.
+    #[must_use]
+    pub fn effect(mut self, effect: Effect) -> Self {
+        self.effect = effect;
+        self
+    }
+}
+
+/// What a charge does to the decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Effect {
+    /// Its denial denies the whole set.
+    #[default]
+    Enforce,
+    /// Decided and reported, and taken if its own quota allows it and the set is allowed; it never denies the set.
+    Observe,
+    /// Taken whatever is left, into debt (see [`Quota::max_debt`](crate::Quota::max_debt)), if the set is allowed.
+    Force,
+}
+
+/// What a receipt gives back, and to whom.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Refund {
+    /// The policy that was charged.
+    pub policy: Policy,
+    /// The key that was charged.
+    pub key: Key,
+    /// The receipt of that charge.
+    pub receipt: Receipt,
+}
+
+impl Refund {
+    /// Gives back what `receipt` still holds of a charge to (policy, key).
+    #[must_use]
+    pub fn new(policy: Policy, key: Key, receipt: Receipt) -> Self {
+        Self { policy, key, receipt }
+    }
+}
+
+/// An answer, now or later.
+#[derive(Debug)]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum Reply<T, E, F> {
+    /// The answer is known.
+    Now(Result<T, E>),
+    /// The answer comes with this future.
+    Later(F),
+}
+
+impl<T, E, F: Future<Output = Result<T, E>>> Reply<T, E, F> {
+    /// Waits for the answer, if it is not there yet.
+    ///
+    /// # Errors
+    /// The limiter's own.
+    pub async fn wait(self) -> Result<T, E> {
+        match self {
+            Self::Now(answer) => answer,
+            Self::Later(future) => future.await,
+        }
+    }
+}
+
+impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
+    type Error = L::Error;
+    type Future<T: Send + 'static> = L::Future<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        (**self).take(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        (**self).peek(charges)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>> {
+        (**self).refund(refunds)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {
+        (**self).reset(policy, key)
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        (**self).atomicity()
+    }
+}

@@ -1,0 +1,125 @@
+//! A named quota.
+
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use crate::quota::Quota;
+
+/// The longest name of a policy, in characters.
+const NAME_MAX: usize = 128;
+
+/// A *named* quota, applied to a key. The name is on the wire, in metrics, and part of the key that a limiter stores.
+///
+/// Cheap to clone. A [`Quota`] alone is a policy too, named after its words: `100-per-minute`.
+///
+/// ```
+/// use tower_ratelimit::{Policy, Quota};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let search = Policy::new("search", Quota::per_second(10))?;
+/// assert_eq!(search.name(), "search");
+/// assert_eq!(Policy::from(Quota::per_minute(100)).name(), "100-per-minute");
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Policy(Arc<Inner>);
+
+struct Inner {
+    name: Box<str>,
+    quota: Quota,
+    name_fingerprint: u64,
+    /// Of the name and the quota.
+    fingerprint: u64,
+}
+
+impl Policy {
+    /// A policy of this name.
+    ///
+    /// # Errors
+    /// If the name is empty, longer than 128 characters, or has others than printable ASCII: it stands in header fields.
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, PolicyError> {
+        let name = name.into();
+        if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+            return Err(PolicyError { name: name.chars().take(NAME_MAX).collect() });
+        }
+        Ok(Self::build(name, quota))
+    }
+
+    /// The name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// The quota.
+    #[must_use]
+    pub fn quota(&self) -> &Quota {
+        &self.0.quota
+    }
+
+    /// Of the name alone: what a state belongs to, whatever its quota. Good within one process only.
+    pub(crate) fn name_fingerprint(&self) -> u64 {
+        self.0.name_fingerprint
+    }
+
+    /// Of the name and the quota. Good within one process only.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.0.fingerprint
+    }
+
+    fn build(name: String, quota: Quota) -> Self {
+        let hash = foldhash::quality::FixedState::default();
+        let name_fingerprint = hash.hash_one(&name);
+        let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
+        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint }))
+    }
+}
+
+impl From<Quota> for Policy {
+    /// A policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`.
+    fn from(quota: Quota) -> Self {
+        let words = quota.to_string();
+        let words = words.strip_suffix(", token bucket").unwrap_or(&words);
+        let mut name = String::with_capacity(words.len());
+        for part in words.split([' ', ',']).filter(|part| !part.is_empty()) {
+            if !name.is_empty() {
+                name.push('-');
+            }
+            name.push_str(part);
+        }
+        Self::build(name, quota)
+    }
+}
+
+impl PartialEq for Policy {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || (self.name() == other.name() && self.quota() == other.quota())
+    }
+}
+
+impl Eq for Policy {}
+
+impl fmt::Debug for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Policy({:?}, {})", self.name(), self.quota())
+    }
+}
+
+/// A policy's name was refused: it stands in header fields, so it is 1 to 128 printable ASCII characters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PolicyError {
+    name: String,
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
+             characters; letters, digits, `.`, `_` and `-` are best",
+            self.name
+        )
+    }
+}
+
+impl std::error::Error for PolicyError {}
