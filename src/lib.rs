@@ -10,6 +10,7 @@ pub mod limiter;
 mod outcome;
 mod policy;
 mod quota;
+mod sync;
 mod time;
 
 #[cfg(feature = "fast-clock")]
