@@ -467,10 +467,13 @@ impl WordCharge<'_> {
         None
     }
 
+    /// The free slots of a line, the one that has been free longest first: so an idle key keeps its slot for a while.
     fn free_of(&self, line: &[Seen]) -> SmallVec<[Seen; 4]> {
         let registry = &self.store.registry;
         let is_free = |seen: &&Seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now);
-        line.iter().filter(is_free).copied().collect()
+        let mut free: SmallVec<[Seen; 4]> = line.iter().filter(is_free).copied().collect();
+        free.sort_unstable_by_key(|seen| seen.word);
+        free
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
