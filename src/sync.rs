@@ -1,12 +1,12 @@
 //! Atomics and locks: the standard library's, or loom's where an interleaving is modelled.
 
-#[cfg(loom)]
+#[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
-#[cfg(loom)]
+#[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
-#[cfg(not(loom))]
+#[cfg(not(ratelimit_loom))]
 pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(loom))]
+#[cfg(not(ratelimit_loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
 /// Locks. A thread that panicked under the lock left whole values behind, so poison is no reason to stop.
@@ -23,10 +23,10 @@ impl Backoff {
     pub(crate) fn wait(&mut self) {
         const SPINS: u32 = 64;
         self.0 += 1;
-        if cfg!(loom) || self.0 > SPINS {
-            #[cfg(loom)]
+        if cfg!(ratelimit_loom) || self.0 > SPINS {
+            #[cfg(ratelimit_loom)]
             loom::thread::yield_now();
-            #[cfg(not(loom))]
+            #[cfg(not(ratelimit_loom))]
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();

@@ -1,6 +1,6 @@
 //! Models of every lock-free step of the table: two or three threads, one promise each.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test --release --lib loom`
+//! `RUSTFLAGS="--cfg ratelimit_loom" cargo test --release --lib loom`
 
 use loom::sync::Arc;
 use loom::thread;

@@ -4,7 +4,7 @@
 
 mod builder;
 mod large;
-#[cfg(all(test, loom))]
+#[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 mod many;
 mod pool;

@@ -296,13 +296,13 @@ impl Words {
     }
 }
 
-#[cfg(not(loom))]
+#[cfg(not(ratelimit_loom))]
 fn zeroed(words: usize) -> Box<[AtomicU64]> {
     // Zeroed by the system, page by page when first touched: a large table costs nothing until it is used.
     bytemuck::zeroed_slice_box(words)
 }
 
-#[cfg(loom)]
+#[cfg(ratelimit_loom)]
 fn zeroed(words: usize) -> Box<[AtomicU64]> {
     (0..words).map(|_| AtomicU64::new(0)).collect()
 }
