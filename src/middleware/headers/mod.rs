@@ -5,6 +5,7 @@ mod legacy;
 mod merge;
 mod prepared;
 mod reset;
+mod retry_after;
 #[cfg(test)]
 mod tests;
 mod text;

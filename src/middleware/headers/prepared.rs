@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::{Entry, RETRY_AFTER};
+use http::header::Entry;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::decision::ChargeDecision;
@@ -14,7 +14,7 @@ use super::ietf::{Advertised, push_dictionary, push_item, push_string};
 use super::merge::{self, List, Merged};
 use super::text::{Text, integer};
 use super::wait::{Waits, seconds_ceil};
-use super::{Content, Field, Headers, When};
+use super::{Content, Field, Headers, When, retry_after};
 
 /// How one policy stands, borrowed.
 #[derive(Clone, Copy, Debug)]
@@ -41,8 +41,11 @@ struct PreparedFormat {
     /// Fields with one value, which tell of the policy that binds.
     singles: Vec<Field>,
     /// The field among them whose `remaining` says which is the tighter of two, and how to read it.
-    remaining: Option<(HeaderName, fn(&[u8]) -> Option<u64>)>,
+    remaining: Option<(HeaderName, Reader)>,
 }
+
+/// Reads the `remaining` of a field's value.
+type Reader = fn(&[u8]) -> Option<u64>;
 
 #[derive(Debug)]
 struct PreparedList {
@@ -94,9 +97,9 @@ impl Prepared {
         wall_now: &dyn Fn() -> Timestamp,
     ) {
         if refused && self.retry_after {
-            if let Some(wait_us) = longest_wait(views) {
+            if let Some(wait_us) = retry_after::longest_wait(views) {
                 let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
-                write_retry_after(headers, seconds, wall_now);
+                retry_after::write(headers, seconds, wall_now);
             }
         }
         let Some(binding) = binding(views).filter(|_| !status.is_redirection()) else {
@@ -322,15 +325,6 @@ impl When {
     }
 }
 
-/// The longest wait of the policies that refused. Nothing if none did, or if one did for good.
-fn longest_wait(views: &[View<'_>]) -> Option<u64> {
-    let refusing = || views.iter().filter(|view| view.refuses);
-    if refusing().any(|view| view.decision.is_never()) {
-        return None;
-    }
-    refusing().map(|view| view.decision.retry_us()).max()
-}
-
 /// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
 fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
     let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
@@ -357,39 +351,4 @@ fn push_policy(text: &mut Text, policy: &Policy, list: List) {
         push_string(text, policy.name());
         advertised.push_parameters(text);
     }
-}
-
-/// Of two waits the longer is told, and one that cannot be read is left alone.
-fn write_retry_after(headers: &mut HeaderMap, seconds: u64, wall_now: &dyn Fn() -> Timestamp) {
-    let Ok(entry) = headers.try_entry(RETRY_AFTER) else {
-        return;
-    };
-    match entry {
-        Entry::Vacant(vacant) => {
-            if let Some(value) = integer(seconds) {
-                let _ = vacant.try_insert(value);
-            }
-        }
-        Entry::Occupied(mut known) => {
-            let theirs: Option<Vec<u64>> = known.iter().map(|value| read_retry_after(value, wall_now)).collect();
-            let Some(theirs) = theirs.and_then(|waits| waits.into_iter().max()) else {
-                return;
-            };
-            if seconds > theirs {
-                if let Some(value) = integer(seconds) {
-                    known.insert(value);
-                }
-            }
-        }
-    }
-}
-
-/// Seconds from now, of a number of seconds or a date.
-fn read_retry_after(value: &HeaderValue, wall_now: &dyn Fn() -> Timestamp) -> Option<u64> {
-    if let Some(seconds) = merge::integer(value.as_bytes().trim_ascii()) {
-        return Some(seconds);
-    }
-    let date = httpdate::parse_http_date(value.to_str().ok()?).ok()?;
-    let since_epoch = date.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Some(seconds_ceil(micros_ceil(since_epoch).saturating_sub(wall_now().as_micros())))
 }

@@ -205,6 +205,16 @@ mod tests {
     }
 
     #[test]
+    fn zeros_are_left_out_but_not_the_message_that_holds_them() {
+        let outcome = Outcome::new(crate::outcome::OutcomeKind::Limited, smallvec::SmallVec::new());
+        let details = Details { retry_after: Some(Duration::ZERO), outcome: &outcome };
+        assert_eq!(
+            STANDARD_NO_PAD.encode(details.encode(8, "")),
+            "CAgaLgoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxICCgA"
+        );
+    }
+
+    #[test]
     fn large_numbers_are_encoded_as_prost_encodes_them() {
         use prost::Message as _;
         for seconds in [0, 1, 127, 128, 300, 1 << 21, i64::MAX as u64] {

@@ -301,9 +301,11 @@ impl fmt::Debug for Refusals {
     }
 }
 
+type Respond = dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync;
+
 /// A responder of the user's.
 #[derive(Clone)]
 struct Responder {
-    respond: Arc<dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync>,
+    respond: Arc<Respond>,
     every_protocol: bool,
 }
