@@ -123,27 +123,33 @@ impl Prepared {
     }
 
     fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        let value = match &list.whole {
-            Some(whole) if self.all_apply(response.views) => Some(whole.clone()),
-            _ => self.list_text(list.list, response).to_value(),
-        };
-        let (Some(value), Ok(entry)) = (value, headers.try_entry(&list.name)) else {
+        let whole = list.whole.as_ref().filter(|_| self.all_apply(response.views));
+        let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
+        let value = || whole.cloned().or_else(|| text.to_value());
+        let Ok(entry) = headers.try_entry(&list.name) else {
             return; // a map with no room for one more name
         };
         match entry {
             Entry::Vacant(vacant) => {
-                let _ = vacant.try_insert(value);
+                if let Some(value) = value() {
+                    let _ = vacant.try_insert(value);
+                }
             }
             Entry::Occupied(mut known) => {
                 let lines = known.iter().map(HeaderValue::as_bytes);
-                match merge::merge(lines, value.as_bytes(), list.list) {
+                let ours = whole.map_or(text.as_bytes(), HeaderValue::as_bytes);
+                match merge::merge(lines, ours, list.list) {
                     Merged::Unchanged => {}
-                    Merged::Replaced(text) => {
-                        if let Some(merged) = text.to_value() {
+                    Merged::Replaced(merged) => {
+                        if let Some(merged) = merged.to_value() {
                             known.insert(merged);
                         }
                     }
-                    Merged::Foreign => known.append(value),
+                    Merged::Foreign => {
+                        if let Some(value) = value() {
+                            known.append(value);
+                        }
+                    }
                 }
             }
         }
