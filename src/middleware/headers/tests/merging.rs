@@ -74,6 +74,24 @@ fn a_list_that_cannot_be_parsed_is_left_as_it_is_and_ours_stands_on_its_own_line
 }
 
 #[test]
+fn a_list_of_policies_that_breaks_the_drafts_rules_is_left_as_it_is() {
+    for foreign in [
+        "100;w=60",
+        "\"default\";q=100;w=0",
+        "\"default\";w=60",
+        "\"default\";q=100;w=1.5",
+        "\"default\";q=\"100\";w=60",
+        "\"default\";q=100;w=60,",
+    ] {
+        let existing = [("ratelimit-policy", foreign)];
+        let case = Case { standings: vec![(0, allowed(100, 50, secs(30)))], existing: &existing, ..Case::default() };
+        let headers = case.run();
+        let values: Vec<_> = headers.get_all("ratelimit-policy").iter().collect();
+        assert_eq!(values, [foreign, "\"default\";q=100;w=60"]);
+    }
+}
+
+#[test]
 fn of_fields_with_one_value_those_of_the_tighter_quota_stay() {
     let github = |existing: &[(&'static str, &str)], expected: &[&str]| {
         assert_merged(Headers::github(), existing, allowed(100, 50, secs(30)), expected);

@@ -391,6 +391,24 @@ fn a_field_of_two_formats_is_sent_as_the_first_says() {
 }
 
 #[test]
+fn of_two_formats_the_shorter_longest_wait_holds_and_the_first_jitter() {
+    let refused = |format| Case::one(format, Quota::per_minute(100), denied(100, secs(1_000)))["retry-after"].clone();
+    let (short, long) = (|| Headers::draft_11().max_wait(secs(30)), || Headers::draft_06().max_wait(secs(60)));
+    assert_eq!(refused(short().and(long())), "30");
+    assert_eq!(refused(long().and(short())), "30");
+    let (none, double) = (|| Jitter::percent(0), || Headers::github().jitter(Jitter::percent(200)));
+    assert_eq!(refused(Headers::draft_11().jitter(none()).and(double())), "1000");
+    assert_ne!(refused(Headers::draft_11().and(double())), "1000");
+}
+
+#[test]
+fn a_reset_is_never_told_to_be_before_the_wait() {
+    let decision = ChargeDecision::denied(100, 0, Some(secs(90))).with_reset_after(secs(60));
+    let format = Headers::x_rate_limit(ResetEncoding::DeltaSeconds);
+    assert_eq!(Case::one(format, Quota::per_minute(100), decision)["x-ratelimit-reset"], "90");
+}
+
+#[test]
 fn jitter_moves_all_waits_of_a_refusal_alike_and_nothing_else() {
     let format = || Headers::draft_11().and(Headers::draft_06()).jitter(Jitter::percent(10));
     let mut seen = std::collections::BTreeSet::new();
