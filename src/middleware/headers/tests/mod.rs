@@ -148,6 +148,16 @@ fn retry_after_is_rounded_up_never_below_one_and_capped() {
 }
 
 #[test]
+fn a_window_is_capped_only_beside_nothing_that_remains() {
+    let told = |remaining| {
+        let format = Headers::draft_11().max_wait(secs(30));
+        Case::one(format, Quota::per_hour(5), allowed(5, remaining, secs(720)))["ratelimit"].clone()
+    };
+    assert_eq!(told(0), "\"default\";r=0;t=30");
+    assert_eq!(told(1), "\"default\";r=1;t=720", "1 in 30 s would be a higher rate");
+}
+
+#[test]
 fn a_request_that_no_wait_helps_is_told_no_wait() {
     let decision = ChargeDecision::denied(100, 100, None);
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), decision);
