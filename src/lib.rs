@@ -9,6 +9,7 @@ pub mod conformance;
 mod decision;
 pub mod key;
 pub mod limiter;
+mod middleware;
 mod outcome;
 mod policy;
 mod quota;
@@ -22,6 +23,10 @@ pub use decision::{ChargeDecision, Decision, Receipt};
 pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, Limiter, LimiterError, Refund, Reply};
+pub use middleware::{
+    GrpcCode, Headers, HeadersError, Jitter, LegacyHeaders, Protocol, ProtocolRule, Refusal, Refusals, ResetEncoding,
+    ResetMeaning, When,
+};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};

@@ -1,0 +1,360 @@
+//! Writing the fields of one response.
+
+use std::time::Duration;
+
+use http::header::Entry;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use crate::decision::ChargeDecision;
+use crate::outcome::Outcome;
+use crate::policy::Policy;
+use crate::time::{Timestamp, micros_ceil};
+
+use super::ietf::{Advertised, push_dictionary, push_item, push_string};
+use super::merge::{self, List, Merged};
+use super::text::{Text, integer};
+use super::wait::{Waits, seconds_ceil};
+use super::{Content, Field, Headers, When, retry_after};
+
+/// How one policy stands, borrowed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) decision: &'a ChargeDecision,
+    /// Whether this policy refused the request.
+    pub(crate) refuses: bool,
+}
+
+/// [`Headers`] for the policies of one layer, with everything rendered that does not change.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    formats: Vec<PreparedFormat>,
+    policies: Vec<PreparedPolicy>,
+    retry_after: bool,
+    waits: Waits,
+}
+
+#[derive(Debug)]
+struct PreparedFormat {
+    when: When,
+    lists: Vec<PreparedList>,
+    /// Fields with one value, which tell of the policy that binds.
+    singles: Vec<Field>,
+    /// The field among them whose `remaining` says which is the tighter of two, and how to read it.
+    remaining: Option<(HeaderName, Reader)>,
+}
+
+/// Reads the `remaining` of a field's value.
+type Reader = fn(&[u8]) -> Option<u64>;
+
+#[derive(Debug)]
+struct PreparedList {
+    name: HeaderName,
+    list: List,
+    /// Its value if all policies apply; nothing for what changes from response to response.
+    whole: Option<HeaderValue>,
+}
+
+#[derive(Debug)]
+struct PreparedPolicy {
+    policy: Policy,
+    /// The name in its quotes.
+    quoted: Box<[u8]>,
+    name: Option<HeaderValue>,
+    limit: Option<HeaderValue>,
+}
+
+/// What is the same for all fields of one response.
+struct Response<'a> {
+    views: &'a [View<'a>],
+    binding: &'a View<'a>,
+    seed: u64,
+    wall_now: &'a dyn Fn() -> Timestamp,
+}
+
+impl Prepared {
+    pub(super) fn new(headers: &Headers, policies: &[Policy]) -> Self {
+        let formats = headers.formats.iter().filter(|format| format.when != When::Never);
+        Self {
+            formats: formats.map(|format| PreparedFormat::new(&format.fields, format.when, policies)).collect(),
+            policies: policies.iter().map(PreparedPolicy::new).collect(),
+            retry_after: headers.retry_after,
+            waits: headers.waits,
+        }
+    }
+
+    /// Adds the fields for a response to a request that was decided.
+    ///
+    /// `views` are in the order of the prepared policies and may lack those that did not apply. `seed` should be the same
+    /// whenever the same client comes; `wall_now` is asked only if a field tells a date.
+    pub(crate) fn write(
+        &self,
+        headers: &mut HeaderMap,
+        views: &[View<'_>],
+        status: StatusCode,
+        refused: bool,
+        seed: u64,
+        wall_now: &dyn Fn() -> Timestamp,
+    ) {
+        if refused && self.retry_after {
+            if let Some(wait_us) = retry_after::longest_wait(views) {
+                let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
+                retry_after::write(headers, seconds, wall_now);
+            }
+        }
+        let Some(binding) = binding(views).filter(|_| !status.is_redirection()) else {
+            return;
+        };
+        let response = Response { views, binding, seed, wall_now };
+        for format in &self.formats {
+            if format.when.holds(views, refused) {
+                for list in &format.lists {
+                    self.write_list(headers, list, &response);
+                }
+                self.write_singles(headers, format, &response);
+            }
+        }
+    }
+
+    /// The wait that a refused client is told, with its jitter and its cap, if waiting helps.
+    pub(crate) fn told_wait(&self, outcome: &Outcome, seed: u64) -> Option<Duration> {
+        let wait = outcome.retry_after()?;
+        Some(Duration::from_micros(self.waits.told_us(micros_ceil(wait), seed)))
+    }
+
+    fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
+        let whole = list.whole.as_ref().filter(|_| self.all_apply(response.views));
+        let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
+        let value = || whole.cloned().or_else(|| text.to_value());
+        let Ok(entry) = headers.try_entry(&list.name) else {
+            return; // a map with no room for one more name
+        };
+        match entry {
+            Entry::Vacant(vacant) => {
+                if let Some(value) = value() {
+                    let _ = vacant.try_insert(value);
+                }
+            }
+            Entry::Occupied(mut known) => {
+                let lines = known.iter().map(HeaderValue::as_bytes);
+                let ours = whole.map_or(text.as_bytes(), HeaderValue::as_bytes);
+                match merge::merge(lines, ours, list.list) {
+                    Merged::Unchanged => {}
+                    Merged::Replaced(merged) => {
+                        if let Some(merged) = merged.to_value() {
+                            known.insert(merged);
+                        }
+                    }
+                    Merged::Foreign => {
+                        if let Some(value) = value() {
+                            known.append(value);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn list_text(&self, list: List, response: &Response<'_>) -> Text {
+        let mut text = Text::new();
+        for (index, view) in response.views.iter().enumerate() {
+            match list {
+                List::Limits => {
+                    let (remaining, window) = self.limit_of(view, response.seed);
+                    match self.known(index, view.policy) {
+                        Some(known) => push_item(&mut text, &known.quoted, remaining, window),
+                        None => push_item(&mut text, quoted(view.policy).as_bytes(), remaining, window),
+                    }
+                }
+                List::Policies | List::Nameless => push_policy(&mut text, view.policy, list),
+            }
+        }
+        text
+    }
+
+    /// Draft 11's `r` and `t`.
+    fn limit_of(&self, view: &View<'_>, seed: u64) -> (u64, Option<u64>) {
+        let decision = view.decision;
+        if view.refuses {
+            let wait = (!decision.is_never()).then(|| self.told_seconds(decision, seed));
+            return (0, wait);
+        }
+        let window = match (decision.window_us(), decision.remaining()) {
+            (0, _) => None,
+            (window_us, 0) => Some(seconds_ceil(self.waits.capped_us(window_us)).max(1)),
+            (window_us, _) => Some(seconds_ceil(window_us)),
+        };
+        (decision.remaining(), window)
+    }
+
+    fn told_seconds(&self, decision: &ChargeDecision, seed: u64) -> u64 {
+        seconds_ceil(self.waits.told_us(decision.retry_us(), seed)).max(1)
+    }
+
+    fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, response: &Response<'_>) {
+        let mut replace = false;
+        if let Some((name, read)) = &format.remaining {
+            if let Some(theirs) = headers.get(name) {
+                let tighter = read(theirs.as_bytes()).is_some_and(|theirs| remaining(response.binding) < theirs);
+                if !tighter {
+                    return;
+                }
+                replace = true;
+            }
+        }
+        for field in &format.singles {
+            let value = self.single(field.content, response);
+            if replace {
+                match value {
+                    Some(value) => {
+                        let _ = headers.try_insert(&field.name, value);
+                    }
+                    None => {
+                        headers.remove(&field.name);
+                    }
+                }
+            } else if let (Some(value), Ok(Entry::Vacant(vacant))) = (value, headers.try_entry(&field.name)) {
+                let _ = vacant.try_insert(value);
+            }
+        }
+    }
+
+    fn single(&self, content: Content, response: &Response<'_>) -> Option<HeaderValue> {
+        let Response { binding: view, seed, wall_now, .. } = *response;
+        let decision = view.decision;
+        let known = || self.policies.iter().find(|known| known.policy == *view.policy);
+        match content {
+            Content::Limit => match known().filter(|_| decision.limit() == view.policy.quota().capacity()) {
+                Some(known) => known.limit.clone(),
+                None => integer(decision.limit()),
+            },
+            Content::Remaining => integer(remaining(view)),
+            Content::Used => integer(decision.limit().saturating_sub(remaining(view))),
+            Content::Reset(encoding, meaning) => {
+                encoding.value(meaning.time_us(decision, view.refuses, self.waits, seed)?, wall_now)
+            }
+            Content::DraftReset => integer(self.draft_reset(view, seed)),
+            Content::Dictionary => {
+                let mut text = Text::new();
+                push_dictionary(&mut text, decision.limit(), remaining(view), self.draft_reset(view, seed));
+                text.to_value()
+            }
+            Content::PolicyName => match known() {
+                Some(known) => known.name.clone(),
+                None => HeaderValue::from_str(view.policy.name()).ok(),
+            },
+            Content::Policies | Content::Limits | Content::Nameless => None, // lists
+        }
+    }
+
+    /// The `reset` of drafts 06 and 07, which should agree with `Retry-After`.
+    fn draft_reset(&self, view: &View<'_>, seed: u64) -> u64 {
+        if view.refuses && !view.decision.is_never() {
+            self.told_seconds(view.decision, seed)
+        } else {
+            seconds_ceil(view.decision.reset_us())
+        }
+    }
+
+    fn all_apply(&self, views: &[View<'_>]) -> bool {
+        views.len() == self.policies.len()
+            && views.iter().zip(&self.policies).all(|(view, known)| *view.policy == known.policy)
+    }
+
+    /// What is prepared for a policy, which is most often at `index`.
+    fn known(&self, index: usize, policy: &Policy) -> Option<&PreparedPolicy> {
+        let guess = self.policies.get(index).filter(|known| known.policy == *policy);
+        guess.or_else(|| self.policies.iter().find(|known| known.policy == *policy))
+    }
+}
+
+impl PreparedFormat {
+    fn new(fields: &[Field], when: When, policies: &[Policy]) -> Self {
+        let mut format = Self { when, lists: Vec::new(), singles: Vec::new(), remaining: None };
+        for field in fields {
+            let list = match field.content {
+                Content::Limits => List::Limits,
+                Content::Policies => List::Policies,
+                Content::Nameless => List::Nameless,
+                content => {
+                    match content {
+                        Content::Remaining => format.remaining = Some((field.name.clone(), merge::whole_part)),
+                        Content::Dictionary => {
+                            format.remaining = Some((field.name.clone(), merge::dictionary_remaining))
+                        }
+                        _ => {}
+                    }
+                    format.singles.push(field.clone());
+                    continue;
+                }
+            };
+            let whole = (list != List::Limits).then(|| {
+                let mut text = Text::new();
+                policies.iter().for_each(|policy| push_policy(&mut text, policy, list));
+                text.to_shared_value()
+            });
+            format.lists.push(PreparedList { name: field.name.clone(), list, whole: whole.flatten() });
+        }
+        format
+    }
+}
+
+impl PreparedPolicy {
+    fn new(policy: &Policy) -> Self {
+        let mut name = Text::new();
+        name.push(policy.name().as_bytes());
+        let mut limit = Text::new();
+        limit.push_field_integer(policy.quota().capacity());
+        Self {
+            quoted: quoted(policy).as_bytes().into(),
+            name: name.to_shared_value(),
+            limit: limit.to_shared_value(),
+            policy: policy.clone(),
+        }
+    }
+}
+
+impl When {
+    fn holds(self, views: &[View<'_>], refused: bool) -> bool {
+        match self {
+            Self::Never => false,
+            Self::OnRefusal => refused,
+            Self::NearExhaustion { percent } => {
+                refused
+                    || views.iter().any(|view| {
+                        let (remaining, limit) = (view.decision.remaining(), view.decision.limit());
+                        u128::from(remaining) * 100 <= u128::from(limit) * u128::from(percent)
+                    })
+            }
+            Self::Always => true,
+        }
+    }
+}
+
+/// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
+fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
+    let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
+    refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
+}
+
+/// What is told to remain: nothing after a refusal, since what remains is not enough.
+fn remaining(view: &View<'_>) -> u64 {
+    if view.refuses { 0 } else { view.decision.remaining() }
+}
+
+fn quoted(policy: &Policy) -> Text {
+    let mut text = Text::new();
+    push_string(&mut text, policy.name());
+    text
+}
+
+fn push_policy(text: &mut Text, policy: &Policy, list: List) {
+    let advertised = Advertised::new(policy.quota());
+    text.push_separator();
+    if list == List::Nameless {
+        advertised.push_nameless(text);
+    } else {
+        push_string(text, policy.name());
+        advertised.push_parameters(text);
+    }
+}

@@ -1,0 +1,178 @@
+//! Fields that are there already.
+
+use super::*;
+
+#[track_caller]
+fn assert_merged(format: Headers, existing: &[(&'static str, &str)], decision: ChargeDecision, expected: &[&str]) {
+    let headers = Case { format, standings: vec![(0, decision)], existing, ..Case::default() }.run();
+    assert_lines(&headers, expected);
+}
+
+#[test]
+fn lists_are_extended_and_of_two_items_for_one_policy_the_stricter_stays() {
+    let merged = |existing: &[(&'static str, &str)], expected: &[&str]| {
+        assert_merged(Headers::draft_11(), existing, allowed(100, 50, secs(30)), expected);
+    };
+    // another policy
+    merged(
+        &[("ratelimit", "\"inner\";r=3;t=9"), ("ratelimit-policy", "\"inner\";q=5;w=10")],
+        &[
+            "ratelimit-policy: \"inner\";q=5;w=10, \"default\";q=100;w=60",
+            "ratelimit: \"inner\";r=3;t=9, \"default\";r=50;t=30",
+        ],
+    );
+    // the same policy, in each direction, and its unknown parameters
+    let ours = "ratelimit-policy: \"default\";q=100;w=60";
+    merged(
+        &[("ratelimit", "\"default\";r=49;t=9;acme=1.5"), ("ratelimit-policy", "\"default\";q=100;w=60;burst=7")],
+        &["ratelimit-policy: \"default\";q=100;w=60;burst=7", "ratelimit: \"default\";r=49;t=9;acme=1.5"],
+    );
+    merged(
+        &[("ratelimit", "\"default\";r=51;t=90"), ("ratelimit-policy", "\"default\";q=100;w=59")],
+        &[ours, "ratelimit: \"default\";r=50;t=30"],
+    );
+    merged(&[("ratelimit", "\"default\";r=50;t=31")], &[ours, "ratelimit: \"default\";r=50;t=31"]);
+    merged(&[("ratelimit", "\"default\";r=50")], &[ours, "ratelimit: \"default\";r=50;t=30"]);
+    merged(
+        &[("ratelimit-policy", "\"default\";q=99;w=60")],
+        &["ratelimit-policy: \"default\";q=99;w=60", "ratelimit: \"default\";r=50;t=30"],
+    );
+    // several lines become one, spaces as in RFC 9651
+    merged(
+        &[("ratelimit", "\"a\";r=1"), ("ratelimit", "\"b\"; r=2;t=2\t,\t\"c\";r=3;pk=:dHJpYWwxMjEzMjM=:")],
+        &[ours, "ratelimit: \"a\";r=1, \"b\"; r=2;t=2, \"c\";r=3;pk=:dHJpYWwxMjEzMjM=:, \"default\";r=50;t=30"],
+    );
+}
+
+#[test]
+fn a_list_that_cannot_be_parsed_is_left_as_it_is_and_ours_stands_on_its_own_line() {
+    for foreign in [
+        "default;r=1;t=1",
+        "\"fixed window\";\"api\";r=500",
+        "\"default\";r=-1",
+        "\"default\";t=1",
+        "\"default\";r;t=5",
+        "\"default\";r=1;t=2.5",
+        "\"default\";r=1,",
+        "\"default\" ;r=1",
+        "\"default\";R=1",
+        "'default';r=1",
+        "(\"a\" \"b\");r=1",
+        "\"big\";r=1000000000000000",
+        "limit=100, remaining=50, reset=5",
+        "\"default\";a=50;w=30",
+        "\"open;r=1",
+        "\"x\";r=1;pk=:_-Ah:",
+        "\"x\";r=1 \"y\";r=2",
+    ] {
+        let existing = [("ratelimit", foreign)];
+        let case = Case { standings: vec![(0, allowed(100, 50, secs(30)))], existing: &existing, ..Case::default() };
+        let headers = case.run();
+        let values: Vec<_> = headers.get_all("ratelimit").iter().collect();
+        assert_eq!(values, [foreign, "\"default\";r=50;t=30"]);
+    }
+}
+
+#[test]
+fn a_list_of_policies_that_breaks_the_drafts_rules_is_left_as_it_is() {
+    for foreign in [
+        "100;w=60",
+        "\"default\";q=100;w=0",
+        "\"default\";w=60",
+        "\"default\";q=100;w=1.5",
+        "\"default\";q=\"100\";w=60",
+        "\"default\";q=100;w=60,",
+    ] {
+        let existing = [("ratelimit-policy", foreign)];
+        let case = Case { standings: vec![(0, allowed(100, 50, secs(30)))], existing: &existing, ..Case::default() };
+        let headers = case.run();
+        let values: Vec<_> = headers.get_all("ratelimit-policy").iter().collect();
+        assert_eq!(values, [foreign, "\"default\";q=100;w=60"]);
+    }
+}
+
+#[test]
+fn of_fields_with_one_value_those_of_the_tighter_quota_stay() {
+    let github = |existing: &[(&'static str, &str)], expected: &[&str]| {
+        assert_merged(Headers::github(), existing, allowed(100, 50, secs(30)), expected);
+    };
+    let ours = [
+        "x-ratelimit-limit: 100",
+        "x-ratelimit-remaining: 50",
+        "x-ratelimit-reset: 1705420830",
+        "x-ratelimit-used: 50",
+    ];
+    github(&[("x-ratelimit-limit", "60"), ("x-ratelimit-remaining", "51"), ("x-ratelimit-reset", "7")], &ours);
+    github(
+        &[("x-ratelimit-limit", "60"), ("x-ratelimit-remaining", "50")],
+        &["x-ratelimit-limit: 60", "x-ratelimit-remaining: 50"],
+    );
+    github(&[("x-ratelimit-remaining", "49.5")], &["x-ratelimit-remaining: 49.5"]);
+    github(&[("x-ratelimit-remaining", "many")], &["x-ratelimit-remaining: many"]);
+    // without a `remaining` to compare, what is there stays
+    github(
+        &[("x-ratelimit-limit", "60")],
+        &[
+            "x-ratelimit-limit: 60",
+            "x-ratelimit-remaining: 50",
+            "x-ratelimit-reset: 1705420830",
+            "x-ratelimit-used: 50",
+        ],
+    );
+    let draft_07 = |theirs, expected: &str| {
+        let expected = ["ratelimit-policy: 100;w=60", expected];
+        assert_merged(Headers::draft_07(), &[("ratelimit", theirs)], allowed(100, 50, secs(30)), &expected);
+    };
+    draft_07("limit=60, remaining=49, reset=5", "ratelimit: limit=60, remaining=49, reset=5");
+    draft_07("limit=60,remaining=51,reset=5", "ratelimit: limit=100, remaining=50, reset=30");
+    draft_07("\"a\";r=1", "ratelimit: \"a\";r=1");
+}
+
+#[test]
+fn nameless_policies_are_listed_once() {
+    for (theirs, expected) in [
+        ("10;w=1", "ratelimit-policy: 10;w=1, 100;w=60"),
+        ("10;w=1, 100;w=60", "ratelimit-policy: 10;w=1, 100;w=60"),
+        ("100;w=60;burst=5", "ratelimit-policy: 100;w=60;burst=5, 100;w=60"),
+    ] {
+        let decision = allowed(100, 50, secs(30));
+        let expected = [expected, "ratelimit: limit=100, remaining=50, reset=30"];
+        assert_merged(Headers::draft_07(), &[("ratelimit-policy", theirs)], decision, &expected);
+    }
+}
+
+#[test]
+fn of_two_retry_after_the_later_stays() {
+    let format = || Headers::none().retry_after(true);
+    for (theirs, expected) in [
+        ("4", "5"),
+        ("6", "6"),
+        ("Tue, 16 Jan 2024 16:00:04 GMT", "5"),
+        ("Tue, 16 Jan 2024 16:00:06 GMT", "Tue, 16 Jan 2024 16:00:06 GMT"),
+        ("Sun, 06 Nov 1994 08:49:37 GMT", "5"),
+        ("soon", "soon"),
+        ("2.0", "2.0"),
+    ] {
+        let expected = format!("retry-after: {expected}");
+        assert_merged(format(), &[("retry-after", theirs)], denied(100, secs(5)), &[&expected]);
+    }
+    let existing = [("retry-after", "9")];
+    assert_merged(format(), &existing, allowed(100, 5, secs(5)), &["retry-after: 9"]);
+}
+
+#[test]
+fn two_layers_merge_as_one_would_have_written() {
+    let (inner, outer) = (policy("per-user", Quota::per_minute(10)), policy("global", Quota::per_second(1_000)));
+    let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
+    let decisions = [denied(10, secs(6)), allowed(1_000, 999, secs(1))];
+    let mut stacked = HeaderMap::new();
+    for (policy, decision) in [(&inner, &decisions[0]), (&outer, &decisions[1])] {
+        let view = View { policy, decision, refuses: !decision.is_allowed() };
+        let prepared = format.prepare(std::slice::from_ref(policy));
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        prepared.write(&mut stacked, &[view], status, view.refuses, 0, &|| Timestamp::from_micros(NOW));
+    }
+    let standings = decisions.into_iter().enumerate().collect();
+    let together = Case { format, policies: vec![inner, outer], standings, ..Case::default() }.run();
+    assert_eq!(lines(&stacked), lines(&together));
+}

@@ -1,0 +1,450 @@
+mod merging;
+mod properties;
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, StatusCode};
+
+use super::*;
+use crate::decision::ChargeDecision;
+use crate::quota::Quota;
+use crate::time::Timestamp;
+
+/// 2024-01-16 16:00:00 UTC.
+const NOW: u64 = 1_705_420_800_000_000;
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap()
+}
+
+fn hundred() -> Policy {
+    policy("default", Quota::per_minute(100))
+}
+
+fn allowed(limit: u64, remaining: u64, window: Duration) -> ChargeDecision {
+    ChargeDecision::allowed(limit, remaining).with_effective_window(window).with_reset_after(window)
+}
+
+fn denied(limit: u64, wait: Duration) -> ChargeDecision {
+    ChargeDecision::denied(limit, 0, Some(wait)).with_reset_after(wait)
+}
+
+/// One response's fields: of each policy its decision, and whether it refuses.
+struct Case<'a> {
+    format: Headers,
+    policies: Vec<Policy>,
+    standings: Vec<(usize, ChargeDecision)>,
+    status: u16,
+    seed: u64,
+    existing: &'a [(&'static str, &'a str)],
+}
+
+impl Default for Case<'_> {
+    fn default() -> Self {
+        Self {
+            format: Headers::default(),
+            policies: vec![hundred()],
+            standings: Vec::new(),
+            status: 200,
+            seed: 0,
+            existing: &[],
+        }
+    }
+}
+
+impl Case<'_> {
+    fn one(format: Headers, quota: Quota, decision: ChargeDecision) -> HeaderMap {
+        let policies = vec![policy("default", quota)];
+        Case { format, policies, standings: vec![(0, decision)], ..Case::default() }.run()
+    }
+
+    fn run(self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in self.existing {
+            headers.append(*name, HeaderValue::from_str(value).unwrap());
+        }
+        let views: Vec<View<'_>> = self
+            .standings
+            .iter()
+            .map(|(index, decision)| View { policy: &self.policies[*index], decision, refuses: !decision.is_allowed() })
+            .collect();
+        let refused = views.iter().any(|view| view.refuses);
+        let status = if refused && self.status == 200 { 429 } else { self.status };
+        let prepared = self.format.prepare(&self.policies);
+        let status = StatusCode::from_u16(status).unwrap();
+        prepared.write(&mut headers, &views, status, refused, self.seed, &|| Timestamp::from_micros(NOW));
+        headers
+    }
+}
+
+/// All fields in the order of their names, one line each.
+fn lines(headers: &HeaderMap) -> Vec<String> {
+    let mut lines: Vec<String> =
+        headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+    lines.sort();
+    lines
+}
+
+#[track_caller]
+fn assert_lines(headers: &HeaderMap, expected: &[&str]) {
+    assert_eq!(lines(headers), expected);
+}
+
+#[test]
+fn a_request_that_passed_is_told_what_remains_within_its_effective_window() {
+    let headers =
+        Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 99, Duration::from_millis(59_400)));
+    assert_lines(&headers, &["ratelimit-policy: \"default\";q=100;w=60", "ratelimit: \"default\";r=99;t=60"]);
+
+    let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 50, secs(30)));
+    assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
+    let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 0, Duration::from_millis(600)));
+    assert_eq!(headers["ratelimit"], "\"default\";r=0;t=1");
+}
+
+#[test]
+fn the_window_told_is_not_the_time_until_the_quota_is_back() {
+    let decision = ChargeDecision::allowed(100, 99)
+        .with_effective_window(Duration::from_millis(59_400))
+        .with_reset_after(Duration::from_millis(600));
+    let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), decision);
+    assert_eq!(headers["ratelimit"], "\"default\";r=99;t=60");
+}
+
+#[test]
+fn a_refused_request_is_told_its_wait_and_that_nothing_remains() {
+    // 7 of 10 are used and 5 more were asked for: 3 remain, but the wait is for nothing less.
+    let decision = ChargeDecision::denied(10, 3, Some(secs(2))).with_reset_after(secs(7));
+    let headers = Case::one(Headers::draft_11(), Quota::new(10, secs(10)).unwrap(), decision);
+    assert_lines(
+        &headers,
+        &["ratelimit-policy: \"default\";q=10;w=10", "ratelimit: \"default\";r=0;t=2", "retry-after: 2"],
+    );
+}
+
+#[test]
+fn retry_after_is_rounded_up_never_below_one_and_capped() {
+    for (wait, expected) in [
+        (Duration::ZERO, "1"),
+        (Duration::from_nanos(1), "1"),
+        (Duration::from_millis(500), "1"),
+        (Duration::from_secs(1), "1"),
+        (Duration::new(1, 1), "2"),
+        (Duration::from_millis(59_200), "60"),
+        (secs(720), "720"),
+        (secs(40 * 86_400), "86400"),
+        (Duration::MAX, "86400"),
+    ] {
+        let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), denied(100, wait));
+        assert_eq!(headers["retry-after"], expected, "{wait:?}");
+        assert_eq!(headers["ratelimit"], format!("\"default\";r=0;t={expected}"), "{wait:?}");
+    }
+    let format = Headers::draft_11().max_wait(secs(30));
+    assert_eq!(Case::one(format, Quota::per_minute(100), denied(100, secs(31)))["retry-after"], "30");
+}
+
+#[test]
+fn a_window_is_capped_only_beside_nothing_that_remains() {
+    let told = |remaining| {
+        let format = Headers::draft_11().max_wait(secs(30));
+        Case::one(format, Quota::per_hour(5), allowed(5, remaining, secs(720)))["ratelimit"].clone()
+    };
+    assert_eq!(told(0), "\"default\";r=0;t=30");
+    assert_eq!(told(1), "\"default\";r=1;t=720", "1 in 30 s would be a higher rate");
+}
+
+#[test]
+fn a_request_that_no_wait_helps_is_told_no_wait() {
+    let decision = ChargeDecision::denied(100, 100, None);
+    let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), decision);
+    assert_lines(&headers, &["ratelimit-policy: \"default\";q=100;w=60", "ratelimit: \"default\";r=0"]);
+}
+
+#[test]
+fn of_several_refusing_policies_the_longest_wait_is_told_and_none_if_one_refuses_for_good() {
+    let policies = || vec![policy("burst", Quota::per_second(10)), policy("daily", Quota::per_day(1_000)), hundred()];
+    let standings = |last| vec![(0, denied(10, secs(1))), (1, allowed(1_000, 3, secs(90_000))), (2, last)];
+    let case = Case { policies: policies(), standings: standings(denied(100, secs(7))), ..Case::default() };
+    let headers = case.run();
+    assert_eq!(headers["retry-after"], "7", "a policy that did not refuse has no say");
+    assert_eq!(headers["ratelimit"], "\"burst\";r=0;t=1, \"daily\";r=3;t=90000, \"default\";r=0;t=7");
+
+    let never = ChargeDecision::denied(100, 100, None);
+    let headers = Case { policies: policies(), standings: standings(never), ..Case::default() }.run();
+    assert!(!headers.contains_key("retry-after"));
+    assert_eq!(headers["ratelimit"], "\"burst\";r=0;t=1, \"daily\";r=3;t=90000, \"default\";r=0");
+}
+
+#[test]
+fn only_the_policies_that_applied_are_told() {
+    let policies = vec![policy("burst", Quota::per_minute(100)), policy("daily", Quota::per_day(1_000))];
+    let standings = vec![(1, allowed(1_000, 998, secs(86_300)))];
+    let headers = Case { policies: policies.clone(), standings, ..Case::default() }.run();
+    assert_lines(&headers, &["ratelimit-policy: \"daily\";q=1000;w=86400", "ratelimit: \"daily\";r=998;t=86300"]);
+
+    let standings = vec![(0, allowed(100, 8, secs(1))), (1, allowed(1_000, 998, secs(69_076)))];
+    let headers = Case { policies: policies.clone(), standings, ..Case::default() }.run();
+    assert_eq!(headers["ratelimit-policy"], "\"burst\";q=100;w=60, \"daily\";q=1000;w=86400");
+    assert_eq!(headers["ratelimit"], "\"burst\";r=8;t=1, \"daily\";r=998;t=69076");
+
+    assert!(Case { policies, ..Case::default() }.run().is_empty(), "no policy applied");
+}
+
+#[test]
+fn a_view_of_a_policy_that_was_not_prepared_is_told_as_well() {
+    let prepared = Headers::default().prepare(&[hundred()]);
+    let (late, decision) = (policy("late \"x\"", Quota::per_hour(5)), allowed(5, 4, secs(2_880)));
+    let mut headers = HeaderMap::new();
+    let views = [View { policy: &late, decision: &decision, refuses: false }];
+    prepared.write(&mut headers, &views, StatusCode::OK, false, 0, &|| Timestamp::from_micros(NOW));
+    assert_lines(
+        &headers,
+        &["ratelimit-policy: \"late \\\"x\\\"\";q=5;w=3600", "ratelimit: \"late \\\"x\\\"\";r=4;t=2880"],
+    );
+}
+
+#[test]
+fn no_integer_exceeds_fifteen_digits() {
+    let decision = ChargeDecision::allowed(u64::MAX, u64::MAX).with_effective_window(Duration::MAX);
+    for format in [Headers::draft_11(), Headers::draft_07(), Headers::draft_06(), Headers::github()] {
+        let headers = Case::one(format, Quota::per_minute(100), decision.clone());
+        for (name, value) in &headers {
+            let longest = value.as_bytes().split(|byte| !byte.is_ascii_digit()).map(<[u8]>::len).max();
+            assert!(longest <= Some(15), "{name}: {value:?}");
+        }
+    }
+}
+
+/// The vectors of express-rate-limit's and throttled's header tests, and of the draft's examples.
+#[test]
+fn the_vectors_of_peers_and_of_the_draft_hold() {
+    let window = |limit, seconds| Quota::fixed_window(limit, secs(seconds)).unwrap();
+    let four_of_five = || allowed(5, 4, secs(60));
+
+    // express-rate-limit, legacy and draft 7
+    let headers = Case::one(Headers::x_rate_limit(ResetEncoding::EpochSeconds), window(5, 60), four_of_five());
+    assert_lines(&headers, &["x-ratelimit-limit: 5", "x-ratelimit-remaining: 4", "x-ratelimit-reset: 1705420860"]);
+    let headers = Case::one(Headers::draft_07(), window(5, 60), four_of_five());
+    assert_lines(&headers, &["ratelimit-policy: 5;w=60", "ratelimit: limit=5, remaining=4, reset=60"]);
+    // … draft 8, whose `pk` is optional and not sent, and whose spaces are not canonical
+    let policies = vec![policy("keep-kalm", window(5, 7_200))];
+    let headers = Case { policies, standings: vec![(0, allowed(5, 4, secs(7_200)))], ..Case::default() }.run();
+    assert_lines(&headers, &["ratelimit-policy: \"keep-kalm\";q=5;w=7200", "ratelimit: \"keep-kalm\";r=4;t=7200"]);
+    // … Retry-After once the limit is reached, absent before, and absent if nothing is to be sent
+    let refused = || denied(1, secs(60));
+    assert_eq!(Case::one(Headers::draft_06(), window(1, 60), refused())["retry-after"], "60");
+    assert!(!Case::one(Headers::draft_06(), window(1, 60), allowed(1, 0, secs(60))).contains_key("retry-after"));
+    assert!(Case::one(Headers::none(), window(1, 60), refused()).is_empty());
+    // throttled: what is not known is left out
+    let only_retry_after = Headers::draft_11().send(When::Never);
+    assert_lines(&Case::one(only_retry_after, window(1, 60), refused()), &["retry-after: 60"]);
+    // the draft's two policies, and its flagship example
+    let policies = vec![policy("burst", Quota::per_minute(100)), policy("daily", Quota::per_day(1_000))];
+    let standings = vec![(0, allowed(100, 99, secs(60))), (1, allowed(1_000, 999, secs(86_400)))];
+    let headers = Case { policies, standings, ..Case::default() }.run();
+    assert_eq!(headers["ratelimit-policy"], "\"burst\";q=100;w=60, \"daily\";q=1000;w=86400");
+    let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 50, secs(30)));
+    assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
+}
+
+#[test]
+fn older_drafts_tell_of_the_policy_that_binds_and_list_all() {
+    let policies = || vec![policy("burst", Quota::per_minute(100)), policy("daily", Quota::per_day(1_000))];
+    let standings = || vec![(0, allowed(100, 99, secs(60))), (1, allowed(1_000, 5, secs(400)))];
+    let headers =
+        Case { format: Headers::draft_06(), policies: policies(), standings: standings(), ..Case::default() }.run();
+    assert_lines(
+        &headers,
+        &[
+            "ratelimit-limit: 1000",
+            "ratelimit-policy: 100;w=60, 1000;w=86400",
+            "ratelimit-remaining: 5",
+            "ratelimit-reset: 400",
+        ],
+    );
+    let standings = vec![(0, denied(100, secs(2)).with_reset_after(secs(60))), (1, allowed(1_000, 0, secs(86)))];
+    let headers = Case { format: Headers::draft_07(), policies: policies(), standings, ..Case::default() }.run();
+    assert_eq!(headers["ratelimit"], "limit=100, remaining=0, reset=2", "after a refusal, as Retry-After says");
+    assert_eq!(headers["retry-after"], "2");
+}
+
+#[test]
+fn github_fields_add_up() {
+    let decision = ChargeDecision::allowed(60, 57).with_reset_after(Duration::from_millis(90_500));
+    let headers = Case::one(Headers::github(), Quota::per_hour(60), decision);
+    assert_lines(
+        &headers,
+        &["x-ratelimit-limit: 60", "x-ratelimit-remaining: 57", "x-ratelimit-reset: 1705420891", "x-ratelimit-used: 3"],
+    );
+    // Three remain, but not enough for what was asked.
+    let decision = ChargeDecision::denied(60, 3, Some(secs(5))).with_reset_after(secs(57));
+    let headers = Case::one(Headers::github(), Quota::per_hour(60), decision);
+    assert_lines(
+        &headers,
+        &[
+            "retry-after: 5",
+            "x-ratelimit-limit: 60",
+            "x-ratelimit-remaining: 0",
+            "x-ratelimit-reset: 1705420857",
+            "x-ratelimit-used: 60",
+        ],
+    );
+}
+
+#[test]
+fn fields_of_ones_own_names_say_what_they_were_told_to() {
+    let format = || {
+        let fields = LegacyHeaders::new()
+            .limit("X-App-Limit")
+            .reset("x-app-next", ResetEncoding::DeltaSeconds, ResetMeaning::NextUnit)
+            .reset("x-app-window", ResetEncoding::GoDuration, ResetMeaning::Window)
+            .reset("x-app-full", ResetEncoding::Rfc3339, ResetMeaning::Full)
+            .policy_name("x-app-bucket");
+        Headers::legacy(fields).unwrap()
+    };
+    let decision = ChargeDecision::allowed(100, 50).with_effective_window(secs(30)).with_reset_after(secs(29));
+    assert_lines(
+        &Case::one(format(), Quota::per_minute(100), decision),
+        &[
+            "x-app-bucket: default",
+            "x-app-full: 2024-01-16T16:00:29Z",
+            "x-app-limit: 100",
+            "x-app-next: 0",
+            "x-app-window: 30s",
+        ],
+    );
+    let decision = ChargeDecision::denied(100, 0, Some(Duration::from_millis(600))).with_reset_after(secs(60));
+    assert_lines(
+        &Case::one(format(), Quota::per_minute(100), decision),
+        &[
+            "retry-after: 1",
+            "x-app-bucket: default",
+            "x-app-full: 2024-01-16T16:01:00Z",
+            "x-app-limit: 100",
+            "x-app-next: 1",
+            "x-app-window: 600ms",
+        ],
+    );
+    let headers = Case::one(format(), Quota::per_minute(100), ChargeDecision::denied(100, 9, None));
+    assert!(!headers.contains_key("x-app-next") && !headers.contains_key("x-app-window"), "no wait helps");
+}
+
+#[test]
+fn a_name_that_no_field_can_have_is_refused_with_the_reason() {
+    for (fields, reason) in [
+        (LegacyHeaders::new().limit("x app limit"), "not the name of a header field"),
+        (LegacyHeaders::new().limit(""), "not the name of a header field"),
+        (LegacyHeaders::new().limit("Content-Length"), "means something else"),
+        (LegacyHeaders::new().used("grpc-used"), "means something else"),
+        (LegacyHeaders::new().limit("x-a").used("X-A"), "give each its own"),
+    ] {
+        let error = Headers::legacy(fields).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+#[test]
+fn fields_are_sent_when_they_were_told_to_be() {
+    let sent = |when, remaining| {
+        let format = Headers::draft_11().send(when);
+        let headers = Case::one(format, Quota::per_minute(100), allowed(100, remaining, secs(1)));
+        headers.contains_key("ratelimit")
+    };
+    assert!(sent(When::Always, 100));
+    assert!(!sent(When::Never, 0));
+    assert!(!sent(When::OnRefusal, 0));
+    assert!(sent(When::NearExhaustion { percent: 20 }, 20));
+    assert!(!sent(When::NearExhaustion { percent: 20 }, 21));
+    for when in [When::OnRefusal, When::NearExhaustion { percent: 0 }] {
+        let headers = Case::one(Headers::draft_11().send(when), Quota::per_minute(100), denied(100, secs(1)));
+        assert!(headers.contains_key("ratelimit"), "{when:?}");
+    }
+    let both = Headers::draft_11().send(When::OnRefusal).and(Headers::github());
+    let headers = Case::one(both, Quota::per_minute(100), allowed(100, 1, secs(1)));
+    assert!(!headers.contains_key("ratelimit") && headers.contains_key("x-ratelimit-used"), "each when it was told to");
+}
+
+#[test]
+fn redirects_carry_no_fields_but_retry_after() {
+    for status in [301, 302, 304, 307] {
+        let case = Case { status, standings: vec![(0, allowed(100, 0, secs(1)))], ..Case::default() };
+        assert!(case.run().is_empty());
+    }
+    let case = Case { status: 307, standings: vec![(0, denied(100, secs(5)))], ..Case::default() };
+    assert_lines(&case.run(), &["retry-after: 5"]);
+}
+
+#[test]
+fn a_field_of_two_formats_is_sent_as_the_first_says() {
+    let format = Headers::draft_11().and(Headers::draft_07()).and(Headers::draft_06());
+    let headers = Case::one(format.clone(), Quota::per_minute(100), allowed(100, 50, secs(30)));
+    assert_lines(
+        &headers,
+        &[
+            "ratelimit-limit: 100",
+            "ratelimit-policy: \"default\";q=100;w=60",
+            "ratelimit-remaining: 50",
+            "ratelimit-reset: 30",
+            "ratelimit: \"default\";r=50;t=30",
+        ],
+    );
+    let names = format.names();
+    assert_eq!(names.len(), 6);
+    assert!(headers.keys().all(|name| names.contains(name)) && names.contains(&RETRY_AFTER));
+    assert!(Headers::none().names().is_empty());
+    assert_eq!(Headers::draft_11().retry_after(false).names(), [RATE_LIMIT_POLICY, RATE_LIMIT]);
+    assert!(Headers::none().and(Headers::draft_11()).names().contains(&RETRY_AFTER));
+}
+
+#[test]
+fn of_two_formats_the_shorter_longest_wait_holds_and_the_first_jitter() {
+    let refused = |format| Case::one(format, Quota::per_minute(100), denied(100, secs(1_000)))["retry-after"].clone();
+    let (short, long) = (|| Headers::draft_11().max_wait(secs(30)), || Headers::draft_06().max_wait(secs(60)));
+    assert_eq!(refused(short().and(long())), "30");
+    assert_eq!(refused(long().and(short())), "30");
+    let (none, double) = (|| Jitter::percent(0), || Headers::github().jitter(Jitter::percent(200)));
+    assert_eq!(refused(Headers::draft_11().jitter(none()).and(double())), "1000");
+    assert_ne!(refused(Headers::draft_11().and(double())), "1000");
+}
+
+#[test]
+fn a_reset_is_never_told_to_be_before_the_wait() {
+    let decision = ChargeDecision::denied(100, 0, Some(secs(90))).with_reset_after(secs(60));
+    let format = Headers::x_rate_limit(ResetEncoding::DeltaSeconds);
+    assert_eq!(Case::one(format, Quota::per_minute(100), decision)["x-ratelimit-reset"], "90");
+}
+
+#[test]
+fn jitter_moves_all_waits_of_a_refusal_alike_and_nothing_else() {
+    let format = || Headers::draft_11().and(Headers::draft_06()).jitter(Jitter::percent(10));
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..50 {
+        let standings = vec![(0, denied(100, secs(1_000)))];
+        let headers = Case { format: format(), standings, seed, ..Case::default() }.run();
+        let told = headers["retry-after"].to_str().unwrap().to_owned();
+        let wait: u64 = told.parse().unwrap();
+        assert!((1_000..=1_100).contains(&wait), "{wait}");
+        assert_eq!(headers["ratelimit"], format!("\"default\";r=0;t={told}"));
+        assert_eq!(headers["ratelimit-reset"], told);
+        seen.insert(wait);
+
+        let standings = vec![(0, allowed(100, 50, secs(1_000)))];
+        let headers = Case { format: format(), standings, seed, ..Case::default() }.run();
+        assert_eq!(headers["ratelimit"], "\"default\";r=50;t=1000");
+        assert_eq!(headers["ratelimit-reset"], "1000");
+    }
+    assert!(seen.len() > 20);
+}
+
+#[test]
+fn the_calendar_is_not_asked_unless_a_field_tells_a_date() {
+    let policies = [hundred()];
+    let decision = allowed(100, 50, secs(30));
+    let views = [View { policy: &policies[0], decision: &decision, refuses: false }];
+    let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
+    format.prepare(&policies).write(&mut HeaderMap::new(), &views, StatusCode::OK, false, 0, &|| unreachable!());
+}

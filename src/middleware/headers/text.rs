@@ -1,0 +1,134 @@
+//! Writing header values: into a buffer on the stack, then one allocation at most.
+
+use std::fmt;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use smallvec::SmallVec;
+
+use crate::quota::UNITS_MAX;
+
+/// A header value being written. Longer ones than the buffer spill to the heap.
+#[derive(Debug, Default)]
+pub(crate) struct Text(SmallVec<[u8; 160]>);
+
+impl Text {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// Writes an integer in decimal.
+    pub(crate) fn push_integer(&mut self, mut n: u64) {
+        let mut digits = [0; 20];
+        let mut start = digits.len();
+        for digit in digits.iter_mut().rev() {
+            *digit = b'0' + (n % 10) as u8; // below 10
+            n /= 10;
+            start -= 1;
+            if n == 0 {
+                break;
+            }
+        }
+        self.push(digits.get(start..).unwrap_or_default());
+    }
+
+    /// Writes an integer of a structured field, which has at most 15 digits: saturates.
+    pub(crate) fn push_field_integer(&mut self, n: u64) {
+        self.push_integer(n.min(UNITS_MAX));
+    }
+
+    /// Writes the separator of list members, except before the first.
+    pub(crate) fn push_separator(&mut self) {
+        if !self.0.is_empty() {
+            self.push(b", ");
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// The header value, in one allocation. Nothing if it is empty, or has bytes that no header field can hold.
+    pub(crate) fn to_value(&self) -> Option<HeaderValue> {
+        if self.is_empty() { None } else { HeaderValue::from_bytes(&self.0).ok() }
+    }
+
+    /// A header value for keeping: its clones share one buffer.
+    pub(crate) fn to_shared_value(&self) -> Option<HeaderValue> {
+        if self.is_empty() {
+            return None;
+        }
+        let bytes = Bytes::copy_from_slice(&self.0);
+        drop(bytes.clone()); // the first clone of a buffer allocates its count: not on a request's path
+        HeaderValue::from_maybe_shared(bytes).ok()
+    }
+}
+
+impl fmt::Write for Text {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        self.push(text.as_bytes());
+        Ok(())
+    }
+}
+
+/// An integer as a header value; small ones cost no allocation. Saturates at 15 digits.
+pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
+    let skip = if n < 10 {
+        2
+    } else if n < 100 {
+        1
+    } else {
+        0
+    };
+    let known = usize::try_from(n).ok().and_then(|n| SMALL.get(n)).and_then(|digits| digits.get(skip..));
+    if let Some(digits) = known {
+        return HeaderValue::from_maybe_shared(Bytes::from_static(digits)).ok();
+    }
+    let mut text = Text::new();
+    text.push_field_integer(n);
+    text.to_value()
+}
+
+const SMALL_COUNT: usize = 1_000;
+
+/// `000` to `999`.
+static SMALL: [[u8; 3]; SMALL_COUNT] = {
+    let mut table = [[b'0'; 3]; SMALL_COUNT];
+    let mut n = 0;
+    while n < SMALL_COUNT {
+        table[n] = [b'0' + (n / 100) as u8, b'0' + (n / 10 % 10) as u8, b'0' + (n % 10) as u8];
+        n += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integers_are_written_as_the_standard_library_writes_them() {
+        for n in (0..2_000).chain([9_999, 10_000, UNITS_MAX - 1, UNITS_MAX]) {
+            let mut text = Text::new();
+            text.push_integer(n);
+            assert_eq!(text.as_bytes(), n.to_string().as_bytes());
+            assert_eq!(integer(n).unwrap(), n.to_string());
+        }
+        let mut text = Text::new();
+        text.push_integer(u64::MAX);
+        assert_eq!(text.as_bytes(), u64::MAX.to_string().as_bytes());
+    }
+
+    #[test]
+    fn an_integer_of_a_field_never_has_more_than_fifteen_digits() {
+        assert_eq!(integer(u64::MAX).unwrap(), "999999999999999");
+    }
+}

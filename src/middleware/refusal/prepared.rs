@@ -1,0 +1,177 @@
+//! Answering one refused request.
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Response, StatusCode};
+use smallvec::SmallVec;
+
+use crate::outcome::{Outcome, OutcomeKind};
+use crate::policy::Policy;
+
+use super::body::Problem;
+use super::grpc::{self, Details, Pushback, Status};
+use super::{GrpcCode, Protocol, Refusal, Refusals};
+
+const BLANK: &str = "about:blank";
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to temporary server capacity constraints";
+
+/// For whoever reads it: most often the operator, whose server does not pass on what the extractor looks for.
+const KEY_MISSING: &str = "The request lacks what its rate limit is counted by, such as an API key or a known client \
+    address. Clients: send what this service asks for. Operators: the extractor found no key. A client's address is only \
+    known if the server passes it on (axum: into_make_service_with_connect_info::<SocketAddr>(), and this crate's \
+    feature `axum`); MissingKey says whether requests without a key are refused, share one allowance, or are exempt.";
+
+const LIMITER_FAILED: &str = "The rate limiter failed, and without it requests are refused.";
+
+/// [`Refusals`] for the policies of one layer, with the usual bodies built.
+#[derive(Debug)]
+pub(crate) struct PreparedRefusals {
+    refusals: Refusals,
+    /// The body if this policy alone refuses.
+    bodies: Vec<(Policy, Bytes)>,
+    key_missing: Bytes,
+    limiter_failed: Bytes,
+}
+
+/// Why a request is refused.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    Limited,
+    KeyMissing,
+    LimiterFailed,
+}
+
+impl PreparedRefusals {
+    pub(super) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
+        let bodies = policies.iter().map(|policy| (policy.clone(), refusals.limited_body(&[policy.name()]))).collect();
+        let key_missing = refusals.blank_body(Reason::KeyMissing, KEY_MISSING);
+        let limiter_failed = refusals.blank_body(Reason::LimiterFailed, LIMITER_FAILED);
+        Self { refusals, bodies, key_missing, limiter_failed }
+    }
+
+    /// The response without the fields of [`Headers`](crate::Headers), which the caller adds in every protocol.
+    pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+        let protocol = self.refusals.protocol.apply(refusal.protocol);
+        let refusal = Refusal { protocol, prepared: Some(self), ..*refusal };
+        let own = self.refusals.responder.as_ref();
+        match own.filter(|own| own.every_protocol || protocol == Protocol::Http) {
+            Some(own) => {
+                let mut response = (own.respond)(&refusal);
+                if protocol == Protocol::Http {
+                    forbid_storing(&mut response);
+                }
+                response
+            }
+            None => self.default_response(&refusal),
+        }
+    }
+
+    pub(super) fn default_response(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+        let reason = Reason::of(refusal.outcome);
+        match refusal.protocol {
+            Protocol::Http => self.http_response(reason, refusal.outcome),
+            protocol => grpc::response(protocol, &self.grpc_status(reason, refusal)),
+        }
+    }
+
+    fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<Bytes> {
+        let mut response = Response::new(match reason {
+            Reason::Limited => self.limited_body(outcome),
+            Reason::KeyMissing => self.key_missing.clone(),
+            Reason::LimiterFailed => self.limiter_failed.clone(),
+        });
+        *response.status_mut() = self.refusals.http_status(reason);
+        response.headers_mut().insert(CONTENT_TYPE, self.refusals.format.content_type());
+        forbid_storing(&mut response);
+        response
+    }
+
+    fn limited_body(&self, outcome: &Outcome) -> Bytes {
+        let names: SmallVec<[&str; 8]> = outcome.violated().map(|standing| standing.policy().name()).collect();
+        let mut violated = outcome.violated();
+        if let (Some(only), None) = (violated.next(), violated.next()) {
+            if let Some((_, body)) = self.bodies.iter().find(|(policy, _)| policy == only.policy()) {
+                return body.clone();
+            }
+        }
+        self.refusals.limited_body(&names)
+    }
+
+    fn grpc_status<'a>(&self, reason: Reason, refusal: &Refusal<'a>) -> Status<'a> {
+        let (code, message) = match (reason, self.refusals.grpc_code) {
+            (Reason::Limited, GrpcCode::ResourceExhausted) => (8, "rate limit exceeded"),
+            (Reason::Limited, GrpcCode::Unavailable) => (14, "rate limit exceeded"),
+            (Reason::KeyMissing, _) => (3, KEY_MISSING),
+            (Reason::LimiterFailed, _) => (14, LIMITER_FAILED),
+        };
+        let outcome = refusal.outcome;
+        let retry_after = refusal.retry_after.filter(|_| reason == Reason::Limited);
+        let never = reason == Reason::Limited && outcome.is_never();
+        let pushback = retry_after.map(Pushback::After).or(never.then_some(Pushback::Never));
+        let details = (reason == Reason::Limited).then_some(Details { retry_after, outcome });
+        Status {
+            code,
+            message,
+            pushback: pushback.filter(|_| self.refusals.grpc_pushback),
+            details: details.filter(|_| self.refusals.grpc_details),
+        }
+    }
+}
+
+impl Refusals {
+    fn http_status(&self, reason: Reason) -> StatusCode {
+        match reason {
+            Reason::Limited => self.status,
+            Reason::KeyMissing => StatusCode::BAD_REQUEST,
+            Reason::LimiterFailed => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    fn limited_body(&self, names: &[&str]) -> Bytes {
+        let default_kind =
+            if self.status == StatusCode::SERVICE_UNAVAILABLE { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        let kind = self.problem_type.as_deref().unwrap_or(default_kind);
+        let default_title = match kind {
+            BLANK => phrase(self.status),
+            REDUCED_CAPACITY => REDUCED_CAPACITY_TITLE,
+            _ => QUOTA_EXCEEDED_TITLE,
+        };
+        let title = self.title.as_deref().unwrap_or(default_title);
+        let problem = Problem { kind, title, status: self.status, detail: None, policies: Some(names) };
+        Bytes::from(self.format.render(&problem))
+    }
+
+    /// A problem that is not about quotas.
+    fn blank_body(&self, reason: Reason, detail: &str) -> Bytes {
+        let status = self.http_status(reason);
+        let problem = Problem { kind: BLANK, title: phrase(status), status, detail: Some(detail), policies: None };
+        Bytes::from(self.format.render(&problem))
+    }
+}
+
+impl Reason {
+    fn of(outcome: &Outcome) -> Self {
+        match outcome.kind() {
+            OutcomeKind::KeyMissing => Self::KeyMissing,
+            OutcomeKind::FailedClosed => Self::LimiterFailed,
+            // The others are no refusals.
+            OutcomeKind::Limited | OutcomeKind::Allowed | OutcomeKind::Exempt | OutcomeKind::FailedOpen => {
+                Self::Limited
+            }
+        }
+    }
+}
+
+/// What HTTP calls a status, which is the title of a problem of the type `about:blank`.
+fn phrase(status: StatusCode) -> &'static str {
+    status.canonical_reason().unwrap_or("Refused")
+}
+
+/// A refusal is for one client at one moment, and a cache must not give it to others.
+fn forbid_storing(response: &mut Response<Bytes>) {
+    let no_store = || HeaderValue::from_static("no-store");
+    response.headers_mut().entry(CACHE_CONTROL).or_insert_with(no_store);
+}
