@@ -1,0 +1,54 @@
+//! Stand-in: a status and a line of text, or a gRPC status.
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderValue, Response, StatusCode, header};
+
+use crate::outcome::{Outcome, OutcomeKind};
+use crate::policy::Policy;
+
+/// How a refusal is answered.
+#[derive(Clone, Debug, Default)]
+pub struct Refusals(());
+
+pub(crate) struct PreparedRefusals(());
+
+/// What a responder knows.
+#[derive(Debug)]
+pub struct Refusal<'a> {
+    parts: &'a Parts,
+    outcome: &'a Outcome,
+}
+
+impl<'a> Refusal<'a> {
+    pub(crate) fn new(parts: &'a Parts, outcome: &'a Outcome) -> Self {
+        Self { parts, outcome }
+    }
+}
+
+impl Refusals {
+    pub(crate) fn prepare(&self, _policies: &[Policy]) -> PreparedRefusals {
+        PreparedRefusals(self.0)
+    }
+}
+
+impl PreparedRefusals {
+    pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+        let () = self.0;
+        let (status, grpc) = match refusal.outcome.kind() {
+            OutcomeKind::KeyMissing => (StatusCode::BAD_REQUEST, "3"),
+            OutcomeKind::FailedClosed => (StatusCode::SERVICE_UNAVAILABLE, "14"),
+            _ => (StatusCode::TOO_MANY_REQUESTS, "8"),
+        };
+        let content_type = refusal.parts.headers.get(header::CONTENT_TYPE);
+        if content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc")) {
+            let mut response = Response::new(Bytes::new());
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+            response.headers_mut().insert("grpc-status", HeaderValue::from_static(grpc));
+            return response;
+        }
+        let mut response = Response::new(Bytes::from_static(b"refused\n"));
+        *response.status_mut() = status;
+        response
+    }
+}
