@@ -14,7 +14,7 @@ use tower_ratelimit::{Charge, ChargeDecision, Decision, Key, Limiter, Policy, Re
 ///
 /// It is `Now` until it is told to answer later, and answers until it is told to fail. Clones are the same limiter.
 #[derive(Clone, Default)]
-pub struct Scripted(Arc<Mutex<State>>);
+pub(crate) struct Scripted(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -26,7 +26,7 @@ struct State {
 }
 
 #[derive(Debug)]
-pub struct Trouble;
+pub(crate) struct Trouble;
 
 impl fmt::Display for Trouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -37,31 +37,31 @@ impl fmt::Display for Trouble {
 impl std::error::Error for Trouble {}
 
 impl Scripted {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    pub fn later(self) -> Self {
+    pub(crate) fn later(self) -> Self {
         self.state().later = true;
         self
     }
 
-    pub fn fail(&self, failing: bool) {
+    pub(crate) fn fail(&self, failing: bool) {
         self.state().failing = failing;
     }
 
     /// What was asked for: the policies' names, the keys and the costs of each call.
-    pub fn takes(&self) -> Vec<Vec<(String, Key, u64)>> {
+    pub(crate) fn takes(&self) -> Vec<Vec<(String, Key, u64)>> {
         self.state().takes.clone()
     }
 
     /// Units given back, with their policies' names and keys.
-    pub fn refunds(&self) -> Vec<(String, Key, u64)> {
+    pub(crate) fn refunds(&self) -> Vec<(String, Key, u64)> {
         self.state().refunds.clone()
     }
 
     /// Units taken and not given back.
-    pub fn used(&self) -> u64 {
+    pub(crate) fn used(&self) -> u64 {
         self.state().used.values().sum()
     }
 
@@ -141,7 +141,7 @@ impl Limiter for Scripted {
 
 /// Answers whatever it was made with, now, and with as many charges as it likes.
 #[derive(Clone)]
-pub struct Broken(pub bool, pub usize);
+pub(crate) struct Broken(pub(crate) bool, pub(crate) usize);
 
 impl Limiter for Broken {
     type Error = Trouble;
