@@ -8,10 +8,18 @@ use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
 
 /// How a refusal is answered.
-#[derive(Clone, Debug, Default)]
-pub struct Refusals(());
+#[derive(Clone, Default)]
+pub struct Refusals(Option<Responder>);
 
-pub(crate) struct PreparedRefusals(());
+type Responder = std::sync::Arc<dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync>;
+
+impl std::fmt::Debug for Refusals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Refusals")
+    }
+}
+
+pub(crate) struct PreparedRefusals(Refusals);
 
 /// What a responder knows.
 #[derive(Debug)]
@@ -24,17 +32,40 @@ impl<'a> Refusal<'a> {
     pub(crate) fn new(parts: &'a Parts, outcome: &'a Outcome) -> Self {
         Self { parts, outcome }
     }
+
+    /// The request's head.
+    #[must_use]
+    pub fn parts(&self) -> &'a Parts {
+        self.parts
+    }
+
+    /// What was decided.
+    #[must_use]
+    pub fn outcome(&self) -> &'a Outcome {
+        self.outcome
+    }
 }
 
 impl Refusals {
+    /// The user's own responder.
+    pub fn with<F, B>(respond: F) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+        B: Into<Bytes>,
+    {
+        Self(Some(std::sync::Arc::new(move |refusal| respond(refusal).map(Into::into))))
+    }
+
     pub(crate) fn prepare(&self, _policies: &[Policy]) -> PreparedRefusals {
-        PreparedRefusals(self.0)
+        PreparedRefusals(self.clone())
     }
 }
 
 impl PreparedRefusals {
     pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
-        let () = self.0;
+        if let Some(respond) = &self.0.0 {
+            return respond(refusal);
+        }
         let (status, grpc) = match refusal.outcome.kind() {
             OutcomeKind::KeyMissing => (StatusCode::BAD_REQUEST, "3"),
             OutcomeKind::FailedClosed => (StatusCode::SERVICE_UNAVAILABLE, "14"),
