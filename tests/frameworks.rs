@@ -146,6 +146,7 @@ async fn the_peer_is_found_without_features_by_a_closure() {
 fn closures_need_no_annotation() {
     use tower_ratelimit::Key;
     let quota = Quota::per_minute(1);
+    let policy = Policy::from(quota);
     let _ = [
         RateLimitLayer::new(Scripted::new(), quota, |request| request.headers.get("x").cloned()),
         RateLimitLayer::new(Scripted::new(), quota, |request| Key::of(request.uri.path())),
@@ -154,6 +155,7 @@ fn closures_need_no_annotation() {
             let user = request.headers.get("x-user")?.to_str().ok()?;
             Some((user.to_owned(), request.method.clone()))
         }),
-        RateLimitLayer::new(Scripted::new(), &Policy::from(quota), |_| "all"),
+        RateLimitLayer::new(Scripted::new(), &policy, |_| "all"),
+        RateLimitLayer::new(Scripted::new(), policy, |_| 7_u64),
     ];
 }

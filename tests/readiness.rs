@@ -109,7 +109,7 @@ async fn readiness_is_the_inner_services_own() {
     handle.allow(1);
     assert!(service.poll_ready(&mut cx).is_ready());
     handle.send_error("broken");
-    let error = service.ready().await.err().expect("readiness fails as the inner one does");
+    let error = service.ready().await.map(drop).expect_err("readiness fails as the inner one does");
     assert_eq!(error.to_string(), "broken");
 }
 

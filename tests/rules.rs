@@ -128,7 +128,7 @@ async fn requests_without_a_key_can_share_one_that_is_nobody_elses() {
     let shared = limiter.takes()[0][0].1.clone();
     let absent: Option<u8> = None;
     let others =
-        [Key::global(), Key::of("").unwrap(), Key::of(&[0_u8; 0]).unwrap(), Key::of(key::OrAbsent(absent)).unwrap()];
+        [Key::global(), Key::of("").unwrap(), Key::of([0_u8; 0]).unwrap(), Key::of(key::OrAbsent(absent)).unwrap()];
     assert!(!others.contains(&shared));
 }
 
