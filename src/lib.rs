@@ -11,6 +11,7 @@ pub mod middleware;
 mod outcome;
 mod policy;
 mod quota;
+mod sync;
 mod time;
 
 #[cfg(feature = "fast-clock")]

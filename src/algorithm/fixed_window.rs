@@ -96,6 +96,15 @@ impl FixedWindow {
         (count > 0).then(|| Pair { at: self.window(None, now).end, n: count })
     }
 
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        state.n <= self.limit + self.debt && (self.anchor == Anchor::FirstRequest || state.at % self.period_us == 0)
+    }
+
+    /// The furthest a state lies ahead.
+    pub(crate) fn ahead_us(&self) -> u64 {
+        2 * self.period_us
+    }
+
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
         let count = self.window(Some(state), now).count;
         Fullness { throttled: count >= self.limit, used: super::share(count, self.limit) }

@@ -145,6 +145,15 @@ impl Gcra {
         (span != Span::default()).then_some(Pair { at: now + span.us, n: span.num })
     }
 
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        state.n < self.l
+    }
+
+    /// The furthest a state lies ahead.
+    pub(crate) fn ahead_us(&self) -> u64 {
+        self.ceiling.us
+    }
+
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
         let (backlog, _) = self.backlog(Some(state), now);
         Fullness {
@@ -161,7 +170,7 @@ impl Gcra {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
             return (Span::default(), false);
         };
-        let backlog = Span { us: tail.at - now, num: tail.n };
+        let backlog = Span { us: tail.at - now, num: tail.n.min(self.l - 1) };
         if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
     }
 

@@ -231,6 +231,16 @@ impl PairRules {
         each!(self, rules => rules.with_used(used, now))
     }
 
+    /// Whether the quota could have made this state: what comes from outside may be anything.
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        each!(self, rules => rules.could_be(state))
+    }
+
+    /// Whether the state is further ahead of now than the quota can put it: the clock stepped back.
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > each!(self, rules => rules.ahead_us())
+    }
+
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
         each!(self, rules => rules.fullness(state, now))
     }

@@ -83,6 +83,17 @@ impl TwoCounters {
         }
     }
 
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        let most = self.trail.most();
+        let (before, in_it) = (state.n >> self.width, state.n & ((1 << self.width) - 1));
+        before <= most && in_it <= most && state.at % self.trail.grain_us() == 0
+    }
+
+    /// The furthest a state lies ahead.
+    pub(crate) fn ahead_us(&self) -> u64 {
+        3 * self.trail.grain_us()
+    }
+
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
         self.trail.fullness(&self.read(Some(state)), now)
     }

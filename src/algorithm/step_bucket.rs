@@ -102,6 +102,15 @@ impl StepBucket {
         }
     }
 
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        state.n < self.tokens && (self.anchor == Anchor::FirstRequest || state.at % self.tick_us == 0)
+    }
+
+    /// The furthest a state lies ahead.
+    pub(crate) fn ahead_us(&self) -> u64 {
+        (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
+    }
+
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
         let missing = self.level(Some(state), now).missing;
         Fullness { throttled: missing >= self.burst, used: super::share(missing, self.burst) }

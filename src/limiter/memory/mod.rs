@@ -1,10 +1,169 @@
-//! stub
-/// stub
-#[derive(Clone, Debug)]
-pub struct MemoryLimiter;
+//! States in this process's memory.
+//!
+//! [`MemoryLimiter`] is the limiter; [`MemoryLimiterBuilder`] sets one up.
+
+mod builder;
+mod large;
+mod many;
+mod pool;
+mod registry;
+mod snapshot;
+mod store;
+mod words;
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Ready;
+use std::sync::Arc;
+
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::policy::Policy;
+
+use store::Store;
+
+pub use builder::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
+
+/// A limiter in this process's memory: every algorithm, any mix of quotas, lock-free for those whose state is one word.
+///
+/// Clones share one table. Sets of charges are [atomic](crate::Atomicity::Atomic). Nothing runs in the background.
+///
+/// # Memory
+///
+/// It is bounded, whatever comes in. A limiter of capacity `n` takes `32·n` bytes for states of one word (a million keys:
+/// 32 MB), of which only what is touched is resident. Buckets, fixed windows and sliding windows of one bucket are one
+/// word unless their numbers are unusually large; other states (exact pairs of such rates, sub-windows, logs) live in a
+/// second table of `128·n` bytes and a pool of 18.3 bytes for each entry, which are made when the first such quota is used.
+/// [`bytes`](Self::bytes) tells the sum.
+///
+/// A state that has expired is free space, without anybody having to remove it. When all slots that a new key may use are
+/// live, [`OnFull`] says what happens; of a million keys in a table of that capacity fewer than ten are forgotten.
+///
+/// Keys are not kept. A fingerprint of 64 bits is, made with a secret drawn from the system's randomness, so nobody can aim
+/// at another's key.
+#[derive(Clone)]
+pub struct MemoryLimiter(Arc<Store>);
+
 impl MemoryLimiter {
-    /// s
+    /// A limiter for a million keys.
+    #[must_use]
     pub fn new() -> Self {
-        Self
+        MemoryLimiterBuilder::build_default()
+    }
+
+    /// Sets up a limiter.
+    pub fn builder() -> MemoryLimiterBuilder {
+        MemoryLimiterBuilder::new()
+    }
+
+    /// Takes `cost` units from what `policy` allows `key`: the shortest way to a single decision, for use without a
+    /// service.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    ///
+    /// let limiter = MemoryLimiter::new();
+    /// let policy = Policy::from(Quota::per_minute(2));
+    /// let key = Key::of("alice").unwrap();
+    /// assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+    /// assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+    /// assert!(!limiter.take_one(&policy, &key, 1).is_allowed());
+    /// ```
+    #[inline]
+    #[must_use = "a denied cost was not taken"]
+    pub fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
+        self.0.charge(&Charge::new(policy, key).cost(cost), self.0.now(), true)
+    }
+
+    /// Answers as [`take_one`](Self::take_one) would, and takes nothing.
+    #[must_use]
+    pub fn peek_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
+        let mut decision = self.0.charge(&Charge::new(policy, key).cost(cost), self.0.now(), false);
+        decision.untaken();
+        decision
+    }
+
+    /// Takes all charges or none.
+    #[inline]
+    #[must_use = "denied charges were not taken"]
+    pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
+        match charges {
+            [charge] => {
+                let decision = self.0.charge(charge, self.0.now(), true);
+                Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
+            }
+            charges => self.0.charge_all(charges),
+        }
+    }
+
+    /// Answers as [`take_now`](Self::take_now) would, and takes nothing.
+    #[must_use]
+    pub fn peek_now(&self, charges: &[Charge<'_>]) -> Decision {
+        self.0.peek_all(charges)
+    }
+
+    /// Gives back what each receipt still holds.
+    pub fn refund_now(&self, refunds: &[Refund]) {
+        refunds.iter().for_each(|refund| self.0.refund(refund));
+    }
+
+    /// Forgets the state of a (policy, key): its whole quota is back.
+    pub fn reset_now(&self, policy: &Policy, key: &Key) {
+        self.0.reset(policy, key);
+    }
+
+    /// All live states, to be [restored](MemoryLimiterBuilder::restore) later, so that a daily quota survives a deploy.
+    ///
+    /// Each state is as it was at one instant, not all at the same. The snapshot holds fingerprints and the secret that they
+    /// were made with, no keys; keep it as you would keep a log of clients. It takes about 24 bytes for each key.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        snapshot::Snapshot::of(&self.0).write()
+    }
+
+    /// Bytes that the tables take at most, of which only what was touched is resident.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.words.bytes() + self.0.large.get().map_or(0, large::Large::bytes)
+    }
+}
+
+impl Default for MemoryLimiter {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimiter")
+            .field("capacity", &self.0.capacity)
+            .field("on_full", &self.0.on_full)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Limiter for MemoryLimiter {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+
+    #[inline]
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
+        Reply::Now(Ok(self.take_now(charges)))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
+        Reply::Now(Ok(self.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
+        self.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
+        self.reset_now(policy, key);
+        Reply::Now(Ok(()))
     }
 }

@@ -1,0 +1,205 @@
+//! How a `MemoryLimiter` is set up.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use crate::clock::{Clock, MonotonicClock};
+use crate::outcome::Observer;
+
+use super::MemoryLimiter;
+use super::store::{AnyClock, Secret, Setup, Store};
+
+/// How far a clock may step back before time stands still for the limiter: about 200 days.
+const BACK_US: u64 = 1 << 44;
+
+const CAPACITY: usize = 1_000_000;
+const CAPACITY_MAX: usize = 1 << 32;
+const ENTRIES_PER_KEY: usize = 4;
+
+/// What happens to a new key when all slots that it may use are live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnFull {
+    /// The key among them that has used the smallest part of its own quota is forgotten; one that is out of allowance only
+    /// if all are.
+    #[default]
+    Evict,
+    /// The new key is denied, and told to come back in a second.
+    Deny,
+}
+
+/// Sets up a [`MemoryLimiter`].
+///
+/// ```
+/// use tower_ratelimit::limiter::memory::OnFull;
+/// use tower_ratelimit::{ManualClock, MemoryLimiter};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let clock = ManualClock::new();
+/// let limiter = MemoryLimiter::builder().capacity(100_000).on_full(OnFull::Deny).clock(clock.clone()).build()?;
+/// # let _ = limiter;
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub struct MemoryLimiterBuilder {
+    capacity: usize,
+    entries: Option<usize>,
+    on_full: OnFull,
+    clock: AnyClock,
+    observer: Option<Arc<dyn Observer>>,
+    snapshot: Option<Vec<u8>>,
+}
+
+impl MemoryLimiterBuilder {
+    pub(super) fn new() -> Self {
+        Self {
+            capacity: CAPACITY,
+            entries: None,
+            on_full: OnFull::Evict,
+            clock: AnyClock::Monotonic(MonotonicClock::new()),
+            observer: None,
+            snapshot: None,
+        }
+    }
+
+    /// How many keys are held, 1 to 2^32; by default a million. It bounds the memory, see [`MemoryLimiter`].
+    pub fn capacity(mut self, keys: usize) -> Self {
+        self.capacity = keys;
+        self
+    }
+
+    /// How many dated entries of logs and sub-windows are held, over all keys; by default four for each key. It bounds the
+    /// memory, see [`MemoryLimiter`].
+    pub fn entries(mut self, entries: usize) -> Self {
+        self.entries = Some(entries);
+        self
+    }
+
+    /// What happens to a new key in a full table.
+    pub fn on_full(mut self, on_full: OnFull) -> Self {
+        self.on_full = on_full;
+        self
+    }
+
+    /// Reads this clock instead of the [monotonic](MonotonicClock) one.
+    ///
+    /// A limiter's time reaches from about 200 days before it was built to 12 years after; beyond, it stands still.
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = AnyClock::Other(Arc::new(clock));
+        self
+    }
+
+    /// Reads the CPU's time stamp counter, see [`FastClock`](crate::FastClock).
+    #[cfg(feature = "fast-clock")]
+    pub fn fast_clock(mut self) -> Self {
+        self.clock = AnyClock::Fast(crate::clock::FastClock::new());
+        self
+    }
+
+    /// Tells this observer of keys that were forgotten or denied for want of room.
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.observer = Some(Arc::new(observer));
+        self
+    }
+
+    /// Starts with the states of a [snapshot](MemoryLimiter::snapshot).
+    pub fn restore(mut self, snapshot: impl Into<Vec<u8>>) -> Self {
+        self.snapshot = Some(snapshot.into());
+        self
+    }
+
+    /// Builds the limiter.
+    ///
+    /// # Errors
+    /// If the capacity is 0 or above 2^32, or the snapshot cannot be read.
+    pub fn build(self) -> Result<MemoryLimiter, MemoryLimiterError> {
+        if self.capacity == 0 || self.capacity > CAPACITY_MAX {
+            return Err(MemoryLimiterError::new(
+                MemoryLimiterErrorKind::Capacity,
+                format!("a limiter for {} keys is not possible: choose 1 to {CAPACITY_MAX}", self.capacity),
+            ));
+        }
+        let entries = self.entries.unwrap_or(self.capacity.saturating_mul(ENTRIES_PER_KEY)).min(CAPACITY_MAX);
+        let snapshot = self.snapshot.as_deref().map(super::snapshot::Snapshot::read).transpose()?;
+        // From the system's randomness, by way of the standard library's hash map keys.
+        let random = || RandomState::new().hash_one(0_u64);
+        let seeds = snapshot.as_ref().map_or_else(|| [random(), random()], |snapshot| snapshot.seeds);
+        let base = self.clock.now_us().saturating_sub(BACK_US);
+        let store = Store::new(Setup {
+            secret: Secret::new(seeds),
+            clock: self.clock,
+            base,
+            capacity: self.capacity,
+            entries,
+            on_full: self.on_full,
+            observer: self.observer,
+        });
+        if let Some(snapshot) = snapshot {
+            snapshot.fill(&store);
+        }
+        Ok(MemoryLimiter(Arc::new(store)))
+    }
+
+    /// A limiter with every setting as it is by default, of which none can be refused.
+    pub(super) fn build_default() -> MemoryLimiter {
+        let clock = MonotonicClock::new();
+        let base = clock.now().as_micros().saturating_sub(BACK_US);
+        let random = || RandomState::new().hash_one(0_u64);
+        MemoryLimiter(Arc::new(Store::new(Setup {
+            secret: Secret::new([random(), random()]),
+            clock: AnyClock::Monotonic(clock),
+            base,
+            capacity: CAPACITY,
+            entries: CAPACITY * ENTRIES_PER_KEY,
+            on_full: OnFull::Evict,
+            observer: None,
+        })))
+    }
+}
+
+impl fmt::Debug for MemoryLimiterBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimiterBuilder")
+            .field("capacity", &self.capacity)
+            .field("entries", &self.entries)
+            .field("on_full", &self.on_full)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why a limiter could not be built.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryLimiterError {
+    kind: MemoryLimiterErrorKind,
+    message: String,
+}
+
+/// What was wrong with a limiter's setup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MemoryLimiterErrorKind {
+    /// The capacity is out of range.
+    Capacity,
+    /// The snapshot is not one, is of another version of this crate, or is damaged.
+    Snapshot,
+}
+
+impl MemoryLimiterError {
+    pub(super) fn new(kind: MemoryLimiterErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Which case it is.
+    #[must_use]
+    pub fn kind(&self) -> MemoryLimiterErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for MemoryLimiterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for MemoryLimiterError {}

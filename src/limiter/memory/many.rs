@@ -1,0 +1,310 @@
+//! Several charges at once: all are taken or none is, and nobody sees anything in between.
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Answer, Layout, Next, Rules};
+use crate::decision::{ChargeDecision, Decision};
+use crate::limiter::{Charge, Effect};
+
+use super::large::{Change, Index, Shard};
+use super::registry::UNNAMED;
+use super::store::{Adopted, Store, WordCharge};
+use super::words::{Fingerprint, Now, Seen, version_of};
+use crate::sync::MutexGuard;
+
+/// So many charges of a request need no memory of their own.
+const INLINE: usize = 4;
+
+/// A charge, and where its state is.
+enum Held<'a> {
+    Word {
+        word: WordCharge<'a>,
+        state: WordState<'a>,
+    },
+    Large {
+        key: Fingerprint,
+        version: u16,
+        rules: &'a Rules,
+        shard: usize,
+        index: Option<Index>,
+    },
+    /// Of a (policy, key) that an earlier charge of the set is for: the caller should have summed them.
+    Twice,
+}
+
+/// A word that is held.
+enum WordState<'a> {
+    There(Locked<'a>),
+    Absent,
+    /// It lies among the large ones, and there is no room for it here.
+    NoRoom,
+}
+
+/// A locked slot. Dropped without being written it goes back as it was.
+struct Locked<'a> {
+    store: &'a Store,
+    seen: Seen,
+}
+
+impl Locked<'_> {
+    fn write(self, tag: u64, word: u64) {
+        self.store.words.publish(self.seen.place, tag, word);
+        std::mem::forget(self); // it holds nothing else
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.store.words.publish(self.seen.place, self.seen.tag, self.seen.word);
+    }
+}
+
+/// What is to be written, once all charges are known to pass.
+enum Write {
+    Nothing,
+    Word(u64),
+    Large(Change),
+}
+
+impl Store {
+    /// Takes all charges or none. Each is for another (policy, key).
+    pub(super) fn charge_all(&self, charges: &[Charge<'_>]) -> Decision {
+        let now = self.now();
+        let (decision, writes) = self.look(charges, now);
+        // A refusal that writes nothing holds at the instant at which the refusing state was read.
+        if !writes {
+            return decision;
+        }
+        let mut stripes: SmallVec<[usize; INLINE]> =
+            charges.iter().map(|charge| self.stripe_of(self.key_of(charge))).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        let _stripes: SmallVec<[MutexGuard<'_, ()>; INLINE]> =
+            stripes.iter().map(|stripe| self.lock_stripe(*stripe)).collect();
+        let mut shards = self.lock_shards(charges);
+        let keys: SmallVec<[Fingerprint; INLINE]> = charges.iter().map(|charge| self.key_of(charge)).collect();
+        let mut held: SmallVec<[Held<'_>; INLINE]> = SmallVec::new();
+        for (at, charge) in charges.iter().enumerate() {
+            let twice = keys[..at].contains(&keys[at]);
+            held.push(if twice { Held::Twice } else { self.hold(charge, keys[at], now, &mut shards) });
+        }
+
+        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut writes: SmallVec<[Write; INLINE]> = SmallVec::new();
+        for (charge, held) in charges.iter().zip(&held) {
+            let (decision, write) = held.decide(charge, now, &shards);
+            decisions.push(decision);
+            writes.push(write);
+        }
+        let mut allowed = is_allowed(charges, &decisions);
+        // Of a refused set only the refusals that count, or that mend a state ahead of the clock, are written.
+        let is_written = |at: usize, allowed: bool, decisions: &[ChargeDecision]| {
+            allowed || (charges[at].effect == Effect::Enforce && !decisions[at].is_allowed())
+        };
+        // Room first: if there is none, nothing has been written.
+        let mut keep: SmallVec<[(usize, Index); INLINE]> = held.iter().filter_map(Held::index).collect();
+        for (at, held) in held.iter_mut().enumerate() {
+            if matches!(writes[at], Write::Nothing) || !is_written(at, allowed, &decisions) {
+                continue;
+            }
+            if !held.make_room(self, now, &mut shards, &mut keep, charges.len()) {
+                writes[at] = Write::Nothing;
+                if decisions[at].is_allowed() {
+                    decisions[at] = self.full(std::mem::replace(&mut decisions[at], ChargeDecision::blank()));
+                    allowed = is_allowed(charges, &decisions);
+                }
+            }
+        }
+        for (at, (held, write)) in held.into_iter().zip(writes).enumerate() {
+            if is_written(at, allowed, &decisions) {
+                held.write(write, now, &mut shards);
+            }
+            if !allowed {
+                decisions[at].untaken();
+            }
+        }
+        Decision::new(allowed, decisions)
+    }
+
+    /// Answers without taking.
+    pub(super) fn peek_all(&self, charges: &[Charge<'_>]) -> Decision {
+        self.look(charges, self.now()).0
+    }
+
+    /// The decision as the states are now, one after the other, and whether anything is to be written.
+    fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
+        let mut decisions: SmallVec<[ChargeDecision; 2]> =
+            charges.iter().map(|charge| self.charge(charge, now, false)).collect();
+        let allowed = is_allowed(charges, &decisions);
+        let takes = charges.iter().any(|charge| charge.cost > 0);
+        let counts = charges.iter().zip(&decisions).any(|(charge, decision)| {
+            !decision.is_allowed() && charge.policy.quota().counts_denied() && charge.effect == Effect::Enforce
+        });
+        decisions.iter_mut().for_each(ChargeDecision::untaken);
+        (Decision::new(allowed, decisions), (allowed && takes) || counts)
+    }
+
+    fn key_of(&self, charge: &Charge<'_>) -> Fingerprint {
+        let key = self.fingerprint(charge.policy, charge.key);
+        if self.registry.version(charge.policy) == UNNAMED { Self::unnamed(key, charge.policy) } else { key }
+    }
+
+    /// Locks the shards of the charges that are or may be in one, in order.
+    fn lock_shards(&self, charges: &[Charge<'_>]) -> Shards<'_> {
+        let mixed = self.registry.is_mixed();
+        let mut numbers: SmallVec<[usize; INLINE]> = charges
+            .iter()
+            .filter(|charge| mixed || !self.is_word(charge))
+            .map(|charge| self.large().shard_of(self.key_of(charge)))
+            .collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers.into_iter().map(|number| (number, self.large().lock(number))).collect()
+    }
+
+    fn is_word(&self, charge: &Charge<'_>) -> bool {
+        matches!(charge.policy.quota().rules().layout(), Layout::Word(_))
+            && self.registry.version(charge.policy) != UNNAMED
+    }
+
+    /// Locks a charge's state, after converting it to the charge's quota.
+    fn hold<'a>(&'a self, charge: &Charge<'a>, key: Fingerprint, now: Now, shards: &mut Shards<'_>) -> Held<'a> {
+        let version = self.registry.version(charge.policy);
+        match charge.policy.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
+                let force = charge.effect == Effect::Force;
+                let word =
+                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: charge.cost, force };
+                Held::Word { word, state: word.hold(shards) }
+            }
+            rules => {
+                let shard = self.large().shard_of(key);
+                let mut crowd = self.crowd(now);
+                let index = shard_mut(shards, shard)
+                    .and_then(|shard| self.settle_large(shard, key, version, rules, now, &mut crowd));
+                self.report(&crowd);
+                Held::Large { key, version, rules, shard, index }
+            }
+        }
+    }
+}
+
+impl<'a> WordCharge<'a> {
+    /// Under the key's stripe, with its shard locked if need be: locks the key's slot.
+    fn hold(&self, shards: &mut Shards<'_>) -> WordState<'a> {
+        loop {
+            let Some(seen) = self.store.words.find(self.key) else {
+                let number = self.store.large.get().map(|large| large.shard_of(self.key));
+                match number.and_then(|number| shard_mut(shards, number)).map(|shard| self.adopt(shard)) {
+                    Some(Adopted::Came) => continue,
+                    Some(Adopted::NoRoom) => return WordState::NoRoom,
+                    Some(Adopted::Nothing) | None => return WordState::Absent,
+                }
+            };
+            if version_of(seen.tag) != self.version {
+                self.convert(seen);
+            } else if self.store.words.lock(seen) {
+                return WordState::There(Locked { store: self.store, seen });
+            }
+        }
+    }
+}
+
+impl Held<'_> {
+    fn index(&self) -> Option<(usize, Index)> {
+        match self {
+            Self::Large { shard, index, .. } => index.map(|index| (*shard, index)),
+            _ => None,
+        }
+    }
+
+    fn decide(&self, charge: &Charge<'_>, now: Now, shards: &Shards<'_>) -> (ChargeDecision, Write) {
+        match self {
+            Self::Word { word, state } => {
+                let state = match state {
+                    WordState::There(locked) => word.layout.unpack(locked.seen.word, now),
+                    WordState::Absent | WordState::NoRoom => None,
+                };
+                let Answer { decision, next } = word.decide(state);
+                let write = match next {
+                    Next::Keep => Write::Nothing,
+                    Next::Set(state) => Write::Word(word.layout.pack(state, now)),
+                    Next::Clear => Write::Word(word.layout.cleared(now)),
+                };
+                (decision, write)
+            }
+            Self::Large { rules, shard, index, .. } => {
+                let Some((_, shard)) = shards.iter().find(|(locked, _)| locked == shard) else {
+                    return (ChargeDecision::blank(), Write::Nothing);
+                };
+                let force = charge.effect == Effect::Force;
+                let (decision, change) = shard.decide(*index, rules, now.at, charge.cost, force);
+                let write = if change.writes() { Write::Large(change) } else { Write::Nothing };
+                (decision, write)
+            }
+            Self::Twice => (ChargeDecision::denied(charge.policy.quota().capacity(), 0, None), Write::Nothing),
+        }
+    }
+
+    /// Sees to it that this charge can be written; `keep` are the states of the request, of which there are `charges`.
+    fn make_room(
+        &mut self,
+        store: &Store,
+        now: Now,
+        shards: &mut Shards<'_>,
+        keep: &mut SmallVec<[(usize, Index); INLINE]>,
+        charges: usize,
+    ) -> bool {
+        match self {
+            Self::Word { word, state } => match state {
+                WordState::There(_) => true,
+                WordState::NoRoom => false,
+                WordState::Absent => match word.claim() {
+                    Some(seen) => {
+                        *state = WordState::There(Locked { store: word.store, seen });
+                        true
+                    }
+                    None => false,
+                },
+            },
+            Self::Large { key, version, rules, shard: number, index } => {
+                let Some(shard) = shard_mut(shards, *number) else { return false };
+                let mut crowd = store.crowd(now);
+                crowd.keep.extend(keep.iter().filter(|(shard, _)| shard == number).map(|(_, index)| *index));
+                let room = matches!(rules, Rules::Pair(..)) || shard.make_room(charges, *key, &mut crowd);
+                if room && index.is_none() {
+                    *index = shard.insert(*key, *version, &mut crowd);
+                    keep.extend(index.map(|index| (*number, index)));
+                }
+                store.report(&crowd);
+                room && index.is_some()
+            }
+            Self::Twice => true,
+        }
+    }
+
+    /// Writes what was decided; without anything to write the state is left as it was.
+    fn write(self, write: Write, now: Now, shards: &mut Shards<'_>) {
+        match (self, write) {
+            (Self::Word { word, state: WordState::There(locked) }, Write::Word(next)) => {
+                locked.write(word.key.tag(word.version), next);
+            }
+            (Self::Large { rules, shard, index: Some(index), .. }, Write::Large(change)) => {
+                if let Some(shard) = shard_mut(shards, shard) {
+                    shard.apply(index, rules, now.at, &change);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+fn is_allowed(charges: &[Charge<'_>], decisions: &[ChargeDecision]) -> bool {
+    charges.iter().zip(decisions).all(|(charge, decision)| charge.effect != Effect::Enforce || decision.is_allowed())
+}
+
+type Shards<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); INLINE]>;
+
+fn shard_mut<'a>(shards: &'a mut Shards<'_>, number: usize) -> Option<&'a mut Shard> {
+    shards.iter_mut().find(|(locked, _)| *locked == number).map(|(_, shard)| &mut **shard)
+}

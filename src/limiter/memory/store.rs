@@ -1,0 +1,535 @@
+//! One charge against the tables.
+//!
+//! Order of locks: stripes, then shards, then slots of the table of words. Who holds a slot waits for nobody.
+
+use std::sync::{Arc, OnceLock};
+
+use foldhash::SharedSeed;
+use smallvec::SmallVec;
+use std::hash::Hasher;
+
+use crate::algorithm::{Answer, Fullness, Layout, Next, Pair, PairRules, Rules, Used, WordLayout};
+use crate::clock::{Clock, MonotonicClock};
+use crate::decision::ChargeDecision;
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Refund};
+use crate::outcome::{LimiterEvent, Observer};
+use crate::policy::Policy;
+use crate::sync::{Mutex, MutexGuard, lock};
+
+use super::OnFull;
+use super::large::{Crowd, Large, Shard};
+use super::registry::{Registry, UNNAMED};
+use super::words::{Fingerprint, Now, Seen, Words, is_expired, version_of};
+
+/// Stripes: a new key's slot is made under one, so that no key ever gets two.
+const STRIPES: usize = 1_024;
+
+/// How often a full set is looked through again when another thread was quicker.
+const EVICTION_ATTEMPTS: usize = 16;
+
+/// What a denied newcomer to a full table is told to wait.
+const FULL_RETRY_US: u64 = 1_000_000;
+
+/// The clock that a limiter reads.
+pub(super) enum AnyClock {
+    Monotonic(MonotonicClock),
+    #[cfg(feature = "fast-clock")]
+    Fast(crate::clock::FastClock),
+    Other(Arc<dyn Clock>),
+}
+
+/// The secret that fingerprints are made with.
+pub(super) struct Secret {
+    pub(super) seeds: [u64; 2],
+    shared: SharedSeed,
+}
+
+impl Secret {
+    pub(super) fn new(seeds: [u64; 2]) -> Self {
+        Self { seeds, shared: SharedSeed::from_u64(seeds[1]) }
+    }
+}
+
+/// The tables, and all that deciding needs.
+pub(super) struct Store {
+    pub(super) words: Words,
+    pub(super) large: OnceLock<Large>,
+    pub(super) registry: Registry,
+    pub(super) secret: Secret,
+    pub(super) clock: AnyClock,
+    /// The instant that words count from.
+    pub(super) base: u64,
+    pub(super) capacity: usize,
+    pub(super) entries: usize,
+    pub(super) on_full: OnFull,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+    stripes: Box<[Mutex<()>]>,
+}
+
+/// What a store is made from; see `builder.rs` for what each is.
+pub(super) struct Setup {
+    pub(super) secret: Secret,
+    pub(super) clock: AnyClock,
+    pub(super) base: u64,
+    pub(super) capacity: usize,
+    pub(super) entries: usize,
+    pub(super) on_full: OnFull,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+}
+
+impl AnyClock {
+    #[inline]
+    pub(super) fn now_us(&self) -> u64 {
+        match self {
+            Self::Monotonic(clock) => clock.now(),
+            #[cfg(feature = "fast-clock")]
+            Self::Fast(clock) => clock.now(),
+            Self::Other(clock) => clock.now(),
+        }
+        .as_micros()
+    }
+}
+
+impl Store {
+    pub(super) fn new(setup: Setup) -> Self {
+        Self {
+            words: Words::new(setup.capacity),
+            large: OnceLock::new(),
+            registry: Registry::new(),
+            secret: setup.secret,
+            clock: setup.clock,
+            base: setup.base,
+            capacity: setup.capacity,
+            entries: setup.entries,
+            on_full: setup.on_full,
+            observer: setup.observer,
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+        }
+    }
+
+    #[inline]
+    pub(super) fn now(&self) -> Now {
+        Now::new(self.clock.now_us(), self.base)
+    }
+
+    /// The fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
+    #[inline]
+    pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
+        let seed = self.secret.seeds[0] ^ policy.name_fingerprint();
+        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.secret.shared);
+        hasher.write(key.as_bytes());
+        Fingerprint::new(hasher.finish())
+    }
+
+    pub(super) fn large(&self) -> &Large {
+        self.large.get_or_init(|| Large::new(self.capacity, self.entries))
+    }
+
+    pub(super) fn stripe_of(&self, key: Fingerprint) -> usize {
+        (key.bits() >> 32) as usize % STRIPES
+    }
+
+    pub(super) fn lock_stripe(&self, stripe: usize) -> MutexGuard<'_, ()> {
+        lock(&self.stripes[stripe % STRIPES])
+    }
+
+    /// Takes one charge, or with `take` unset only looks.
+    #[inline]
+    pub(super) fn charge(&self, charge: &Charge<'_>, now: Now, take: bool) -> ChargeDecision {
+        let key = self.fingerprint(charge.policy, charge.key);
+        let version = self.registry.version(charge.policy);
+        match charge.policy.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
+                let word = WordCharge {
+                    store: self,
+                    key,
+                    version,
+                    rules,
+                    layout: *layout,
+                    now,
+                    cost: charge.cost,
+                    force: charge.effect == Effect::Force,
+                };
+                if take { word.take() } else { word.peek() }
+            }
+            _ => self.charge_large(charge, key, version, now, take),
+        }
+    }
+
+    #[cold]
+    pub(super) fn event(&self, event: &LimiterEvent) {
+        if let Some(observer) = &self.observer {
+            observer.on_event(event);
+        }
+    }
+
+    pub(super) fn crowd(&self, now: Now) -> Crowd<'_> {
+        Crowd {
+            registry: &self.registry,
+            now: now.at,
+            evict: self.on_full == OnFull::Evict,
+            keep: SmallVec::new(),
+            evicted: SmallVec::new(),
+        }
+    }
+
+    pub(super) fn report(&self, crowd: &Crowd<'_>) {
+        for fullness in &crowd.evicted {
+            self.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
+        }
+    }
+
+    /// The answer to a new key for which there is no room.
+    pub(super) fn full(&self, mut decision: ChargeDecision) -> ChargeDecision {
+        self.event(&LimiterEvent::Full);
+        decision.untaken();
+        ChargeDecision::found(decision.limit(), 0, decision.reset_us(), FULL_RETRY_US, Some(FULL_RETRY_US))
+    }
+
+    // States larger than a word ───────────────────────────────────────────────────────────────────────────────────────
+
+    /// States of policies without a version have their quota in the fingerprint: another quota is another state.
+    pub(super) fn unnamed(key: Fingerprint, policy: &Policy) -> Fingerprint {
+        Fingerprint::new(key.bits() ^ policy.fingerprint().rotate_left(17))
+    }
+
+    #[cold]
+    fn charge_large(
+        &self,
+        charge: &Charge<'_>,
+        key: Fingerprint,
+        version: u16,
+        now: Now,
+        take: bool,
+    ) -> ChargeDecision {
+        let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };
+        let large = self.large();
+        let _stripe = self.registry.is_mixed().then(|| self.lock_stripe(self.stripe_of(key)));
+        let mut shard = large.lock(large.shard_of(key));
+        let rules = charge.policy.quota().rules();
+        let mut crowd = self.crowd(now);
+        let index = self.settle_large(&mut shard, key, version, rules, now, &mut crowd);
+        let force = charge.effect == Effect::Force;
+        let (decision, change) = shard.decide(index, rules, now.at, charge.cost, force);
+        if !take || !change.writes() {
+            self.report(&crowd);
+            return decision;
+        }
+        crowd.keep.extend(index);
+        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, &mut crowd);
+        let index = if room { index.or_else(|| shard.insert(key, version, &mut crowd)) } else { None };
+        if let Some(index) = index {
+            shard.apply(index, rules, now.at, &change);
+        }
+        drop(shard);
+        self.report(&crowd);
+        if index.is_some() { decision } else { self.full(decision) }
+    }
+
+    /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over.
+    pub(super) fn settle_large(
+        &self,
+        shard: &mut Shard,
+        key: Fingerprint,
+        version: u16,
+        rules: &Rules,
+        now: Now,
+        crowd: &mut Crowd<'_>,
+    ) -> Option<super::large::Index> {
+        if let Some((index, written)) = shard.find(key) {
+            if written != version {
+                let versions = self.registry.versions();
+                let old = versions.policy(written).map(|policy| policy.quota().rules());
+                let used = old.and_then(|rules| shard.used(index, rules, now.at));
+                shard.rewrite(index, version, rules, now.at, used);
+            }
+            return Some(index);
+        }
+        if !self.registry.is_mixed() {
+            return None;
+        }
+        let used = self.take_out_of_words(key, now)?;
+        let index = shard.insert(key, version, crowd)?;
+        crowd.keep.push(index);
+        if matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd) {
+            shard.rewrite(index, version, rules, now.at, Some(used));
+        }
+        Some(index)
+    }
+
+    /// Empties a key's slot among the words, and says what was in use.
+    fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<Used> {
+        loop {
+            let seen = self.words.find(key)?;
+            let (rules, layout) = self.word_rules(version_of(seen.tag))?;
+            let state = layout.unpack(seen.word, now)?;
+            if self.words.replace(seen, layout.cleared(now)) {
+                return Some(rules.used(state, now.at));
+            }
+        }
+    }
+
+    /// The rules of a version whose states are words.
+    pub(super) fn word_rules(&self, version: u16) -> Option<(PairRules, WordLayout)> {
+        let versions = self.registry.versions();
+        match versions.policy(version)?.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) => Some((*rules, *layout)),
+            _ => None,
+        }
+    }
+}
+
+/// What came of looking for a word's state among the large ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Adopted {
+    Nothing,
+    Came,
+    NoRoom,
+}
+
+/// One charge whose state is a word.
+#[derive(Clone, Copy)]
+pub(super) struct WordCharge<'a> {
+    pub(super) store: &'a Store,
+    pub(super) key: Fingerprint,
+    pub(super) version: u16,
+    pub(super) rules: &'a PairRules,
+    pub(super) layout: WordLayout,
+    pub(super) now: Now,
+    pub(super) cost: u64,
+    pub(super) force: bool,
+}
+
+impl WordCharge<'_> {
+    /// Decides and takes.
+    #[inline]
+    fn take(&self) -> ChargeDecision {
+        loop {
+            let Some(seen) = self.store.words.find(self.key) else {
+                match self.take_new() {
+                    Some(decision) => return decision,
+                    None => continue,
+                }
+            };
+            if version_of(seen.tag) != self.version {
+                self.convert(seen);
+                continue;
+            }
+            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, self.now));
+            let written = match next {
+                Next::Keep => true,
+                Next::Set(state) => self.store.words.replace(seen, self.layout.pack(state, self.now)),
+                Next::Clear => self.store.words.replace(seen, self.layout.cleared(self.now)),
+            };
+            if written {
+                return decision;
+            }
+        }
+    }
+
+    /// Decides, and writes nothing.
+    pub(super) fn peek(&self) -> ChargeDecision {
+        self.decide(self.state()).decision
+    }
+
+    #[inline]
+    pub(super) fn decide(&self, state: Option<Pair>) -> Answer {
+        self.rules.decide(state, self.now.at, self.cost, self.force)
+    }
+
+    /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.
+    pub(super) fn state(&self) -> Option<Pair> {
+        let used = match self.store.words.find(self.key) {
+            Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, self.now),
+            Some(seen) => {
+                let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
+                rules.used(layout.unpack(seen.word, self.now)?, self.now.at)
+            }
+            None if self.store.registry.is_mixed() => {
+                let large = self.store.large.get()?;
+                let shard = large.lock(large.shard_of(self.key));
+                let (index, written) = shard.find(self.key)?;
+                let versions = self.store.registry.versions();
+                shard.used(index, versions.policy(written)?.quota().rules(), self.now.at)?
+            }
+            None => return None,
+        };
+        self.rules.with_used(used, self.now.at)
+    }
+
+    /// A key without a slot. Nothing if it has got one meanwhile.
+    #[cold]
+    fn take_new(&self) -> Option<ChargeDecision> {
+        let Answer { decision, next } = self.decide(None);
+        if next == Next::Keep && !self.store.registry.is_mixed() {
+            return Some(decision); // it looked, or can never pass
+        }
+        let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
+        if self.store.registry.is_mixed() {
+            if let Some(large) = self.store.large.get() {
+                match self.adopt(&mut large.lock(large.shard_of(self.key))) {
+                    Adopted::Nothing => {}
+                    Adopted::Came => return None,
+                    Adopted::NoRoom => return Some(self.store.full(decision)),
+                }
+            }
+        }
+        if self.store.words.find(self.key).is_some() {
+            return None;
+        }
+        let Next::Set(state) = next else { return Some(decision) };
+        match self.claim() {
+            Some(claimed) => {
+                let word = self.layout.pack(state, self.now);
+                self.store.words.publish(claimed.place, self.key.tag(self.version), word);
+                Some(decision)
+            }
+            None => Some(self.store.full(decision)),
+        }
+    }
+
+    /// Under the key's stripe: a state that lies among the large ones comes over, if there is one and there is room.
+    pub(super) fn adopt(&self, shard: &mut Shard) -> Adopted {
+        let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
+        let versions = self.store.registry.versions();
+        let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
+        drop(versions);
+        if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
+            let Some(claimed) = self.claim() else { return Adopted::NoRoom };
+            let word = self.layout.pack(state, self.now);
+            self.store.words.publish(claimed.place, self.key.tag(self.version), word);
+            shard.forget(index);
+            return Adopted::Came;
+        }
+        shard.forget(index);
+        Adopted::Nothing
+    }
+
+    /// Rewrites a slot of another version as one of this, with as much in use. It may fail if the slot changes meanwhile.
+    #[cold]
+    pub(super) fn convert(&self, seen: Seen) {
+        let Some((rules, layout)) = self.store.word_rules(version_of(seen.tag)) else { return };
+        let used = layout.unpack(seen.word, self.now).map(|state| rules.used(state, self.now.at));
+        let state = used.and_then(|used| self.rules.with_used(used, self.now.at));
+        if self.store.words.lock(seen) {
+            let word = state.map_or(self.layout.cleared(self.now), |state| self.layout.pack(state, self.now));
+            self.store.words.publish(seen.place, self.key.tag(self.version), word);
+        }
+    }
+
+    /// Under the key's stripe: locks a slot for a key that has none. A free one, or by choice the one of the key that has
+    /// used least; nothing if there is neither. It is returned as it was.
+    pub(super) fn claim(&self) -> Option<Seen> {
+        let store = self.store;
+        for _ in 0..EVICTION_ATTEMPTS {
+            let candidates: SmallVec<[(usize, Seen); 8]> = store.words.candidates(self.key).collect();
+            let mut free: [SmallVec<[Seen; 4]>; 2] = Default::default();
+            for (choice, seen) in &candidates {
+                if is_expired(seen.word, store.registry.shift(version_of(seen.tag)), self.now) {
+                    free[usize::from(*choice > 0)].push(*seen);
+                }
+            }
+            // The first line, unless it is nearly full and the second is emptier: most keys are then found in the first,
+            // and hardly ever are both full.
+            let [first, second] = &free;
+            let order = if first.len() >= 2 || first.len() >= second.len() { [first, second] } else { [second, first] };
+            for seen in order.into_iter().flatten() {
+                if store.words.lock(*seen) {
+                    return Some(*seen);
+                }
+            }
+            if first.len() + second.len() > 0 {
+                continue; // others were quicker
+            }
+            if store.on_full == OnFull::Deny {
+                return None;
+            }
+            let least = candidates
+                .into_iter()
+                .filter_map(|(_, seen)| Some((self.fullness(seen)?, seen)))
+                .min_by_key(|(fullness, _)| *fullness);
+            if let Some((fullness, seen)) = least {
+                if store.words.lock(seen) {
+                    store.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
+                    return Some(seen);
+                }
+            }
+        }
+        None
+    }
+
+    fn fullness(&self, seen: Seen) -> Option<Fullness> {
+        let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
+        Some(rules.fullness(layout.unpack(seen.word, self.now)?, self.now.at))
+    }
+}
+
+impl Store {
+    /// Gives back what a receipt still holds, as an act of the policy that was charged.
+    pub(super) fn refund(&self, refund: &Refund) {
+        let (policy, receipt) = (&refund.policy, &refund.receipt);
+        let now = self.now();
+        let version = self.registry.version(policy);
+        let key = self.fingerprint(policy, &refund.key);
+        let own = Pair { at: receipt.at_us(), n: receipt.part() };
+        match policy.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost: 0, force: false };
+                word.refund(receipt.units(), own);
+            }
+            rules => {
+                let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
+                let large = self.large();
+                let _stripe = self.registry.is_mixed().then(|| self.lock_stripe(self.stripe_of(key)));
+                let mut shard = large.lock(large.shard_of(key));
+                let mut crowd = self.crowd(now);
+                if let Some(index) = self.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
+                    shard.refund(index, rules, now.at, receipt.units(), own);
+                }
+                self.report(&crowd);
+            }
+        }
+    }
+
+    /// Forgets a key's state under a policy's name, whatever its quota was.
+    pub(super) fn reset(&self, policy: &Policy, key: &Key) {
+        let now = self.now();
+        let version = self.registry.version(policy);
+        let named = self.fingerprint(policy, key);
+        let key = if version == UNNAMED { Self::unnamed(named, policy) } else { named };
+        let _stripe = self.lock_stripe(self.stripe_of(key));
+        while let Some(seen) = self.words.find(key) {
+            let Some((_, layout)) = self.word_rules(version_of(seen.tag)) else { break };
+            if self.words.replace(seen, layout.cleared(now)) {
+                break;
+            }
+        }
+        if let Some(large) = self.large.get() {
+            let mut shard = large.lock(large.shard_of(key));
+            if let Some((index, _)) = shard.find(key) {
+                shard.forget(index);
+            }
+        }
+    }
+}
+
+impl WordCharge<'_> {
+    fn refund(&self, units: u64, own: Pair) {
+        while let Some(seen) = self.store.words.find(self.key) {
+            if version_of(seen.tag) != self.version {
+                self.convert(seen);
+                continue;
+            }
+            let Some(state) = self.layout.unpack(seen.word, self.now) else { return };
+            let word = match self.rules.refund(state, self.now.at, units, own) {
+                Next::Keep => return,
+                Next::Set(state) => self.layout.pack(state, self.now),
+                Next::Clear => self.layout.cleared(self.now),
+            };
+            if self.store.words.replace(seen, word) {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! The table of one-word states: flat, set-associative, lock-free.
+//!
+//! A slot is two words: a tag (the key's fingerprint, and below it the number of the policy's
+//! [version](super::registry)), and a state (see [`WordLayout`]). Four slots make a line of 64 bytes, and a key may live in
+//! either of two lines. A slot whose state has expired is free: nothing ever has to be removed, and no sweep is needed.
+//!
+//! # Who may write what
+//!
+//! * A state is replaced by compare-exchange, so a decision takes effect at one instant.
+//! * A tag is written only while its state is [`LOCKED`], by the thread that locked it.
+//! * A key's slot is made under the key's stripe (a lock of the limiter), so that no key ever has two.
+//!
+//! A thread that has read a state and loses the processor, while that key is evicted and another moves in with bit for bit
+//! the same state, books its charge on the newcomer. This takes a table over its bound, and errs to the strict side for the
+//! newcomer; the evicted key's state was being forgotten anyway.
+
+use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
+use crate::sync::{AtomicU64, Backoff, Ordering};
+
+/// A state that a thread holds while it writes more than one word. Packed states never look like it, see `RELATIVE_US_MAX`.
+pub(super) const LOCKED: u64 = u64::MAX;
+
+/// Bits of a tag that hold the version; the others hold the fingerprint.
+pub(super) const VERSION_BITS: u32 = 14;
+const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
+
+const SLOTS_PER_LINE: usize = 4;
+const WORDS_PER_LINE: usize = 2 * SLOTS_PER_LINE;
+const LINE_BYTES: usize = 64;
+const _: () = assert!(WORDS_PER_LINE * size_of::<u64>() == LINE_BYTES);
+
+/// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
+/// still there.
+pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - NUMBER_BITS)) - WORD_AHEAD_US - (1 << 42);
+
+/// A key's fingerprint: the upper 50 bits of a keyed hash, and zeros. Not all are zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fingerprint(u64);
+
+impl Fingerprint {
+    #[inline]
+    pub(super) fn new(hash: u64) -> Self {
+        Self((hash & !VERSION_MASK).max(VERSION_MASK + 1))
+    }
+
+    #[inline]
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn of_tag(tag: u64) -> Self {
+        Self::new(tag)
+    }
+
+    pub(super) fn tag(self, version: u16) -> u64 {
+        self.0 | u64::from(version) & VERSION_MASK
+    }
+
+    #[inline]
+    fn matches(self, tag: u64) -> bool {
+        (self.0 ^ tag) >> VERSION_BITS == 0 && tag & VERSION_MASK != 0
+    }
+}
+
+/// The version in a tag.
+#[inline]
+pub(super) fn version_of(tag: u64) -> u16 {
+    (tag & VERSION_MASK) as u16 // masked
+}
+
+/// The instant of a decision: in microseconds since the epoch, and since the limiter's base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Now {
+    pub(super) at: u64,
+    pub(super) relative: u64,
+}
+
+impl Now {
+    #[inline]
+    pub(super) fn new(at: u64, base: u64) -> Self {
+        let relative = at.saturating_sub(base).min(RELATIVE_US_MAX);
+        Self { at: base + relative, relative }
+    }
+
+    #[inline]
+    fn base(self) -> u64 {
+        self.at - self.relative
+    }
+}
+
+impl WordLayout {
+    /// Packs a state that is not older than the base nor further ahead than a word holds.
+    #[inline]
+    pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
+        let relative = state.at.saturating_sub(now.base());
+        let unit = (1 << self.shift) - 1;
+        ((relative + unit) >> self.shift) << (NUMBER_BITS + self.shift) | state.n
+    }
+
+    /// The state in a word, unless it has expired.
+    #[inline]
+    pub(super) fn unpack(self, word: u64, now: Now) -> Option<Pair> {
+        if self.is_expired(word, now) {
+            return None;
+        }
+        let bits = NUMBER_BITS + self.shift;
+        let upper = now.base() + ((word >> bits) << self.shift);
+        // On a grid, the instant is the last point that is not after the rounded-up unit.
+        let at = if self.shift == 0 { upper } else { upper - upper % self.grid_us };
+        Some(Pair { at, n: word & ((1 << bits) - 1) })
+    }
+
+    #[inline]
+    fn is_expired(self, word: u64, now: Now) -> bool {
+        is_expired(word, self.shift, now)
+    }
+
+    /// A word that has expired, and that no other microsecond makes: so a slot that is cleared twice shows it.
+    #[inline]
+    pub(super) fn cleared(self, now: Now) -> u64 {
+        let word = now.relative << NUMBER_BITS;
+        if self.shift == 0 { word } else { word.saturating_sub(1 << (NUMBER_BITS + self.shift)) }
+    }
+}
+
+/// Whether the state in a word of this shift has expired: at a grid's instants up to one unit late.
+#[inline]
+pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
+    word <= (now.relative >> shift) << (NUMBER_BITS + shift)
+}
+
+/// Where a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place(usize);
+
+/// A slot as it was read: the tag and the state belong together.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) place: Place,
+    pub(super) tag: u64,
+    pub(super) word: u64,
+}
+
+/// The table.
+pub(super) struct Words {
+    words: Box<[AtomicU64]>,
+    /// Where the first whole line of the allocation begins.
+    start: usize,
+    lines: usize,
+}
+
+impl Words {
+    /// A table for `keys` keys: twice as many slots, so that of a million live keys fewer than ten are forgotten.
+    pub(super) fn new(keys: usize) -> Self {
+        let lines = (keys * 2).div_ceil(SLOTS_PER_LINE).max(2);
+        let words = zeroed((lines + 1) * WORDS_PER_LINE);
+        let misaligned = words.as_ptr() as usize % LINE_BYTES;
+        let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<u64>();
+        Self { words, start, lines }
+    }
+
+    /// Bytes of the table.
+    pub(super) fn bytes(&self) -> usize {
+        self.words.len() * size_of::<u64>()
+    }
+
+    /// Finds the key's slot, live or not, and reads it.
+    #[inline]
+    pub(super) fn find(&self, key: Fingerprint) -> Option<Seen> {
+        let mut backoff = Backoff::default();
+        'again: loop {
+            for line in self.lines_of(key) {
+                let Some(words) = self.line(line) else { continue };
+                for slot in 0..SLOTS_PER_LINE {
+                    // Acquire, with the Release of the tag in `publish`: whoever sees a new tag sees its slot locked or later.
+                    let tag = words[2 * slot].load(Ordering::Acquire);
+                    if key.matches(tag) {
+                        // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
+                        let word = words[2 * slot + 1].load(Ordering::Acquire);
+                        if word == LOCKED {
+                            backoff.wait();
+                            continue 'again;
+                        }
+                        if words[2 * slot].load(Ordering::Relaxed) != tag {
+                            continue 'again;
+                        }
+                        return Some(Seen { place: self.place(line, slot), tag, word });
+                    }
+                }
+            }
+            return None;
+        }
+    }
+
+    /// Replaces the state that was seen, if it is still there.
+    #[inline]
+    pub(super) fn replace(&self, seen: Seen, word: u64) -> bool {
+        debug_assert_ne!(word, LOCKED);
+        self.exchange(seen, word)
+    }
+
+    /// Locks a slot as it was seen: until it is published, everybody who looks for its key waits.
+    pub(super) fn lock(&self, seen: Seen) -> bool {
+        self.exchange(seen, LOCKED)
+    }
+
+    #[inline]
+    fn exchange(&self, seen: Seen, word: u64) -> bool {
+        let Some(state) = self.words.get(seen.place.0 + 1) else { return false };
+        // AcqRel: the winner's reads of the slot are not older than the state it replaced, and what it did before is seen
+        // by whoever reads the new state. Relaxed on failure: the caller reads again.
+        state.compare_exchange(seen.word, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Writes the tag and the state of a locked slot, which unlocks it.
+    pub(super) fn publish(&self, place: Place, tag: u64, word: u64) {
+        debug_assert_ne!(word, LOCKED);
+        if let (Some(tags), Some(states)) = (self.words.get(place.0), self.words.get(place.0 + 1)) {
+            tags.store(tag, Ordering::Release); // with the Acquire of the tag in `find`
+            states.store(word, Ordering::Release); // with the Acquire of the state in `find`
+        }
+    }
+
+    /// The slots in which a new key may be put, as they are now; those that are locked are left out.
+    pub(super) fn candidates(&self, key: Fingerprint) -> impl Iterator<Item = (usize, Seen)> {
+        self.lines_of(key).into_iter().enumerate().flat_map(move |(choice, line)| {
+            (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot)).map(|seen| (choice, seen)))
+        })
+    }
+
+    /// Every slot that is in use, as it is when the walk comes by.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Seen> {
+        (0..self.lines)
+            .flat_map(move |line| (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot))))
+    }
+
+    fn read(&self, place: Place) -> Option<Seen> {
+        let tag = self.words.get(place.0)?.load(Ordering::Acquire);
+        let word = self.words.get(place.0 + 1)?.load(Ordering::Acquire);
+        let unchanged = self.words.get(place.0)?.load(Ordering::Relaxed) == tag;
+        (unchanged && word != LOCKED).then_some(Seen { place, tag, word })
+    }
+
+    #[inline]
+    fn place(&self, line: usize, slot: usize) -> Place {
+        Place(self.start + line * WORDS_PER_LINE + 2 * slot)
+    }
+
+    #[inline]
+    fn line(&self, line: usize) -> Option<&[AtomicU64; WORDS_PER_LINE]> {
+        self.words.get(self.start + line * WORDS_PER_LINE..)?.first_chunk()
+    }
+
+    /// The two lines of a key, different from each other.
+    #[inline]
+    fn lines_of(&self, key: Fingerprint) -> [usize; 2] {
+        let scale = |hash: u64| ((u128::from(hash) * self.lines as u128) >> 64) as usize; // below lines
+        let first = scale(key.0);
+        let second = scale((key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)); // an odd number: it mixes, one to one
+        [first, if second == first { (first + 1) % self.lines } else { second }]
+    }
+}
+
+#[cfg(not(loom))]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    // Zeroed by the system, page by page when first touched: a large table costs nothing until it is used.
+    bytemuck::zeroed_slice_box(words)
+}
+
+#[cfg(loom)]
+fn zeroed(words: usize) -> Box<[AtomicU64]> {
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
