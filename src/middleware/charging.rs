@@ -134,15 +134,17 @@ impl<L> Shared<L> {
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
         }
-        let mut response = self.refusals.respond(&Refusal::new(parts, &outcome));
-        self.write_headers(&mut response, decided, true);
+        let seed = seed(&decided.charges);
+        let wait = self.headers.told_wait(&outcome, seed);
+        let mut response = self.refusals.respond(&Refusal::new(parts, &outcome, wait));
+        self.write_headers(&mut response, decided, Some(seed));
         response.extensions_mut().insert(outcome);
         response
     }
 
     /// Writes the fields of a response to a request that passed.
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
-        self.write_headers(response, decided, false);
+        self.write_headers(response, decided, None);
         if self.settings.expose_outcome {
             let refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
             if !refused {
@@ -151,8 +153,10 @@ impl<L> Shared<L> {
         }
     }
 
-    fn write_headers<B>(&self, response: &mut Response<B>, decided: &Decided, refused: bool) {
+    /// The seed is that of a refusal's jitter; nothing else is jittered.
+    fn write_headers<B>(&self, response: &mut Response<B>, decided: &Decided, seed: Option<u64>) {
         let Some(decision) = &decided.decision else { return };
+        let refused = seed.is_some();
         let views: SmallVec<[View<'_>; 2]> = decided
             .charges
             .iter()
@@ -162,10 +166,8 @@ impl<L> Shared<L> {
                 Some(View { policy, decision, refuses: refused && !decision.is_allowed() })
             })
             .collect();
-        // Only a refusal's wait is jittered, so only a refusal needs the seed.
-        let seed = if refused { seed(&decided.charges) } else { 0 };
         let status = response.status();
-        self.headers.write(response.headers_mut(), &views, status, refused, seed, &wall_now);
+        self.headers.write(response.headers_mut(), &views, status, refused, seed.unwrap_or(0), &wall_now);
     }
 
     fn outcome(&self, decided: &Decided) -> Outcome {

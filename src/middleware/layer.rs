@@ -12,6 +12,7 @@ use super::refusal::Refusals;
 use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
 use crate::key::IntoKey;
+use crate::limiter::Limiter;
 use crate::outcome::Observer;
 
 /// A [`Layer`] that limits the rate of requests.
@@ -49,7 +50,7 @@ pub struct RateLimitLayer<L> {
     shared: Arc<Shared<L>>,
 }
 
-impl<L> RateLimitLayer<L> {
+impl<L: Limiter> RateLimitLayer<L> {
     /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](super::Rule), and `extract` returns the key of a
     /// request: one of those in [`key`](crate::key), or a closure.
     ///
@@ -65,7 +66,7 @@ impl<L> RateLimitLayer<L> {
     }
 }
 
-impl<L: Clone> RateLimitLayer<L> {
+impl<L: Limiter + Clone> RateLimitLayer<L> {
     /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
     /// the others either.
     ///

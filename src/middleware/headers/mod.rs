@@ -8,9 +8,10 @@ use crate::time::Timestamp;
 
 /// Which header fields are sent.
 #[derive(Clone, Debug, Default)]
-pub struct Headers(());
+#[non_exhaustive]
+pub struct Headers {}
 
-pub(crate) struct Prepared(());
+pub(crate) struct Prepared {}
 
 /// One policy's standing, borrowed.
 pub(crate) struct View<'a> {
@@ -21,11 +22,15 @@ pub(crate) struct View<'a> {
 
 impl Headers {
     pub(crate) fn prepare(&self, _policies: &[Policy]) -> Prepared {
-        Prepared(self.0)
+        Prepared {}
     }
 }
 
 impl Prepared {
+    pub(crate) fn told_wait(&self, outcome: &crate::Outcome, _seed: u64) -> Option<std::time::Duration> {
+        outcome.retry_after()
+    }
+
     pub(crate) fn write(
         &self,
         headers: &mut HeaderMap,
@@ -35,7 +40,6 @@ impl Prepared {
         _seed: u64,
         _wall_now: &dyn Fn() -> Timestamp,
     ) {
-        let () = self.0;
         for view in views {
             let item = format!("\"{}\";r={}", view.policy.name(), view.decision.remaining());
             if let Ok(value) = HeaderValue::try_from(item) {

@@ -29,7 +29,7 @@ pub struct Refusal<'a> {
 }
 
 impl<'a> Refusal<'a> {
-    pub(crate) fn new(parts: &'a Parts, outcome: &'a Outcome) -> Self {
+    pub(crate) fn new(parts: &'a Parts, outcome: &'a Outcome, _retry_after: Option<std::time::Duration>) -> Self {
         Self { parts, outcome }
     }
 
