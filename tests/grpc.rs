@@ -17,6 +17,7 @@ use tonic::server::NamedService;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
+use tower::{Layer, ServiceExt};
 use tower_ratelimit::{Policy, Quota, RateLimitLayer, key};
 
 /// Answers a text with itself.
@@ -100,6 +101,38 @@ async fn rules_can_tell_methods_apart() {
     let other = other.when(|request| request.uri.path() == "/test.Echo/Other");
     let mut client = connect(serve(RateLimitLayer::new(Scripted::new(), other, key::global())).await).await;
     assert_eq!(echo(&mut client, "hello").await.unwrap(), "hello");
+}
+
+#[tokio::test]
+async fn one_layer_serves_grpc_and_http_alike() {
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), key::global());
+    let router = axum::Router::new().route("/", axum::routing::get(|| async {})).layer(layer.clone());
+    let mut client = connect(serve(layer).await).await;
+    assert!(echo(&mut client, "hello").await.is_ok());
+    let request = || Request::new(axum::body::Body::empty());
+    assert_eq!(router.clone().oneshot(request()).await.unwrap().status(), 200);
+    assert_eq!(router.oneshot(request()).await.unwrap().status(), 429);
+    assert_eq!(echo(&mut client, "again").await.unwrap_err().code(), Code::ResourceExhausted);
+}
+
+#[tokio::test]
+async fn a_clients_own_limit_answers_before_the_server_is_asked() {
+    let served = Scripted::new();
+    let address = serve(RateLimitLayer::new(served.clone(), Quota::per_minute(9), key::global())).await;
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+    let layer = RateLimitLayer::new(Scripted::new(), Quota::per_minute(1), key::global());
+    let mut client = tonic::client::Grpc::new(layer.layer(channel));
+    let path = || PathAndQuery::from_static("/test.Echo/Echo");
+    let mut codes = Vec::new();
+    for _ in 0..2 {
+        client.ready().await.unwrap();
+        let codec = ProstCodec::<String, String>::default();
+        let answer = client.unary(tonic::Request::new("hello".to_owned()), path(), codec).await;
+        codes.push(answer.map_or_else(|status| status.code(), |_| Code::Ok));
+    }
+    assert_eq!(codes, [Code::Ok, Code::ResourceExhausted]);
+    assert_eq!(served.takes().len(), 1);
 }
 
 #[cfg(feature = "tonic")]

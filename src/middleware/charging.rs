@@ -157,7 +157,7 @@ impl<L> Shared<L> {
     fn write_headers<B>(&self, response: &mut Response<B>, decided: &Decided, seed: Option<u64>) {
         let Some(decision) = &decided.decision else { return };
         let refused = seed.is_some();
-        let views: SmallVec<[View<'_>; 2]> = decided
+        let views: SmallVec<[View<'_>; 4]> = decided
             .charges
             .iter()
             .zip(decision.charges())
@@ -195,7 +195,7 @@ impl<L> Shared<L> {
 impl<L: Limiter> Shared<L> {
     #[inline]
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        let borrowed: SmallVec<[Charge<'_>; 2]> = charges
+        let borrowed: SmallVec<[Charge<'_>; 4]> = charges
             .iter()
             .filter_map(|charge| Some(Charge::new(self.policy(charge)?, &charge.key).cost(charge.cost)))
             .collect();

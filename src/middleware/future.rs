@@ -28,8 +28,6 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B>,
-        // What was decided about the request in `state`'s future.
-        decided: Option<Decided>,
         polled: bool,
         shared: Arc<Shared<L>>,
     }
@@ -42,8 +40,10 @@ pin_project! {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             if !*this.polled {
-                if let Some(decided) = this.decided.take() {
-                    this.shared.give_back(decided);
+                if let StateProjection::Passing { decided, .. } = this.state.project() {
+                    if let Some(decided) = decided.take() {
+                        this.shared.give_back(decided);
+                    }
                 }
             }
         }
@@ -57,8 +57,10 @@ pin_project! {
         S: Service<Request<B>>,
         L: Limiter,
     {
-        Passing { #[pin] response: S::Future },
-        Deciding { #[pin] answer: L::Future<Decision>, waiting: Option<Waiting<S, B>> },
+        // Nothing is decided about what the layer leaves untouched.
+        Passing { #[pin] response: S::Future, decided: Option<Decided> },
+        // Boxed, since limiters that answer at once would else carry room for it in each future.
+        Deciding { #[pin] answer: L::Future<Decision>, waiting: Option<Box<Waiting<S, B>>> },
         Refused { response: Option<Response<Bytes>> },
     }
 }
@@ -76,11 +78,11 @@ where
     L: Limiter,
 {
     pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response }, decided: None, polled: false, shared }
+        Self { state: State::Passing { response, decided: None }, polled: false, shared }
     }
 
     pub(super) fn passing(response: S::Future, decided: Decided, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response }, decided: Some(decided), polled: false, shared }
+        Self { state: State::Passing { response, decided: Some(decided) }, polled: false, shared }
     }
 
     pub(super) fn deciding(
@@ -90,12 +92,12 @@ where
         request: Request<B>,
         shared: Arc<Shared<L>>,
     ) -> Self {
-        let waiting = Some(Waiting { charges, ready, request });
-        Self { state: State::Deciding { answer, waiting }, decided: None, polled: false, shared }
+        let waiting = Some(Box::new(Waiting { charges, ready, request }));
+        Self { state: State::Deciding { answer, waiting }, polled: false, shared }
     }
 
     pub(super) fn refused(response: Response<Bytes>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Refused { response: Some(response) }, decided: None, polled: false, shared }
+        Self { state: State::Refused { response: Some(response) }, polled: false, shared }
     }
 }
 
@@ -111,9 +113,9 @@ where
         *this.polled = true;
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response } => {
+                StateProjection::Passing { response, decided } => {
                     let mut response = ready!(response.poll(cx))?;
-                    if let Some(decided) = this.decided.take() {
+                    if let Some(decided) = decided.take() {
                         this.shared.finish(&mut response, &decided);
                     }
                     return Poll::Ready(Ok(response.map(Body::inner)));
@@ -121,7 +123,8 @@ where
                 StateProjection::Deciding { answer, waiting } => {
                     let answer = ready!(answer.poll(cx));
                     // There until the answer came, and then this state is left.
-                    let Some(Waiting { charges, mut ready, request }) = waiting.take() else { return Poll::Pending };
+                    let Some(waiting) = waiting.take() else { return Poll::Pending };
+                    let Waiting { charges, mut ready, request } = *waiting;
                     let (parts, body) = request.into_parts();
                     let decided = this.shared.decide(charges, answer);
                     if decided.passes() {
@@ -129,8 +132,8 @@ where
                         if let Some(outcome) = this.shared.tell(&decided) {
                             request.extensions_mut().insert(outcome);
                         }
-                        *this.decided = Some(decided);
-                        this.state.set(State::Passing { response: ready.call(request) });
+                        let response = ready.call(request);
+                        this.state.set(State::Passing { response, decided: Some(decided) });
                     } else {
                         let response = Some(this.shared.refuse(&parts, &decided));
                         this.state.set(State::Refused { response });
@@ -159,5 +162,35 @@ where
             State::Refused { .. } => "refused",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::memory::MemoryLimiter;
+
+    #[derive(Clone)]
+    struct Inner;
+
+    impl Service<Request<[u8; 4_096]>> for Inner {
+        type Response = Response<()>;
+        type Error = std::convert::Infallible;
+        type Future = std::future::Ready<Result<Response<()>, Self::Error>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<[u8; 4_096]>) -> Self::Future {
+            std::future::ready(Ok(Response::new(())))
+        }
+    }
+
+    #[test]
+    fn the_future_has_no_room_for_a_request() {
+        let own = size_of::<ResponseFuture<Inner, MemoryLimiter, [u8; 4_096]>>();
+        let inner = size_of::<<Inner as Service<Request<[u8; 4_096]>>>::Future>();
+        assert!(own <= inner + 400, "{own} bytes around an inner future of {inner}");
     }
 }
