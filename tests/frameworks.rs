@@ -11,7 +11,7 @@ use axum::handler::Handler;
 use axum::routing::get;
 use http::{Request, StatusCode};
 use support::Scripted;
-use tower::{Layer, Service, ServiceBuilder, ServiceExt};
+use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_http::compression::CompressionLayer;
 use tower_http::cors::CorsLayer;
 use tower_http::limit::RequestBodyLimitLayer;
@@ -125,7 +125,7 @@ async fn axums_connect_info_is_the_peer() {
     let mut seen = Vec::new();
     for peer in [[192, 0, 2, 1], [192, 0, 2, 1], [192, 0, 2, 2]] {
         let request = Request::new(axum::body::Body::empty());
-        let router = Service::<SocketAddr>::call(&mut service, SocketAddr::from((peer, 4711))).await.unwrap();
+        let router = tower::Service::<SocketAddr>::call(&mut service, SocketAddr::from((peer, 4711))).await.unwrap();
         seen.push(router.oneshot(request).await.unwrap().status().as_u16());
     }
     assert_eq!(seen, [200, 429, 200]);
