@@ -64,7 +64,7 @@ impl Clock for MonotonicClock {
 #[derive(Debug)]
 pub struct FastClock {
     clock: quanta::Clock,
-    started: quanta::Instant,
+    started: u64,
     epoch: Timestamp,
     latest: AtomicU64,
 }
@@ -75,7 +75,7 @@ impl FastClock {
     #[must_use]
     pub fn new() -> Self {
         let clock = quanta::Clock::new();
-        let started = clock.now();
+        let started = clock.raw();
         Self { clock, started, epoch: wall_now(), latest: AtomicU64::new(0) }
     }
 }
@@ -92,8 +92,7 @@ impl Clock for FastClock {
     #[inline]
     fn now(&self) -> Timestamp {
         const COARSE_US: u64 = 1_000;
-        let passed = self.clock.now().saturating_duration_since(self.started);
-        let passed = passed.as_secs().wrapping_mul(1_000_000).wrapping_add(u64::from(passed.subsec_micros()));
+        let passed = self.clock.delta_as_nanos(self.started, self.clock.raw()) / 1_000;
         let now = self.epoch.as_micros().saturating_add(passed);
         // Relaxed: the value alone is what is shared, nothing is read through it.
         let latest = self.latest.load(Ordering::Relaxed);

@@ -4,6 +4,8 @@
 
 pub mod algorithm;
 mod clock;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod decision;
 pub mod key;
 pub mod limiter;

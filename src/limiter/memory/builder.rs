@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
+use crate::time::{DRAIN_US_MAX, INSTANT_US_MAX};
 
 use super::MemoryLimiter;
 use super::store::{AnyClock, Secret, Setup, Store};
@@ -15,7 +16,7 @@ const BACK_US: u64 = 1 << 44;
 
 const CAPACITY: usize = 1_000_000;
 const CAPACITY_MAX: usize = 1 << 32;
-const ENTRIES_PER_KEY: usize = 4;
+const ENTRIES_PER_KEY: usize = 8;
 
 /// What happens to a new key when all slots that it may use are live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -68,7 +69,8 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// How many dated entries of logs and sub-windows are held, over all keys; by default four for each key. It bounds the
+    /// How many dated entries of logs and sub-windows are held, over all keys; by default eight for each key; a key
+    /// takes them seven at a time. It bounds the
     /// memory, see [`MemoryLimiter`].
     pub fn entries(mut self, entries: usize) -> Self {
         self.entries = Some(entries);
@@ -124,7 +126,7 @@ impl MemoryLimiterBuilder {
         // From the system's randomness, by way of the standard library's hash map keys.
         let random = || RandomState::new().hash_one(0_u64);
         let seeds = snapshot.as_ref().map_or_else(|| [random(), random()], |snapshot| snapshot.seeds);
-        let base = self.clock.now_us().saturating_sub(BACK_US);
+        let base = base(self.clock.now_us());
         let store = Store::new(Setup {
             secret: Secret::new(seeds),
             clock: self.clock,
@@ -143,7 +145,7 @@ impl MemoryLimiterBuilder {
     /// A limiter with every setting as it is by default, of which none can be refused.
     pub(super) fn build_default() -> MemoryLimiter {
         let clock = MonotonicClock::new();
-        let base = clock.now().as_micros().saturating_sub(BACK_US);
+        let base = base(clock.now().as_micros());
         let random = || RandomState::new().hash_one(0_u64);
         MemoryLimiter(Arc::new(Store::new(Setup {
             secret: Secret::new([random(), random()]),
@@ -155,6 +157,11 @@ impl MemoryLimiterBuilder {
             observer: None,
         })))
     }
+}
+
+/// The instant that words count from: some time ago, and not so late that arithmetic would meet its end.
+fn base(now_us: u64) -> u64 {
+    now_us.saturating_sub(BACK_US).min(INSTANT_US_MAX - 2 * DRAIN_US_MAX)
 }
 
 impl fmt::Debug for MemoryLimiterBuilder {

@@ -48,14 +48,14 @@ struct Locked<'a> {
 
 impl Locked<'_> {
     fn write(self, tag: u64, word: u64) {
-        self.store.words.publish(self.seen.place, tag, word);
+        self.store.words.publish(self.seen, tag, word);
         std::mem::forget(self); // it holds nothing else
     }
 }
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.store.words.publish(self.seen.place, self.seen.tag, self.seen.word);
+        self.store.words.put_back(self.seen);
     }
 }
 

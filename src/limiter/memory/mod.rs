@@ -4,6 +4,8 @@
 
 mod builder;
 mod large;
+#[cfg(all(test, loom))]
+mod loom_tests;
 mod many;
 mod pool;
 mod registry;

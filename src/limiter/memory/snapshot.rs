@@ -85,7 +85,7 @@ impl Snapshot {
                         let (key, cost, force) = (state.key, 0, false);
                         let word = WordCharge { store, key, version, rules, layout, now, cost, force };
                         if let Some(claimed) = word.claim() {
-                            store.words.publish(claimed.place, key.tag(version), layout.pack(pair, now));
+                            store.words.publish(claimed, key.tag(version), layout.pack(pair, now));
                         }
                     } else {
                         Self::fill_large(store, state, version, policy.quota(), pair, now);

@@ -134,6 +134,14 @@ impl Store {
         lock(&self.stripes[stripe % STRIPES])
     }
 
+    fn try_lock_stripe(&self, stripe: usize) -> Option<MutexGuard<'_, ()>> {
+        match self.stripes[stripe % STRIPES].try_lock() {
+            Ok(guard) => Some(guard),
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(std::sync::TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Takes one charge, or with `take` unset only looks.
     #[inline]
     pub(super) fn charge(&self, charge: &Charge<'_>, now: Now, take: bool) -> ChargeDecision {
@@ -258,14 +266,14 @@ impl Store {
         Some(index)
     }
 
-    /// Empties a key's slot among the words, and says what was in use.
+    /// Removes a key's slot among the words, live or not, and says what was in use.
     fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<Used> {
         loop {
             let seen = self.words.find(key)?;
             let (rules, layout) = self.word_rules(version_of(seen.tag))?;
-            let state = layout.unpack(seen.word, now)?;
-            if self.words.replace(seen, layout.cleared(now)) {
-                return Some(rules.used(state, now.at));
+            if self.words.lock(seen) {
+                self.words.put_back(seen.emptied());
+                return layout.unpack(seen.word, now).map(|state| rules.used(state, now.at));
             }
         }
     }
@@ -339,8 +347,8 @@ impl WordCharge<'_> {
     }
 
     /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.
-    pub(super) fn state(&self) -> Option<Pair> {
-        let used = match self.store.words.find(self.key) {
+    fn state(&self) -> Option<Pair> {
+        let used = match self.find() {
             Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, self.now),
             Some(seen) => {
                 let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
@@ -356,6 +364,14 @@ impl WordCharge<'_> {
             None => return None,
         };
         self.rules.with_used(used, self.now.at)
+    }
+
+    /// Finds the key's slot, also one that is just moving.
+    fn find(&self) -> Option<Seen> {
+        self.store.words.find(self.key).or_else(|| {
+            let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
+            self.store.words.find(self.key)
+        })
     }
 
     /// A key without a slot. Nothing if it has got one meanwhile.
@@ -379,10 +395,10 @@ impl WordCharge<'_> {
             return None;
         }
         let Next::Set(state) = next else { return Some(decision) };
+        let word = self.layout.pack(state, self.now);
         match self.claim() {
             Some(claimed) => {
-                let word = self.layout.pack(state, self.now);
-                self.store.words.publish(claimed.place, self.key.tag(self.version), word);
+                self.store.words.publish(claimed, self.key.tag(self.version), word);
                 Some(decision)
             }
             None => Some(self.store.full(decision)),
@@ -396,9 +412,9 @@ impl WordCharge<'_> {
         let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
         drop(versions);
         if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
-            let Some(claimed) = self.claim() else { return Adopted::NoRoom };
             let word = self.layout.pack(state, self.now);
-            self.store.words.publish(claimed.place, self.key.tag(self.version), word);
+            let Some(claimed) = self.claim() else { return Adopted::NoRoom };
+            self.store.words.publish(claimed, self.key.tag(self.version), word);
             shard.forget(index);
             return Adopted::Came;
         }
@@ -414,49 +430,68 @@ impl WordCharge<'_> {
         let state = used.and_then(|used| self.rules.with_used(used, self.now.at));
         if self.store.words.lock(seen) {
             let word = state.map_or(self.layout.cleared(self.now), |state| self.layout.pack(state, self.now));
-            self.store.words.publish(seen.place, self.key.tag(self.version), word);
+            self.store.words.publish(seen, self.key.tag(self.version), word);
         }
     }
 
-    /// Under the key's stripe: locks a slot for a key that has none. A free one, or by choice the one of the key that has
-    /// used least; nothing if there is neither. It is returned as it was.
+    /// Under the key's stripe: locks a slot for a key that has none. A free one; or that of a key which can move to its
+    /// other line; or by choice that of the key that has used least. Nothing if there is none of these. It is returned as it
+    /// may be put back.
     pub(super) fn claim(&self) -> Option<Seen> {
         let store = self.store;
         for _ in 0..EVICTION_ATTEMPTS {
-            let candidates: SmallVec<[(usize, Seen); 8]> = store.words.candidates(self.key).collect();
-            let mut free: [SmallVec<[Seen; 4]>; 2] = Default::default();
-            for (choice, seen) in &candidates {
-                if is_expired(seen.word, store.registry.shift(version_of(seen.tag)), self.now) {
-                    free[usize::from(*choice > 0)].push(*seen);
-                }
-            }
-            // The first line, unless it is nearly full and the second is emptier: most keys are then found in the first,
-            // and hardly ever are both full.
-            let [first, second] = &free;
-            let order = if first.len() >= 2 || first.len() >= second.len() { [first, second] } else { [second, first] };
-            for seen in order.into_iter().flatten() {
-                if store.words.lock(*seen) {
-                    return Some(*seen);
-                }
+            let lines = store.words.candidates(self.key);
+            let [first, second] = lines.each_ref().map(|line| self.free_of(line));
+            // The first line, unless it is nearly full and the second is emptier: most keys are then found in the first.
+            let order =
+                if first.len() >= 2 || first.len() >= second.len() { [&first, &second] } else { [&second, &first] };
+            if let Some(seen) = order.into_iter().flatten().find(|seen| store.words.lock(**seen)) {
+                return Some(*seen);
             }
             if first.len() + second.len() > 0 {
                 continue; // others were quicker
             }
+            if let Some(seen) = lines.iter().flatten().find_map(|seen| self.move_away(*seen)) {
+                return Some(seen);
+            }
             if store.on_full == OnFull::Deny {
                 return None;
             }
-            let least = candidates
-                .into_iter()
-                .filter_map(|(_, seen)| Some((self.fullness(seen)?, seen)))
-                .min_by_key(|(fullness, _)| *fullness);
-            if let Some((fullness, seen)) = least {
-                if store.words.lock(seen) {
-                    store.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
-                    return Some(seen);
-                }
+            let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));
+            let least = lines.iter().flatten().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
+            if let Some((fullness, seen)) = least.filter(|(_, seen)| store.words.lock(*seen)) {
+                store.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
+                return Some(seen);
             }
         }
         None
+    }
+
+    /// The free slots of a line, the one that has been free longest first: so an idle key keeps its slot for a while.
+    fn free_of(&self, line: &[Seen]) -> SmallVec<[Seen; 4]> {
+        let registry = &self.store.registry;
+        let is_free = |seen: &&Seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now);
+        let mut free: SmallVec<[Seen; 4]> = line.iter().filter(is_free).copied().collect();
+        free.sort_unstable_by_key(|seen| seen.word);
+        free
+    }
+
+    /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
+    ///
+    /// It takes that key's stripe, if it can be had at once: whoever misses a key looks again under the stripe, and so does
+    /// not miss it because it was moving.
+    fn move_away(&self, seen: Seen) -> Option<Seen> {
+        let store = self.store;
+        let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
+        let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
+        let free = self.free_of(&store.words.elsewhere(seen));
+        let to = free.into_iter().find(|to| to.place != seen.place && store.words.lock(*to))?;
+        if !store.words.lock(seen) {
+            store.words.put_back(to);
+            return None;
+        }
+        store.words.publish(to, seen.tag, seen.word);
+        Some(seen.emptied())
     }
 
     fn fullness(&self, seen: Seen) -> Option<Fullness> {
@@ -516,7 +551,7 @@ impl Store {
 
 impl WordCharge<'_> {
     fn refund(&self, units: u64, own: Pair) {
-        while let Some(seen) = self.store.words.find(self.key) {
+        while let Some(seen) = self.find() {
             if version_of(seen.tag) != self.version {
                 self.convert(seen);
                 continue;

@@ -10,11 +10,14 @@
 //! * A tag is written only while its state is [`LOCKED`], by the thread that locked it.
 //! * A key's slot is made under the key's stripe (a lock of the limiter), so that no key ever has two.
 //!
-//! A thread that has read a state and loses the processor, while that key is evicted and another moves in with bit for bit
-//! the same state, books its charge on the newcomer. This takes a table over its bound, and errs to the strict side for the
-//! newcomer; the evicted key's state was being forgotten anyway.
+//! A thread that has read a state and loses the processor must not find the same word there when it comes back and another
+//! key has moved in. So a word's lowest bits count who moved in: it takes four newcomers, and then the very same state, to
+//! be mistaken.
+
+use smallvec::SmallVec;
 
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
+
 use crate::sync::{AtomicU64, Backoff, Ordering};
 
 /// A state that a thread holds while it writes more than one word. Packed states never look like it, see `RELATIVE_US_MAX`.
@@ -29,9 +32,16 @@ const WORDS_PER_LINE: usize = 2 * SLOTS_PER_LINE;
 const LINE_BYTES: usize = 64;
 const _: () = assert!(WORDS_PER_LINE * size_of::<u64>() == LINE_BYTES);
 
+/// The lowest bits of a word: how many keys have moved into its slot.
+const GENERATION_BITS: u32 = 2;
+const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
+
+/// Bits below a word's instant when that is in microseconds.
+const LOWER_BITS: u32 = NUMBER_BITS + GENERATION_BITS;
+
 /// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
 /// still there.
-pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - NUMBER_BITS)) - WORD_AHEAD_US - (1 << 42);
+pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and zeros. Not all are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,44 +99,38 @@ impl Now {
 }
 
 impl WordLayout {
-    /// Packs a state that is not older than the base nor further ahead than a word holds.
+    /// Packs a state that is not older than the base nor further ahead than a word holds. The generation is left zero.
     #[inline]
     pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
         let relative = state.at.saturating_sub(now.base());
         let unit = (1 << self.shift) - 1;
-        ((relative + unit) >> self.shift) << (NUMBER_BITS + self.shift) | state.n
+        ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n << GENERATION_BITS
     }
 
     /// The state in a word, unless it has expired.
     #[inline]
     pub(super) fn unpack(self, word: u64, now: Now) -> Option<Pair> {
-        if self.is_expired(word, now) {
+        if is_expired(word, self.shift, now) {
             return None;
         }
-        let bits = NUMBER_BITS + self.shift;
+        let bits = LOWER_BITS + self.shift;
         let upper = now.base() + ((word >> bits) << self.shift);
         // On a grid, the instant is the last point that is not after the rounded-up unit.
         let at = if self.shift == 0 { upper } else { upper - upper % self.grid_us };
-        Some(Pair { at, n: word & ((1 << bits) - 1) })
+        Some(Pair { at, n: (word & ((1 << bits) - 1)) >> GENERATION_BITS })
     }
 
-    #[inline]
-    fn is_expired(self, word: u64, now: Now) -> bool {
-        is_expired(word, self.shift, now)
-    }
-
-    /// A word that has expired, and that no other microsecond makes: so a slot that is cleared twice shows it.
+    /// A word that has expired.
     #[inline]
     pub(super) fn cleared(self, now: Now) -> u64 {
-        let word = now.relative << NUMBER_BITS;
-        if self.shift == 0 { word } else { word.saturating_sub(1 << (NUMBER_BITS + self.shift)) }
+        ((now.relative >> self.shift) << (LOWER_BITS + self.shift)).saturating_sub(1 << LOWER_BITS) & !GENERATION_MASK
     }
 }
 
 /// Whether the state in a word of this shift has expired: at a grid's instants up to one unit late.
 #[inline]
 pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
-    word <= (now.relative >> shift) << (NUMBER_BITS + shift)
+    word <= (now.relative >> shift) << (LOWER_BITS + shift)
 }
 
 /// Where a slot is.
@@ -139,6 +143,24 @@ pub(super) struct Seen {
     pub(super) place: Place,
     pub(super) tag: u64,
     pub(super) word: u64,
+}
+
+impl Seen {
+    /// This word in the generation of the key that was seen.
+    #[inline]
+    fn same_key(self, word: u64) -> u64 {
+        word & !GENERATION_MASK | self.word & GENERATION_MASK
+    }
+
+    /// This word in the next generation.
+    fn next_key(self, word: u64) -> u64 {
+        word & !GENERATION_MASK | self.word.wrapping_add(1) & GENERATION_MASK
+    }
+
+    /// The same slot as a locked one is left when its content is elsewhere.
+    pub(super) fn emptied(self) -> Self {
+        Self { tag: 0, word: self.next_key(0), ..self }
+    }
 }
 
 /// The table.
@@ -195,8 +217,7 @@ impl Words {
     /// Replaces the state that was seen, if it is still there.
     #[inline]
     pub(super) fn replace(&self, seen: Seen, word: u64) -> bool {
-        debug_assert_ne!(word, LOCKED);
-        self.exchange(seen, word)
+        self.exchange(seen, seen.same_key(word))
     }
 
     /// Locks a slot as it was seen: until it is published, everybody who looks for its key waits.
@@ -212,20 +233,34 @@ impl Words {
         state.compare_exchange(seen.word, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Writes the tag and the state of a locked slot, which unlocks it.
-    pub(super) fn publish(&self, place: Place, tag: u64, word: u64) {
-        debug_assert_ne!(word, LOCKED);
-        if let (Some(tags), Some(states)) = (self.words.get(place.0), self.words.get(place.0 + 1)) {
+    /// Writes the tag and the state of a locked slot, which unlocks it; `seen` is what it held.
+    pub(super) fn publish(&self, seen: Seen, tag: u64, word: u64) {
+        let word = if tag == seen.tag { seen.same_key(word) } else { seen.next_key(word) };
+        if let (Some(tags), Some(states)) = (self.words.get(seen.place.0), self.words.get(seen.place.0 + 1)) {
             tags.store(tag, Ordering::Release); // with the Acquire of the tag in `find`
             states.store(word, Ordering::Release); // with the Acquire of the state in `find`
         }
     }
 
-    /// The slots in which a new key may be put, as they are now; those that are locked are left out.
-    pub(super) fn candidates(&self, key: Fingerprint) -> impl Iterator<Item = (usize, Seen)> {
-        self.lines_of(key).into_iter().enumerate().flat_map(move |(choice, line)| {
-            (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot)).map(|seen| (choice, seen)))
-        })
+    /// Unlocks a slot as it was.
+    pub(super) fn put_back(&self, seen: Seen) {
+        self.publish(seen, seen.tag, seen.word);
+    }
+
+    /// The slots of a key's two lines, as they are now; those that are locked are left out.
+    pub(super) fn candidates(&self, key: Fingerprint) -> [SmallVec<[Seen; SLOTS_PER_LINE]>; 2] {
+        self.lines_of(key).map(|line| self.slots(line))
+    }
+
+    /// The slots of the other line in which the key of this slot may live.
+    pub(super) fn elsewhere(&self, seen: Seen) -> SmallVec<[Seen; SLOTS_PER_LINE]> {
+        let here = seen.place.0.saturating_sub(self.start) / WORDS_PER_LINE;
+        let [first, second] = self.lines_of(Fingerprint::of_tag(seen.tag));
+        self.slots(if first == here { second } else { first })
+    }
+
+    fn slots(&self, line: usize) -> SmallVec<[Seen; SLOTS_PER_LINE]> {
+        (0..SLOTS_PER_LINE).filter_map(|slot| self.read(self.place(line, slot))).collect()
     }
 
     /// Every slot that is in use, as it is when the walk comes by.
