@@ -4,6 +4,9 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+// The ready-made extractors belong to the middleware; they are here so that users find them under `key::`.
+pub use crate::middleware::extract::*;
+
 /// Bytes that fit without the heap; longer keys are boxed.
 const INLINE: usize = 38;
 
@@ -43,6 +46,7 @@ enum Kind {
     V6 = 6,
     Flag = 7,
     Absent = 8,
+    Keyless = 9,
 }
 
 impl Key {
@@ -50,6 +54,13 @@ impl Key {
     #[must_use]
     pub const fn global() -> Self {
         Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
+    }
+
+    /// The one key of all who have none. No [`IntoKey`] makes an equal one.
+    pub(crate) fn keyless() -> Self {
+        let mut key = Self::global();
+        key.part(Kind::Keyless, &[]);
+        key
     }
 
     /// The key made from `value`, or nothing if the value says that there is none (`None`, `Err`).

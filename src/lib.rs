@@ -9,7 +9,7 @@ pub mod conformance;
 mod decision;
 pub mod key;
 pub mod limiter;
-mod middleware;
+pub mod middleware;
 mod outcome;
 mod policy;
 mod quota;
@@ -24,8 +24,8 @@ pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, Limiter, LimiterError, Refund, Reply};
 pub use middleware::{
-    GrpcCode, Headers, HeadersError, Jitter, LegacyHeaders, Protocol, ProtocolRule, Refusal, Refusals, ResetEncoding,
-    ResetMeaning, When,
+    GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
+    RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, When,
 };
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};

@@ -49,6 +49,9 @@ pub trait Limiter: Send + Sync {
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
 
     /// Gives back what each receipt still holds.
+    ///
+    /// A [`Reply::Later`] may be dropped before it is polled: who drops a request has nothing to poll it with. A remote
+    /// limiter sends the refund off before it returns, and its future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
 
     /// Forgets the state of a (policy, key): its whole quota is back.

@@ -1,9 +1,94 @@
-//! The middleware's response side.
+//! The Tower middleware: a layer that lets a request through, or answers it with a refusal.
+//!
+//! ```text
+//! request ─ when? ─ extractor ─▶ charges ─▶ Limiter::take ─▶ Decision ─▶ inner service │ refusal
+//!                                                                            └─ header fields on the way out ─┘
+//! ```
+//!
+//! One limit for each client address, in an axum application:
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::get;
+//! use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+//!
+//! let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
+//! // Served with `app.into_make_service_with_connect_info::<SocketAddr>()`: else no request has a peer's address.
+//! ```
+//!
+//! Several policies, of which each request must meet all that apply to it:
+//!
+//! ```
+//! use tower_ratelimit::key::{self, TrustedProxies};
+//! use tower_ratelimit::{Key, MemoryLimiter, MissingKey, OnError, Policy, Quota, RateLimitLayer};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+//! let client = Policy::new("client", Quota::per_minute(300).burst(50)?)?;
+//! let search = Policy::new("search", Quota::per_second(10))?
+//!     .when(|request| request.uri.path().starts_with("/search"))
+//!     .missing_key(MissingKey::Shared);
+//!
+//! let limit = RateLimitLayer::new(MemoryLimiter::new(), everyone, key::global())
+//!     .and(client, key::client_ip(TrustedProxies::count(1)?))
+//!     .and(search, |request| Key::of((request.headers.get("x-api-key"), "search")))
+//!     .on_error(OnError::Allow);
+//! # Ok(()) }
+//! ```
+//!
+//! # Where to put the layer
+//!
+//! * **CORS outside of it.** A browser shows a script nothing of a refusal without `Access-Control-Allow-Origin`, and hides
+//!   the rate-limit fields and `Retry-After` unless CORS exposes them by name. A CORS layer outside also answers preflight
+//!   requests before they are charged; where it cannot be, see [`RateLimitLayer::exempt_preflight`].
+//! * **Tracing outside of it,** so that refusals are seen; **compression and body limits on either side.**
+//! * **Authentication outside of it** if the key is a user's, or else the key is whatever the client claims. But what is
+//!   dear to check, such as a password, wants a limit by address outside of the check as well.
+//! * **In axum**, `Router::layer` covers unknown paths too, `route_layer` only known ones. With `ServiceBuilder` the first
+//!   layer is the outermost, with several calls of `Router::layer` the last one is.
+//! * **With tonic**, `Server::layer`; one layer value serves HTTP and gRPC alike, since a refusal takes the shape that the
+//!   request's content type asks for. A `GrpcWebLayer` belongs outside of it.
+//! * **In several layers**, each decides by itself: what an outer layer has taken stays taken if an inner one refuses.
+//!   Policies in one layer are all or nothing; prefer [`RateLimitLayer::and`].
+//!
+//! # Deployment
+//!
+//! * A limiter in memory counts for its own process. With *n* processes a client has up to *n* quotas, and a restart gives
+//!   every client a fresh one.
+//! * Behind a proxy [`key::peer_ip`](crate::key::peer_ip) is the proxy's address, and all clients share one allowance: use
+//!   [`key::client_ip`](crate::key::client_ip). It believes no header field that was not asked for by name.
+//! * A key that the client can make up, as a path, a header field that nobody checked, or a cookie, is a fresh allowance
+//!   each time. Limit by address besides.
+//! * A streaming request or response is charged once, when it begins. A `HEAD` or a retry costs as much as any other.
+//! * An admitted request goes on at once: the [delay](crate::ChargeDecision::delay) that a leaky queue gives is not waited
+//!   for here, only its bound is kept.
+//!
+//! # Differences from `tower::limit::RateLimit`
+//!
+//! | | [`RateLimit`] | `tower::limit::RateLimit` |
+//! |---|---|---|
+//! | Over the limit | answers with a refusal at once | is not ready, so callers wait |
+//! | Counts | for each key, by any number of policies | all requests of one service value |
+//! | `Clone` | yes, and clones share the allowance | no; behind a `Buffer` each clone of the whole waits in one queue |
+//! | Algorithms | each of [`Algorithm`](crate::Algorithm) | fixed windows that begin with a request |
+//! | Works on | `http::Request` | any request |
+//!
+//! To wait for one's turn with requests of any type, tower's is the right one.
 
-#![allow(dead_code, unused_imports, reason = "the service that calls this is on another branch")]
+mod body;
+mod charging;
+pub(crate) mod extract;
+mod future;
+mod headers;
+mod layer;
+mod refusal;
+mod rule;
+mod service;
 
-pub(crate) mod headers;
-pub(crate) mod refusal;
-
+pub use body::Body;
+pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
+pub use layer::{OnError, RateLimitLayer};
 pub use refusal::{GrpcCode, Protocol, ProtocolRule, Refusal, Refusals};
+pub use rule::{IntoRule, MissingKey, Rule};
+pub use service::RateLimit;

@@ -1,0 +1,267 @@
+//! Keys from what a request says of itself.
+
+use std::any::Any;
+
+use http::header::{AUTHORIZATION, COOKIE, HOST};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+
+use crate::key::{IntoKey, Key};
+
+/// One key for all: a limit that everybody shares.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5_000), key::global());
+/// ```
+pub fn global() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |_| Some(Key::global())
+}
+
+/// The value of a header field, as in `key::header("x-api-key")`.
+///
+/// The key is missing if the field is, if its value is empty, and if there is more than one: whoever reads the field
+/// later might choose another one than the one that was charged. It is missing from every request if `name` cannot be a
+/// field's name.
+///
+/// A value is anything that the client likes to send. Unless something outside this layer has checked it, a client can
+/// make up a fresh one for each request; limit by address as well.
+pub fn header(name: &str) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let name = HeaderName::try_from(name).ok();
+    move |parts| only(&parts.headers, name.as_ref()?)?.into_key()
+}
+
+/// The token of `Authorization: Bearer <token>`; the scheme in any case, as RFC 9110 section 11.1 has it.
+///
+/// The key is missing if the field or the token is, and if there is more than one field. The token was not checked; see
+/// [`header`].
+pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| {
+        let (scheme, token) = only(&parts.headers, &AUTHORIZATION)?.as_bytes().split_at_checked(6)?;
+        let rest = token.trim_ascii();
+        let spaced = token.first().is_some_and(|byte| *byte == b' ');
+        (scheme.eq_ignore_ascii_case(b"bearer") && spaced && !rest.is_empty()).then(|| text_or_bytes(rest))?
+    }
+}
+
+/// The value of a cookie, as in `key::cookie("session")`. Quotes around it belong to it.
+///
+/// The key is missing if the cookie is, if its value is empty, and if it is there with two different values: whoever
+/// reads it later might choose another one than the one that was charged. The value was not checked; see [`header`].
+pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let name = name.into();
+    move |parts| {
+        let mut found = None;
+        for line in parts.headers.get_all(COOKIE) {
+            for pair in line.as_bytes().split(|byte| *byte == b';') {
+                let Some(equals) = pair.iter().position(|byte| *byte == b'=') else { continue };
+                let (candidate, value) = pair.split_at(equals);
+                if candidate.trim_ascii() != name.as_bytes() {
+                    continue;
+                }
+                let value = value.get(1..).unwrap_or_default().trim_ascii();
+                if found.is_some_and(|earlier| earlier != value) {
+                    return None;
+                }
+                found = Some(value);
+            }
+        }
+        found.filter(|value| !value.is_empty()).and_then(text_or_bytes)
+    }
+}
+
+/// The path of the request's URI, as it was sent.
+///
+/// A path is anything that the client likes to send: with it alone as the key, each new path is a fresh allowance. For
+/// the route that matched, use axum's: `key::extension(|path: &MatchedPath| Key::of(path.as_str()))`, in a `route_layer`.
+pub fn path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| parts.uri.path().into_key()
+}
+
+/// The request's method.
+pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| parts.method.as_str().into_key()
+}
+
+/// The host that the request is for, in lower case and without a port: of the URI (HTTP/2), else of the `Host` field.
+///
+/// The key is missing if neither says one, and if there is more than one field.
+pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| {
+        let host = match parts.uri.host() {
+            Some(host) => host,
+            None => without_port(only(&parts.headers, &HOST)?.to_str().ok()?.trim()),
+        };
+        if host.is_empty() {
+            None
+        } else if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            host.to_ascii_lowercase().into_key()
+        } else {
+            host.into_key()
+        }
+    }
+}
+
+/// A key from a value in the request's extensions, where layers outside this one have put it: a user that was
+/// authenticated, a tenant, a peer's certificate.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// let by_user = key::extension(|user: &User| user.id);
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_user);
+/// ```
+///
+/// The key is missing if there is no such value, and if `read` says so.
+pub fn extension<T, K, F>(read: F) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+where
+    T: Any + Send + Sync,
+    K: IntoKey,
+    F: Fn(&T) -> K + Clone + Send + Sync + 'static,
+{
+    move |parts| read(parts.extensions.get::<T>()?).into_key()
+}
+
+/// Two extractors' keys as one: `key::both(key::peer_ip(), key::path())` gives each address its own allowance for each
+/// path. The key is missing if either is.
+///
+/// A closure that returns a tuple does the same for its own parts.
+pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+where
+    A: Fn(&Parts) -> K + Clone + Send + Sync + 'static,
+    B: Fn(&Parts) -> J + Clone + Send + Sync + 'static,
+    K: IntoKey,
+    J: IntoKey,
+{
+    move |parts| Key::of((first(parts), second(parts)))
+}
+
+impl IntoKey for HeaderValue {
+    /// The same key as the value's text, if it is text. An empty value is no key.
+    fn into_key(self) -> Option<Key> {
+        if self.is_empty() { None } else { text_or_bytes(self.as_bytes()) }
+    }
+}
+
+impl IntoKey for Method {
+    /// The same key as the method's text.
+    fn into_key(self) -> Option<Key> {
+        self.as_str().into_key()
+    }
+}
+
+/// The field's value if there is exactly one.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?;
+    values.next().is_none().then_some(value)
+}
+
+fn text_or_bytes(bytes: &[u8]) -> Option<Key> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into_key(),
+        Err(_) => bytes.into_key(),
+    }
+}
+
+fn without_port(host: &str) -> &str {
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(fields: &[(&str, &[u8])]) -> Parts {
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        for (name, value) in fields {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            parts.headers.append(HeaderName::try_from(*name).unwrap(), value);
+        }
+        parts
+    }
+
+    #[test]
+    fn a_header_is_the_key_of_its_text() {
+        let by_key = header("X-Api-Key");
+        assert_eq!(by_key(&parts(&[("x-api-key", b"abc")])), Key::of("abc"));
+        assert_eq!(HeaderValue::from_static("abc").into_key(), Key::of("abc"));
+        assert_eq!((&HeaderValue::from_static("abc")).into_key(), Key::of("abc"));
+    }
+
+    #[test]
+    fn a_header_that_is_absent_empty_doubled_or_impossible_is_no_key() {
+        let by_key = header("x-api-key");
+        assert_eq!(by_key(&parts(&[])), None);
+        assert_eq!(by_key(&parts(&[("x-api-key", b"")])), None);
+        assert_eq!(by_key(&parts(&[("x-api-key", b"a"), ("x-api-key", b"a")])), None);
+        assert_eq!(header("no such name")(&parts(&[("x-api-key", b"a")])), None);
+    }
+
+    #[test]
+    fn a_value_that_is_not_text_is_a_key_of_its_own() {
+        let by_key = header("x-api-key");
+        let latin = by_key(&parts(&[("x-api-key", b"caf\xe9")]));
+        assert_eq!(latin, Key::of(&b"caf\xe9"[..]));
+        assert_ne!(latin, by_key(&parts(&[("x-api-key", b"caf\xe8")])));
+    }
+
+    #[test]
+    fn a_bearer_token_is_found_whatever_the_case_of_its_scheme() {
+        for value in [&b"Bearer abc"[..], b"bearer abc", b"BEARER   abc "] {
+            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), Key::of("abc"), "{value:?}");
+        }
+        for value in [&b"Bearer"[..], b"Bearer ", b"Bearerabc", b"Basic abc", b"", b"B", b"abcdef\xff"] {
+            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), None, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others_and_over_several_lines() {
+        let session = cookie("session");
+        assert_eq!(session(&parts(&[("cookie", b"a=b; session=abc; c=d")])), Key::of("abc"));
+        assert_eq!(session(&parts(&[("cookie", b"a=b"), ("cookie", b"session=x=y")])), Key::of("x=y"));
+        assert_eq!(session(&parts(&[("cookie", b"session=a; session=a")])), Key::of("a"));
+        assert_eq!(session(&parts(&[("cookie", b"session=a; session=b")])), None);
+        assert_eq!(session(&parts(&[("cookie", b"session=")])), None);
+        assert_eq!(session(&parts(&[("cookie", b"xsession=a; ;;=;session")])), None);
+    }
+
+    #[test]
+    fn a_host_has_no_port_and_no_capitals() {
+        assert_eq!(host()(&parts(&[("host", b"Example.COM:8080")])), Key::of("example.com"));
+        assert_eq!(host()(&parts(&[("host", b"[2001:db8::1]:443")])), Key::of("[2001:db8::1]"));
+        assert_eq!(host()(&parts(&[])), None);
+        let mut from_uri = parts(&[("host", b"other")]);
+        from_uri.uri = http::Uri::from_static("https://Example.com:1/x");
+        assert_eq!(host()(&from_uri), Key::of("example.com"));
+        assert_eq!(path()(&from_uri), Key::of("/x"));
+        assert_eq!(method()(&from_uri), Key::of("GET"));
+        assert_eq!(Method::GET.into_key(), Key::of("GET"));
+    }
+
+    #[test]
+    fn both_keys_make_one_and_either_can_be_missing() {
+        let pair = both(header("a"), header("b"));
+        assert_eq!(pair(&parts(&[("a", b"1"), ("b", b"2")])), Key::of(("1", "2")));
+        assert_eq!(pair(&parts(&[("a", b"1")])), None);
+    }
+
+    #[test]
+    fn an_extension_is_read_if_it_is_there() {
+        let by_number = extension(|number: &u64| *number);
+        let mut with = parts(&[]);
+        assert_eq!(by_number(&with), None);
+        with.extensions.insert(7_u64);
+        assert_eq!(by_number(&with), Key::of(7_u64));
+    }
+}

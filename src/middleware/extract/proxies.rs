@@ -1,0 +1,171 @@
+//! Which proxies are believed, and which of their header fields.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use http::HeaderName;
+use ipnet::IpNet;
+
+/// Entries of a forwarding header field that are looked at, from the right.
+pub(super) const ENTRIES_MAX: usize = 64;
+
+/// Which proxies stand before the server, and in which header field they say whom they forward.
+///
+/// Everything that a client sends can be a lie, also the left part of a forwarding field; only what the own proxies have
+/// added is true. So there is no guessing: one field is read, from the right, as far as the proxies are known.
+///
+/// ```
+/// use tower_ratelimit::key::TrustedProxies;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // One load balancer before the server, which appends to X-Forwarded-For. Nobody can reach the server past it.
+/// let one = TrustedProxies::count(1)?;
+/// // Proxies by their addresses, which send the Forwarded field of RFC 7239.
+/// let known = TrustedProxies::networks(["10.0.0.0/8", "fd00::/8"])?.forwarded();
+/// // A content network that says the client's address in a field of its own.
+/// let cdn = TrustedProxies::networks(["173.245.48.0/20", "2400:cb00::/32"])?.single_header("cf-connecting-ip")?;
+/// # Ok(()) }
+/// ```
+///
+/// # How the client is found
+///
+/// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right: each of the *n* proxies has appended
+///   the address it was called from. Whoever reaches the server past the proxies can claim to be anybody.
+/// * With [networks](Self::networks), if the peer is not in them, it is the client itself. Else the entries are read from
+///   the right while they are in the networks; the first that is not is the client. If all are, it is the leftmost.
+/// * Where the field does not say (too few entries, one that is no address, `unknown`, an obfuscated `_name`), the client
+///   is the last address that is believed: the peer, or the proxy that said so. Many clients may then share a key, but
+///   nobody escapes a limit.
+/// * Lines of the field are read in their order as one list; empty entries are passed over; at most 64 entries are looked
+///   at. Ports, brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustedProxies {
+    pub(super) trust: Trust,
+    pub(super) field: Field,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    Count(usize),
+    Networks(Vec<IpNet>),
+}
+
+impl Trust {
+    pub(super) fn contains(networks: &[IpNet], address: IpAddr) -> bool {
+        networks.iter().any(|network| network.contains(&address))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    XForwardedFor,
+    Forwarded,
+    Single(HeaderName),
+}
+
+impl TrustedProxies {
+    /// So many proxies before the server, each of which appends to the field: `X-Forwarded-For`, unless another is chosen.
+    ///
+    /// # Errors
+    /// If there are none, or more than 64.
+    pub fn count(proxies: usize) -> Result<Self, TrustedProxiesError> {
+        if proxies == 0 || proxies > ENTRIES_MAX {
+            return Err(TrustedProxiesError(format!(
+                "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
+            )));
+        }
+        Ok(Self { trust: Trust::Count(proxies), field: Field::XForwardedFor })
+    }
+
+    /// Proxies in these networks, each an address (`10.0.0.2`) or a network (`10.0.0.0/8`), which append to the field:
+    /// `X-Forwarded-For`, unless another is chosen.
+    ///
+    /// # Errors
+    /// If there are none, or if one is neither an address nor a network.
+    pub fn networks<I>(networks: I) -> Result<Self, TrustedProxiesError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        let networks: Vec<IpNet> =
+            networks.into_iter().map(|network| parse_network(network.as_ref())).collect::<Result<_, _>>()?;
+        if networks.is_empty() {
+            return Err(TrustedProxiesError("no trusted networks; without a proxy use `key::peer_ip()`".to_owned()));
+        }
+        Ok(Self { trust: Trust::Networks(networks), field: Field::XForwardedFor })
+    }
+
+    /// Reads the `Forwarded` field of RFC 7239: its `for` parameters.
+    #[must_use]
+    pub fn forwarded(self) -> Self {
+        Self { field: Field::Forwarded, ..self }
+    }
+
+    /// Reads a field of one address, which the last proxy sets and does not append to: `cf-connecting-ip`,
+    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. If it comes twice, it says nothing.
+    ///
+    /// # Errors
+    /// If this cannot be a field's name, or the count of proxies is not 1: such a field says nothing about a second one.
+    pub fn single_header(self, name: &str) -> Result<Self, TrustedProxiesError> {
+        if let Trust::Count(2..) = self.trust {
+            return Err(TrustedProxiesError(format!(
+                "{name} holds one address, so the count of proxies can only be 1"
+            )));
+        }
+        match HeaderName::try_from(name) {
+            Ok(name) => Ok(Self { field: Field::Single(name), ..self }),
+            Err(_) => Err(TrustedProxiesError(format!("{name:?} cannot be a header field's name"))),
+        }
+    }
+}
+
+fn parse_network(text: &str) -> Result<IpNet, TrustedProxiesError> {
+    let network = match text.parse::<IpNet>() {
+        Ok(network) => network,
+        Err(_) => IpNet::from(text.parse::<IpAddr>().map_err(|_| {
+            TrustedProxiesError(format!("{text:?} is neither an address nor a network such as 10.0.0.0/8"))
+        })?),
+    };
+    // Addresses are compared in their plain form, so a mapped network is brought to it too.
+    Ok(match network {
+        IpNet::V6(mapped) => match (mapped.addr().to_ipv4_mapped(), mapped.prefix_len().checked_sub(96)) {
+            (Some(address), Some(bits)) => ipnet::Ipv4Net::new(address, bits).map_or(network, IpNet::V4),
+            _ => network,
+        },
+        IpNet::V4(_) => network,
+    })
+}
+
+/// What was said about the trusted proxies makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustedProxiesError(String);
+
+impl fmt::Display for TrustedProxiesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for TrustedProxiesError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_refused_when_it_is_written() {
+        assert!(TrustedProxies::count(0).is_err());
+        assert!(TrustedProxies::count(65).is_err());
+        assert!(TrustedProxies::networks(Vec::<String>::new()).is_err());
+        assert!(TrustedProxies::networks(["10.0.0.0/33"]).is_err());
+        assert!(TrustedProxies::networks(["proxy.local"]).is_err());
+        assert!(TrustedProxies::count(1).unwrap().single_header("not a name").is_err());
+        assert!(TrustedProxies::count(2).unwrap().single_header("x-real-ip").is_err());
+    }
+
+    #[test]
+    fn a_network_may_be_one_address_or_a_mapped_one() {
+        assert_eq!(parse_network("10.0.0.2").unwrap().to_string(), "10.0.0.2/32");
+        assert_eq!(parse_network("::1").unwrap().to_string(), "::1/128");
+        assert_eq!(parse_network("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
+    }
+}

@@ -1,0 +1,177 @@
+//! The layer, and what can be set on it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::charging::{Settings, Shared};
+use super::headers::Headers;
+use super::refusal::Refusals;
+use super::rule::{BoundRule, IntoRule};
+use super::service::RateLimit;
+use crate::key::IntoKey;
+use crate::limiter::Limiter;
+use crate::outcome::Observer;
+
+/// A [`Layer`] that limits the rate of requests.
+///
+/// Each rule is a policy with an extractor: a closure over the request's head that returns whose allowance is charged.
+/// All rules of a layer make one decision: all their charges are taken, or none is.
+///
+/// Clones of a layer, and all services it makes, share one allowance for each key, since they share one limiter.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = MemoryLimiter::new();
+/// let layer = RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip())
+///     .and(Policy::new("token", Quota::per_hour(1_000))?, |request| {
+///         request.headers.get("authorization").cloned()
+///     });
+/// # Ok(()) }
+/// ```
+///
+/// The type names nothing but the limiter, so it can stand in a struct's field or be returned:
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// struct App {
+///     limit: RateLimitLayer<MemoryLimiter>,
+/// }
+///
+/// fn limit() -> RateLimitLayer<MemoryLimiter> {
+///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
+/// }
+/// ```
+pub struct RateLimitLayer<L> {
+    shared: Arc<Shared<L>>,
+}
+
+impl<L: Limiter> RateLimitLayer<L> {
+    /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](super::Rule), and `extract` returns the key of a
+    /// request: one of those in [`key`](crate::key), or a closure.
+    ///
+    /// A closure that returns what it borrows wraps it: `|request| Key::of(request.uri.path())`.
+    #[must_use]
+    pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let rule = BoundRule::new(rule.into_rule(), extract);
+        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))) }
+    }
+}
+
+impl<L: Limiter + Clone> RateLimitLayer<L> {
+    /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
+    /// the others either.
+    ///
+    /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
+    /// with `api` twice, the second is `api-2` in header fields, metrics and stored keys. So the same quota by address
+    /// and by user is two allowances, and never one by accident.
+    #[must_use]
+    pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let mut rule = BoundRule::new(rule.into_rule(), extract);
+        self.change(|settings| {
+            rule.rename_beside(&settings.rules);
+            settings.rules.push(rule);
+        })
+    }
+
+    /// Sets which header fields responses get.
+    #[must_use]
+    pub fn headers(self, headers: Headers) -> Self {
+        self.change(|settings| settings.headers = headers)
+    }
+
+    /// Sets how a refusal is answered.
+    #[must_use]
+    pub fn refusals(self, refusals: Refusals) -> Self {
+        self.change(|settings| settings.refusals = refusals)
+    }
+
+    /// Sets what becomes of a request when the limiter fails.
+    #[must_use]
+    pub fn on_error(self, on_error: OnError) -> Self {
+        self.change(|settings| settings.on_error = on_error)
+    }
+
+    /// Sets who sees every outcome, and every failure of the limiter.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        self.change(|settings| settings.observer = Some(Arc::new(observer)))
+    }
+
+    /// Sets whether the [`Outcome`](crate::Outcome) is put into the extensions of every request that passes, and of its
+    /// response. Off by default; a refusal's response has it always.
+    ///
+    /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
+    #[must_use]
+    pub fn expose_outcome(self, expose_outcome: bool) -> Self {
+        self.change(|settings| settings.expose_outcome = expose_outcome)
+    }
+
+    /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
+    /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
+    /// which is better.
+    #[must_use]
+    pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
+        self.change(|settings| settings.exempt_preflight = exempt_preflight)
+    }
+
+    /// Sets whether the layer does anything. A layer that is not enabled passes every request and response on untouched,
+    /// with the same types.
+    #[must_use]
+    pub fn enabled(self, enabled: bool) -> Self {
+        self.change(|settings| settings.enabled = enabled)
+    }
+
+    /// Services made before keep what they have.
+    fn change(self, change: impl FnOnce(&mut Settings)) -> Self {
+        let (limiter, mut settings) = match Arc::try_unwrap(self.shared) {
+            Ok(Shared { limiter, settings, .. }) => (limiter, settings),
+            Err(shared) => (shared.limiter.clone(), shared.settings.clone()),
+        };
+        change(&mut settings);
+        Self { shared: Arc::new(Shared::new(limiter, settings)) }
+    }
+}
+
+impl<S, L> Layer<S> for RateLimitLayer<L> {
+    type Service = RateLimit<S, L>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        RateLimit::of(inner, Arc::clone(&self.shared))
+    }
+}
+
+impl<L> Clone for RateLimitLayer<L> {
+    fn clone(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<L> fmt::Debug for RateLimitLayer<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimitLayer").field("rules", &self.shared.settings.rules).finish_non_exhaustive()
+    }
+}
+
+/// What becomes of a request when the limiter fails to decide.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnError {
+    /// It is refused: `503 Service Unavailable`, or the gRPC equal of it. The default: a limit never silently stops.
+    #[default]
+    Deny,
+    /// It passes, without rate-limit header fields.
+    Allow,
+}

@@ -1,0 +1,112 @@
+//! The service: decides in `call`, so that an allowed request costs no allocation and no clone.
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::body::Body;
+use super::charging::{Asking, Decided, Shared};
+use super::future::ResponseFuture;
+use crate::limiter::{Limiter, Reply};
+use crate::outcome::OutcomeKind;
+
+/// A service with limited rates, made by a [`RateLimitLayer`](super::RateLimitLayer).
+///
+/// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
+///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
+/// * Its errors are the inner service's own. A refusal is a response.
+/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. If that future is
+///   dropped before it was polled, the charge is given back.
+pub struct RateLimit<S, L> {
+    inner: S,
+    shared: Arc<Shared<L>>,
+}
+
+impl<S, L> RateLimit<S, L> {
+    pub(super) fn of(inner: S, shared: Arc<Shared<L>>) -> Self {
+        Self { inner, shared }
+    }
+
+    /// The inner service.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// The inner service, by mutable reference.
+    pub fn inner_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// The inner service, without its limit.
+    #[must_use]
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, L, B, C> Service<Request<B>> for RateLimit<S, L>
+where
+    S: Service<Request<B>, Response = Response<C>> + Clone,
+    L: Limiter,
+    C: http_body::Body,
+    C::Data: From<Bytes>,
+{
+    type Response = Response<Body<C>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, L, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if !self.shared.settings.enabled {
+            return ResponseFuture::untouched(self.inner.call(request), Arc::clone(&self.shared));
+        }
+        let (parts, body) = request.into_parts();
+        let decided = match self.shared.ask(&parts) {
+            Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
+            Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
+            Asking::Charges(charges) => match self.shared.take(&charges) {
+                Reply::Now(answer) => self.shared.decide(charges, answer),
+                Reply::Later(answer) => {
+                    let next = self.inner.clone();
+                    let ready = std::mem::replace(&mut self.inner, next);
+                    let request = Request::from_parts(parts, body);
+                    return ResponseFuture::deciding(answer, charges, ready, request, Arc::clone(&self.shared));
+                }
+            },
+        };
+        if decided.passes() {
+            let mut request = Request::from_parts(parts, body);
+            if let Some(outcome) = self.shared.tell(&decided) {
+                request.extensions_mut().insert(outcome);
+            }
+            ResponseFuture::passing(self.inner.call(request), decided, Arc::clone(&self.shared))
+        } else {
+            let response = self.shared.refuse(&parts, &decided);
+            // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
+            self.inner = self.inner.clone();
+            ResponseFuture::refused(response, Arc::clone(&self.shared))
+        }
+    }
+}
+
+impl<S: Clone, L> Clone for RateLimit<S, L> {
+    fn clone(&self) -> Self {
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<S: fmt::Debug, L> fmt::Debug for RateLimit<S, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RateLimit")
+            .field("inner", &self.inner)
+            .field("rules", &self.shared.settings.rules)
+            .finish_non_exhaustive()
+    }
+}

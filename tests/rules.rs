@@ -1,0 +1,315 @@
+//! What a layer's rules promise: to whom they apply, what they take, and what becomes of a request without a key.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::Full;
+use support::{Broken, Scripted};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Key, Limiter, LimiterEvent, MissingKey, Observer, OnError, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
+    Rule, key,
+};
+
+type Body = Full<Bytes>;
+
+/// Says in a header field which outcome came with the request.
+#[expect(clippy::needless_pass_by_value, reason = "a service takes its request")]
+fn answer(request: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    let mut response = Response::new(Body::default());
+    if let Some(outcome) = request.extensions().get::<Outcome>() {
+        response.headers_mut().insert("seen", HeaderValue::from_static(outcome.kind().as_str()));
+    }
+    ready(Ok(response))
+}
+
+async fn send<L: Limiter + 'static>(
+    layer: &RateLimitLayer<L>,
+    request: Request<Body>,
+) -> Response<tower_ratelimit::middleware::Body<Body>> {
+    layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap()
+}
+
+fn get(uri: &str) -> Request<Body> {
+    Request::builder().uri(uri).body(Body::default()).unwrap()
+}
+
+fn with(name: &'static str, value: &str) -> Request<Body> {
+    Request::builder().header(name, value).body(Body::default()).unwrap()
+}
+
+fn policy(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_minute(limit)).unwrap()
+}
+
+fn outcome<B>(response: &Response<B>) -> OutcomeKind {
+    response.extensions().get::<Outcome>().expect("the outcome is there").kind()
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Observer for Log {
+    fn on_outcome(&self, outcome: &Outcome) {
+        self.0.lock().unwrap().push(outcome.kind().as_str().to_owned());
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(format!("{event:?}"));
+    }
+}
+
+#[tokio::test]
+async fn several_policies_are_one_decision_and_all_or_nothing() {
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), policy("wide", 10), key::global())
+        .and(policy("narrow", 1), key::header("x-user"));
+    assert_eq!(send(&layer, with("x-user", "ann")).await.status(), StatusCode::OK);
+    let refused = send(&layer, with("x-user", "ann")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(refused.headers().contains_key("retry-after"));
+    assert_eq!(limiter.used(), 2, "the refused request took nothing");
+    let standing = refused.extensions().get::<Outcome>().unwrap();
+    assert_eq!(standing.violated().map(|standing| standing.policy().name()).collect::<Vec<_>>(), ["narrow"]);
+    assert_eq!(send(&layer, with("x-user", "bob")).await.status(), StatusCode::OK);
+    assert!(limiter.takes().iter().all(|take| take.len() == 2), "one call for each request");
+}
+
+#[tokio::test]
+async fn header_fields_are_on_allowed_responses_too() {
+    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 10), key::global());
+    let response = send(&layer, get("/")).await;
+    let field = response.headers()["ratelimit"].to_str().unwrap();
+    assert!(field.contains("\"api\"") && field.contains("r=9"), "{field}");
+    assert!(!response.headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn a_rule_applies_only_when_its_predicate_holds() {
+    let limiter = Scripted::new();
+    let search = policy("search", 1).when(|request| request.uri.path().starts_with("/search"));
+    let layer = RateLimitLayer::new(limiter.clone(), search, key::global()).expose_outcome(true);
+    let exempt = send(&layer, get("/home")).await;
+    assert_eq!((exempt.status(), outcome(&exempt)), (StatusCode::OK, OutcomeKind::Exempt));
+    assert!(exempt.headers().keys().all(|name| name == "seen"), "{:?}", exempt.headers());
+    assert!(limiter.takes().is_empty());
+    assert_eq!(send(&layer, get("/search?q=a")).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, get("/search?q=a")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_refused_before_anything_is_taken() {
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), policy("all", 10), key::global())
+        .and(policy("user", 10), key::header("x-user"));
+    let refused = send(&layer, get("/")).await;
+    assert_eq!((refused.status(), outcome(&refused)), (StatusCode::BAD_REQUEST, OutcomeKind::KeyMissing));
+    assert!(limiter.takes().is_empty());
+}
+
+#[tokio::test]
+async fn requests_without_a_key_can_share_one_that_is_nobody_elses() {
+    let limiter = Scripted::new();
+    let layer =
+        RateLimitLayer::new(limiter.clone(), policy("user", 1).missing_key(MissingKey::Shared), key::header("x-user"));
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let shared = limiter.takes()[0][0].1.clone();
+    let absent: Option<u8> = None;
+    let others =
+        [Key::global(), Key::of("").unwrap(), Key::of([0_u8; 0]).unwrap(), Key::of(key::OrAbsent(absent)).unwrap()];
+    assert!(!others.contains(&shared));
+}
+
+#[tokio::test]
+async fn a_rule_can_leave_requests_without_a_key_alone() {
+    let limiter = Scripted::new();
+    let user = policy("user", 0).missing_key(MissingKey::Exempt);
+    let layer = RateLimitLayer::new(limiter.clone(), policy("all", 1), key::global()).and(user, key::header("x-user"));
+    assert_eq!(send(&layer, with("x-user", "ann")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_cost_of_nothing_passes_and_one_that_can_never_fit_is_refused_for_good() {
+    let limiter = Scripted::new();
+    let cost = |request: &http::request::Parts| match request.uri.path() {
+        "/free" => 0,
+        "/dear" => u64::MAX,
+        _ => 3,
+    };
+    let layer = RateLimitLayer::new(limiter.clone(), policy("units", 3).cost(cost), key::global());
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    assert_eq!(send(&layer, get("/free")).await.status(), StatusCode::OK);
+    let refused = send(&layer, get("/dear")).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(!refused.headers().contains_key("retry-after"), "no wait helps");
+    assert_eq!(limiter.used(), 3);
+    assert_eq!(limiter.takes().iter().map(|take| take[0].2).collect::<Vec<_>>(), [3, 0, u64::MAX]);
+}
+
+#[tokio::test]
+async fn a_policys_name_that_is_taken_is_numbered_and_its_allowance_is_its_own() {
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(1), key::global())
+        .and(Quota::per_minute(1), key::global())
+        .and(Rule::new(Quota::per_hour(1)), key::global());
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
+    let names: Vec<_> = limiter.takes()[0].iter().map(|charge| charge.0.clone()).collect();
+    assert_eq!(names, ["1-per-minute", "1-per-minute-2", "1-per-hour"]);
+}
+
+#[tokio::test]
+async fn preflight_requests_are_exempt_if_that_is_asked_for() {
+    let preflight = || {
+        let request = Request::builder().method(Method::OPTIONS).header("origin", "https://example.com");
+        request.header("access-control-request-method", "PUT").body(Body::default()).unwrap()
+    };
+    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 0), key::global());
+    assert_eq!(send(&layer, preflight()).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    let layer = layer.exempt_preflight(true);
+    assert_eq!(send(&layer, preflight()).await.status(), StatusCode::OK);
+    let mut plain = preflight();
+    plain.headers_mut().remove("access-control-request-method");
+    assert_eq!(send(&layer, plain).await.status(), StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_layer_that_is_not_enabled_leaves_everything_untouched() {
+    let limiter = Scripted::new();
+    let log = Log::default();
+    let layer = RateLimitLayer::new(limiter.clone(), policy("api", 0), key::header("x-user"))
+        .observer(log.clone())
+        .expose_outcome(true)
+        .enabled(false);
+    let response = send(&layer, get("/")).await;
+    assert_eq!(response.status(), StatusCode::OK);
+    assert!(response.headers().is_empty() && response.extensions().is_empty());
+    assert!(limiter.takes().is_empty() && log.take().is_empty());
+}
+
+#[tokio::test]
+async fn a_failing_limiter_refuses_unless_it_is_told_to_pass_and_the_observer_hears_of_it() {
+    for limiter in [Scripted::new(), Scripted::new().later()] {
+        limiter.fail(true);
+        let log = Log::default();
+        let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).observer(log.clone());
+        let refused = send(&layer, get("/")).await;
+        assert_eq!((refused.status(), outcome(&refused)), (StatusCode::SERVICE_UNAVAILABLE, OutcomeKind::FailedClosed));
+        assert_eq!(log.take(), ["Failed { error: \"the store is away\" }", "failed_closed"]);
+
+        let layer = layer.on_error(OnError::Allow).expose_outcome(true);
+        let passed = send(&layer, get("/")).await;
+        assert_eq!((passed.status(), outcome(&passed)), (StatusCode::OK, OutcomeKind::FailedOpen));
+        assert_eq!(log.take(), ["Failed { error: \"the store is away\" }", "failed_open"]);
+    }
+}
+
+#[tokio::test]
+async fn the_observer_sees_every_outcome() {
+    let log = Log::default();
+    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::header("x-user")).observer(log.clone());
+    for request in [with("x-user", "ann"), with("x-user", "ann"), get("/")] {
+        send(&layer, request).await;
+    }
+    assert_eq!(log.take(), ["allowed", "limited", "key_missing"]);
+}
+
+#[tokio::test]
+async fn the_outcome_is_exposed_on_request_and_response_if_asked_for_and_on_refusals_always() {
+    let plain = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::global());
+    let response = send(&plain, get("/")).await;
+    assert!(response.extensions().get::<Outcome>().is_none() && !response.headers().contains_key("seen"));
+    assert_eq!(outcome(&send(&plain, get("/")).await), OutcomeKind::Limited);
+
+    let exposing = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::global()).expose_outcome(true);
+    let response = send(&exposing, get("/")).await;
+    assert_eq!(outcome(&response), OutcomeKind::Allowed);
+    assert_eq!(response.headers()["seen"], "allowed");
+}
+
+#[tokio::test]
+async fn an_inner_layers_refusal_is_the_outcome_that_a_response_keeps() {
+    let inner = RateLimitLayer::new(Scripted::new(), policy("inner", 0), key::global());
+    let outer = RateLimitLayer::new(Scripted::new(), policy("outer", 9), key::global()).expose_outcome(true);
+    let service = outer.layer(inner.layer(tower::service_fn(answer)));
+    let response = service.oneshot(get("/")).await.unwrap();
+    assert_eq!(outcome(&response), OutcomeKind::Limited);
+}
+
+#[tokio::test]
+async fn a_later_answer_is_treated_as_one_that_is_known() {
+    let limiter = Scripted::new().later();
+    let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).expose_outcome(true);
+    let passed = send(&layer, get("/")).await;
+    assert_eq!((passed.status(), outcome(&passed)), (StatusCode::OK, OutcomeKind::Allowed));
+    assert!(passed.headers().contains_key("ratelimit"));
+    let refused = send(&layer, get("/")).await;
+    assert_eq!((refused.status(), outcome(&refused)), (StatusCode::TOO_MANY_REQUESTS, OutcomeKind::Limited));
+}
+
+#[tokio::test]
+async fn a_limiter_that_breaks_its_contract_breaks_nothing_else() {
+    for charges in [0, 1, 5] {
+        for allowed in [true, false] {
+            let layer = RateLimitLayer::new(Broken(allowed, charges), policy("api", 1), key::global());
+            let expected = if allowed { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
+            assert_eq!(send(&layer, get("/")).await.status(), expected);
+        }
+    }
+}
+
+#[tokio::test]
+async fn hostile_input_is_charged_or_refused_and_never_panics() {
+    let limiter = Scripted::new();
+    let layer =
+        RateLimitLayer::new(limiter.clone(), policy("a", 1_000_000).missing_key(MissingKey::Shared), key::cookie("s"))
+            .and(policy("b", 1_000_000).missing_key(MissingKey::Shared), key::bearer_token())
+            .and(policy("c", 1_000_000).missing_key(MissingKey::Shared), key::host())
+            .and(policy("d", 1_000_000).missing_key(MissingKey::Shared), key::header("x"))
+            .and(
+                policy("e", 1_000_000).missing_key(MissingKey::Shared),
+                key::client_ip(key::TrustedProxies::count(3).unwrap().forwarded()),
+            )
+            .and(policy("f", 1_000_000).missing_key(MissingKey::Shared), key::both(key::path(), key::method()));
+    let names = ["cookie", "authorization", "host", "x", "forwarded"];
+    let megabyte = vec![b'k'; 1 << 20];
+    let values: [&[u8]; 9] =
+        [b"", b"\xff\xfe", b"\"", b"s=\"\\", b"Bearer \xff", b":::", b",;=,;=", b"for=\"[", &megabyte];
+    let mut sent = 0;
+    for value in values {
+        let mut request = get("/");
+        for name in names {
+            request.headers_mut().insert(name, HeaderValue::from_bytes(value).unwrap());
+        }
+        assert_eq!(send(&layer, request).await.status(), StatusCode::OK);
+        sent += 1;
+        assert_eq!(limiter.used(), 6 * sent, "each rule charged each request");
+    }
+    let mut request = get("/");
+    for line in 0..10_000 {
+        request.headers_mut().append(names[line % names.len()], HeaderValue::from_static("for=1.2.3.4; s=1"));
+    }
+    assert_eq!(send(&layer, request).await.status(), StatusCode::OK);
+    assert_eq!(limiter.used(), 6 * (sent + 1));
+}
+
+#[test]
+fn changing_a_layer_leaves_its_clones_as_they_were() {
+    let first = RateLimitLayer::new(Scripted::new(), policy("one", 1), key::global());
+    let second = first.clone().and(policy("two", 1), key::global());
+    assert!(!format!("{first:?}").contains("two"));
+    assert!(format!("{second:?}").contains("two"));
+}
