@@ -30,6 +30,10 @@
 
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
+#[cfg(test)]
+mod laws;
+#[cfg(test)]
+mod naive;
 pub(crate) mod sliding_window;
 pub(crate) mod step_bucket;
 pub(crate) mod trail;
