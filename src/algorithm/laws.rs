@@ -4,9 +4,11 @@
 //! edges that were told, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each step;
 //! laws that need a schedule of their own follow below.
 
+mod drift;
 mod key;
 mod quotas;
 mod run;
+mod stories;
 
 use proptest::prelude::*;
 
@@ -24,10 +26,28 @@ pub(super) fn beginnings() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_u64, 1_790_000_000_000_000..1_800_000_000_000_000_u64, Just(5_680_000_000_000_000)]
 }
 
-fn play(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6], begin: u64, steps: &[Step]) {
+/// What a schedule holds besides takes and looks.
+#[derive(Clone, Copy, Debug)]
+enum Mix {
+    Nothing,
+    /// Forced charges, refunds and changes of quota.
+    Everything,
+    /// All that, and a clock that steps back.
+    EverythingAndBackwards,
+}
+
+fn mixes() -> impl Strategy<Value = Mix> {
+    prop_oneof![Just(Mix::Nothing), Just(Mix::Everything), Just(Mix::EverythingAndBackwards)]
+}
+
+fn play(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6], begin: u64, steps: &[Step], mix: Mix) {
     let mut run = Run::new(quota(algorithm, anchor, shape), begin);
     for step in steps {
-        run.step(step);
+        run.step(&match mix {
+            Mix::Nothing => step.only_takes().only_forwards(),
+            Mix::Everything => step.only_forwards(),
+            Mix::EverythingAndBackwards => *step,
+        });
     }
     run.check_safety();
 }
@@ -44,8 +64,8 @@ macro_rules! laws {
                 #![proptest_config(ProptestConfig { cases: SCHEDULES, failure_persistence: None, ..ProptestConfig::default() })]
 
                 #[test]
-                fn keeps_the_laws(shape in shapes(), begin in beginnings(), steps in steps()) {
-                    play(ALGORITHM, ANCHOR, &shape, begin, &steps);
+                fn keeps_the_laws(shape in shapes(), begin in beginnings(), steps in steps(), mix in mixes()) {
+                    play(ALGORITHM, ANCHOR, &shape, begin, &steps, mix);
                 }
             }
 

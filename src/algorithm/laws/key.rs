@@ -1,7 +1,7 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
 use crate::algorithm::trail::{Edit, Entries, Trail};
-use crate::algorithm::{Next, Pair, PairRules, Rules, Used};
+use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::Quota;
 
@@ -150,6 +150,16 @@ impl State {
             Self::Pair(_, state) => state.map(|pair| pair.at),
             Self::Trail(_, log) => log.newest().map(|newest| newest.0),
         }
+    }
+
+    /// What was written fits the word that its layout promises, and can be read back from it.
+    pub(super) fn check_layout(&self, quota: &Quota, now: u64) {
+        let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
+        assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
+        assert!(pair.at.saturating_sub(now) <= WORD_AHEAD_US, "{pair:?} at {now} of {quota:?}");
+        assert_eq!(pair.at % word.grid_us, 0, "{pair:?} of {quota:?}");
+        let rounded = pair.at.div_ceil(1 << word.shift) << word.shift;
+        assert_eq!(rounded / word.grid_us * word.grid_us, pair.at, "{pair:?} of {quota:?}");
     }
 
     pub(super) fn words(&self) -> (Option<Pair>, Vec<(u64, u64)>) {

@@ -22,6 +22,16 @@ pub(super) struct Step {
     b: u64,
 }
 
+impl Step {
+    pub(super) fn only_forwards(self) -> Self {
+        Self { time: self.time % 16, ..self }
+    }
+
+    pub(super) fn only_takes(self) -> Self {
+        Self { what: if self.what < 3 { 0 } else { 31 }, ..self }
+    }
+}
+
 pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = (0..18_u8, 0..32_u8, any::<u64>(), any::<u64>());
     prop::collection::vec(step.prop_map(|(time, what, a, b)| Step { time, what, a, b }), 1..=40)
@@ -149,6 +159,7 @@ impl Run {
         let units = receipt.as_ref().map_or(0, Receipt::units);
         assert_eq!(told(&decision, units), expected, "cost {cost}, force {force}, at {} of {:?}", self.now, self.quota);
 
+        self.state.check_layout(&self.quota, self.now);
         let denied = !decision.is_allowed();
         if (denied || cost == 0) && !self.stepped_back && !self.quota.counts_denied() {
             assert!(!wrote && self.state.words() == before.words(), "a denied request changes nothing");
@@ -310,7 +321,7 @@ pub(super) fn lone_refund(quota: &Quota, begin: u64, steps: &[Step], chosen: pro
     let mut without = State::new(quota);
     let mut receipt = None;
     for (index, step) in steps.iter().enumerate() {
-        run.pass_time(&Step { time: step.time % 16, ..*step });
+        run.pass_time(&step.only_forwards());
         let cost = run.cost(step);
         let (mut decision, _) = run.state.decide(run.now, cost, false);
         run.remaining = decision.remaining();
