@@ -38,22 +38,22 @@ fn a_bucket_admits_its_burst_and_rate_times_time_to_the_last_unit() {
     let second = Duration::from_secs(1);
     for (limit, period, burst) in [
         (7, second, 7),
-        (7, second, 1),
+        (7, second, 2),
         (99_999, second, 99_999),
         (99_999, second, 3),
         (10_000_000, second, 10_000_000),
         (4_294_967_295, second, 4_294_967_295),
         (3, Duration::from_micros(7), 3),
         (3, 7 * DAY, 3),
-        (1, 30 * DAY, 1),
+        (1, 30 * DAY, 2),
         (1, 366 * DAY, 2),
         (10_000_000_000_000, 30 * DAY, 10_000_000_000_000),
         (999_999_999_999_999, 366 * DAY, 999_999_999_999_998),
         (999_999_999_999_989, second, 999_999_999_999_999),
     ] {
         let quota = Quota::gcra(limit, period).and_then(|quota| quota.burst(burst)).unwrap();
-        // Looking again before the bucket is full, else what would overflow is lost, and rightly.
-        let full_us = (u128::from(burst) * period.as_micros() / u128::from(limit)) as u64;
+        // Looking again before the bucket is full, else what would overflow is lost, and rightly. Part of one may be left.
+        let full_us = (u128::from(burst - 1) * period.as_micros() / u128::from(limit)) as u64;
         for begin in [0, 1_790_000_000_000_001] {
             let length_us = (full_us * 20_000).max(20_000).min(3_000_000_000_000_000 - 7);
             let admitted = greedy(&quota, begin, begin + length_us, uneven(full_us));
@@ -67,16 +67,30 @@ fn a_bucket_admits_its_burst_and_rate_times_time_to_the_last_unit() {
 fn waiting_as_told_admits_one_unit_at_each_whole_number_of_intervals() {
     for (limit, period_us) in [(7, 1_000_000), (99_999, 1_000_000), (3, 7), (13, 604_800_000_000), (999_983, 1_000_003)]
     {
-        let quota = Quota::gcra(limit, Duration::from_micros(period_us)).unwrap();
+        let quota = Quota::gcra(limit, Duration::from_micros(period_us)).and_then(|quota| quota.burst(2)).unwrap();
         let mut key = State::new(&quota);
         let begin = 1_790_000_000_000_000;
         let mut now = begin;
+        assert!(key.decide(now, 1, false).0.is_allowed());
         for nth in 1..=20_000_u64 {
             assert!(key.decide(now, 1, false).0.is_allowed());
             now += key.look(now, 1).retry_after().map_or(0, |wait| wait.as_micros() as u64);
-            // The n-th departs at ⌈n · period/limit⌉: rounded once, not once for each.
+            // At ⌈n · period/limit⌉: rounded once, not once for each.
             assert_eq!(now - begin, (nth * period_us).div_ceil(limit), "the {nth}-th of {quota}");
-            now = begin + (nth * period_us).div_ceil(limit);
+        }
+    }
+}
+
+#[test]
+fn strict_spacing_is_never_below_the_interval_and_below_one_microsecond_more() {
+    for (limit, period_us) in [(7_u64, 1_000_000_u64), (99_999, 1_000_000), (3, 7), (1, 1), (10_000_000, 1_000_000)] {
+        let quota = Quota::gcra(limit, Duration::from_micros(period_us)).unwrap();
+        let mut key = State::new(&quota);
+        for nth in 0..100 {
+            let now = nth * period_us.div_ceil(limit);
+            assert!(key.decide(now, 1, false).0.is_allowed(), "{quota}");
+            let wait = key.look(now, 1).retry_after().map_or(0, |wait| wait.as_micros() as u64);
+            assert_eq!(wait, period_us.div_ceil(limit), "{quota}");
         }
     }
 }
