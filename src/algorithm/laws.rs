@@ -6,7 +6,7 @@
 
 mod drift;
 mod key;
-mod quotas;
+pub(crate) mod quotas;
 mod run;
 mod stories;
 

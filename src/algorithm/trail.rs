@@ -106,6 +106,8 @@ impl Trail {
         }
     }
 
+    /// The decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the change to
+    /// write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no others.
     pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> TrailAnswer {
         let view = self.view(entries, now);
         let wanted = view.used.saturating_add(cost);

@@ -135,6 +135,15 @@ impl State {
         }
     }
 
+    /// What is told to whoever chooses which state to forget; nothing if there is none.
+    pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
+        match self {
+            Self::Pair(_, None) => None,
+            Self::Pair(rules, Some(state)) => Some(rules.fullness(*state, now).throttled),
+            Self::Trail(trail, log) => Some(trail.fullness(log, now).throttled),
+        }
+    }
+
     /// Whether the state's own instant or entries are over.
     pub(super) fn is_over(&self, now: u64) -> bool {
         match self {

@@ -33,12 +33,12 @@ const RATES: [(u64, u64); 20] = [
 ];
 
 /// Shapes of quotas: about a third are toys.
-pub(super) fn shapes() -> impl Strategy<Value = [u64; 6]> {
+pub(crate) fn shapes() -> impl Strategy<Value = [u64; 6]> {
     (0..34_u64, any::<[u64; 5]>()).prop_map(|(rate, [a, b, c, d, e])| [rate, a, b, c, d, e])
 }
 
 /// A quota out of a few numbers: small ones make toys, so that a failing case shrinks to one.
-pub(super) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Quota {
+pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Quota {
     let [rate, limit, period, burst, debt, options] = *shape;
     let (limit, period_us) = match rate {
         0..=11 => (1 + limit % 5, 1 + period % 20),

@@ -6,12 +6,10 @@ use crate::algorithm::Used;
 use crate::algorithm::naive::{Expected, Oracle, Own};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+use crate::time::{CLOCK_US_MAX, INSTANT_US_MAX};
 
 use super::key::State;
 use super::quotas::quota;
-
-/// The latest instant of a clock: the year 2150.
-const LATEST_US: u64 = 5_680_281_600_000_000;
 
 /// What happens, and when after the step before: numbers whose meaning depends on what was told last.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +128,7 @@ impl Run {
             17 if step.a % 3 == 1 => self.now.saturating_sub(step.b % (1 << 50)),
             _ => self.now,
         };
-        let then = then.min(LATEST_US);
+        let then = then.min(CLOCK_US_MAX);
         self.forward_us += then.saturating_sub(self.now);
         self.ticks += (then / period_us).saturating_sub(self.now / period_us);
         self.stepped_back |= then < self.now;
@@ -160,6 +158,10 @@ impl Run {
         assert_eq!(told(&decision, units), expected, "cost {cost}, force {force}, at {} of {:?}", self.now, self.quota);
 
         self.state.check_layout(&self.quota, self.now);
+        assert!(self.state.latest().unwrap_or(0) <= INSTANT_US_MAX, "{:?}", self.state);
+        if let Some(throttled) = self.state.is_throttled(self.now) {
+            assert_eq!(throttled, !self.state.admits(self.now, 1), "{:?} of {:?}", self.state, self.quota);
+        }
         let denied = !decision.is_allowed();
         if (denied || cost == 0) && !self.stepped_back && !self.quota.counts_denied() {
             assert!(!wrote && self.state.words() == before.words(), "a denied request changes nothing");
