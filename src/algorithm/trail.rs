@@ -112,8 +112,7 @@ impl Trail {
         let view = self.view(entries, now);
         let wanted = view.used.saturating_add(cost);
         if wanted > self.limit && !force && cost > 0 {
-            let retry_us = (cost <= self.limit).then(|| self.wait(entries, &view, self.limit - cost));
-            return self.deny(entries, &view, cost, retry_us);
+            return self.deny(entries, &view, cost);
         }
         let units = cost.min(self.most().saturating_sub(view.used));
         let added = Edit { add: Some((view.start, units)), ..self.cleaned(&view) };
@@ -124,8 +123,10 @@ impl Trail {
         TrailAnswer { decision: decision.receipted(units, view.start, 0), edit: Some(added) }
     }
 
-    fn deny(&self, entries: &impl Entries, view: &View, cost: u64, retry_us: Option<u64>) -> TrailAnswer {
+    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> TrailAnswer {
+        let target = self.limit.checked_sub(cost);
         if !self.count_denied {
+            let retry_us = target.map(|target| self.wait(entries, view, target));
             return TrailAnswer { decision: self.describe(entries, view, 0, retry_us), edit: self.repaired(view) };
         }
         let newest = self.edited(entries, view, 0, u64::MAX).newest().filter(|(start, _)| *start == view.start);
@@ -137,7 +138,7 @@ impl Trail {
         // The wait that is told counts this refusal too: it is as long as the newcomer itself will be remembered.
         let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
         let view = self.view(&edited, view.now);
-        let retry_us = retry_us.map(|_| self.wait(&edited, &view, self.limit - cost));
+        let retry_us = target.map(|target| self.wait(&edited, &view, target));
         TrailAnswer { decision: self.describe(&edited, &view, 0, retry_us), edit }
     }
 
@@ -203,8 +204,11 @@ impl Trail {
             Oldest::Dropped => 0,
             Oldest::Counted => units,
             Oldest::Weighted => {
-                let covered = u128::from(units) * u128::from(self.grain_us - passed);
-                (covered / u128::from(self.grain_us)) as u64 // at most units
+                let covered_us = self.grain_us - passed;
+                match units.checked_mul(covered_us) {
+                    Some(covered) => covered / self.grain_us,
+                    None => (u128::from(units) * u128::from(covered_us) / u128::from(self.grain_us)) as u64, // below units
+                }
             }
         }
     }
@@ -231,10 +235,13 @@ impl Trail {
             Oldest::Dropped => edge,
             Oldest::Counted => edge + self.grain_us,
             Oldest::Weighted => {
-                // The first microsecond in which the covered part is below room + 1.
-                let covered = (u128::from(room) + 1) * u128::from(self.grain_us);
-                let covered = covered.div_ceil(u128::from(units.max(1))) as u64; // at most grain, since room < units
-                edge + self.grain_us - covered + 1
+                // The first microsecond in which the covered part is below room + 1, which is at most the units.
+                let (above, units) = (room + 1, units.max(1));
+                let covered_us = match above.checked_mul(self.grain_us) {
+                    Some(covered) => covered.div_ceil(units),
+                    None => (u128::from(above) * u128::from(self.grain_us)).div_ceil(u128::from(units)) as u64,
+                };
+                edge + self.grain_us - covered_us + 1
             }
         }
     }
