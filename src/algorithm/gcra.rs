@@ -18,7 +18,9 @@
 //! # 2 Parameters
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
-//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down.
+//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down. A bucket that is met
+//! full loses what would overflow, as it should; with a burst of 1 that is the part of a microsecond by which each request
+//! comes later than it might. With a burst of 2 or more a client that waits as told gets the rate to the last unit.
 //!
 //! # 3 State
 //!

@@ -10,6 +10,8 @@ use crate::algorithm::laws::quotas::{quota, shapes};
 const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
 
+type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
+
 const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::TokenBucket,
     Algorithm::StepBucket,
@@ -140,7 +142,7 @@ fn check(text: &str) {
 
 #[test]
 fn every_constructor_takes_both_ends_of_the_range_and_nothing_beyond() {
-    let constructors: [fn(u64, Duration) -> Result<Quota, QuotaError>; 8] = [
+    let constructors: [Constructor; 8] = [
         Quota::new,
         Quota::token_bucket,
         Quota::step_bucket,

@@ -55,7 +55,7 @@ fn a_bucket_admits_its_burst_and_rate_times_time_to_the_last_unit() {
         // Looking again before the bucket is full, else what would overflow is lost, and rightly. Part of one may be left.
         let full_us = (u128::from(burst - 1) * period.as_micros() / u128::from(limit)) as u64;
         for begin in [0, 1_790_000_000_000_001] {
-            let length_us = (full_us * 20_000).max(20_000).min(3_000_000_000_000_000 - 7);
+            let length_us = (full_us * 20_000).clamp(20_000, 3_000_000_000_000_000 - 7);
             let admitted = greedy(&quota, begin, begin + length_us, uneven(full_us));
             let flowed = u128::from(limit) * u128::from(length_us) / period.as_micros();
             assert_eq!(admitted, u128::from(burst) + flowed, "{quota} for {length_us} µs");
