@@ -133,14 +133,12 @@ impl Store {
 
     /// The decision as the states are now, one after the other, and whether anything is to be written.
     fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
-        let mut decisions: SmallVec<[ChargeDecision; 2]> =
-            charges.iter().map(|charge| self.charge(charge, now, false)).collect();
+        let decisions: SmallVec<[ChargeDecision; 2]> = charges.iter().map(|charge| self.peek(charge, now)).collect();
         let allowed = is_allowed(charges, &decisions);
         let takes = charges.iter().any(|charge| charge.cost > 0);
         let counts = charges.iter().zip(&decisions).any(|(charge, decision)| {
             !decision.is_allowed() && charge.policy.quota().counts_denied() && charge.effect == Effect::Enforce
         });
-        decisions.iter_mut().for_each(ChargeDecision::untaken);
         (Decision::new(allowed, decisions), (allowed && takes) || counts)
     }
 
