@@ -46,7 +46,8 @@ impl Answer {
             "tokens_before" => same(expected, self.tokens_before),
             "denied_by" => same(expected, &self.denied_by[..]),
             "remaining_by_limit" => {
-                let by_limit: Value = self.remaining_by_limit.iter().cloned().map(|(name, n)| (name, n.into())).collect();
+                let by_limit: Value =
+                    self.remaining_by_limit.iter().cloned().map(|(name, n)| (name, json!(n))).collect();
                 (*expected == by_limit, by_limit.to_string())
             }
             // Statuses differ, and 200 is what every source says of a request that passed.

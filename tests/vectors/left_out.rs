@@ -40,7 +40,10 @@ pub(crate) const LEFT_OUT: &[LeftOut] = &[
     differs("tb-xtime-cancel-too-late", 3, "act_at_ms", GIVES_BACK_UNDRAINED),
     differs("tb-xtime-cancel-0", 4, "act_at_ms", GIVES_BACK_UNDRAINED),
     differs("tb-xtime-cancel-multi", 6, "act_at_ms", GIVES_BACK_UNDRAINED),
-    not_here("fw-rlf-block", "a block that outlasts the window is what the middleware does about a denial, not a quota"),
+    not_here(
+        "fw-rlf-block",
+        "a block that outlasts the window is what the middleware does about a denial, not a quota",
+    ),
     // Adapters
     differs("gcra-redis_rate-allow", 5, "retry_after_ms", NEVER_IS_NEVER),
     differs("gcra-redis_rate-at-most", 6, "retry_after_ms", NEVER_IS_NEVER),
@@ -81,7 +84,12 @@ pub(crate) const LEFT_OUT: &[LeftOut] = &[
         "its two rows count the request at the edge in one case and not in the other, by the order of a mock clock",
     ),
     // Quirks
-    differs("fw-throttled-py", 3, "count", "denied requests are counted beyond the limit there; here they are not counted"),
+    differs(
+        "fw-throttled-py",
+        3,
+        "count",
+        "denied requests are counted beyond the limit there; here they are not counted",
+    ),
     differs(
         "multi-symfony-compound",
         2,

@@ -19,7 +19,7 @@ pub(crate) fn quota(algorithm: &str, params: &Params, debt: u64) -> Result<Quota
     let mut read = Reader { params, seen: NOT_OF_THE_QUOTA.to_vec() };
     let quota = match algorithm {
         "fixed_window-reserve" => refilled_per_cycle(&mut read)?,
-        "fixed_window" | "drain-on-deny" => fixed_window(&mut read)?,
+        "fixed_window" | "fixed_window-refund" | "drain-on-deny" => fixed_window(&mut read)?,
         "config-replacement" | "multi-limit" if params.contains_key("window_ms") => fixed_window(&mut read)?,
         "config-replacement" | "multi-limit" => token_bucket(&mut read)?,
         "gcra" | "gcra-property" | "gcra-take-at-most" => gcra(&mut read)?,
@@ -51,7 +51,9 @@ fn fixed_window(read: &mut Reader<'_>) -> Result<Quota, String> {
     if let Some(behavior) = read.word("behavior")? {
         assert_eq!(behavior, "DRAIN_OVER_LIMIT", "of a choice that this crate does not offer, the rest is replayed");
     }
-    Quota::fixed_window(read.units("limit")?, read.ms("window_ms")?).and_then(|quota| quota.anchor(anchor)).map_err(text)
+    Quota::fixed_window(read.units("limit")?, read.ms("window_ms")?)
+        .and_then(|quota| quota.anchor(anchor))
+        .map_err(text)
 }
 
 /// Permissions that come at each cycle of a grid and may be taken ahead: a bucket that is refilled in steps.
@@ -65,7 +67,7 @@ fn refilled_per_cycle(read: &mut Reader<'_>) -> Result<Quota, String> {
 fn sliding_window(read: &mut Reader<'_>) -> Result<Quota, String> {
     let anchor = read.word("anchor")?;
     assert!(matches!(anchor, None | Some("first-hit" | "first-hit grid")), "{anchor:?}");
-    let limit = if read.has("limit") { read.units("limit")? } else { 1_000 };
+    let limit = read.units_or("limit", 1_000)?;
     Quota::sliding_window(limit, read.ms("window_ms")?).map_err(text)
 }
 
@@ -91,7 +93,8 @@ fn gcra(read: &mut Reader<'_>) -> Result<Quota, String> {
     } else {
         (1, read.ms("emission_interval_ms")?)
     };
-    Quota::gcra(limit, period).and_then(|quota| quota.burst(read.units("capacity").unwrap_or(0))).map_err(text)
+    let capacity = read.units("capacity")?;
+    Quota::gcra(limit, period).and_then(|quota| quota.burst(capacity)).map_err(text)
 }
 
 /// "greedy" (the default) flows in; "intervally" ticks from the key's first request, "intervally-aligned" on the grid on
@@ -100,9 +103,7 @@ fn token_bucket(read: &mut Reader<'_>) -> Result<Quota, String> {
     let (refill, period, capacity) = (read.units("refill")?, read.ms("refill_period_ms")?, read.units("capacity")?);
     match read.word("refill_mode")? {
         None => Quota::token_bucket(refill, period),
-        Some("intervally") => {
-            Quota::step_bucket(refill, period).and_then(|quota| quota.anchor(Anchor::FirstRequest))
-        }
+        Some("intervally") => Quota::step_bucket(refill, period).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
         Some("intervally-aligned") => {
             let first = read.ms("first_refill_ms")?;
             assert_eq!(first.as_micros() % period.as_micros(), 0, "the first refill lies on the grid");
@@ -125,7 +126,7 @@ fn leaky_bucket(read: &mut Reader<'_>) -> Result<Quota, String> {
 /// them pass at once.
 fn leaky_queue(read: &mut Reader<'_>) -> Result<Quota, String> {
     let length = read.units("burst")?;
-    let at_once = if read.flag("nodelay") { length } else { read.units("delay_after").unwrap_or(0) };
+    let at_once = if read.flag("nodelay") { length } else { read.units_or("delay_after", 0)? };
     rated(read)?.queue(length).and_then(|quota| quota.delay_after(at_once)).map_err(text)
 }
 
@@ -202,6 +203,10 @@ impl<'a> Reader<'a> {
         self.take(name).and_then(Value::as_u64).ok_or_else(|| format!("`{name}` is missing"))
     }
 
+    fn units_or(&mut self, name: &'static str, default: u64) -> Result<u64, String> {
+        if self.has(name) { self.units(name) } else { Ok(default) }
+    }
+
     fn ms(&mut self, name: &'static str) -> Result<Duration, String> {
         self.units(name).map(Duration::from_millis)
     }
@@ -218,6 +223,7 @@ impl<'a> Reader<'a> {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` passes it")]
 fn text(error: QuotaError) -> String {
     error.to_string()
 }

@@ -1,12 +1,13 @@
 //! Makes a vector's calls.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    Charge, ChargeDecision, Decision, Effect, Key, ManualClock, MemoryLimiter, Policy, Quota, Receipt, Refund, Timestamp,
+    Charge, ChargeDecision, Decision, Effect, Key, ManualClock, MemoryLimiter, Policy, Quota, Receipt, Refund,
+    Timestamp,
 };
 
 use crate::expectation::Answer;
@@ -69,8 +70,10 @@ struct Run<'a> {
     debt: u64,
     limiter: MemoryLimiter,
     clock: ManualClock,
-    created: HashMap<String, ()>,
+    /// Keys that were met before.
+    created: HashSet<String>,
     taken: HashMap<String, Taken>,
+    /// What the latest take took.
     last: Taken,
 }
 
@@ -86,7 +89,7 @@ impl<'a> Run<'a> {
             debt: steps.filter(forced).filter_map(|step| step["cost"].as_u64()).sum(),
             limiter,
             clock,
-            created: HashMap::new(),
+            created: HashSet::new(),
             taken: HashMap::new(),
             last: Taken::new(),
         }
@@ -178,7 +181,7 @@ impl Call<'_, '_> {
     /// A bucket that begins with fewer tokens than it holds: when its key is first met, the missing ones are forced out of
     /// it, at the instant at which it was created. A step bucket's ticks count from there.
     fn create(&mut self, name: &str, params: &Params) -> Result<(), String> {
-        if self.run.created.insert(name.to_owned(), ()).is_some() {
+        if !self.run.created.insert(name.to_owned()) {
             return Ok(());
         }
         let created = params.get("created_at_ms").and_then(Value::as_u64).map_or(self.at, Duration::from_millis);
@@ -245,10 +248,8 @@ impl Call<'_, '_> {
     }
 
     fn refund(&self, taken: Taken) -> Result<Answer, String> {
-        let refunds: Vec<Refund> = taken
-            .into_iter()
-            .filter_map(|(policy, key, receipt)| Some(Refund::new(policy, key, receipt?)))
-            .collect();
+        let refunds: Vec<Refund> =
+            taken.into_iter().filter_map(|(policy, key, receipt)| Some(Refund::new(policy, key, receipt?))).collect();
         self.run.limiter.refund_now(&refunds);
         self.peek(0)
     }
@@ -300,7 +301,13 @@ impl Call<'_, '_> {
             Reset::NextUnit => longest_wait(one).unwrap_or(Duration::MAX),
             Reset::FromRemaining => {
                 let missing = u32::try_from(quota.capacity() - first.remaining()).unwrap_or(u32::MAX);
-                quota.period() * missing
+                let told = quota.period() * missing;
+                let early = told.saturating_sub(first.reset_after());
+                assert!(
+                    first.reset_after() <= told && early < quota.period(),
+                    "a part of a unit at most is between them"
+                );
+                told
             }
         };
         self.limits.first().map_or(Duration::ZERO, |policy| told(policy.quota()))
