@@ -70,6 +70,9 @@ impl Store {
     /// Takes all charges or none. Each is for another (policy, key).
     pub(super) fn charge_all(&self, charges: &[Charge<'_>]) -> Decision {
         let now = self.now();
+        if let Some(decision) = self.charge_words(charges, now) {
+            return decision;
+        }
         let (decision, writes) = self.look(charges, now);
         // A refusal that writes nothing holds at the instant at which the refusing state was read.
         if !writes {

@@ -7,6 +7,7 @@ mod large;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 mod many;
+mod many_words;
 mod pool;
 mod registry;
 mod snapshot;
