@@ -44,7 +44,7 @@ impl Sharded {
 
     fn take(&self, key: &Key) -> (bool, u64) {
         let tag = self.hash.hash_one(key);
-        let shard = &self.shards[tag as usize % SHARDS];
+        let shard = &self.shards[(tag >> 32) as usize % SHARDS];
         let mut shard = shard.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((_, tail)) = shard.table.find_mut(tag, |(other, _)| *other == tag) {
             let after = (*tail).max(NOW_US) + INTERVAL_US;

@@ -31,15 +31,24 @@ pub(crate) fn is_wanted(case: &str) -> bool {
 
 /// Runs the contenders in turn, A B C A B C …, and returns the median time of each for one iteration, in nanoseconds.
 pub(crate) fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
-    let (rounds, batch) = if is_smoke() { (1, Duration::ZERO) } else { (21, Duration::from_millis(12)) };
+    let (rounds, warm, batch) = if is_smoke() {
+        (1, Duration::ZERO, Duration::ZERO)
+    } else {
+        (15, Duration::from_millis(900), Duration::from_millis(60))
+    };
     let counts: Vec<u64> = contenders
         .iter_mut()
         .map(|contender| {
+            // Warm first: every key is there, the caches are what they will be, and the count is not one of a cold start.
+            let started = Instant::now();
             let mut count = 64;
+            while started.elapsed() < warm {
+                (contender.run)(4_096);
+            }
             loop {
                 let started = Instant::now();
                 (contender.run)(count);
-                if started.elapsed() >= batch || batch.is_zero() {
+                if started.elapsed() >= batch {
                     return count;
                 }
                 count *= 2;

@@ -400,15 +400,18 @@ impl WordCharge<'_> {
                 self.convert(seen);
                 continue;
             }
-            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, self.now));
-            let written = match next {
-                Next::Keep => true,
-                Next::Set(state) => self.store.words.replace(seen, self.layout.pack(state, self.now)),
-                Next::Clear => self.store.words.replace(seen, self.layout.cleared(self.now)),
-            };
-            if written {
-                return decision;
+            // Others are at this key, or this would not be the slow way: it is locked at once, since a decision made before
+            // a compare-exchange would often be made in vain.
+            if !self.store.words.lock(seen) {
+                continue;
             }
+            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, self.now));
+            match next {
+                Next::Keep => self.store.words.put_back(seen),
+                Next::Set(state) => self.store.words.publish(seen, seen.tag, self.layout.pack(state, self.now)),
+                Next::Clear => self.store.words.publish(seen, seen.tag, self.layout.cleared(self.now)),
+            }
+            return decision;
         }
     }
 

@@ -231,19 +231,22 @@ impl Words {
     #[inline(always)]
     fn look_in(&self, line: usize, key: Fingerprint) -> Found {
         let Some(words) = self.line(line) else { return Found::Nothing };
-        for slot in 0..SLOTS_PER_LINE {
-            // Acquire, with the Release of the tag in `publish`: whoever sees a new tag sees its slot locked or later.
-            let tag = words[2 * slot].load(Ordering::Acquire);
-            if key.matches(tag) {
-                // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
-                let word = words[2 * slot + 1].load(Ordering::Acquire);
-                if word == LOCKED || words[2 * slot].load(Ordering::Relaxed) != tag {
-                    return Found::Changing;
-                }
-                return Found::Slot(Seen { place: self.place(line, slot), tag, word });
-            }
+        // All four tags at once: which slot it is cannot be predicted, whether it is one can. Relaxed: only a hint.
+        let hit = |slot: usize| usize::from(key.matches(words[2 * slot].load(Ordering::Relaxed))) << slot;
+        let hits = hit(0) | hit(1) | hit(2) | hit(3);
+        if hits == 0 {
+            return Found::Nothing;
         }
-        Found::Nothing
+        let slot = hits.trailing_zeros() as usize % SLOTS_PER_LINE;
+        // Acquire, with the Release of the tag in `publish`: whoever sees a new tag sees its slot locked or later.
+        let tag = words[2 * slot].load(Ordering::Acquire);
+        // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
+        let word = words[2 * slot + 1].load(Ordering::Acquire);
+        let unchanged = words[2 * slot].load(Ordering::Relaxed) == tag;
+        if !key.matches(tag) || word == LOCKED || !unchanged {
+            return Found::Changing;
+        }
+        Found::Slot(Seen { place: self.place(line, slot), tag, word })
     }
 
     /// Replaces the state that was seen, if it is still there.
