@@ -99,7 +99,7 @@ impl<L> Shared<L> {
     }
 
     /// The charges of a request.
-    #[inline]
+    #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
         if self.settings.exempt_preflight && is_preflight(parts) {
             return Asking::Exempt;
@@ -116,6 +116,7 @@ impl<L> Shared<L> {
     }
 
     /// Tells the observer, and returns the outcome if the request is to carry it on.
+    #[inline(always)]
     pub(super) fn tell(&self, decided: &Decided) -> Option<Outcome> {
         if self.settings.observer.is_none() && !self.settings.expose_outcome {
             return None;
@@ -193,8 +194,14 @@ impl<L> Shared<L> {
 }
 
 impl<L: Limiter> Shared<L> {
-    #[inline]
+    #[inline(always)]
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
+        // The usual layer has one rule.
+        if let [charge] = charges.as_slice() {
+            if let Some(policy) = self.policy(charge) {
+                return self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)]);
+            }
+        }
         let borrowed: SmallVec<[Charge<'_>; 4]> = charges
             .iter()
             .filter_map(|charge| Some(Charge::new(self.policy(charge)?, &charge.key).cost(charge.cost)))
@@ -203,7 +210,7 @@ impl<L: Limiter> Shared<L> {
     }
 
     /// What the limiter's answer means for the request.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide(&self, charges: Charges, answer: Result<Decision, L::Error>) -> Decided {
         match answer {
             Ok(decision) => {

@@ -81,6 +81,7 @@ where
         Self { state: State::Passing { response, decided: None }, polled: false, shared }
     }
 
+    #[inline(always)]
     pub(super) fn passing(response: S::Future, decided: Decided, shared: Arc<Shared<L>>) -> Self {
         Self { state: State::Passing { response, decided: Some(decided) }, polled: false, shared }
     }
