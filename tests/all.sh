@@ -81,7 +81,7 @@ for bench in check layer; do
 done
 
 step 'loom: every interleaving of the lock-free steps'
-run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --profile loom --lib loom
+run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --lib loom
 
 step 'package'
 listed=$(cargo package --locked --allow-dirty --list)

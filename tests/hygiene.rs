@@ -89,12 +89,12 @@ fn stands_in(line: &str, word: &str) -> bool {
 
 #[test]
 fn algorithms_know_neither_clocks_nor_limiters_nor_the_middleware() {
-    never("algorithm", &["clock", "limiter", "middleware", "policy", "key", "outcome", "http::"], &[]);
+    never("algorithm", &["clock", "limiter", "middleware", "Policy", "Key", "Outcome", "http::"], &[]);
 }
 
 #[test]
 fn what_quotas_are_made_of_knows_nothing_above() {
-    never("quota", &["clock", "limiter", "middleware", "policy", "key", "outcome", "http::"], &[]);
+    never("quota", &["clock", "limiter", "middleware", "Policy", "Key", "Outcome", "http::"], &[]);
     never("time.rs", &["crate::"], &[]);
     never("decision.rs", &["limiter", "middleware", "clock", "http::"], &[]);
 }

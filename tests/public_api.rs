@@ -42,11 +42,11 @@ fn every_type_can_be_kept_sent_and_shown() {
     cloned::<TrustedProxies>();
     cloned::<Outcome>();
     cloned::<Standing>();
-    cloned::<Decision>();
     cloned::<ChargeDecision>();
     cloned::<MonotonicClock>();
     cloned::<ManualClock>();
     kept::<MemoryLimiterBuilder>();
+    kept::<Decision>();
     kept::<Receipt>();
     kept::<Refund>();
     kept::<Reply<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
