@@ -12,9 +12,12 @@ pub(crate) const PERIOD_US_MAX: u64 = 366 * 86_400 * 1_000_000;
 /// The longest time in which a full bucket may drain, and the longest allowed debt beyond it, each: about 8.9 years.
 pub(crate) const DRAIN_US_MAX: u64 = 1 << 48;
 
-/// The latest instant that arithmetic can meet: a Redis clock until the year 2150, and a full drain with all its debt.
+/// The latest instant that a clock is believed: the year 2150. Limiters read a later one as this.
+pub(crate) const CLOCK_US_MAX: u64 = 5_680_281_600_000_000;
+
+/// The latest instant that arithmetic can meet: a full drain with all its debt later.
 /// Everything below 2^53 is exact in a double as well.
-pub(crate) const INSTANT_US_MAX: u64 = 5_680_281_600_000_000 + 2 * DRAIN_US_MAX;
+pub(crate) const INSTANT_US_MAX: u64 = CLOCK_US_MAX + 2 * DRAIN_US_MAX;
 const _: () = assert!(INSTANT_US_MAX < 1 << 53);
 
 /// An instant: whole microseconds since the Unix epoch, as told by a [`Clock`](crate::Clock).

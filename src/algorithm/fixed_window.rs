@@ -15,7 +15,8 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the window's end, and the count. A clock that steps back into an earlier window stays in the later one,
-//! if that begins within a period; else the count moves to the window of now. Either costs a key at most one period.
+//! if that begins within a period; else the count moves to the window that ends at the first edge at least a period away.
+//! Either costs a key at most one period, and neither lets it use the same time twice.
 
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
@@ -119,12 +120,13 @@ impl FixedWindow {
                 Window { end: state.at, count: state.n, moved: false }
             }
             state => {
-                let end = match self.anchor {
-                    Anchor::Epoch => now - now % self.period_us + self.period_us,
-                    Anchor::FirstRequest => now + self.period_us,
-                };
+                let past = if self.anchor == Anchor::Epoch { now % self.period_us } else { 0 };
+                let end = now - past + self.period_us;
                 match state {
-                    Some(state) if state.at > now => Window { end, count: state.n, moved: true },
+                    Some(state) if state.at > now => {
+                        let whole = if past > 0 { end + self.period_us } else { end }; // at least a period away
+                        Window { end: whole, count: state.n, moved: true }
+                    }
                     _ => Window { end, count: 0, moved: false },
                 }
             }

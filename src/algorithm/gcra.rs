@@ -18,7 +18,9 @@
 //! # 2 Parameters
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
-//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down.
+//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down. A bucket that is met
+//! full loses what would overflow, as it should; with a burst of 1 that is the part of a microsecond by which each request
+//! comes later than it might. With a burst of 2 or more a client that waits as told gets the rate to the last unit.
 //!
 //! # 3 State
 //!
@@ -98,21 +100,24 @@ impl Gcra {
         if cost > self.burst && !force {
             return self.deny(before, now, clamped, None);
         }
-        let units = cost.min(self.burst.saturating_add(self.debt));
+        let mut units = cost.min(self.burst.saturating_add(self.debt));
         let mut after = self.add(before, self.span_of(units));
         if after > self.capacity {
             if !force && cost > 0 {
                 let wait = self.sub(after, self.capacity).ceil_us();
                 return self.deny(before, now, clamped, Some(wait));
             }
-            after = after.min(self.ceiling);
+            if after > self.ceiling {
+                // Not remembered, so not to be given back either.
+                (after, units) = (self.ceiling, self.whole_units(self.sub(self.ceiling, before)));
+            }
         }
         let mut decision = self.describe(after, Some(0));
         if let Some(at_once) = self.queue {
             let wait = if before > at_once { self.sub(before, at_once) } else { Span::default() };
             decision = decision.delayed_us(wait.ceil_us(), self.units_ceil(wait));
         }
-        if units == 0 {
+        if after == before {
             return Answer { decision, next: self.repaired(before, now, clamped) };
         }
         let tail = Pair { at: now + after.us, n: after.num };
@@ -170,7 +175,7 @@ impl Gcra {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
             return (Span::default(), false);
         };
-        let backlog = Span { us: tail.at - now, num: tail.n.min(self.l - 1) };
+        let backlog = Span { us: tail.at - now, num: tail.n.min(self.l - 1) }; // a receipt may be of another quota
         if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
     }
 
@@ -230,10 +235,15 @@ impl Gcra {
     #[inline]
     fn units_floor(&self, span: Span) -> u64 {
         if self.reciprocal == 0 {
-            return (self.parts(span) / u128::from(self.p)) as u64; // at most burst
+            return self.whole_units(span);
         }
         let parts = span.us * self.l + span.num; // below 2^63, see `new`
         div_floor(parts, self.p, self.reciprocal)
+    }
+
+    /// As [`Self::units_floor`], for a span of at most the ceiling.
+    fn whole_units(&self, span: Span) -> u64 {
+        (self.parts(span) / u128::from(self.p)) as u64 // at most burst + debt
     }
 
     fn units_ceil(&self, span: Span) -> u64 {

@@ -17,19 +17,28 @@
 //! these laws, which are property tests against an oracle that recomputes everything from the full history:
 //!
 //! 1. *Safety*: no interval admits more than the algorithm's stated bound; units given back count as given back.
-//! 2. *Liveness*: from rest exactly the capacity passes at once, and the long-run rate is the quota's, to the last unit.
+//! 2. *Liveness*: from rest exactly the capacity passes at once, and the long-run rate is the quota's, to the last unit;
+//!    of sliding windows what [`Oldest`](crate::Oldest) says; of a burst that holds one unit, one per interval rounded up
+//!    to the clock's microsecond, since two within an interval is what it forbids.
 //! 3. *The client's promise*: denied with `retry_after = d`, the same cost is denied at every earlier instant and admitted
 //!    at `now + d`, if nobody else came.
 //! 4. A denied request changes nothing, unless the quota counts denied ones. `remaining` is told as it is.
 //! 5. Cost `n` at one instant is `n` times cost 1, all or nothing. A cost above the capacity is denied for good. Windows are
 //!    half-open.
 //! 6. Several charges: all are taken or none is.
-//! 7. A refund gives back, once, what its own receipt still holds.
-//! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits, and costs
-//!    a key at most one full drain or one period.
+//! 7. A refund gives back, once, what its own receipt still holds, and is then never laxer than if the charge had not been.
+//!    It does not undo what else the request did: where it anchored windows or steps, which entries it displaced in a log
+//!    that counts denied requests, and which debt was not remembered because it stood in the way.
+//! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits (an edge
+//!    of steps that is crossed again ticks again, and a window that a refund emptied is forgotten), and costs a key at most
+//!    one full drain or one period more.
 
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
+#[cfg(test)]
+pub(crate) mod laws;
+#[cfg(test)]
+mod naive;
 pub(crate) mod sliding_window;
 pub(crate) mod step_bucket;
 pub(crate) mod trail;
@@ -210,7 +219,8 @@ macro_rules! each {
 }
 
 impl PairRules {
-    /// The decision for `cost` at `now`, and the state to write. Forced charges are always admitted, into debt.
+    /// The decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the state to
+    /// write. Forced charges are always admitted, into debt.
     #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         each!(self, rules => rules.decide(state, now, cost, force))

@@ -11,6 +11,10 @@
 //! It guarantees: `Counted`, never more than `limit` units in any trailing period; `Weighted` and `Dropped`, never more
 //! than `limit` in any trailing `period·(1 − 1/buckets)` and `2·limit` in any period.
 //!
+//! In the long run `Dropped` admits exactly `limit` per period, `Weighted` less by at most what the oldest sub-window
+//! weighs in its last microsecond (one unit, unless the limit is above the sub-window's microseconds), and `Counted`, as
+//! it must, `limit` for each `period·(1 + 1/buckets)`: give it many buckets.
+//!
 //! # 2 Parameters
 //!
 //! The sub-window's length in whole microseconds; everything else is counts.

@@ -80,7 +80,8 @@ impl StepBucket {
         let Next::Set(full) = next else {
             return Answer { decision, next }; // a closed quota: nothing was taken
         };
-        Answer { decision: decision.receipted(cost.min(self.burst + self.debt), full.at, full.n), next }
+        // What is beyond the allowed debt is not remembered, so not to be given back either.
+        Answer { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
     }
 
     /// Gives back `units` of a charge after which the bucket was to be full at `own`: those not yet replaced.
@@ -131,7 +132,8 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        let missing = u128::from(ticks) * u128::from(self.tokens) - u128::from(full.n);
+        // A receipt may be of another quota, with more to spare than a tick of this one brings.
+        let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {
                 Level { missing, next_tick: full.at - (ticks - 1) * self.tick_us, clamped: false }

@@ -15,12 +15,17 @@ pub(crate) trait Entries {
     fn newest(&self) -> Option<(u64, u64)>;
     /// From the oldest to the newest.
     fn iter(&self) -> impl Iterator<Item = (u64, u64)>;
+    /// The units of the entry that starts then.
+    fn find(&self, start: u64) -> Option<u64> {
+        self.iter().find(|entry| entry.0 == start).map(|entry| entry.1)
+    }
 }
 
 /// How a state of entries changes: in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edit {
-    /// Entries that start later are moved to this instant: the clock stepped back.
+    /// Entries that start later are moved to this instant, where they are one entry of at most [`Trail::most`] units: the
+    /// clock stepped back.
     pub(crate) move_to: Option<u64>,
     /// So many of the oldest entries no longer count.
     pub(crate) drop: usize,
@@ -80,10 +85,6 @@ impl Trail {
         }
     }
 
-    pub(crate) fn limit(&self) -> u64 {
-        self.limit
-    }
-
     /// The most units the entries can hold together, or, of a sliding window, one of them.
     pub(crate) fn most(&self) -> u64 {
         self.limit + self.debt
@@ -101,12 +102,13 @@ impl Trail {
         }
     }
 
+    /// The decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the change to
+    /// write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no others.
     pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> TrailAnswer {
         let view = self.view(entries, now);
         let wanted = view.used.saturating_add(cost);
         if wanted > self.limit && !force && cost > 0 {
-            let retry_us = (cost <= self.limit).then(|| self.wait(entries, &view, self.limit - cost));
-            return self.deny(entries, &view, cost, retry_us);
+            return self.deny(entries, &view, cost);
         }
         let units = cost.min(self.most().saturating_sub(view.used));
         let added = Edit { add: Some((view.start, units)), ..self.cleaned(&view) };
@@ -117,26 +119,29 @@ impl Trail {
         TrailAnswer { decision: decision.receipted(units, view.start, 0), edit: Some(added) }
     }
 
-    fn deny(&self, entries: &impl Entries, view: &View, cost: u64, retry_us: Option<u64>) -> TrailAnswer {
+    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> TrailAnswer {
+        let target = self.limit.checked_sub(cost);
         if !self.count_denied {
+            let retry_us = target.map(|target| self.wait(entries, view, target));
             return TrailAnswer { decision: self.describe(entries, view, 0, retry_us), edit: self.repaired(view) };
         }
-        let newest = entries.newest().filter(|(start, _)| (*start).min(view.move_to) == view.start);
+        let newest = self.edited(entries, view, 0, u64::MAX).newest().filter(|(start, _)| *start == view.start);
         let there = if self.log { 0 } else { newest.map_or(0, |(_, units)| units) };
         let units = cost.min(self.limit.saturating_sub(there));
         let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
-        let edit = (units > 0).then(|| Edit { add: Some((view.start, units)), keep, ..self.cleaned(view) });
+        let counted = (units > 0).then(|| Edit { add: Some((view.start, units)), keep, ..self.cleaned(view) });
+        let edit = counted.or_else(|| self.repaired(view));
         // The wait that is told counts this refusal too: it is as long as the newcomer itself will be remembered.
-        let edited = Edited { entries, edit: edit.unwrap_or_default(), gone: view.gone };
+        let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
         let view = self.view(&edited, view.now);
-        let retry_us = retry_us.map(|_| self.wait(&edited, &view, self.limit - cost));
+        let retry_us = target.map(|target| self.wait(&edited, &view, target));
         TrailAnswer { decision: self.describe(&edited, &view, 0, retry_us), edit }
     }
 
     /// Gives back `units` of the entry that starts at `own`: how many of them it still holds, while it counts.
     pub(crate) fn refundable(&self, entries: &impl Entries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
         let life_us = self.life_us();
-        let held = entries.iter().find(|(start, _)| *start == own)?.1;
+        let held = entries.find(own)?;
         (own.saturating_add(life_us) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
     }
 
@@ -159,16 +164,20 @@ impl Trail {
         let mut start = now - now % self.grain_us;
         let mut move_to = u64::MAX;
         let mut at = now;
+        let mut total = entries.total();
         if let Some((newest, _)) = entries.newest().filter(|(newest, _)| *newest > start) {
-            // The clock stepped back: by less than a period, and it stands still; by more, and the entries come along.
+            // The clock stepped back. By less than a period, and it stands still; by more, and the entries come along, to
+            // the first sub-window that begins no earlier than now: none then counts for less time than it should.
             if newest - start <= self.period_us {
                 (start, at) = (newest, newest);
             } else {
-                move_to = start;
+                move_to = now.next_multiple_of(self.grain_us);
+                (start, at) = (move_to, move_to);
+                total = merged(entries.iter(), move_to, self.most()).map(|(_, units)| units).sum();
             }
         }
-        let mut view = View { now, start, move_to, gone: 0, counted: entries.total(), used: entries.total() };
-        for (entry, units) in merged(entries.iter(), move_to) {
+        let mut view = View { now, start, move_to, gone: 0, counted: total, used: total };
+        for (entry, units) in merged(entries.iter(), move_to, self.most()) {
             let edge = entry + self.period_us;
             if at < edge {
                 break;
@@ -191,8 +200,11 @@ impl Trail {
             Oldest::Dropped => 0,
             Oldest::Counted => units,
             Oldest::Weighted => {
-                let covered = u128::from(units) * u128::from(self.grain_us - passed);
-                (covered / u128::from(self.grain_us)) as u64 // at most units
+                let covered_us = self.grain_us - passed;
+                match units.checked_mul(covered_us) {
+                    Some(covered) => covered / self.grain_us,
+                    None => (u128::from(units) * u128::from(covered_us) / u128::from(self.grain_us)) as u64, // below units
+                }
             }
         }
     }
@@ -203,15 +215,13 @@ impl Trail {
             return 0;
         }
         let mut newer = view.counted;
-        let mut when = view.now;
-        for (start, units) in merged(entries.iter().skip(view.gone), view.move_to) {
+        for (start, units) in merged(entries.iter().skip(view.gone), view.move_to, self.most()) {
             newer -= units;
-            when = self.leaves(start, units, target.saturating_sub(newer));
             if newer <= target {
-                break;
+                return self.leaves(start, units, target - newer).saturating_sub(view.now);
             }
         }
-        when.saturating_sub(view.now)
+        0 // not reached: without its entries nothing is in use
     }
 
     /// The first instant at which an entry of more than `room` units counts for at most `room`.
@@ -221,10 +231,13 @@ impl Trail {
             Oldest::Dropped => edge,
             Oldest::Counted => edge + self.grain_us,
             Oldest::Weighted => {
-                // The first microsecond in which the covered part is below room + 1.
-                let covered = (u128::from(room) + 1) * u128::from(self.grain_us);
-                let covered = covered.div_ceil(u128::from(units.max(1))) as u64; // at most grain, since room < units
-                edge + self.grain_us - covered + 1
+                // The first microsecond in which the covered part is below room + 1, which is at most the units.
+                let (above, units) = (room + 1, units.max(1));
+                let covered_us = match above.checked_mul(self.grain_us) {
+                    Some(covered) => covered.div_ceil(units),
+                    None => (u128::from(above) * u128::from(self.grain_us)).div_ceil(u128::from(units)) as u64,
+                };
+                edge + self.grain_us - covered_us + 1
             }
         }
     }
@@ -237,16 +250,27 @@ impl Trail {
         (view.move_to != u64::MAX).then(|| self.cleaned(view))
     }
 
+    /// The entries as they will be when the gone are dropped, the later moved, and `added` units counted now, of which the
+    /// newest `keep` stay.
+    fn edited<'a, E: Entries>(&self, entries: &'a E, view: &View, added: u64, keep: u64) -> Edited<'a, E> {
+        let sum = view.counted + added;
+        Edited {
+            entries,
+            gone: view.gone,
+            move_to: view.move_to,
+            most: self.most(),
+            add: (added > 0).then_some((view.start, added)),
+            over: sum.saturating_sub(keep),
+            total: sum.min(keep),
+        }
+    }
+
     /// Describes the state after `added` more units.
     fn describe(&self, entries: &impl Entries, view: &View, added: u64, retry_us: Option<u64>) -> ChargeDecision {
         let used = view.used + added;
         let remaining = self.limit.saturating_sub(used);
-        let after = Edited {
-            entries,
-            edit: Edit { add: (added > 0).then_some((view.start, added)), ..self.cleaned(view) },
-            gone: view.gone,
-        };
-        let seen = View { gone: 0, counted: view.counted + added, used, move_to: u64::MAX, ..*view };
+        let after = self.edited(entries, view, added, u64::MAX);
+        let seen = View { gone: 0, counted: after.total, used, move_to: u64::MAX, ..*view };
         let reset_us = match after.newest() {
             Some((start, units)) if used > 0 => self.leaves(start, units, 0).saturating_sub(view.now),
             _ => 0,
@@ -265,53 +289,53 @@ impl Trail {
     }
 }
 
-/// Entries as they will be after an edit that drops, moves and adds.
+/// Entries as they will be after an edit.
 struct Edited<'a, E> {
     entries: &'a E,
-    edit: Edit,
     gone: usize,
+    move_to: u64,
+    most: u64,
+    add: Option<(u64, u64)>,
+    /// So many of the oldest units are not kept.
+    over: u64,
+    total: u64,
 }
 
 impl<E: Entries> Entries for Edited<'_, E> {
     fn total(&self) -> u64 {
-        self.iter().map(|(_, units)| units).sum()
+        self.total
     }
 
     fn newest(&self) -> Option<(u64, u64)> {
-        if self.edit.move_to.is_some() {
+        if self.move_to != u64::MAX {
             return self.iter().last();
         }
-        match (self.entries.newest(), self.edit.add) {
-            (Some((start, units)), Some((at, more))) if start == at => Some((at, units + more)),
+        match (self.entries.newest(), self.add) {
+            (Some((start, units)), Some((at, more))) if start == at => Some((at, (units + more).min(self.total))),
             (last, add) => add.or(last),
         }
     }
 
     fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        let mut over = 0;
-        if let Some(keep) = self.edit.keep {
-            let added = self.edit.add.map_or(0, |(_, units)| units);
-            let there: u64 = self.entries.iter().skip(self.gone).map(|(_, units)| units).sum();
-            over = (there + added).saturating_sub(keep);
-        }
-        let left = self.entries.iter().skip(self.gone).chain(self.edit.add).filter_map(move |(start, units)| {
+        let mut over = self.over;
+        let left = self.entries.iter().skip(self.gone).chain(self.add).filter_map(move |(start, units)| {
             let trimmed = over.min(units);
             over -= trimmed;
             (units > trimmed).then_some((start, units - trimmed))
         });
-        merged(left, self.edit.move_to.unwrap_or(u64::MAX))
+        merged(left, self.move_to, self.most)
     }
 }
 
-/// The entries as if none started after `move_to`, neighbours of one start in one.
-fn merged(entries: impl Iterator<Item = (u64, u64)>, move_to: u64) -> impl Iterator<Item = (u64, u64)> {
+/// The entries as if none started after `move_to`, neighbours of one start in one of at most `most` units.
+fn merged(entries: impl Iterator<Item = (u64, u64)>, move_to: u64, most: u64) -> impl Iterator<Item = (u64, u64)> {
     let mut entries = entries;
     let mut pending: Option<(u64, u64)> = None;
     std::iter::from_fn(move || {
         for (start, units) in entries.by_ref() {
             let start = start.min(move_to);
             match &mut pending {
-                Some((last, sum)) if *last == start => *sum += units,
+                Some((last, sum)) if *last == start => *sum = (*sum + units).min(most),
                 _ => {
                     if let Some(done) = pending.replace((start, units)) {
                         return Some(done);

@@ -1,6 +1,8 @@
 //! How much is allowed: a limit per period, an algorithm, and its options.
 
 mod error;
+#[cfg(test)]
+mod tests;
 mod words;
 
 use std::fmt;
@@ -51,6 +53,8 @@ pub struct Quota {
     spec: Spec,
     rules: Rules,
     fingerprint: u64,
+    /// No debt was chosen: it is as much as the capacity, whatever that will be.
+    debt_follows: bool,
 }
 
 /// What the user wrote; everything else is derived from it.
@@ -112,7 +116,8 @@ pub enum Oldest {
     Weighted,
     /// Not at all.
     Dropped,
-    /// In full: never above the limit in any trailing period.
+    /// In full: never above the limit in any trailing period, hence no more in the long run than the limit for each
+    /// period and one sub-window, which with one bucket is half the rate.
     Counted,
 }
 
@@ -268,7 +273,7 @@ impl Quota {
                 "a burst of 0 would let nothing pass: 1 is strict spacing, and a limit of 0 closes the quota",
             ));
         }
-        let debt = if self.spec.debt == self.spec.burst { burst } else { self.spec.debt };
+        let debt = if self.debt_follows { burst } else { self.spec.debt };
         self.with(|spec| {
             spec.burst = burst;
             spec.debt = debt;
@@ -285,7 +290,7 @@ impl Quota {
         if length < self.spec.delay_after {
             return Err(too_short_for_delay(length, self.spec.delay_after));
         }
-        let debt = if self.spec.debt == self.spec.burst { burst } else { self.spec.debt };
+        let debt = if self.debt_follows { burst } else { self.spec.debt };
         self.with(|spec| {
             spec.burst = burst;
             spec.debt = debt;
@@ -351,8 +356,8 @@ impl Quota {
         self.with(|spec| spec.oldest = oldest)
     }
 
-    /// Denied requests count as well, so that whoever keeps hammering stays denied. They fill the window or the log up to
-    /// its limit and not beyond; of a log the newest `limit` units are kept.
+    /// Denied requests count as well, so that whoever keeps hammering stays denied. They fill a fixed window, or a sliding
+    /// window's current sub-window, up to the limit and not beyond; of a log the newest `limit` units are kept.
     ///
     /// # Errors
     /// If the algorithm is not a window or a log.
@@ -368,7 +373,7 @@ impl Quota {
     /// # Errors
     /// If the debt is too large or drains too slowly.
     pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
-        self.with(|spec| spec.debt = units)
+        self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
     }
 
     /// The limit: units per period.
@@ -447,7 +452,7 @@ impl Quota {
         if spec.limit == 0 {
             (spec.burst, spec.debt) = (0, 0); // closed: there is nothing to hold and nothing to owe
         }
-        Self::checked(spec)
+        Self::checked(spec).map(|quota| Self { debt_follows: self.debt_follows, ..quota })
     }
 
     fn checked(spec: Spec) -> Result<Self, QuotaError> {
@@ -476,7 +481,7 @@ impl Quota {
 
     fn from_spec(spec: Spec) -> Self {
         let fingerprint = foldhash::quality::FixedState::default().hash_one(spec);
-        Self { spec, rules: Rules::new(&spec), fingerprint }
+        Self { spec, rules: Rules::new(&spec), fingerprint, debt_follows: true }
     }
 
     fn only(&self, option: &str, algorithms: &[Algorithm]) -> Result<(), QuotaError> {

@@ -155,6 +155,7 @@ impl<'a> Reader<'a> {
 
     fn options(mut self, mut quota: Quota) -> Result<Quota, QuotaError> {
         let name: Vec<&str> = quota.algorithm().words().split(' ').collect();
+        let (mut debt, mut delay_after) = (None, None); // measured against the capacity, wherever that is named
         while let Some(first) = self.words.first().copied() {
             if self.words.starts_with(&name) {
                 self.words = &self.words[name.len()..];
@@ -164,10 +165,14 @@ impl<'a> Reader<'a> {
             quota = match first {
                 "burst" => quota.burst(self.number("a burst")?)?,
                 "queue" => quota.queue(self.number("a length")?)?,
-                "debt" => quota.max_debt(self.number("a debt")?)?,
+                "debt" => {
+                    debt = Some(self.number("a debt")?);
+                    quota
+                }
                 "delay" => {
                     self.expect("after")?;
-                    quota.delay_after(self.number("a number of requests")?)?
+                    delay_after = Some(self.number("a number of requests")?);
+                    quota
                 }
                 "from" => {
                     self.expect("the")?;
@@ -193,7 +198,13 @@ impl<'a> Reader<'a> {
                 other => return Err(self.error(&format!("`{other}` is not an option of a quota"))),
             };
         }
-        Ok(quota)
+        if let Some(n) = delay_after {
+            quota = quota.delay_after(n)?;
+        }
+        match debt {
+            Some(units) => quota.max_debt(units),
+            None => Ok(quota),
+        }
     }
 
     fn next(&mut self) -> Option<&'a str> {

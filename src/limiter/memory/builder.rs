@@ -6,10 +6,11 @@ use std::sync::Arc;
 
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
-use crate::time::{DRAIN_US_MAX, INSTANT_US_MAX};
+use crate::time::CLOCK_US_MAX;
 
 use super::MemoryLimiter;
 use super::store::{AnyClock, Secret, Setup, Store};
+use super::words::RELATIVE_US_MAX;
 
 /// How far a clock may step back before time stands still for the limiter: about 200 days.
 const BACK_US: u64 = 1 << 44;
@@ -161,7 +162,7 @@ impl MemoryLimiterBuilder {
 
 /// The instant that words count from: some time ago, and not so late that arithmetic would meet its end.
 fn base(now_us: u64) -> u64 {
-    now_us.saturating_sub(BACK_US).min(INSTANT_US_MAX - 2 * DRAIN_US_MAX)
+    now_us.saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX)
 }
 
 impl fmt::Debug for MemoryLimiterBuilder {

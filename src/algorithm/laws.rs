@@ -1,0 +1,118 @@
+//! The laws of the algorithms, as properties over random schedules, and step for step against the oracle.
+//!
+//! A schedule mixes takes, looks, forced charges, refunds, changes of quota, and time that stands, creeps, jumps to the
+//! edges that were told, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each step;
+//! laws that need a schedule of their own follow below.
+
+mod drift;
+mod key;
+pub(crate) mod quotas;
+mod run;
+mod stories;
+
+use proptest::prelude::*;
+
+use crate::quota::{Algorithm, Anchor};
+
+use key::State;
+use quotas::{quota, shapes};
+use run::{Run, Step, steps};
+
+/// Random schedules of each algorithm.
+const SCHEDULES: u32 = 10_000;
+
+/// Where time begins: the epoch, near it, today, and the last year that is exact.
+pub(super) fn beginnings() -> impl Strategy<Value = u64> {
+    prop_oneof![Just(0), 0..100_u64, 1_790_000_000_000_000..1_800_000_000_000_000_u64, Just(5_680_000_000_000_000)]
+}
+
+/// What a schedule holds besides takes and looks.
+#[derive(Clone, Copy, Debug)]
+enum Mix {
+    Nothing,
+    /// Forced charges, refunds and changes of quota.
+    Everything,
+    /// All that, and a clock that steps back.
+    EverythingAndBackwards,
+}
+
+fn mixes() -> impl Strategy<Value = Mix> {
+    prop_oneof![Just(Mix::Nothing), Just(Mix::Everything), Just(Mix::EverythingAndBackwards)]
+}
+
+fn play(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6], begin: u64, steps: &[Step], mix: Mix) {
+    let mut run = Run::new(quota(algorithm, anchor, shape), begin);
+    for step in steps {
+        run.step(&match mix {
+            Mix::Nothing => step.only_takes().only_forwards(),
+            Mix::Everything => step.only_forwards(),
+            Mix::EverythingAndBackwards => *step,
+        });
+    }
+    run.check_safety();
+}
+
+macro_rules! laws {
+    ($($name:ident: $algorithm:ident, $anchor:ident;)*) => {$(
+        mod $name {
+            use super::*;
+
+            const ALGORITHM: Algorithm = Algorithm::$algorithm;
+            const ANCHOR: Anchor = Anchor::$anchor;
+
+            proptest! {
+                #![proptest_config(ProptestConfig { cases: SCHEDULES, failure_persistence: None, ..ProptestConfig::default() })]
+
+                #[test]
+                fn keeps_the_laws(shape in shapes(), begin in beginnings(), steps in steps(), mix in mixes()) {
+                    play(ALGORITHM, ANCHOR, &shape, begin, &steps, mix);
+                }
+            }
+
+            proptest! {
+                #![proptest_config(ProptestConfig { cases: SCHEDULES / 5, failure_persistence: None, ..ProptestConfig::default() })]
+
+                #[test]
+                fn passes_exactly_its_capacity_at_once_from_rest(shape in shapes(), now in beginnings()) {
+                    let quota = quota(ALGORITHM, ANCHOR, &shape);
+                    let (capacity, rest) = (quota.capacity(), State::new(&quota));
+                    prop_assert_eq!(rest.look(now, 0).remaining(), capacity);
+                    prop_assert!(rest.admits(now, capacity), "not one fewer");
+                    prop_assert!(rest.look(now, capacity + 1).is_never(), "and never one more");
+                    let mut full = rest.clone();
+                    full.decide(now, capacity, false);
+                    prop_assert!(!full.admits(now, 1), "not one more at the same instant");
+                    let mut one_by_one = rest;
+                    for _ in 0..capacity.min(50) {
+                        prop_assert!(one_by_one.decide(now, 1, false).0.is_allowed());
+                    }
+                    prop_assert_eq!(one_by_one.admits(now, 1), capacity > 50);
+                }
+
+                #[test]
+                fn a_lone_refund_is_never_laxer_than_no_take(
+                    shape in shapes(), begin in beginnings(), steps in steps(), chosen in any::<prop::sample::Index>(),
+                ) {
+                    let quota = quota(ALGORITHM, ANCHOR, &shape);
+                    // A refused request that counts, and an anchor, are what the refunded request did besides taking.
+                    if !quota.counts_denied() && ANCHOR == Anchor::Epoch {
+                        run::lone_refund(&quota, begin, &steps, chosen);
+                    }
+                }
+            }
+        }
+    )*};
+}
+
+laws! {
+    token_bucket: TokenBucket, Epoch;
+    gcra: Gcra, Epoch;
+    leaky_bucket: LeakyBucket, Epoch;
+    leaky_queue: LeakyQueue, Epoch;
+    step_bucket_of_the_epoch: StepBucket, Epoch;
+    step_bucket_of_the_first_request: StepBucket, FirstRequest;
+    fixed_window_of_the_epoch: FixedWindow, Epoch;
+    fixed_window_of_the_first_request: FixedWindow, FirstRequest;
+    sliding_window: SlidingWindow, Epoch;
+    sliding_log: SlidingLog, Epoch;
+}

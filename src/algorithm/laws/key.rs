@@ -1,0 +1,188 @@
+//! One key, kept outside the pure functions as a limiter keeps it.
+
+use crate::algorithm::trail::{Edit, Entries, Trail};
+use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
+use crate::decision::{ChargeDecision, Receipt};
+use crate::quota::Quota;
+
+/// Dated entries in a list: applies an [`Edit`] in the order that its documentation gives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Log(pub(super) Vec<(u64, u64)>);
+
+impl Entries for Log {
+    fn total(&self) -> u64 {
+        self.0.iter().map(|entry| entry.1).sum()
+    }
+
+    fn newest(&self) -> Option<(u64, u64)> {
+        self.0.last().copied()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().copied()
+    }
+}
+
+impl Log {
+    fn push(&mut self, (start, units): (u64, u64), most: u64) {
+        match self.0.last_mut() {
+            Some(last) if last.0 == start => last.1 = (last.1 + units).min(most),
+            last => {
+                assert!(last.is_none_or(|last| last.0 < start), "entries are in order");
+                self.0.push((start, units));
+            }
+        }
+    }
+
+    pub(super) fn apply(&mut self, edit: Edit, most: u64) {
+        if let Some(move_to) = edit.move_to {
+            for (start, units) in std::mem::take(&mut self.0) {
+                self.push((start.min(move_to), units), most);
+            }
+        }
+        self.0.drain(..edit.drop);
+        if let Some(added) = edit.add {
+            assert!(added.1 > 0, "nothing is not added");
+            self.push(added, most);
+        }
+        if let Some(keep) = edit.keep {
+            let mut over = self.total().saturating_sub(keep);
+            for entry in &mut self.0 {
+                let trimmed = entry.1.min(over);
+                entry.1 -= trimmed;
+                over -= trimmed;
+            }
+        }
+        self.0.retain(|entry| entry.1 > 0);
+    }
+
+    fn take(&mut self, start: u64, units: u64) {
+        self.0.iter_mut().filter(|entry| entry.0 == start).for_each(|entry| entry.1 -= units);
+        self.0.retain(|entry| entry.1 > 0);
+    }
+}
+
+/// One key's state under one quota.
+#[derive(Clone, Debug)]
+pub(super) enum State {
+    Pair(PairRules, Option<Pair>),
+    Trail(Trail, Log),
+}
+
+impl State {
+    pub(super) fn new(quota: &Quota) -> Self {
+        match quota.rules() {
+            Rules::Pair(rules, _) => Self::Pair(*rules, None),
+            Rules::Trail(trail) => Self::Trail(*trail, Log::default()),
+        }
+    }
+
+    /// Answers, writes what is to be written, and says whether anything was.
+    pub(super) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        match self {
+            Self::Pair(rules, state) => {
+                let answer = rules.decide(*state, now, cost, force);
+                set(state, answer.next);
+                (answer.decision, answer.next != Next::Keep)
+            }
+            Self::Trail(trail, log) => {
+                let answer = trail.decide(log, now, cost, force);
+                if let Some(edit) = answer.edit {
+                    log.apply(edit, trail.most());
+                }
+                (answer.decision, answer.edit.is_some())
+            }
+        }
+    }
+
+    /// The answer, and nothing is written.
+    pub(super) fn look(&self, now: u64, cost: u64) -> ChargeDecision {
+        self.clone().decide(now, cost, false).0
+    }
+
+    pub(super) fn admits(&self, now: u64, cost: u64) -> bool {
+        self.look(now, cost).is_allowed()
+    }
+
+    pub(super) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) {
+        match self {
+            Self::Pair(rules, state) => {
+                let own = Pair { at: receipt.at_us(), n: receipt.part() };
+                if let Some(kept) = *state {
+                    set(state, rules.refund(kept, now, units, own));
+                }
+            }
+            Self::Trail(trail, log) => {
+                if let Some((start, units)) = trail.refundable(log, now, units, receipt.at_us()) {
+                    log.take(start, units);
+                }
+            }
+        }
+    }
+
+    pub(super) fn used(&self, now: u64) -> Used {
+        match self {
+            Self::Pair(_, None) => Used { parts: 0, of: 1 },
+            Self::Pair(rules, Some(state)) => rules.used(*state, now),
+            Self::Trail(trail, log) => trail.used(log, now),
+        }
+    }
+
+    pub(super) fn with_used(quota: &Quota, used: Used, now: u64) -> Self {
+        match quota.rules() {
+            Rules::Pair(rules, _) => Self::Pair(*rules, rules.with_used(used, now)),
+            Rules::Trail(trail) => Self::Trail(*trail, Log(trail.with_used(used, now).into_iter().collect())),
+        }
+    }
+
+    /// What is told to whoever chooses which state to forget; nothing if there is none.
+    pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
+        match self {
+            Self::Pair(_, None) => None,
+            Self::Pair(rules, Some(state)) => Some(rules.fullness(*state, now).throttled),
+            Self::Trail(trail, log) => Some(trail.fullness(log, now).throttled),
+        }
+    }
+
+    /// Whether the state's own instant or entries are over.
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        match self {
+            Self::Pair(PairRules::Gcra(_), state) => state.is_none_or(|pair| pair.at + u64::from(pair.n > 0) <= now),
+            Self::Pair(_, state) => state.is_none_or(|pair| pair.at <= now),
+            Self::Trail(trail, log) => log.newest().is_none_or(|newest| newest.0 + trail.life_us() <= now),
+        }
+    }
+
+    /// The latest instant that the state holds.
+    pub(super) fn latest(&self) -> Option<u64> {
+        match self {
+            Self::Pair(_, state) => state.map(|pair| pair.at),
+            Self::Trail(_, log) => log.newest().map(|newest| newest.0),
+        }
+    }
+
+    /// What was written fits the word that its layout promises, and can be read back from it.
+    pub(super) fn check_layout(&self, quota: &Quota, now: u64) {
+        let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
+        assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
+        assert!(pair.at.saturating_sub(now) <= WORD_AHEAD_US, "{pair:?} at {now} of {quota:?}");
+        assert_eq!(pair.at % word.grid_us, 0, "{pair:?} of {quota:?}");
+        let rounded = pair.at.div_ceil(1 << word.shift) << word.shift;
+        assert_eq!(rounded / word.grid_us * word.grid_us, pair.at, "{pair:?} of {quota:?}");
+    }
+
+    pub(super) fn words(&self) -> (Option<Pair>, Vec<(u64, u64)>) {
+        match self {
+            Self::Pair(_, state) => (*state, Vec::new()),
+            Self::Trail(_, log) => (None, log.0.clone()),
+        }
+    }
+}
+
+fn set(state: &mut Option<Pair>, next: Next) {
+    match next {
+        Next::Keep => {}
+        Next::Clear => *state = None,
+        Next::Set(pair) => *state = Some(pair),
+    }
+}

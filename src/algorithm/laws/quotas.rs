@@ -1,0 +1,92 @@
+//! Quotas for the laws: toys, where being off by one shows, and the ends of the range.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use crate::quota::{Algorithm, Anchor, Oldest, Quota, QuotaError};
+
+const DAY_US: u64 = 86_400_000_000;
+
+/// Limits and periods in microseconds.
+const RATES: [(u64, u64); 20] = [
+    (1, 30 * DAY_US),
+    (1, 366 * DAY_US),
+    (10_000_000, 1_000_000),
+    (4_294_967_295, 1_000_000),
+    (99_999, 1_000_000),
+    (7, 1_000_000),
+    (3, 7),
+    (3, 7 * DAY_US),
+    (10_000_000_000_000, 30 * DAY_US),
+    (999_999_999_999_999, 366 * DAY_US),
+    (999_999_999_999_989, 1),
+    (999_999_999_999_999, 1_000_000),
+    (0, 1_000_000),
+    (100, 60_000_000),
+    (1, 1),
+    (1_000, 1_000),
+    (10_000, 86_400),
+    (60, 3_600_000_000),
+    (65_536, 65_536),
+    (1 << 31, 1 << 40),
+];
+
+/// Shapes of quotas: about a third are toys.
+pub(crate) fn shapes() -> impl Strategy<Value = [u64; 6]> {
+    (0..34_u64, any::<[u64; 5]>()).prop_map(|(rate, [a, b, c, d, e])| [rate, a, b, c, d, e])
+}
+
+/// A quota out of a few numbers: small ones make toys, so that a failing case shrinks to one.
+pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Quota {
+    let [rate, limit, period, burst, debt, options] = *shape;
+    let (limit, period_us) = match rate {
+        0..=11 => (1 + limit % 5, 1 + period % 20),
+        12..=13 => (1 + limit % 1_000_000, 1 + period % 1_000_000_000),
+        _ => RATES[(rate % 20) as usize],
+    };
+    let limit = match algorithm {
+        Algorithm::SlidingLog => limit.min(1_000_000),
+        Algorithm::LeakyQueue => limit.min(999_999_999_999_998), // and the one that is due
+        _ => limit,
+    };
+    let period = Duration::from_micros(period_us);
+    let plain = match algorithm {
+        Algorithm::TokenBucket => Quota::token_bucket(limit, period),
+        Algorithm::Gcra => Quota::gcra(limit, period),
+        Algorithm::LeakyBucket => Quota::leaky_bucket(limit, period),
+        Algorithm::LeakyQueue => Quota::leaky_queue(limit, period),
+        Algorithm::StepBucket => Quota::step_bucket(limit, period),
+        Algorithm::FixedWindow => Quota::fixed_window(limit, period),
+        Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
+        Algorithm::SlidingLog => Quota::large_sliding_log(limit, period),
+    };
+    let mut quota = plain.expect("every rate is in range");
+    let amount = |number: u64| match number % 6 {
+        0 => 1,
+        1 => 2,
+        2 => 2 * limit + 1,
+        3 => (number / 6) % 7,
+        4 => (number / 6) % (limit + 3),
+        _ => limit,
+    };
+    // An option that this algorithm does not have, or that is out of range, is left out.
+    let mut with = |change: &dyn Fn(Quota) -> Result<Quota, QuotaError>| quota = change(quota).unwrap_or(quota);
+    if anchor == Anchor::FirstRequest {
+        with(&|quota| quota.anchor(anchor));
+    }
+    if burst % 3 > 0 {
+        with(&|quota| quota.burst(amount(burst / 3)));
+        with(&|quota| quota.queue(amount(burst / 3)));
+    }
+    if debt % 3 > 0 {
+        with(&|quota| quota.max_debt(if debt % 3 == 1 { 0 } else { amount(debt / 3) }));
+    }
+    with(&|quota| quota.delay_after(amount(options)));
+    with(&|quota| quota.buckets([1, 2, 3, 5, 12, 60][(options % 6) as usize]));
+    with(&|quota| quota.oldest([Oldest::Weighted, Oldest::Dropped, Oldest::Counted][(options / 6 % 3) as usize]));
+    if options / 18 % 3 == 1 {
+        with(&|quota| quota.count_denied());
+    }
+    quota
+}

@@ -1,0 +1,238 @@
+//! What a quota promises about its words, its ranges, and the mends it names.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::algorithm::laws::quotas::{quota, shapes};
+
+const DAY: Duration = Duration::from_secs(86_400);
+const MICROSECOND: Duration = Duration::from_micros(1);
+
+type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
+
+const ALGORITHMS: [Algorithm; 8] = [
+    Algorithm::TokenBucket,
+    Algorithm::StepBucket,
+    Algorithm::Gcra,
+    Algorithm::LeakyBucket,
+    Algorithm::LeakyQueue,
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+];
+
+/// Words that mean something somewhere, and some that mean nothing anywhere.
+const WORDS: [&str; 46] = [
+    "100",
+    "0",
+    "1",
+    "7",
+    "18446744073709551615",
+    "18446744073709551616",
+    "999999999999999",
+    "1_000",
+    "_",
+    "-1",
+    "+5",
+    "1.5",
+    "1e9",
+    "/",
+    "per",
+    "min",
+    "s",
+    "ms",
+    "µs",
+    "366d",
+    "367 days",
+    "10s",
+    "0 s",
+    "day",
+    "fortnight",
+    "burst",
+    "queue",
+    "delay",
+    "after",
+    "debt",
+    "from",
+    "the",
+    "first",
+    "request",
+    "buckets",
+    "oldest",
+    "weighted",
+    "counted",
+    "counting",
+    "denied",
+    "token bucket",
+    "step bucket",
+    "leaky queue",
+    "sliding window",
+    "sliding log",
+    "fixed",
+];
+
+/// Every message says what to do: a range, another name, or an example to follow.
+fn names_the_mend(error: &QuotaError) -> bool {
+    let message = error.to_string();
+    let mends = match error.kind() {
+        QuotaErrorKind::Syntax => ["write it like", "write it like", "write it like"],
+        QuotaErrorKind::NotAnOption => ["it belongs to", "it belongs to", "it belongs to"],
+        QuotaErrorKind::TooSlow => ["make it smaller", "make it smaller", "make it smaller"],
+        QuotaErrorKind::Period => ["at least one and at most 366 days", "choose a number of buckets", "such as"],
+        QuotaErrorKind::Units => ["at most", "use ", "1 "],
+    };
+    let lengthen = error.kind() == QuotaErrorKind::Units && message.contains("lengthen the queue");
+    lengthen || mends.iter().any(|mend| message.contains(mend))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_printed_is_read_as_the_same_quota(shape in shapes(), which in 0..8_usize, first in any::<bool>()) {
+        let anchor = if first { Anchor::FirstRequest } else { Anchor::Epoch };
+        let quota = quota(ALGORITHMS[which], anchor, &shape);
+        let words = quota.to_string();
+        for words in [words.clone(), words.to_uppercase(), words.replace(',', ""), words.replace(" per ", "/"), format!("  {words} ")] {
+            let read: Quota = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));
+            prop_assert_eq!(read, quota, "{}", words);
+            prop_assert_eq!(read.fingerprint(), quota.fingerprint());
+        }
+    }
+
+    #[test]
+    fn options_may_stand_in_any_order(shape in shapes(), which in 0..8_usize, seed in any::<u64>()) {
+        let quota = quota(ALGORITHMS[which], Anchor::Epoch, &shape);
+        let words = quota.to_string();
+        let (rate, options) = words.split_once(", ").expect("the algorithm is always named");
+        let mut options: Vec<&str> = options.split(", ").collect();
+        for index in (1..options.len()).rev() {
+            options.swap(index, (seed >> index) as usize % (index + 1));
+        }
+        let words = format!("{rate} {}", options.join(" "));
+        prop_assert_eq!(words.parse::<Quota>().expect("the order does not matter"), quota, "{}", words);
+    }
+
+    #[test]
+    fn words_in_any_order_are_a_quota_or_an_error_that_helps(chosen in prop::collection::vec(0..WORDS.len(), 0..12)) {
+        let start = if chosen.len() % 2 == 0 { "10 per " } else { "" };
+        let words: Vec<&str> = chosen.iter().map(|&index| WORDS[index]).collect();
+        check(&format!("{start}{}", words.join(" ")));
+    }
+
+    #[test]
+    fn any_text_is_a_quota_or_an_error_that_helps(text in any::<String>(), tail in any::<String>()) {
+        check(&text);
+        check(&format!("5/s {text}"));
+        check(&format!("{text}/{tail}"));
+    }
+}
+
+fn check(text: &str) {
+    match text.parse::<Quota>() {
+        Ok(quota) => assert_eq!(quota.to_string().parse(), Ok(quota), "{text}"),
+        Err(error) => {
+            assert!(names_the_mend(&error), "{text}: {error}");
+            assert!(error.to_string().chars().count() < 400, "{error}");
+        }
+    }
+}
+
+#[test]
+fn every_constructor_takes_both_ends_of_the_range_and_nothing_beyond() {
+    let constructors: [Constructor; 8] = [
+        Quota::new,
+        Quota::token_bucket,
+        Quota::step_bucket,
+        Quota::gcra,
+        Quota::leaky_bucket,
+        Quota::leaky_queue,
+        Quota::fixed_window,
+        Quota::sliding_window,
+    ];
+    for (index, build) in constructors.into_iter().enumerate() {
+        let most = if index == 5 { UNITS_MAX - 1 } else { UNITS_MAX }; // a queue holds one more: the one that is due
+        for period in [MICROSECOND, 366 * DAY] {
+            for limit in [0, 1, most] {
+                let quota = build(limit, period).unwrap();
+                assert_eq!((quota.limit(), quota.period()), (limit, period));
+            }
+        }
+        for period in [Duration::ZERO, Duration::from_nanos(1_001), 366 * DAY + MICROSECOND, Duration::MAX] {
+            let error = build(1, period).unwrap_err();
+            assert!(error.kind() == QuotaErrorKind::Period && names_the_mend(&error), "{error}");
+        }
+        for limit in [most + 1, u64::MAX] {
+            let error = build(limit, DAY).unwrap_err();
+            assert!(error.kind() == QuotaErrorKind::Units && names_the_mend(&error), "{error}");
+        }
+    }
+    assert!(Quota::sliding_log(10_000, DAY).is_ok() && Quota::large_sliding_log(1_000_000, DAY).is_ok());
+    for error in [Quota::sliding_log(10_001, DAY), Quota::large_sliding_log(1_000_001, DAY)].map(Result::unwrap_err) {
+        assert!(error.kind() == QuotaErrorKind::Units && names_the_mend(&error), "{error}");
+    }
+    for limit in [0, 1, u32::MAX] {
+        let simple =
+            [Quota::per_second(limit), Quota::per_minute(limit), Quota::per_hour(limit), Quota::per_day(limit)];
+        assert!(simple.iter().all(|quota| quota.capacity() == u64::from(limit)));
+    }
+}
+
+#[test]
+fn a_bucket_may_drain_for_two_to_the_forty_eight_microseconds_and_no_longer() {
+    for quota in ["1 per µs", "1 per µs step bucket", "1 per µs leaky bucket", "1 per µs gcra"] {
+        let quota: Quota = quota.parse().unwrap();
+        assert_eq!(quota.burst(1 << 48).unwrap().refill_time(), Duration::from_micros(1 << 48));
+        for slow in [quota.burst((1 << 48) + 1), quota.max_debt((1 << 48) + 1)].map(Result::unwrap_err) {
+            assert!(slow.kind() == QuotaErrorKind::TooSlow && names_the_mend(&slow), "{slow}");
+        }
+    }
+}
+
+#[test]
+fn an_option_out_of_place_or_out_of_range_is_refused_with_its_mend() {
+    use QuotaErrorKind::{NotAnOption, Period, Syntax, TooSlow, Units};
+    for (text, kind, mend) in [
+        ("", Syntax, "a limit is missing"),
+        ("5", Syntax, "`per` is missing"),
+        ("5 per", Syntax, "a period is missing"),
+        ("5 per fortnight", Syntax, "d, h, min, s, ms or µs"),
+        ("+5/s", Syntax, "whole number"),
+        ("5/s token bucket sliding log", Syntax, "two algorithms"),
+        ("5/s burst", Syntax, "a burst is missing"),
+        ("5/s from now", Syntax, "`the` was expected"),
+        ("5/s oldest", Syntax, "weighted, dropped or counted"),
+        ("5/s burst 0", Units, "1 is strict spacing"),
+        ("5/0s", Period, "at least one"),
+        ("5/367d", Period, "366 days"),
+        ("1/d burst 5000", TooSlow, "make it smaller"),
+        ("1/d debt 5000", TooSlow, "make it smaller"),
+        ("5/s burst 3 fixed window", NotAnOption, "token bucket"),
+        ("5/s queue 3", NotAnOption, "leaky queue"),
+        ("5/s counting denied", NotAnOption, "sliding log"),
+        ("5/s buckets", Syntax, "not an option"),
+        ("5/s 7 buckets sliding window", Period, "such as 5"),
+        ("5/s 0 buckets sliding window", Units, "1 to 3600"),
+        ("5/s leaky queue queue 2 delay after 3", Units, "lengthen the queue"),
+        ("1000000000000000/s", Units, "larger unit"),
+        ("1000001/s sliding log", Units, "60 buckets"),
+    ] {
+        let error = text.parse::<Quota>().expect_err(text);
+        assert_eq!(error.kind(), kind, "{text}: {error}");
+        assert!(error.to_string().contains(mend), "{text}: {error}");
+    }
+}
+
+/// A debt equal to the capacity was taken for the default, and a later burst replaced it.
+#[test]
+fn a_debt_that_was_chosen_stays_whatever_the_burst_becomes() {
+    let chosen = Quota::per_second(5).max_debt(5).and_then(|quota| quota.burst(10)).unwrap();
+    assert_eq!((chosen.spec().burst, chosen.spec().debt), (10, 5));
+    let default = Quota::per_second(5).burst(10).unwrap();
+    assert_eq!(default.spec().debt, 10, "by default as much as the capacity");
+    assert_eq!("5/s debt 5 burst 10".parse(), Ok(chosen));
+    assert_eq!("5/s burst 10 debt 5".parse(), Ok(chosen));
+    assert_eq!(chosen.to_string(), "5 per second, burst 10, debt 5, token bucket");
+}
