@@ -6,6 +6,9 @@ use std::path::{Path, PathBuf};
 /// Lines of code above which a file has become two.
 const LINES_MAX: usize = 420;
 
+/// Files that are two already, and must not grow further; one that has become short enough leaves this list.
+const KNOWN_LONG: [(&str, usize); 1] = [("limiter/memory/store.rs", 490)];
+
 struct Source {
     path: String,
     code: Vec<(usize, String)>,
@@ -113,12 +116,17 @@ fn only_one_file_reads_a_clock() {
 
 #[test]
 fn no_file_is_two() {
-    let long: Vec<String> = sources()
+    let sources = sources();
+    let known = |path: &str| KNOWN_LONG.iter().find(|(long, _)| *long == path).map(|(_, lines)| *lines);
+    let wrong: Vec<String> = sources
         .iter()
-        .filter(|source| source.code.len() > LINES_MAX)
+        .filter(|source| match known(&source.path) {
+            None => source.code.len() > LINES_MAX,
+            Some(lines) => !(LINES_MAX + 1..=lines).contains(&source.code.len()),
+        })
         .map(|source| format!("src/{}: {} lines of code", source.path, source.code.len()))
         .collect();
-    assert!(long.is_empty(), "{}", long.join("\n"));
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]

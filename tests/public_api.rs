@@ -6,9 +6,7 @@ use std::hash::Hash;
 
 use tower::{Layer, Service, ServiceBuilder};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, PrefixesError, TrustedProxies, TrustedProxiesError};
-use tower_ratelimit::limiter::memory::{
-    MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull,
-};
+use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
 use tower_ratelimit::middleware::{Body, ResponseFuture};
 use tower_ratelimit::{
     Algorithm, Anchor, Atomicity, BoxLimiter, Charge, ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers,
