@@ -17,7 +17,7 @@
 //!
 //! # Concepts
 //!
-//! * A [`Quota`] is how much: a limit per period, an [algorithm](algorithm), and its options.
+//! * A [`Quota`] is how much: a limit per period, an [algorithm], and its options.
 //! * A [`Policy`] is a *named* quota. The name is in header fields, in outcomes, and part of what a limiter stores.
 //! * A [`Key`] is whose allowance is charged. An extractor takes it from the request: one of those in [`key`], or a closure.
 //! * The cost is how many units a request takes, by default 1.

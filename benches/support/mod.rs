@@ -6,25 +6,25 @@
 use std::time::{Duration, Instant};
 
 /// One way to do the thing that is measured.
-pub struct Contender<'a> {
-    pub name: &'static str,
+pub(crate) struct Contender<'a> {
+    pub(crate) name: &'static str,
     /// Does the thing so many times.
-    pub run: Box<dyn FnMut(u64) + 'a>,
+    pub(crate) run: Box<dyn FnMut(u64) + 'a>,
 }
 
 impl<'a> Contender<'a> {
-    pub fn new(name: &'static str, run: impl FnMut(u64) + 'a) -> Self {
+    pub(crate) fn new(name: &'static str, run: impl FnMut(u64) + 'a) -> Self {
         Self { name, run: Box::new(run) }
     }
 }
 
 /// Whether only a few iterations are wanted, to see that everything runs.
-pub fn is_smoke() -> bool {
+pub(crate) fn is_smoke() -> bool {
     std::env::args().any(|argument| argument == "--smoke" || argument == "--test")
 }
 
 /// Runs the contenders in turn, A B C A B C …, and returns the median time of each for one iteration, in nanoseconds.
-pub fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
+pub(crate) fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
     let (rounds, batch) = if is_smoke() { (1, Duration::ZERO) } else { (21, Duration::from_millis(12)) };
     let counts: Vec<u64> = contenders
         .iter_mut()
@@ -52,13 +52,13 @@ pub fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
 }
 
 /// The same with each contender's work done by two threads at once; the time is for one iteration of one thread.
-pub fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
 /// Prints one case: each contender's time, and its ratio to the first, which is the peer to beat.
-pub fn print_case(case: &str, contenders: &[Contender<'_>], times: &[f64]) {
+pub(crate) fn print_case(case: &str, contenders: &[Contender<'_>], times: &[f64]) {
     println!("\n{case}");
     for (contender, time) in contenders.iter().zip(times) {
         println!("  {:<44} {time:>9.1} ns   {:>5.2}x", contender.name, time / times[0]);
@@ -66,10 +66,10 @@ pub fn print_case(case: &str, contenders: &[Contender<'_>], times: &[f64]) {
 }
 
 /// A fast generator of numbers, so that keys are not visited in order.
-pub struct Numbers(pub u64);
+pub(crate) struct Numbers(pub(crate) u64);
 
 impl Numbers {
-    pub fn below(&mut self, bound: u64) -> u64 {
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
