@@ -42,10 +42,12 @@ need() {
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
 need 'Python with venv' 'python3 -c "import venv, ensurepip"' python3 python3-venv
-# Debian 13 has Rust 1.85. Where the packages are older, https://rustup.rs installs a current one.
-need 'Rust' 'command -v cargo' ca-certificates cargo rustc
-need 'rustfmt' 'cargo fmt --version' rustfmt
-need 'clippy' 'cargo clippy --version' rust-clippy
+# Debian 13 has Rust 1.85 under these names, Debian 12 under others. Elsewhere: https://rustup.rs
+rust=(ca-certificates cargo rustc rustfmt rust-clippy)
+if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
+    rust=(ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy)
+fi
+need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
 minor=$(rustc --version | cut -d. -f2)
 if [ "$minor" -lt 85 ]; then
     printf '%s is too old: Rust 1.85 or later is needed, see https://rustup.rs\n' "$(rustc --version)" >&2
@@ -66,6 +68,16 @@ for feature in axum tonic fast-clock conformance; do
 done
 step 'clippy: everything, all features'
 run cargo clippy --locked --all-targets --all-features -- "${lints[@]}"
+
+# That the dependencies build with it is a test, tests/msrv.rs.
+step 'the declared Rust version, 1.85'
+if [ "$minor" -eq 85 ]; then
+    printf 'It is the one in use.\n'
+elif cargo +1.85 --version >/dev/null 2>&1; then
+    run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --all-features
+else
+    printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/msrv.rs stand for it.\n'
+fi
 
 step 'documentation'
 run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --all-features
