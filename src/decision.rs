@@ -18,9 +18,12 @@ pub struct Decision {
 
 impl Decision {
     /// The answer for one charge.
+    #[inline]
     #[must_use]
     pub fn one(allowed: bool, charge: ChargeDecision) -> Self {
-        Self { allowed, charges: SmallVec::from_buf_and_len([charge, ChargeDecision::blank()], 1) }
+        let mut charges = SmallVec::new();
+        charges.push(charge);
+        Self { allowed, charges }
     }
 
     /// The answer for several charges, in their order.
@@ -208,10 +211,8 @@ impl ChargeDecision {
     }
 
     #[inline]
-    pub(crate) fn delayed_us(mut self, delay_us: u64, position: u64) -> Self {
-        self.delay_us = delay_us;
-        self.position = position;
-        self
+    pub(crate) fn set_delay(&mut self, delay_us: u64, position: u64) {
+        (self.delay_us, self.position) = (delay_us, position);
     }
 
     #[inline]

@@ -67,12 +67,14 @@ impl Key {
     ///
     /// Takes borrowed values too, so that a closure need not copy what it only looks at:
     /// `|req| Key::of((req.uri.path(), req.method.as_str()))`.
+    #[inline]
     #[must_use]
     pub fn of(value: impl IntoKey) -> Option<Self> {
         value.into_key()
     }
 
     /// The bytes of the key: each part with its kind and its length.
+    #[inline]
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
@@ -159,109 +161,141 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-fn single(kind: Kind, bytes: &[u8]) -> Option<Key> {
+/// A key of one part.
+#[inline]
+fn single(kind: Kind, part: &[u8]) -> Option<Key> {
+    let mut bytes = [0; INLINE];
+    match (bytes.get_mut(2..2 + part.len()), u8::try_from(part.len())) {
+        (Some(room), Ok(len)) => {
+            room.copy_from_slice(part);
+            (bytes[0], bytes[1]) = (kind as u8, len);
+            Some(Key(Repr::Inline { len: len + 2, bytes }))
+        }
+        _ => long(kind, part),
+    }
+}
+
+#[cold]
+fn long(kind: Kind, part: &[u8]) -> Option<Key> {
     let mut key = Key::global();
-    key.part(kind, bytes);
+    key.part(kind, part);
     Some(key)
 }
 
 impl IntoKey for Key {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         Some(self)
     }
 }
 
 impl IntoKey for () {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         Some(Key::global())
     }
 }
 
 impl<T: IntoKey> IntoKey for Option<T> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.and_then(IntoKey::into_key)
     }
 }
 
 impl<T: IntoKey, E> IntoKey for Result<T, E> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.ok().and_then(IntoKey::into_key)
     }
 }
 
 impl<T: IntoKey + Clone> IntoKey for &T {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.clone().into_key()
     }
 }
 
 impl IntoKey for &str {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         single(Kind::Text, self.as_bytes())
     }
 }
 
 impl IntoKey for String {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_str().into_key()
     }
 }
 
 impl IntoKey for std::borrow::Cow<'_, str> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_ref().into_key()
     }
 }
 
 impl IntoKey for std::sync::Arc<str> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_ref().into_key()
     }
 }
 
 impl IntoKey for &[u8] {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         single(Kind::Bytes, self)
     }
 }
 
 impl IntoKey for Vec<u8> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_slice().into_key()
     }
 }
 
 impl<const N: usize> IntoKey for [u8; N] {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_slice().into_key()
     }
 }
 
 impl IntoKey for bytes::Bytes {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.as_ref().into_key()
     }
 }
 
 impl IntoKey for bool {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         single(Kind::Flag, &[u8::from(self)])
     }
 }
 
 impl IntoKey for Ipv4Addr {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         single(Kind::V4, &self.octets())
     }
 }
 
 impl IntoKey for Ipv6Addr {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         single(Kind::V6, &self.octets())
     }
 }
 
 impl IntoKey for IpAddr {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         match self {
             Self::V4(address) => address.into_key(),
@@ -273,6 +307,7 @@ impl IntoKey for IpAddr {
 macro_rules! integers {
     ($kind:ident as $wide:ty: $($int:ty)*) => {$(
         impl IntoKey for $int {
+            #[inline]
             fn into_key(self) -> Option<Key> {
                 single(Kind::$kind, &(self as $wide).to_le_bytes())
             }
@@ -302,6 +337,7 @@ pub struct OrAbsent<T>(
 );
 
 impl<T: IntoKey> IntoKey for OrAbsent<T> {
+    #[inline]
     fn into_key(self) -> Option<Key> {
         self.0.into_key().or_else(|| single(Kind::Absent, &[]))
     }
@@ -311,6 +347,7 @@ macro_rules! tuples {
     ($($($name:ident)+;)*) => {$(
         impl<$($name: IntoKey),+> IntoKey for ($($name,)+) {
             #[expect(non_snake_case, reason = "the type parameters name the parts")]
+            #[inline]
             fn into_key(self) -> Option<Key> {
                 let ($($name,)+) = self;
                 let mut key = Key::global();

@@ -61,6 +61,10 @@ run cargo fmt --check
 
 # incompatible_msrv: what the standard library gained after the declared rust-version is not used.
 lints=(-D warnings -D clippy::incompatible_msrv)
+if [ "$minor" -eq 85 ]; then
+    # That version's lint wants parentheses around shifts as well; later ones have that in a lint of its own.
+    lints+=(-A clippy::precedence)
+fi
 step 'clippy: the library with the default features, with each feature alone'
 run cargo clippy --locked --lib -- "${lints[@]}"
 for feature in axum tonic fast-clock conformance; do
@@ -86,10 +90,8 @@ step 'tests, examples and documentation examples, all features'
 run cargo test --locked --all-features
 
 step 'benchmarks, once through'
-for bench in check layer; do
-    if [ -e "benches/$bench.rs" ]; then
-        run cargo test --locked --all-features --bench "$bench" -- --smoke
-    fi
+for bench in benches/*.rs; do
+    run cargo test --locked --all-features --bench "$(basename "$bench" .rs)" -- --smoke
 done
 
 step 'loom: every interleaving of the lock-free steps'

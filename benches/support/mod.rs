@@ -23,6 +23,12 @@ pub(crate) fn is_smoke() -> bool {
     std::env::args().any(|argument| argument == "--smoke" || argument == "--test")
 }
 
+/// Whether this case is wanted: all are, unless words on the command line pick some by name.
+pub(crate) fn is_wanted(case: &str) -> bool {
+    let mut picks = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).peekable();
+    picks.peek().is_none() || picks.any(|pick| case.contains(&pick))
+}
+
 /// Runs the contenders in turn, A B C A B C …, and returns the median time of each for one iteration, in nanoseconds.
 pub(crate) fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
     let (rounds, batch) = if is_smoke() { (1, Duration::ZERO) } else { (21, Duration::from_millis(12)) };
@@ -51,7 +57,7 @@ pub(crate) fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
     times.into_iter().map(median).collect()
 }
 
-/// The same with each contender's work done by two threads at once; the time is for one iteration of one thread.
+/// The value in the middle.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]

@@ -27,16 +27,34 @@
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is no state.
 //! A clock that steps back is met by a clamp: an instant is never further ahead than a full bucket and its allowed debt.
 
+use std::cmp::Ordering;
+
 use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// A span of time, or an instant: whole microseconds and a numerator over `l`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Span {
     us: u64,
     num: u64,
+}
+
+impl Ord for Span {
+    #[inline]
+    fn cmp(&self, other: &Self) -> Ordering {
+        // One comparison of 128 bits instead of two with a branch between them.
+        let whole = |span: &Self| u128::from(span.us) << 64 | u128::from(span.num);
+        whole(self).cmp(&whole(other))
+    }
+}
+
+impl PartialOrd for Span {
+    #[inline]
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl Span {
@@ -62,6 +80,18 @@ pub(crate) struct Gcra {
     reciprocal: u64,
     /// What passes at once in a queue; nothing if this is no queue.
     queue: Option<Span>,
+}
+
+/// What deciding has found, before it is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Admission {
+    /// After the charge, if it is admitted.
+    backlog: Span,
+    retry_us: Option<u64>,
+    units: u64,
+    tail: Pair,
+    /// The backlog that the charge met.
+    delay: Span,
 }
 
 impl Gcra {
@@ -94,34 +124,53 @@ impl Gcra {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let (next, found) = self.admit(state, now, cost, force);
+        Answer { decision: self.tell(found), next }
+    }
+
+    /// The first half of deciding: what is to be written.
+    #[inline(always)]
+    pub(crate) fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Admission) {
         let (before, clamped) = self.backlog(state, now);
+        let refused = |wait| {
+            let found =
+                Admission { backlog: before, retry_us: wait, units: 0, tail: Pair { at: 0, n: 0 }, delay: before };
+            (self.repaired(before, now, clamped), found)
+        };
         if cost > self.burst && !force {
-            return self.deny(before, now, clamped, None);
+            return refused(None);
         }
         let mut units = cost.min(self.burst.saturating_add(self.debt));
         let mut after = self.add(before, self.span_of(units));
         if after > self.capacity {
             if !force && cost > 0 {
-                let wait = self.sub(after, self.capacity).ceil_us();
-                return self.deny(before, now, clamped, Some(wait));
+                return refused(Some(self.sub(after, self.capacity).ceil_us()));
             }
             if after > self.ceiling {
                 // Not remembered, so not to be given back either.
                 (after, units) = (self.ceiling, self.whole_units(self.sub(self.ceiling, before)));
             }
         }
-        let mut decision = self.describe(after, Some(0));
-        if let Some(at_once) = self.queue {
-            let wait = if before > at_once { self.sub(before, at_once) } else { Span::default() };
-            decision = decision.delayed_us(wait.ceil_us(), self.units_ceil(wait));
-        }
         if after == before {
-            return Answer { decision, next: self.repaired(before, now, clamped) };
+            units = 0;
         }
         let tail = Pair { at: now + after.us, n: after.num };
-        Answer { decision: decision.receipted(units, tail.at, tail.n), next: Next::Set(tail) }
+        let next = if units == 0 && after == before { self.repaired(before, now, clamped) } else { Next::Set(tail) };
+        (next, Admission { backlog: after, retry_us: Some(0), units, tail, delay: before })
+    }
+
+    /// The second half: the decision, from what the first found.
+    #[inline(always)]
+    pub(crate) fn tell(&self, found: Admission) -> ChargeDecision {
+        let mut decision =
+            self.describe(found.backlog, found.retry_us).receipted(found.units, found.tail.at, found.tail.n);
+        if let Some(at_once) = self.queue {
+            let is_delayed = found.retry_us == Some(0) && found.delay > at_once;
+            let wait = if is_delayed { self.sub(found.delay, at_once) } else { Span::default() };
+            decision.set_delay(wait.ceil_us(), self.units_ceil(wait));
+        }
+        decision
     }
 
     /// Gives back `units` of a charge whose own units have drained at `own`: the part that has not.
@@ -179,18 +228,13 @@ impl Gcra {
         if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
     }
 
-    #[cold]
-    fn deny(&self, backlog: Span, now: u64, clamped: bool, wait: Option<u64>) -> Answer {
-        Answer { decision: self.describe(backlog, wait), next: self.repaired(backlog, now, clamped) }
-    }
-
     /// A clamped state is written even when nothing is taken: else it would be met ahead of the clock for ever.
     #[inline]
     fn repaired(&self, backlog: Span, now: u64, clamped: bool) -> Next {
         if clamped { Next::Set(Pair { at: now + backlog.us, n: backlog.num }) } else { Next::Keep }
     }
 
-    #[inline]
+    #[inline(always)]
     fn describe(&self, backlog: Span, retry_us: Option<u64>) -> ChargeDecision {
         let (remaining, room_us) = if backlog > self.capacity {
             (0, 0)
@@ -216,14 +260,14 @@ impl Gcra {
     fn add(&self, a: Span, b: Span) -> Span {
         let num = a.num + b.num; // both below l, which is at most 10^15
         let carry = u64::from(num >= self.l);
-        Span { us: a.us.saturating_add(b.us).saturating_add(carry), num: num - carry * self.l }
+        Span { us: a.us + b.us + carry, num: num - carry * self.l } // at most twice the ceiling and an interval
     }
 
     /// `a − b`, where `a ≥ b`.
     #[inline]
     fn sub(&self, a: Span, b: Span) -> Span {
         let borrow = u64::from(a.num < b.num);
-        Span { us: a.us.saturating_sub(b.us).saturating_sub(borrow), num: a.num + borrow * self.l - b.num }
+        Span { us: a.us - b.us - borrow, num: a.num + borrow * self.l - b.num }
     }
 
     /// The span in parts of `1/l` µs.

@@ -207,51 +207,99 @@ impl Rules {
     }
 }
 
-macro_rules! each {
+/// Calls something with the rules by their own type.
+macro_rules! by_type {
     ($rules:expr, $one:ident => $call:expr) => {
         match $rules {
-            PairRules::Gcra($one) => $call,
-            PairRules::StepBucket($one) => $call,
-            PairRules::FixedWindow($one) => $call,
-            PairRules::TwoCounters($one) => $call,
+            $crate::algorithm::PairRules::Gcra($one) => $call,
+            $crate::algorithm::PairRules::StepBucket($one) => $call,
+            $crate::algorithm::PairRules::FixedWindow($one) => $call,
+            $crate::algorithm::PairRules::TwoCounters($one) => $call,
         }
     };
 }
+pub(crate) use by_type;
+
+/// What the hot path asks of a pair's rules, by their own type, so that it is compiled once for each; and in two halves,
+/// so that between them the state can be written while little has to be kept.
+pub(crate) trait Decide {
+    type Found;
+
+    /// What is to be written, and what was found: see [`PairRules::decide`].
+    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Self::Found);
+
+    /// The decision.
+    fn tell(&self, found: Self::Found) -> ChargeDecision;
+}
+
+impl Decide for Gcra {
+    type Found = gcra::Admission;
+
+    #[inline(always)]
+    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, gcra::Admission) {
+        self.admit(state, now, cost, force)
+    }
+
+    #[inline(always)]
+    fn tell(&self, found: gcra::Admission) -> ChargeDecision {
+        self.tell(found)
+    }
+}
+
+macro_rules! decides {
+    ($($rules:ty)*) => {$(
+        impl Decide for $rules {
+            type Found = ChargeDecision;
+
+            #[inline]
+            fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, ChargeDecision) {
+                let answer = self.decide(state, now, cost, force);
+                (answer.next, answer.decision)
+            }
+
+            #[inline]
+            fn tell(&self, found: ChargeDecision) -> ChargeDecision {
+                found
+            }
+        }
+    )*};
+}
+decides!(StepBucket FixedWindow TwoCounters);
 
 impl PairRules {
     /// The decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the state to
     /// write. Forced charges are always admitted, into debt.
     #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        each!(self, rules => rules.decide(state, now, cost, force))
+        by_type!(self, rules => rules.decide(state, now, cost, force))
     }
 
     /// Gives back `units` of the charge whose receipt holds `own`.
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        each!(self, rules => rules.refund(state, now, units, own))
+        by_type!(self, rules => rules.refund(state, now, units, own))
     }
 
     /// What is in use.
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        each!(self, rules => rules.used(state, now))
+        by_type!(self, rules => rules.used(state, now))
     }
 
     /// A state in which so much is in use, at most the capacity and the allowed debt.
     pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        each!(self, rules => rules.with_used(used, now))
+        by_type!(self, rules => rules.with_used(used, now))
     }
 
     /// Whether the quota could have made this state: what comes from outside may be anything.
     pub(crate) fn could_be(&self, state: Pair) -> bool {
-        each!(self, rules => rules.could_be(state))
+        by_type!(self, rules => rules.could_be(state))
     }
 
     /// Whether the state is further ahead of now than the quota can put it: the clock stepped back.
     pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        state.at.saturating_sub(now) > each!(self, rules => rules.ahead_us())
+        state.at.saturating_sub(now) > by_type!(self, rules => rules.ahead_us())
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        each!(self, rules => rules.fullness(state, now))
+        by_type!(self, rules => rules.fullness(state, now))
     }
 }

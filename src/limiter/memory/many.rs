@@ -70,6 +70,9 @@ impl Store {
     /// Takes all charges or none. Each is for another (policy, key).
     pub(super) fn charge_all(&self, charges: &[Charge<'_>]) -> Decision {
         let now = self.now();
+        if let Some(decision) = self.charge_words(charges, now) {
+            return decision;
+        }
         let (decision, writes) = self.look(charges, now);
         // A refusal that writes nothing holds at the instant at which the refusing state was read.
         if !writes {
@@ -133,14 +136,12 @@ impl Store {
 
     /// The decision as the states are now, one after the other, and whether anything is to be written.
     fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
-        let mut decisions: SmallVec<[ChargeDecision; 2]> =
-            charges.iter().map(|charge| self.charge(charge, now, false)).collect();
+        let decisions: SmallVec<[ChargeDecision; 2]> = charges.iter().map(|charge| self.peek(charge, now)).collect();
         let allowed = is_allowed(charges, &decisions);
         let takes = charges.iter().any(|charge| charge.cost > 0);
         let counts = charges.iter().zip(&decisions).any(|(charge, decision)| {
             !decision.is_allowed() && charge.policy.quota().counts_denied() && charge.effect == Effect::Enforce
         });
-        decisions.iter_mut().for_each(ChargeDecision::untaken);
         (Decision::new(allowed, decisions), (allowed && takes) || counts)
     }
 

@@ -7,6 +7,7 @@ mod large;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 mod many;
+mod many_words;
 mod pool;
 mod registry;
 mod snapshot;
@@ -75,15 +76,13 @@ impl MemoryLimiter {
     #[inline]
     #[must_use = "a denied cost was not taken"]
     pub fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
-        self.0.charge(&Charge::new(policy, key).cost(cost), self.0.now(), true)
+        self.0.charge(policy, key, cost, false)
     }
 
     /// Answers as [`take_one`](Self::take_one) would, and takes nothing.
     #[must_use]
     pub fn peek_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
-        let mut decision = self.0.charge(&Charge::new(policy, key).cost(cost), self.0.now(), false);
-        decision.untaken();
-        decision
+        self.0.peek(&Charge::new(policy, key).cost(cost), self.0.now())
     }
 
     /// Takes all charges or none.
@@ -92,7 +91,7 @@ impl MemoryLimiter {
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
         match charges {
             [charge] => {
-                let decision = self.0.charge(charge, self.0.now(), true);
+                let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
                 Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
             }
             charges => self.0.charge_all(charges),

@@ -8,7 +8,7 @@ use foldhash::SharedSeed;
 use smallvec::SmallVec;
 use std::hash::Hasher;
 
-use crate::algorithm::{Answer, Fullness, Layout, Next, Pair, PairRules, Rules, Used, WordLayout};
+use crate::algorithm::{Answer, Decide, Fullness, Layout, Next, Pair, PairRules, Rules, Used, WordLayout, by_type};
 use crate::clock::{Clock, MonotonicClock};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -142,27 +142,101 @@ impl Store {
         }
     }
 
-    /// Takes one charge, or with `take` unset only looks.
-    #[inline]
-    pub(super) fn charge(&self, charge: &Charge<'_>, now: Now, take: bool) -> ChargeDecision {
-        let key = self.fingerprint(charge.policy, charge.key);
-        let version = self.registry.version(charge.policy);
-        match charge.policy.quota().rules() {
+    /// Takes one charge.
+    #[inline(always)]
+    pub(super) fn charge(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
+        let now = self.now();
+        let version = self.registry.version(policy);
+        let fingerprint = self.fingerprint(policy, key);
+        if let Some(seen) = self.words.find_quietly(fingerprint) {
+            // Two ways out instead of one, so that the answer is written once, where the caller wants it.
+            match policy.quota().rules() {
+                Rules::Pair(PairRules::Gcra(rules), Layout::Word(_)) if version_of(seen.tag) == version => {
+                    let layout = WordLayout::MICROSECONDS;
+                    if let Some(decision) = self.try_word(rules, layout, seen, now, cost, force) {
+                        return decision;
+                    }
+                }
+                Rules::Pair(rules, Layout::Word(layout)) if version_of(seen.tag) == version => {
+                    if let Some(decision) = self.try_rare(rules, *layout, seen, now, cost, force) {
+                        return decision;
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.charge_slowly(policy, fingerprint, version, now, cost, force, true)
+    }
+
+    /// The usual case of a charge whose state is a word: the key has its slot, nobody interferes. It is straight-line code;
+    /// nothing was taken if it returns nothing.
+    #[inline(always)]
+    fn try_word(
+        &self,
+        rules: &impl Decide,
+        layout: WordLayout,
+        seen: Seen,
+        now: Now,
+        cost: u64,
+        force: bool,
+    ) -> Option<ChargeDecision> {
+        let (next, found) = rules.admit(layout.unpack(seen.word, now), now.at, cost, force);
+        let written = match next {
+            Next::Keep => true,
+            Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
+            Next::Clear => self.words.replace(seen, layout.cleared(now)),
+        };
+        if written { Some(rules.tell(found)) } else { None }
+    }
+
+    /// The same for the other algorithms, out of the way of the first.
+    #[inline(never)]
+    fn try_rare(
+        &self,
+        rules: &PairRules,
+        layout: WordLayout,
+        seen: Seen,
+        now: Now,
+        cost: u64,
+        force: bool,
+    ) -> Option<ChargeDecision> {
+        by_type!(rules, rules => self.try_word(rules, layout, seen, now, cost, force))
+    }
+
+    /// Takes one charge, whatever the case; or with `take` unset only looks.
+    #[cold]
+    #[inline(never)]
+    #[expect(clippy::too_many_arguments, reason = "a struct of them would be made on the quick path too")]
+    pub(super) fn charge_slowly(
+        &self,
+        policy: &Policy,
+        key: Fingerprint,
+        version: u16,
+        now: Now,
+        cost: u64,
+        force: bool,
+        take: bool,
+    ) -> ChargeDecision {
+        match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let word = WordCharge {
-                    store: self,
-                    key,
-                    version,
-                    rules,
-                    layout: *layout,
-                    now,
-                    cost: charge.cost,
-                    force: charge.effect == Effect::Force,
-                };
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force };
                 if take { word.take() } else { word.peek() }
             }
-            _ => self.charge_large(charge, key, version, now, take),
+            rules => {
+                let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
+                LargeCharge { store: self, key, version, rules, now, cost, force }.charge(take)
+            }
         }
+    }
+
+    /// Answers as [`charge`](Self::charge) would at `now`, and takes nothing.
+    pub(super) fn peek(&self, charge: &Charge<'_>, now: Now) -> ChargeDecision {
+        let key = self.fingerprint(charge.policy, charge.key);
+        let version = self.registry.version(charge.policy);
+        let force = charge.effect == Effect::Force;
+        let mut decision = self.charge_slowly(charge.policy, key, version, now, charge.cost, force, false);
+        decision.untaken();
+        decision
     }
 
     #[cold]
@@ -200,39 +274,6 @@ impl Store {
     /// States of policies without a version have their quota in the fingerprint: another quota is another state.
     pub(super) fn unnamed(key: Fingerprint, policy: &Policy) -> Fingerprint {
         Fingerprint::new(key.bits() ^ policy.fingerprint().rotate_left(17))
-    }
-
-    #[cold]
-    fn charge_large(
-        &self,
-        charge: &Charge<'_>,
-        key: Fingerprint,
-        version: u16,
-        now: Now,
-        take: bool,
-    ) -> ChargeDecision {
-        let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };
-        let large = self.large();
-        let _stripe = self.registry.is_mixed().then(|| self.lock_stripe(self.stripe_of(key)));
-        let mut shard = large.lock(large.shard_of(key));
-        let rules = charge.policy.quota().rules();
-        let mut crowd = self.crowd(now);
-        let index = self.settle_large(&mut shard, key, version, rules, now, &mut crowd);
-        let force = charge.effect == Effect::Force;
-        let (decision, change) = shard.decide(index, rules, now.at, charge.cost, force);
-        if !take || !change.writes() {
-            self.report(&crowd);
-            return decision;
-        }
-        crowd.keep.extend(index);
-        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, &mut crowd);
-        let index = if room { index.or_else(|| shard.insert(key, version, &mut crowd)) } else { None };
-        if let Some(index) = index {
-            shard.apply(index, rules, now.at, &change);
-        }
-        drop(shard);
-        self.report(&crowd);
-        if index.is_some() { decision } else { self.full(decision) }
     }
 
     /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over.
@@ -288,6 +329,42 @@ impl Store {
     }
 }
 
+/// One charge whose state is larger than a word.
+struct LargeCharge<'a> {
+    store: &'a Store,
+    key: Fingerprint,
+    version: u16,
+    rules: &'a Rules,
+    now: Now,
+    cost: u64,
+    force: bool,
+}
+
+impl LargeCharge<'_> {
+    fn charge(&self, take: bool) -> ChargeDecision {
+        let Self { store, key, version, rules, now, .. } = *self;
+        let large = store.large();
+        let _stripe = store.registry.is_mixed().then(|| store.lock_stripe(store.stripe_of(key)));
+        let mut shard = large.lock(large.shard_of(key));
+        let mut crowd = store.crowd(now);
+        let index = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
+        let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.force);
+        if !take || !change.writes() {
+            store.report(&crowd);
+            return decision;
+        }
+        crowd.keep.extend(index);
+        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, &mut crowd);
+        let index = if room { index.or_else(|| shard.insert(key, version, &mut crowd)) } else { None };
+        if let Some(index) = index {
+            shard.apply(index, rules, now.at, &change);
+        }
+        drop(shard);
+        store.report(&crowd);
+        if index.is_some() { decision } else { store.full(decision) }
+    }
+}
+
 /// What came of looking for a word's state among the large ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Adopted {
@@ -311,7 +388,6 @@ pub(super) struct WordCharge<'a> {
 
 impl WordCharge<'_> {
     /// Decides and takes.
-    #[inline]
     fn take(&self) -> ChargeDecision {
         loop {
             let Some(seen) = self.store.words.find(self.key) else {
@@ -441,14 +517,14 @@ impl WordCharge<'_> {
         let store = self.store;
         for _ in 0..EVICTION_ATTEMPTS {
             let lines = store.words.candidates(self.key);
-            let [first, second] = lines.each_ref().map(|line| self.free_of(line));
-            // The first line, unless it is nearly full and the second is emptier: most keys are then found in the first.
-            let order =
-                if first.len() >= 2 || first.len() >= second.len() { [&first, &second] } else { [&second, &first] };
-            if let Some(seen) = order.into_iter().flatten().find(|seen| store.words.lock(**seen)) {
+            let mut free = self.free_of(lines.iter().flatten());
+            // One that was never used, in the first line if there is one; else the one that has been free longest, so that
+            // an idle key keeps its slot for a while.
+            free.sort_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) });
+            if let Some(seen) = free.iter().find(|seen| store.words.lock(**seen)) {
                 return Some(*seen);
             }
-            if first.len() + second.len() > 0 {
+            if !free.is_empty() {
                 continue; // others were quicker
             }
             if let Some(seen) = lines.iter().flatten().find_map(|seen| self.move_away(*seen)) {
@@ -467,13 +543,9 @@ impl WordCharge<'_> {
         None
     }
 
-    /// The free slots of a line, the one that has been free longest first: so an idle key keeps its slot for a while.
-    fn free_of(&self, line: &[Seen]) -> SmallVec<[Seen; 4]> {
+    fn free_of<'s>(&self, slots: impl Iterator<Item = &'s Seen>) -> SmallVec<[Seen; 8]> {
         let registry = &self.store.registry;
-        let is_free = |seen: &&Seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now);
-        let mut free: SmallVec<[Seen; 4]> = line.iter().filter(is_free).copied().collect();
-        free.sort_unstable_by_key(|seen| seen.word);
-        free
+        slots.filter(|seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now)).copied().collect()
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
@@ -484,7 +556,7 @@ impl WordCharge<'_> {
         let store = self.store;
         let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
         let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
-        let free = self.free_of(&store.words.elsewhere(seen));
+        let free = self.free_of(store.words.elsewhere(seen).iter());
         let to = free.into_iter().find(|to| to.place != seen.place && store.words.lock(*to))?;
         if !store.words.lock(seen) {
             store.words.put_back(to);

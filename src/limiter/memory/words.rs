@@ -66,9 +66,10 @@ impl Fingerprint {
         self.0 | u64::from(version) & VERSION_MASK
     }
 
+    /// Whether the tag is this key's. A slot that was never used has tag 0, which is no key's.
     #[inline]
     fn matches(self, tag: u64) -> bool {
-        (self.0 ^ tag) >> VERSION_BITS == 0 && tag & VERSION_MASK != 0
+        (self.0 ^ tag) >> VERSION_BITS == 0
     }
 }
 
@@ -99,6 +100,9 @@ impl Now {
 }
 
 impl WordLayout {
+    /// The layout of instants that may be any microsecond.
+    pub(super) const MICROSECONDS: Self = Self { shift: 0, grid_us: 1 };
+
     /// Packs a state that is not older than the base nor further ahead than a word holds. The generation is left zero.
     #[inline]
     pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
@@ -145,6 +149,14 @@ pub(super) struct Seen {
     pub(super) word: u64,
 }
 
+/// What was found in a line.
+enum Found {
+    Slot(Seen),
+    Nothing,
+    /// The slot is locked, or changed while it was read.
+    Changing,
+}
+
 impl Seen {
     /// This word in the generation of the key that was seen.
     #[inline]
@@ -186,32 +198,52 @@ impl Words {
         self.words.len() * size_of::<u64>()
     }
 
-    /// Finds the key's slot, live or not, and reads it.
-    #[inline]
+    /// Finds the key's slot, live or not, and reads it; waits while it changes.
     pub(super) fn find(&self, key: Fingerprint) -> Option<Seen> {
         let mut backoff = Backoff::default();
-        'again: loop {
-            for line in self.lines_of(key) {
-                let Some(words) = self.line(line) else { continue };
-                for slot in 0..SLOTS_PER_LINE {
-                    // Acquire, with the Release of the tag in `publish`: whoever sees a new tag sees its slot locked or later.
-                    let tag = words[2 * slot].load(Ordering::Acquire);
-                    if key.matches(tag) {
-                        // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
-                        let word = words[2 * slot + 1].load(Ordering::Acquire);
-                        if word == LOCKED {
-                            backoff.wait();
-                            continue 'again;
-                        }
-                        if words[2 * slot].load(Ordering::Relaxed) != tag {
-                            continue 'again;
-                        }
-                        return Some(Seen { place: self.place(line, slot), tag, word });
-                    }
-                }
+        loop {
+            match self.look_for(key) {
+                Found::Slot(seen) => return Some(seen),
+                Found::Nothing => return None,
+                Found::Changing => backoff.wait(),
             }
-            return None;
         }
+    }
+
+    /// Finds the key's slot, if it has one and nobody is changing it.
+    #[inline(always)]
+    pub(super) fn find_quietly(&self, key: Fingerprint) -> Option<Seen> {
+        match self.look_for(key) {
+            Found::Slot(seen) => Some(seen),
+            Found::Nothing | Found::Changing => None,
+        }
+    }
+
+    #[inline(always)]
+    fn look_for(&self, key: Fingerprint) -> Found {
+        let first = self.first_line(key);
+        match self.look_in(first, key) {
+            Found::Nothing => self.look_in(self.second_line(key, first), key),
+            found => found,
+        }
+    }
+
+    #[inline(always)]
+    fn look_in(&self, line: usize, key: Fingerprint) -> Found {
+        let Some(words) = self.line(line) else { return Found::Nothing };
+        for slot in 0..SLOTS_PER_LINE {
+            // Acquire, with the Release of the tag in `publish`: whoever sees a new tag sees its slot locked or later.
+            let tag = words[2 * slot].load(Ordering::Acquire);
+            if key.matches(tag) {
+                // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
+                let word = words[2 * slot + 1].load(Ordering::Acquire);
+                if word == LOCKED || words[2 * slot].load(Ordering::Relaxed) != tag {
+                    return Found::Changing;
+                }
+                return Found::Slot(Seen { place: self.place(line, slot), tag, word });
+            }
+        }
+        Found::Nothing
     }
 
     /// Replaces the state that was seen, if it is still there.
@@ -225,7 +257,7 @@ impl Words {
         self.exchange(seen, LOCKED)
     }
 
-    #[inline]
+    #[inline(always)]
     fn exchange(&self, seen: Seen, word: u64) -> bool {
         let Some(state) = self.words.get(seen.place.0 + 1) else { return false };
         // AcqRel: the winner's reads of the slot are not older than the state it replaced, and what it did before is seen
@@ -287,12 +319,25 @@ impl Words {
     }
 
     /// The two lines of a key, different from each other.
-    #[inline]
     fn lines_of(&self, key: Fingerprint) -> [usize; 2] {
-        let scale = |hash: u64| ((u128::from(hash) * self.lines as u128) >> 64) as usize; // below lines
-        let first = scale(key.0);
-        let second = scale((key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)); // an odd number: it mixes, one to one
-        [first, if second == first { (first + 1) % self.lines } else { second }]
+        let first = self.first_line(key);
+        [first, self.second_line(key, first)]
+    }
+
+    #[inline]
+    fn first_line(&self, key: Fingerprint) -> usize {
+        self.scale(key.0)
+    }
+
+    #[inline]
+    fn second_line(&self, key: Fingerprint, first: usize) -> usize {
+        let second = self.scale((key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)); // odd: it mixes, one to one
+        if second == first { (first + 1) % self.lines } else { second }
+    }
+
+    #[inline]
+    fn scale(&self, hash: u64) -> usize {
+        ((u128::from(hash) * self.lines as u128) >> 64) as usize // below lines
     }
 }
 

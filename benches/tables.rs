@@ -1,0 +1,122 @@
+//! Two ways to keep one-word states, on one thread and on two: the table that the crate has, and the one it might have had.
+//!
+//! `cargo bench --bench tables`
+//!
+//! The contenders do the same work on the same key: hash, find, one decision of a token bucket in whole microseconds, write.
+//! The clock is a number, so that only the tables differ. The crate's own table comes with all that the public path does
+//! besides (versions of policies, receipts, exact fractions, every figure of the decision), which the other is spared.
+
+mod support;
+
+use std::hash::BuildHasher;
+use std::hint::black_box;
+use std::sync::Mutex;
+
+use hashbrown::HashTable;
+use support::{Contender, Numbers, is_wanted, print_case, race};
+use tower_ratelimit::{Key, ManualClock, MemoryLimiter, Policy, Quota};
+
+const SHARDS: usize = 64;
+const NOW_US: u64 = 1_000_000_000;
+const INTERVAL_US: u64 = 1;
+const CAPACITY_US: u64 = 1_000_000_000_000;
+
+/// Shards of hashbrown under small locks: a fingerprint and an instant for each key; of what has expired up to four are
+/// removed at each insertion, so that it grows by itself and needs no sweep.
+struct Sharded {
+    shards: Vec<Mutex<Shard>>,
+    hash: foldhash::quality::RandomState,
+}
+
+#[derive(Default)]
+struct Shard {
+    table: HashTable<(u64, u64)>,
+    hand: u64,
+}
+
+impl Sharded {
+    fn new() -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hash: foldhash::quality::RandomState::default(),
+        }
+    }
+
+    fn take(&self, key: &Key) -> (bool, u64) {
+        let tag = self.hash.hash_one(key);
+        let shard = &self.shards[tag as usize % SHARDS];
+        let mut shard = shard.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some((_, tail)) = shard.table.find_mut(tag, |(other, _)| *other == tag) {
+            let after = (*tail).max(NOW_US) + INTERVAL_US;
+            if after - NOW_US > CAPACITY_US {
+                return (false, after - NOW_US - CAPACITY_US);
+            }
+            *tail = after;
+            return (true, (CAPACITY_US - (after - NOW_US)) / INTERVAL_US);
+        }
+        for _ in 0..4 {
+            shard.hand = shard.hand.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let hand = shard.hand;
+            if let Ok(entry) = shard.table.find_entry(hand, |(_, tail)| *tail <= NOW_US) {
+                entry.remove();
+            }
+        }
+        shard.table.insert_unique(tag, (tag, NOW_US + INTERVAL_US), |(tag, _)| *tag);
+        (true, CAPACITY_US / INTERVAL_US)
+    }
+}
+
+fn main() {
+    let policy = Policy::from(
+        Quota::token_bucket(1_000_000, std::time::Duration::from_secs(1))
+            .and_then(|quota| quota.burst(1_000_000_000_000))
+            .expect("the quota is possible"),
+    );
+    for (name, count, threads) in [
+        ("hot key", 1, 1),
+        ("10k keys", 10_000, 1),
+        ("1M keys", 1_000_000, 1),
+        ("hot key, two threads", 1, 2),
+        ("10k keys, two threads", 10_000, 2),
+        ("1M keys, two threads", 1_000_000, 2),
+    ] {
+        if !is_wanted(name) {
+            continue;
+        }
+        let keys: Vec<Key> = (0..count).filter_map(|n: u64| Key::of(n)).collect();
+        let sharded = Sharded::new();
+        let limiter = MemoryLimiter::builder()
+            .capacity(keys.len().max(1_000))
+            .clock(ManualClock::new())
+            .build()
+            .expect("the setup is possible");
+        let both = |n: u64, work: &(dyn Fn(&Key) + Sync)| {
+            let walk = |seed: u64| {
+                let mut numbers = Numbers(seed);
+                (0..n).for_each(|_| work(&keys[numbers.below(count) as usize]));
+            };
+            std::thread::scope(|scope| {
+                for thread in 1..threads {
+                    let walk = &walk;
+                    scope.spawn(move || walk(0x9e37_79b9 + thread));
+                }
+                walk(0x9e37_79b9);
+            });
+        };
+        let mut contenders = [
+            Contender::new("64 shards of hashbrown under locks, bare", |n| {
+                both(n, &|key| {
+                    black_box(sharded.take(key));
+                });
+            }),
+            Contender::new("the crate's table of words, whole path", |n| {
+                both(n, &|key| {
+                    let decision = limiter.take_one(&policy, key, 1);
+                    black_box(&decision);
+                });
+            }),
+        ];
+        let times = race(&mut contenders);
+        print_case(name, &contenders, &times);
+    }
+}

@@ -1,0 +1,70 @@
+//! Several charges whose states are all words that are there: the usual case of a request's policies.
+//!
+//! Each state is read and decided; when all pass, each is locked as it was read, and then all are written. Who cannot lock
+//! lets go and takes the way that waits ([`many`](super::many)); so nobody who holds a slot here waits for another. From
+//! the moment the last is locked until the first is written all of them are as they were decided on: then the set takes
+//! effect.
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Answer, Layout, Next, Rules};
+use crate::decision::{ChargeDecision, Decision};
+use crate::limiter::{Charge, Effect};
+
+use super::registry::UNNAMED;
+use super::store::Store;
+use super::words::{Now, Seen, version_of};
+
+/// A state that was read, and the word that is to replace it.
+struct Planned {
+    seen: Seen,
+    word: u64,
+}
+
+impl Store {
+    /// Takes all charges or none, if this is the usual case; else nothing was done.
+    pub(super) fn charge_words(&self, charges: &[Charge<'_>], now: Now) -> Option<Decision> {
+        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut planned: SmallVec<[Planned; 4]> = SmallVec::new();
+        let mut allowed = true;
+        let mut mends = false;
+        for charge in charges {
+            let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
+            let version = self.registry.version(charge.policy);
+            let key = self.fingerprint(charge.policy, charge.key);
+            let seen = self.words.find_quietly(key).filter(|seen| version_of(seen.tag) == version)?;
+            if version == UNNAMED || planned.iter().any(|other| other.seen.place == seen.place) {
+                return None;
+            }
+            let state = layout.unpack(seen.word, now);
+            let Answer { decision, next } = rules.decide(state, now.at, charge.cost, charge.effect == Effect::Force);
+            if charge.effect == Effect::Enforce && !decision.is_allowed() {
+                allowed = false;
+                mends |= next != Next::Keep;
+            }
+            decisions.push(decision);
+            planned.push(Planned {
+                seen,
+                word: match next {
+                    Next::Keep => seen.word,
+                    Next::Set(state) => layout.pack(state, now),
+                    Next::Clear => layout.cleared(now),
+                },
+            });
+        }
+        if !allowed {
+            // It holds at the instant at which a refusing state was read; unless the refusal itself is to be written.
+            decisions.iter_mut().for_each(ChargeDecision::untaken);
+            return (!mends).then(|| Decision::new(false, decisions));
+        }
+        planned.retain(|plan| plan.word != plan.seen.word);
+        for (at, plan) in planned.iter().enumerate() {
+            if !self.words.lock(plan.seen) {
+                planned[..at].iter().for_each(|plan| self.words.put_back(plan.seen));
+                return None;
+            }
+        }
+        planned.iter().for_each(|plan| self.words.publish(plan.seen, plan.seen.tag, plan.word));
+        Some(Decision::new(true, decisions))
+    }
+}

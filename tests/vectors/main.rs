@@ -1,0 +1,123 @@
+//! The sequences of `tests/vectors.json`, replayed: what other rate limiters' own tests assert, each with its repository,
+//! test and commit, must hold here too, or the reason why not stands in the table of [`left_out`].
+//!
+//! [`mapping`] says what another project's parameters and answers are in this crate's words; [`replay`] makes the calls;
+//! [`expectation`] compares. None of them has a default for what it does not know: it fails.
+
+mod expectation;
+mod left_out;
+mod mapping;
+mod properties;
+mod replay;
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+
+use left_out::{LEFT_OUT, LeftOut, Why};
+use properties::PROPERTIES;
+use replay::{Failure, replay};
+
+/// All vectors.
+fn vectors() -> Vec<Value> {
+    let file: Value = serde_json::from_str(include_str!("../vectors.json")).expect("the file is JSON");
+    file["vectors"].as_array().expect("it holds a list of vectors").clone()
+}
+
+/// The vector of this name.
+fn vector(id: &str) -> Value {
+    vectors().into_iter().find(|vector| vector["id"] == id).expect("the vector is in the file")
+}
+
+fn id(vector: &Value) -> &str {
+    vector["id"].as_str().expect("a vector has an id")
+}
+
+fn omission(id: &str) -> Option<&'static LeftOut> {
+    LEFT_OUT.iter().find(|left_out| left_out.id == id)
+}
+
+/// The vectors that are replayed, which is all that are not in a table.
+fn replayed() -> Vec<Value> {
+    let elsewhere = |vector: &Value| omission(id(vector)).is_some() || PROPERTIES.contains(&id(vector));
+    vectors().into_iter().filter(|vector| !elsewhere(vector)).collect()
+}
+
+#[test]
+fn every_answer_that_a_replayed_vector_states_is_given() {
+    let failures: Vec<String> = replayed()
+        .iter()
+        .filter_map(|vector| replay(vector).err().map(|failure| format!("{}: {failure}", id(vector))))
+        .collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
+
+#[test]
+fn every_vector_is_replayed_or_left_out_for_a_reason() {
+    let all = vectors();
+    let known: BTreeSet<&str> = all.iter().map(id).collect();
+    assert_eq!(known.len(), all.len(), "ids are different");
+    let elsewhere: Vec<&str> = LEFT_OUT.iter().map(|left_out| left_out.id).chain(PROPERTIES).collect();
+    for name in &elsewhere {
+        assert!(known.contains(name), "{name} is in a table and not in the file");
+        assert_eq!(elsewhere.iter().filter(|other| *other == name).count(), 1, "{name} is told of twice");
+    }
+    for left_out in LEFT_OUT {
+        assert!(left_out.reason.len() > 20, "{} has no reason", left_out.id);
+    }
+    let of = |use_of: &str, vectors: &[Value]| vectors.iter().filter(|vector| vector["use"] == use_of).count();
+    let played = replayed();
+    let oracles_left_out = LEFT_OUT.iter().filter(|left_out| vector(left_out.id)["use"] == "oracle").count();
+    assert_eq!(of("oracle", &played) + oracles_left_out, of("oracle", &all));
+    // So that a vector cannot move from one side to the other unseen.
+    assert_eq!((of("oracle", &all), of("oracle", &played)), (61, 55));
+    assert_eq!((of("adapter", &all), of("adapter", &played)), (22, 8));
+}
+
+#[test]
+fn what_is_left_out_for_its_answer_has_another_answer_just_there() {
+    for left_out in LEFT_OUT {
+        let outcome = replay(&vector(left_out.id));
+        match (&left_out.why, outcome) {
+            (Why::Differs { step, field }, Err(Failure { step: at, field: Some(found), .. })) => {
+                assert_eq!((at, found.as_str()), (*step, *field), "{}", left_out.id);
+            }
+            (Why::NotHere, Err(Failure { field: None, .. })) => {}
+            (_, outcome) => panic!("{}: {outcome:?}", left_out.id),
+        }
+    }
+}
+
+/// Each expected field of each replayed vector is changed, one at a time, and the replay must then fail at it.
+#[test]
+fn no_stated_answer_is_skipped() {
+    let mut changed = 0;
+    for vector in replayed() {
+        let slack = vector["tolerance_ms"].as_u64().expect("a tolerance is stated");
+        for (step, before) in vector["steps"].as_array().expect("a vector has steps").iter().enumerate() {
+            for (field, value) in before["expect"].as_object().expect("a step expects something, or {}") {
+                let mut other = vector.clone();
+                other["steps"][step]["expect"][field] = another(field, value, slack);
+                match replay(&other) {
+                    Err(Failure { step: at, field: Some(found), .. }) if (at, &found) == (step, field) => changed += 1,
+                    outcome => panic!("{}, step {step}, {field} was not asserted: {outcome:?}", id(&vector)),
+                }
+            }
+        }
+    }
+    assert!(changed > 400, "{changed}");
+}
+
+/// A value of the same field that cannot be right if `value` is, with twice the slack of the vector between them.
+fn another(field: &str, value: &Value, slack: u64) -> Value {
+    match value {
+        Value::Bool(value) => json!(!value),
+        Value::String(_) => json!(1),
+        Value::Array(_) => json!([]),
+        Value::Object(_) => json!({ "limit1": 77 }),
+        Value::Number(status) if field == "http_status" => json!(if *status == 200.into() { 429 } else { 200 }),
+        Value::Number(_) if field.ends_with("_min") => json!(1_000_000_000_000_u64),
+        Value::Number(_) if field.ends_with("_max") => json!(-1),
+        value => json!(value.as_i64().expect("a whole number") + 2 * i64::try_from(slack).expect("a short time") + 1),
+    }
+}
