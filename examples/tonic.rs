@@ -49,7 +49,7 @@ async fn greet(request: tonic::Request<GreetRequest>) -> Result<tonic::Response<
 
 /// What `tonic-build` would have made from a `.proto` file.
 #[derive(Clone)]
-struct Greeter;
+pub(crate) struct Greeter;
 
 impl NamedService for Greeter {
     const NAME: &'static str = "greeter.Greeter";

@@ -89,7 +89,8 @@ macro_rules! cases {
         /// The promises that were not kept, each with the quota it was tried with.
         pub async fn check<S: Subject>(subject: &S) -> Result<(), Failures> {
             let mut failures = Vec::new();
-            for quota in quotas().unwrap_or_default() {
+            let quotas = quotas().map_err(|error| Failures(vec![error.to_string()]))?;
+            for quota in quotas {
                 $(
                     let bench = Bench { subject, limiter: subject.limiter().await, quota };
                     if let Err(failure) = $name(&bench).await {

@@ -1,4 +1,65 @@
-//! Rate limiting for Tower services.
+//! Rate limiting for Tower services: a layer that takes a key from each request, asks a limiter, and lets the request
+//! through or refuses it, over HTTP and gRPC, with the header fields that clients read.
+//!
+//! ```
+//! use axum::Router;
+//! use axum::routing::get;
+//! use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+//! let client = Policy::new("client", Quota::per_minute(100).burst(20)?)?;
+//! let limit = RateLimitLayer::new(MemoryLimiter::new(), everyone, key::global()).and(client, key::peer_ip());
+//!
+//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
+//! // Served with `app.into_make_service_with_connect_info::<SocketAddr>()`: else no request has a peer's address.
+//! # Ok(()) }
+//! ```
+//!
+//! # Concepts
+//!
+//! * A [`Quota`] is how much: a limit per period, an [algorithm], and its options.
+//! * A [`Policy`] is a *named* quota. The name is in header fields, in outcomes, and part of what a limiter stores.
+//! * A [`Key`] is whose allowance is charged. An extractor takes it from the request: one of those in [`key`], or a closure.
+//! * The cost is how many units a request takes, by default 1.
+//! * A [`Limiter`] keeps the states and decides. [`MemoryLimiter`] does so in this process.
+//! * A [`Decision`] is the limiter's answer, an [`Outcome`] is what the middleware did with the request.
+//!
+//! `remaining` is rounded down and every wait is rounded up. All charges of a request are taken, or none is.
+//!
+//! # Organised as follows
+//!
+//! * [`RateLimitLayer`] is where to begin; [`middleware`] says where in a stack it belongs, and what to know when deploying.
+//! * [`Quota`] and [`algorithm`]: how to write a limit, and which algorithm to choose.
+//! * [`key`]: ready-made extractors, trusted proxies, prefixes of addresses.
+//! * [`Headers`] and [`Refusals`]: what clients are told.
+//! * [`limiter`]: the [`Limiter`] trait with its contract, and [`limiter::memory`].
+//! * [`Outcome`] and [`Observer`]: what happened, for handlers, logs and metrics.
+//! * [`Clock`]: where a limiter's time comes from, [`ManualClock`] for tests.
+//!
+//! # What it does not do
+//!
+//! * It keeps states in one process's memory. With *n* processes a client has up to *n* quotas.
+//! * It does not wait: a request passes at once or is refused at once.
+//! * Layers in several places of a stack decide by themselves; what one has taken stays taken if another refuses.
+//! * It is no load shedder and no concurrency limiter; `tower` has those.
+//!
+//! # Crate features
+//!
+//! None is on by default, and none changes what the crate does without it.
+//!
+//! * **`axum`**: [`key::peer_ip`] and its kin find the `ConnectInfo<SocketAddr>` that axum puts into requests. It depends on
+//!   axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
+//! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
+//!   transport. gRPC requests are told by their content type and refused as such without it.
+//! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
+//!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
+//!   millisecond or more.
+//! * **`conformance`**: the suite that a limiter of one's own has to pass. It depends on nothing, and may grow stricter in
+//!   any release.
+//!
+//! # Rust version
+//!
+//! 1.85 or later.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
@@ -31,3 +92,8 @@ pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};
 pub use time::Timestamp;
+
+/// The examples of the README are run as those of the documentation are.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

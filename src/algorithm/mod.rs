@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | a rate with room for bursts, the usual API limit | [token bucket](crate::Quota::token_bucket) (the default) | one instant |
 //! | strict spacing between requests | [GCRA](crate::Quota::gcra) with burst 1 | one instant |
-//! | tokens that come all at once, at each tick | [step bucket](crate::Quota::step_bucket) | one instant |
+//! | tokens that come all at once, at each tick | [step bucket](crate::Quota::step_bucket) | one tick and one count |
 //! | a level that rises with use and leaks away | [leaky bucket](crate::Quota::leaky_bucket) | one instant |
 //! | requests spaced out instead of refused | [leaky queue](crate::Quota::leaky_queue) | one instant |
 //! | a budget of the calendar: per day, per month | [fixed window](crate::Quota::fixed_window) | end and count |

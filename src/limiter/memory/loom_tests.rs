@@ -1,6 +1,6 @@
 //! Models of every lock-free step of the table: two or three threads, one promise each.
 //!
-//! `RUSTFLAGS="--cfg ratelimit_loom" cargo test --release --lib loom`
+//! `RUSTFLAGS="--cfg ratelimit_loom" CARGO_TARGET_DIR=target/loom cargo test --lib loom`
 
 use loom::sync::Arc;
 use loom::thread;

@@ -1,0 +1,112 @@
+#!/usr/bin/env bash
+# Everything that is checked, in one command: bash tests/all.sh
+# On Debian as root it installs what is missing; anywhere else it says what to install, and fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+started=$SECONDS
+name=
+step() {
+    finished
+    name=$1
+    step_started=$SECONDS
+    printf '\n==> %s\n' "$name"
+}
+finished() {
+    if [ -n "$name" ]; then
+        printf -- '--- %s: %d s\n' "$name" $((SECONDS - step_started))
+    fi
+}
+run() {
+    printf '$ %s\n' "$*"
+    "$@"
+}
+
+# need WHAT CHECK PACKAGE…: makes sure that CHECK succeeds, if need be by installing Debian packages.
+need() {
+    local what=$1 check=$2
+    shift 2
+    if bash -c "$check" >/dev/null 2>&1; then
+        return
+    fi
+    if [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null; then
+        run apt-get update
+        run env DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "$@"
+    fi
+    if ! bash -c "$check" >/dev/null 2>&1; then
+        printf '%s is missing. Install it, on Debian with: apt-get install %s\n' "$what" "$*" >&2
+        exit 1
+    fi
+}
+
+step 'tools'
+need 'a C linker' 'command -v cc' gcc libc6-dev
+need 'Python with venv' 'python3 -c "import venv, ensurepip"' python3 python3-venv
+# Debian 13 has Rust 1.85 under these names, Debian 12 under others. Elsewhere: https://rustup.rs
+rust=(ca-certificates cargo rustc rustfmt rust-clippy)
+if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
+    rust=(ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy)
+fi
+need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
+minor=$(rustc --version | cut -d. -f2)
+if [ "$minor" -lt 85 ]; then
+    printf '%s is too old: Rust 1.85 or later is needed, see https://rustup.rs\n' "$(rustc --version)" >&2
+    exit 1
+fi
+run cargo --version
+run python3 --version
+
+step 'format'
+run cargo fmt --check
+
+# incompatible_msrv: what the standard library gained after the declared rust-version is not used.
+lints=(-D warnings -D clippy::incompatible_msrv)
+if [ "$minor" -eq 85 ]; then
+    # That version's lint wants parentheses around shifts as well; later ones have that in a lint of its own.
+    lints+=(-A clippy::precedence)
+fi
+step 'clippy: the library with the default features, with each feature alone'
+run cargo clippy --locked --lib -- "${lints[@]}"
+for feature in axum tonic fast-clock conformance; do
+    run cargo clippy --locked --lib --features "$feature" -- "${lints[@]}"
+done
+step 'clippy: everything, all features'
+run cargo clippy --locked --all-targets --all-features -- "${lints[@]}"
+
+# That the dependencies build with it is a test, tests/msrv.rs.
+step 'the declared Rust version, 1.85'
+if [ "$minor" -eq 85 ]; then
+    printf 'It is the one in use.\n'
+elif cargo +1.85 --version >/dev/null 2>&1; then
+    run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --all-features
+else
+    printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/msrv.rs stand for it.\n'
+fi
+
+step 'documentation'
+run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --all-features
+
+step 'tests, examples and documentation examples, all features'
+run cargo test --locked --all-features
+
+step 'benchmarks, once through'
+for bench in benches/*.rs; do
+    run cargo test --locked --all-features --bench "$(basename "$bench" .rs)" -- --smoke
+done
+
+step 'loom: every interleaving of the lock-free steps'
+run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --lib loom
+
+step 'package'
+listed=$(cargo package --locked --allow-dirty --list)
+for file in Cargo.toml README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT src/lib.rs tests/all.sh examples/quickstart.rs; do
+    if ! grep -qx "$file" <<<"$listed"; then
+        printf 'the package lacks %s\n' "$file" >&2
+        exit 1
+    fi
+done
+# Builds the library from the package alone.
+run cargo package --locked --allow-dirty
+
+finished
+printf '\nEverything passed, in %d s.\n' $((SECONDS - started))

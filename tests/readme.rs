@@ -1,0 +1,43 @@
+//! The table of header fields in the README says what is sent.
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::get;
+use http::Request;
+use tower::ServiceExt;
+use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, ResetEncoding, key};
+
+const README: &str = include_str!("../README.md");
+
+/// The fields of the first of 100 requests per minute, as `name: value`.
+async fn fields(headers: Headers) -> Vec<String> {
+    let names = headers.names();
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::global()).headers(headers);
+    let router = Router::new().route("/", get(|| async {})).layer(limit);
+    let response = router.oneshot(Request::new(Body::empty())).await.expect("a router does not fail");
+    let told = names.iter().filter_map(|name| Some((name, response.headers().get(name)?)));
+    told.map(|(name, value)| format!("{name}: {}", value.to_str().expect("fields are text"))).collect()
+}
+
+/// What the table's row of this format promises, with the names in lower case as they are on the wire.
+fn promised(format: &str) -> Vec<String> {
+    let start = format!("| `Headers::{format}");
+    let row = README.lines().find(|line| line.starts_with(&start)).expect("each format has a row");
+    let cell = row.rsplit(" | ").next().expect("a row has cells");
+    let told = cell.split('`').filter_map(|text| text.split_once(": "));
+    told.map(|(name, value)| format!("{}: {value}", name.to_lowercase())).collect()
+}
+
+#[tokio::test]
+async fn each_format_sends_what_the_table_says() {
+    assert_eq!(promised("draft_11"), fields(Headers::draft_11()).await);
+    assert_eq!(promised("draft_07"), fields(Headers::draft_07()).await);
+    assert_eq!(promised("draft_06"), fields(Headers::draft_06()).await);
+    let older = fields(Headers::x_rate_limit(ResetEncoding::DeltaSeconds)).await;
+    assert_eq!(promised("x_rate_limit"), older.get(..2).unwrap_or_default());
+    assert_eq!(older.len(), 3);
+    let github = fields(Headers::github()).await;
+    assert_eq!(github.len(), 4);
+    assert!(README.contains(" `x-ratelimit-limit`, `-remaining`, `-used`, and `-reset` in seconds since the epoch"));
+    assert_eq!(fields(Headers::none()).await, Vec::<String>::new());
+}
