@@ -67,10 +67,17 @@ impl TwoCounters {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        if let Some(answer) = self.admit_plainly(state, now, cost) {
-            return answer;
+        match self.admit_plainly(state, now, cost) {
+            Some(answer) => answer,
+            None => self.decide_by_trail(state, now, cost, force),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn decide_by_trail(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let counters = self.read(state);
         let answer = self.trail.decide(&counters, now, cost, force);
         let next = answer.edit.map_or(Next::Keep, |edit| self.write(&counters, edit));
@@ -79,7 +86,7 @@ impl TwoCounters {
 
     /// The usual case, and what the trail would answer: something is left after a cost that is admitted, and the clock did
     /// not step back.
-    #[inline]
+    #[inline(always)]
     fn admit_plainly(&self, state: Option<Pair>, now: u64, cost: u64) -> Option<Answer> {
         let period_us = self.grain.get();
         let start = self.grain.round_down(now);
