@@ -126,7 +126,7 @@ impl Store {
                 decisions[at].untaken();
             }
         }
-        Decision::new(allowed, decisions)
+        Decision::of(allowed, decisions)
     }
 
     /// Answers without taking.
@@ -142,7 +142,7 @@ impl Store {
         let counts = charges.iter().zip(&decisions).any(|(charge, decision)| {
             !decision.is_allowed() && charge.policy.quota().counts_denied() && charge.effect == Effect::Enforce
         });
-        (Decision::new(allowed, decisions), (allowed && takes) || counts)
+        (Decision::of(allowed, decisions), (allowed && takes) || counts)
     }
 
     fn key_of(&self, charge: &Charge<'_>) -> Fingerprint {
