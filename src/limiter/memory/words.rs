@@ -299,10 +299,17 @@ impl Words {
         (0..SLOTS_PER_LINE).filter_map(|slot| self.read(self.place(line, slot))).collect()
     }
 
-    /// Every slot that is in use, as it is when the walk comes by.
+    /// Every slot, as it is when the walk comes by; one that is changing is waited for.
     pub(super) fn iter(&self) -> impl Iterator<Item = Seen> {
-        (0..self.lines)
-            .flat_map(move |line| (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot))))
+        (0..self.lines).flat_map(move |line| (0..SLOTS_PER_LINE).map(move |slot| self.place(line, slot))).map(|place| {
+            let mut backoff = Backoff::default();
+            loop {
+                match self.read(place) {
+                    Some(seen) => return seen,
+                    None => backoff.wait(),
+                }
+            }
+        })
     }
 
     fn read(&self, place: Place) -> Option<Seen> {
