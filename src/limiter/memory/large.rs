@@ -323,11 +323,12 @@ impl Shard {
             Rules::Trail(rules) => {
                 let mut trail = Trail::default();
                 let mut last = None;
-                for (start, units) in entries.iter().copied() {
+                for (start, held) in entries.iter().copied() {
                     let counts =
                         start.saturating_add(rules.life_us()) > now && start <= now.saturating_add(rules.life_us());
-                    let units = units.min(rules.most().saturating_sub(trail.total));
-                    if counts && units > 0 && start % rules.grain_us() == 0 && last < Some(start) {
+                    let units = held.min(rules.most().saturating_sub(trail.total));
+                    // One whose units were all given back is kept too: it says when the state expires.
+                    if counts && (units > 0 || held == 0) && start % rules.grain_us() == 0 && last < Some(start) {
                         last = Some(start);
                         self.pool.apply(&mut trail, &Edit { add: Some((start, units)), ..Edit::default() });
                     }

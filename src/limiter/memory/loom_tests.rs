@@ -7,6 +7,7 @@ use loom::thread;
 
 use super::words::{Fingerprint, Now, Seen, Words, version_of};
 use crate::algorithm::{Pair, WordLayout};
+use crate::sync::{Mutex, lock};
 
 const LAYOUT: WordLayout = WordLayout::MICROSECONDS;
 const BASE: u64 = 1_000_000;
@@ -161,5 +162,120 @@ fn two_threads_never_get_the_same_free_slot() {
         let theirs = thread.join().expect("the thread ends");
         assert_eq!(read(&words, key(2)), mine.then_some((1, Some(2))));
         assert_eq!(read(&words, key(1)), theirs.then_some((1, Some(1))));
+    });
+}
+
+/// What a charge does: finds, and replaces; or makes the slot under the stripe, unless another was quicker.
+fn charge(words: &Words, stripe: &Mutex<()>, key: Fingerprint) {
+    loop {
+        if let Some(seen) = words.find(key) {
+            let n = number(seen.word).unwrap_or(0);
+            if words.replace(seen, live(n + 1)) {
+                return;
+            }
+            continue;
+        }
+        let _held = lock(stripe);
+        if words.find(key).is_none() {
+            assert!(put(words, key, 1, 1));
+            return;
+        }
+    }
+}
+
+fn slots_of(words: &Words, key: Fingerprint) -> usize {
+    words.iter().filter(|seen| seen.tag == key.tag(1)).count()
+}
+
+#[test]
+fn a_new_key_that_two_threads_bring_gets_one_slot_and_both_charges() {
+    loom::model(|| {
+        let shared = Arc::new((Words::new(1), Mutex::new(())));
+        let other = shared.clone();
+        let thread = thread::spawn(move || charge(&other.0, &other.1, key(1)));
+        charge(&shared.0, &shared.1, key(1));
+        thread.join().expect("the thread ends");
+        assert_eq!(read(&shared.0, key(1)), Some((1, Some(2))));
+        assert_eq!(slots_of(&shared.0, key(1)), 1);
+    });
+}
+
+#[test]
+fn an_expired_slot_goes_to_a_newcomer_or_to_its_key_that_comes_back_and_no_charge_is_lost() {
+    loom::model(|| {
+        let shared = Arc::new((Words::new(1), Mutex::new(())));
+        assert!(put(&shared.0, key(1), 1, 0));
+        let seen = shared.0.find(key(1)).expect("it was put there");
+        assert!(shared.0.replace(seen, LAYOUT.cleared(now())));
+        let other = shared.clone();
+        // A newcomer claims just that slot if it can.
+        let thread = thread::spawn(move || {
+            let Some(seen) = other.0.find(key(1)) else { return false };
+            let claimed = number(seen.word).is_none() && other.0.lock(seen);
+            if claimed {
+                other.0.publish(seen, key(2).tag(1), live(7));
+            }
+            claimed
+        });
+        charge(&shared.0, &shared.1, key(1));
+        let claimed = thread.join().expect("the thread ends");
+        assert_eq!(read(&shared.0, key(1)), Some((1, Some(1))), "the charge is counted");
+        assert_eq!(read(&shared.0, key(2)), claimed.then_some((1, Some(7))));
+        assert_eq!((slots_of(&shared.0, key(1)), slots_of(&shared.0, key(2))), (1, usize::from(claimed)));
+    });
+}
+
+#[test]
+fn a_set_that_holds_two_slots_is_seen_whole_by_single_charges() {
+    loom::model(|| {
+        let words = Arc::new(Words::new(1));
+        assert!(put(&words, key(1), 1, 0) && put(&words, key(2), 1, 0));
+        let other = words.clone();
+        // A set of both, of at most one unit each: taken if both are as they were.
+        let set = thread::spawn(move || {
+            let (Some(one), Some(two)) = (other.find(key(1)), other.find(key(2))) else { return false };
+            if number(one.word) != Some(0) || number(two.word) != Some(0) || !other.lock(one) {
+                return false;
+            }
+            if !other.lock(two) {
+                other.put_back(one);
+                return false;
+            }
+            other.publish(one, one.tag, live(1));
+            other.publish(two, two.tag, live(1));
+            true
+        });
+        // A single charge of the second key.
+        let single = loop {
+            let Some(seen) = words.find(key(2)) else { continue };
+            if number(seen.word) == Some(1) {
+                break false;
+            }
+            if words.replace(seen, live(1)) {
+                break true;
+            }
+        };
+        let set = set.join().expect("the thread ends");
+        assert!(set != single, "one unit, one of them got it");
+        assert_eq!(read(&words, key(1)), Some((1, Some(u64::from(set)))), "all or nothing");
+        assert_eq!(read(&words, key(2)), Some((1, Some(1))));
+    });
+}
+
+#[test]
+fn a_snapshot_that_meets_a_held_slot_waits_for_it() {
+    loom::model(|| {
+        let words = Arc::new(Words::new(1));
+        assert!(put(&words, key(1), 1, 3));
+        let other = words.clone();
+        let thread = thread::spawn(move || {
+            let Some(seen) = other.find(key(1)) else { return };
+            if other.lock(seen) {
+                other.publish(seen, seen.tag, live(4));
+            }
+        });
+        let met: Vec<_> = words.iter().filter(|seen| seen.tag == key(1).tag(1)).map(|seen| number(seen.word)).collect();
+        assert!(met == [Some(3)] || met == [Some(4)], "{met:?}");
+        thread.join().expect("the thread ends");
     });
 }

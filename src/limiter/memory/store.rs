@@ -1,6 +1,9 @@
 //! One charge against the tables.
 //!
-//! Order of locks: stripes, then shards, then slots of the table of words. Who holds a slot waits for nobody.
+//! Order of locks: stripes, then shards, then slots of the table of words. Who holds a slot waits for nobody, except that a
+//! set which holds slots of its own keys waits for another of its keys: that is held only by who claims or rewrites it,
+//! and waits for nobody, since the keys of other sets that wait are under other stripes. The lock of the versions is taken
+//! last, and nothing is locked under it. No lock is held while an observer is told.
 
 use std::sync::{Arc, OnceLock};
 
