@@ -97,6 +97,13 @@ pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
     text.to_value()
 }
 
+/// A number below 100 in two digits.
+#[inline]
+pub(super) fn two_digits(n: u64) -> [u8; 2] {
+    // Both are digits: below 10.
+    [b'0' + (n / 10 % 10) as u8, b'0' + (n % 10) as u8]
+}
+
 const SMALL_COUNT: usize = 1_000;
 
 /// `000` to `999`.
