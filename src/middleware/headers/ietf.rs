@@ -7,7 +7,7 @@ use http::HeaderValue;
 
 use crate::quota::{Quota, UNITS_MAX};
 
-use super::text::{Text, two_digits};
+use super::text::{Text, three_digits};
 use super::wait::seconds_ceil;
 
 const SECOND_US: u64 = 1_000_000;
@@ -124,12 +124,16 @@ impl ItemEnd {
     #[inline]
     fn put_integer(&mut self, n: u64) {
         let mut rest = n.min(UNITS_MAX);
-        while rest >= 100 {
-            self.put(&two_digits(rest % 100));
-            rest /= 100;
+        while rest >= 1_000 {
+            self.put(&three_digits(rest % 1_000));
+            rest /= 1_000;
         }
-        let pair = two_digits(rest);
-        if rest >= 10 { self.put(&pair) } else { self.put(&[pair[1]]) }
+        let [hundreds, tens, ones] = three_digits(rest);
+        match rest {
+            0..10 => self.put(&[ones]),
+            10..100 => self.put(&[tens, ones]),
+            _ => self.put(&[hundreds, tens, ones]),
+        }
     }
 
     #[inline]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::{Entry, OccupiedEntry};
+use http::header::Entry;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::decision::ChargeDecision;
@@ -69,6 +69,8 @@ struct PreparedPolicy {
 /// What is the same for all fields of one response.
 struct Response<'a> {
     views: &'a [View<'a>],
+    /// It had no fields before these, which differ by name: none has to be looked for.
+    fresh: bool,
     seed: u64,
     wall_now: &'a dyn Fn() -> Timestamp,
 }
@@ -98,13 +100,14 @@ impl Prepared {
         seed: u64,
         wall_now: &dyn Fn() -> Timestamp,
     ) {
+        let fresh = headers.is_empty();
         if refused && self.retry_after {
             self.write_retry_after(headers, views, seed, wall_now);
         }
         if views.is_empty() || status.is_redirection() {
             return;
         }
-        let response = Response { views, seed, wall_now };
+        let response = Response { views, fresh, seed, wall_now };
         for format in &self.formats {
             if format.when.holds(views, refused) {
                 for list in &format.lists {
@@ -145,18 +148,15 @@ impl Prepared {
 
     #[inline]
     fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        match headers.try_entry(&list.name) {
-            Ok(Entry::Vacant(vacant)) => {
-                if let Some(value) = self.list_value(list, response) {
-                    let _ = vacant.try_insert(value);
-                }
-            }
-            Ok(Entry::Occupied(known)) => self.merge_list(known, list, response),
-            Err(_) => {} // a map with no room for one more name
+        if !response.fresh && headers.contains_key(&list.name) {
+            self.merge_list(headers, list, response);
+        } else if let Some(value) = self.list_value(list, response) {
+            let _ = headers.try_insert(&list.name, value); // unless the map has no room for one more name
         }
     }
 
-    fn merge_list(&self, mut known: OccupiedEntry<'_, HeaderValue>, list: &PreparedList, response: &Response<'_>) {
+    fn merge_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
+        let Ok(Entry::Occupied(mut known)) = headers.try_entry(&list.name) else { return };
         let whole = self.whole_list(list, response);
         let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
         let lines = known.iter().map(HeaderValue::as_bytes);

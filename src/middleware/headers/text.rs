@@ -97,11 +97,10 @@ pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
     text.to_value()
 }
 
-/// A number below 100 in two digits.
+/// A number below 1,000 in three digits.
 #[inline]
-pub(super) fn two_digits(n: u64) -> [u8; 2] {
-    // Both are digits: below 10.
-    [b'0' + (n / 10 % 10) as u8, b'0' + (n % 10) as u8]
+pub(super) fn three_digits(n: u64) -> [u8; 3] {
+    usize::try_from(n).ok().and_then(|n| SMALL.get(n)).copied().unwrap_or_default()
 }
 
 const SMALL_COUNT: usize = 1_000;
