@@ -139,7 +139,7 @@ fn algorithms(keys: &[IpAddr]) {
             ("step bucket", Quota::step_bucket(plenty, second)?),
             ("leaky queue", Quota::leaky_queue(10_000, second)?.queue(1_000_000_000)?),
             ("fixed window", Quota::fixed_window(100_000, second)?),
-            ("sliding window, 1 bucket", Quota::sliding_window(50_000, second)?),
+            ("sliding window, 1 bucket", Quota::sliding_window(30_000, second)?),
             ("sliding window, 60 buckets", Quota::sliding_window(plenty, 60 * second)?.buckets(60)?),
             ("sliding log", Quota::sliding_log(100, second)?),
         ])

@@ -32,6 +32,12 @@ impl Decision {
         Self { allowed, charges: charges.into_iter().collect() }
     }
 
+    /// The answer for several charges that are in their place already.
+    #[inline]
+    pub(crate) fn of(allowed: bool, charges: SmallVec<[ChargeDecision; 2]>) -> Self {
+        Self { allowed, charges }
+    }
+
     /// Whether the charges were taken: all of them, or none.
     #[must_use]
     pub fn is_allowed(&self) -> bool {

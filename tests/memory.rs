@@ -7,6 +7,7 @@ use std::time::Duration;
 use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
     Anchor, Charge, Effect, Key, LimiterEvent, ManualClock, MemoryLimiter, Observer, Oldest, Policy, Quota, Refund,
+    Timestamp,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -419,5 +420,99 @@ fn capacities_out_of_range_are_refused_when_the_limiter_is_built() {
     for capacity in [0, usize::MAX] {
         let error = MemoryLimiter::builder().capacity(capacity).build().expect_err("out of range");
         assert!(error.to_string().contains("choose 1 to"));
+    }
+}
+
+#[test]
+fn a_clock_that_steps_back_costs_a_set_no_more_than_one_full_drain() {
+    for quota in quotas() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_000_000_000_000));
+        let limiter = limiter(100, &clock);
+        let policy = Policy::new("a", quota).expect("a name");
+        let other = Policy::new("b", Quota::per_hour(100)).expect("a name");
+        let (one, two) = (key(1), key(2));
+        assert!(limiter.take_one(&policy, &one, 5).is_allowed());
+        clock.set(Timestamp::from_micros(900_000_000_000));
+        let set = [Charge::new(&policy, &one), Charge::new(&other, &two)];
+        let _ = limiter.take_now(&set);
+        clock.advance(2 * MINUTE);
+        assert!(limiter.take_now(&set).is_allowed(), "{quota}");
+    }
+}
+
+/// Asks the limiter that tells it, and panics.
+#[derive(Clone, Default)]
+struct Rude(Arc<std::sync::OnceLock<(MemoryLimiter, Policy)>>);
+
+impl Observer for Rude {
+    fn on_event(&self, _: &LimiterEvent) {
+        if let Some((limiter, policy)) = self.0.get() {
+            for n in 0..2_000 {
+                let _ = limiter.peek_one(policy, &key(n), 1);
+            }
+            panic!("an observer's own trouble");
+        }
+    }
+}
+
+#[test]
+fn an_observer_may_ask_the_limiter_and_panic_and_nothing_stays_locked() {
+    for quota in quotas() {
+        let observer = Rude::default();
+        let limiter = MemoryLimiter::builder()
+            .capacity(50)
+            .clock(ManualClock::new())
+            .observer(observer.clone())
+            .build()
+            .expect("the setup is possible");
+        let policy = Policy::new("a", quota).expect("a name");
+        let other = Policy::new("b", Quota::per_hour(1_000)).expect("a name");
+        assert!(observer.0.set((limiter.clone(), policy.clone())).is_ok());
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let mut panics = 0;
+        for n in 0..300 {
+            let (one, two) = (key(n), key(n + 1_000_000));
+            let charges = [Charge::new(&policy, &one), Charge::new(&other, &two)];
+            let call =
+                std::panic::AssertUnwindSafe(|| limiter.take_now(if n % 2 == 0 { &charges[..1] } else { &charges }));
+            panics += u32::from(std::panic::catch_unwind(call).is_err());
+        }
+        std::panic::set_hook(hook);
+        assert!(panics > 10, "{quota}: the table was full");
+        for n in 0..300 {
+            assert!(limiter.peek_one(&policy, &key(n), 1).is_allowed(), "{quota}");
+        }
+    }
+}
+
+#[test]
+fn a_changed_quota_without_room_for_its_states_forgets_none() {
+    let large = [
+        Quota::sliding_log(5, MINUTE).expect("possible"),
+        Quota::token_bucket(99_999, SECOND).and_then(|quota| quota.burst(5)).expect("possible"),
+    ];
+    for quota in large {
+        let limiter = MemoryLimiter::builder()
+            .capacity(100)
+            .entries(7)
+            .on_full(OnFull::Deny)
+            .clock(ManualClock::new())
+            .build()
+            .expect("the setup is possible");
+        let filler = Policy::new("filler", quota).expect("a name");
+        for n in 0..2_000 {
+            let _ = limiter.take_one(&filler, &key(n), 1);
+        }
+        let before = Policy::new("a", Quota::fixed_window(5, MINUTE).expect("possible")).expect("a name");
+        let after = Policy::new("a", quota).expect("a name");
+        for n in 0..20 {
+            assert!(limiter.take_one(&before, &key(n), 5).is_allowed());
+        }
+        for n in 0..20 {
+            assert!(!limiter.take_one(&after, &key(n), 1).is_allowed(), "there is no room");
+            assert!(!limiter.take_now(&[Charge::new(&after, &key(n)), Charge::new(&filler, &key(0))]).is_allowed());
+            assert!(!limiter.take_one(&before, &key(n), 1).is_allowed(), "{quota}: key {n} was throttled");
+        }
     }
 }

@@ -21,6 +21,7 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
+use super::divisor::Divisor;
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// Quotas that count per window.
@@ -28,6 +29,8 @@ use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 pub(crate) struct FixedWindow {
     limit: u64,
     period_us: u64,
+    /// For finding the window of an instant.
+    grid: Divisor,
     debt: u64,
     anchor: Anchor,
     count_denied: bool,
@@ -46,6 +49,7 @@ impl FixedWindow {
         Self {
             limit: spec.limit,
             period_us: spec.period_us,
+            grid: Divisor::new(spec.period_us),
             debt: spec.debt,
             anchor: spec.anchor,
             count_denied: spec.count_denied,
@@ -120,7 +124,7 @@ impl FixedWindow {
                 Window { end: state.at, count: state.n, moved: false }
             }
             state => {
-                let past = if self.anchor == Anchor::Epoch { now % self.period_us } else { 0 };
+                let past = if self.anchor == Anchor::Epoch { now - self.grid.round_down(now) } else { 0 };
                 let end = now - past + self.period_us;
                 match state {
                     Some(state) if state.at > now => {

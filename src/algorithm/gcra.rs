@@ -32,6 +32,7 @@ use std::cmp::Ordering;
 use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
+use super::divisor::Divisor;
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// A span of time, or an instant: whole microseconds and a numerator over `l`.
@@ -76,8 +77,8 @@ pub(crate) struct Gcra {
     ceiling: Span,
     burst: u64,
     debt: u64,
-    /// `⌊(2^64 − 1) / p⌋`, if a full bucket is below 2^64 of the interval's parts; else 0.
-    reciprocal: u64,
+    /// For dividing by `p`, if a full bucket is below 2^63 of the interval's parts.
+    quick: Option<Divisor>,
     /// What passes at once in a queue; nothing if this is no queue.
     queue: Option<Span>,
 }
@@ -113,7 +114,7 @@ impl Gcra {
             ceiling: span(spec.burst + spec.debt),
             burst: spec.burst,
             debt: spec.debt,
-            reciprocal: if narrow { u64::MAX / p } else { 0 },
+            quick: narrow.then(|| Divisor::new(p)),
             queue: (spec.algorithm == Algorithm::LeakyQueue).then(|| span(spec.delay_after)),
         }
     }
@@ -278,11 +279,10 @@ impl Gcra {
     /// How many whole units fit into a span of at most the capacity.
     #[inline]
     fn units_floor(&self, span: Span) -> u64 {
-        if self.reciprocal == 0 {
-            return self.whole_units(span);
+        match self.quick {
+            Some(quick) => quick.floor(span.us * self.l + span.num), // below 2^63, see `new`
+            None => (self.parts(span) / u128::from(self.p)) as u64,  // at most burst
         }
-        let parts = span.us * self.l + span.num; // below 2^63, see `new`
-        div_floor(parts, self.p, self.reciprocal)
     }
 
     /// As [`Self::units_floor`], for a span of at most the ceiling.
@@ -293,13 +293,6 @@ impl Gcra {
     fn units_ceil(&self, span: Span) -> u64 {
         self.parts(span).div_ceil(u128::from(self.p)) as u64 // at most burst
     }
-}
-
-/// `⌊n / d⌋` by the reciprocal `⌊(2^64 − 1) / d⌋`, for `n` below 2^63: the estimate is at most one too small.
-#[inline]
-fn div_floor(n: u64, d: u64, reciprocal: u64) -> u64 {
-    let estimate = ((u128::from(n) * u128::from(reciprocal)) >> 64) as u64; // below 2^64
-    estimate + u64::from(n - estimate * d >= d)
 }
 
 fn span_of(units: u64, l: u64, p: u64) -> Span {
@@ -316,22 +309,4 @@ fn span_of(units: u64, l: u64, p: u64) -> Span {
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::div_floor;
-
-    #[test]
-    fn division_by_the_reciprocal_is_exact() {
-        let mut x = 0x9e37_79b9_7f4a_7c15_u64;
-        for _ in 0..200_000 {
-            x = x.wrapping_mul(0xd129_0f59_6c1d_4b4d).wrapping_add(0x1b87_3593);
-            let d = (x >> (x % 60)).max(1);
-            let n = x.rotate_left(29) >> 1;
-            for n in [n, n / d * d, (n / d * d).saturating_sub(1), 0, (1 << 63) - 1] {
-                assert_eq!(div_floor(n, d, u64::MAX / d), n / d, "{n} / {d}");
-            }
-        }
-    }
 }

@@ -33,6 +33,7 @@
 //!    of steps that is crossed again ticks again, and a window that a refund emptied is forgotten), and costs a key at most
 //!    one full drain or one period more.
 
+pub(crate) mod divisor;
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
 #[cfg(test)]
@@ -46,6 +47,7 @@ pub(crate) mod trail;
 use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
+use divisor::Divisor;
 use fixed_window::FixedWindow;
 use gcra::Gcra;
 use sliding_window::TwoCounters;
@@ -132,7 +134,7 @@ pub(crate) enum Layout {
 pub(crate) struct WordLayout {
     pub(crate) shift: u32,
     /// The grid's width; 1 if the instant is any microsecond.
-    pub(crate) grid_us: u64,
+    pub(crate) grid: Divisor,
 }
 
 /// Bits of a word's number when its instant is in microseconds.
@@ -147,7 +149,7 @@ impl Layout {
         let grid_us = grid_us.unwrap_or(1);
         let shift = grid_us.ilog2().min(40);
         if number_bits <= NUMBER_BITS + shift && ahead_us <= WORD_AHEAD_US {
-            Self::Word(WordLayout { shift, grid_us })
+            Self::Word(WordLayout { shift, grid: Divisor::new(grid_us) })
         } else {
             Self::Pair
         }

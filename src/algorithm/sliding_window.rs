@@ -26,8 +26,10 @@
 
 use smallvec::SmallVec;
 
-use crate::quota::Spec;
+use crate::decision::ChargeDecision;
+use crate::quota::{Oldest, Spec};
 
+use super::divisor::Divisor;
 use super::trail::{Edit, Entries, Trail};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
@@ -37,6 +39,10 @@ pub(crate) struct TwoCounters {
     trail: Trail,
     /// Bits of one counter.
     width: u32,
+    limit: u64,
+    /// The sub-window, which is the period.
+    grain: Divisor,
+    oldest: Oldest,
 }
 
 /// Whether a sliding window's counters fit a pair.
@@ -46,7 +52,13 @@ pub(crate) fn fits_pair(spec: &Spec) -> bool {
 
 impl TwoCounters {
     pub(crate) fn new(spec: &Spec) -> Self {
-        Self { trail: Trail::new(spec), width: bits(spec.limit + spec.debt) }
+        Self {
+            trail: Trail::new(spec),
+            width: bits(spec.limit + spec.debt),
+            limit: spec.limit,
+            grain: Divisor::new(spec.period_us),
+            oldest: spec.oldest,
+        }
     }
 
     pub(crate) fn layout(&self) -> Layout {
@@ -55,11 +67,58 @@ impl TwoCounters {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        match self.admit_plainly(state, now, cost) {
+            Some(answer) => answer,
+            None => self.decide_by_trail(state, now, cost, force),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn decide_by_trail(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let counters = self.read(state);
         let answer = self.trail.decide(&counters, now, cost, force);
         let next = answer.edit.map_or(Next::Keep, |edit| self.write(&counters, edit));
         Answer { decision: answer.decision, next }
+    }
+
+    /// The usual case, and what the trail would answer: something is left after a cost that is admitted, and the clock did
+    /// not step back.
+    #[inline(always)]
+    fn admit_plainly(&self, state: Option<Pair>, now: u64, cost: u64) -> Option<Answer> {
+        let period_us = self.grain.get();
+        let start = self.grain.round_down(now);
+        let passed = now - start;
+        let mask = (1 << self.width) - 1;
+        let (before, current) = match state {
+            Some(state) if state.at == start + 2 * period_us => (state.n >> self.width, state.n & mask),
+            Some(state) if state.at == start + period_us => (state.n & mask, 0),
+            Some(state) if state.at > start + 2 * period_us => return None,
+            _ => (0, 0),
+        };
+        let (kept, counted) = match self.oldest {
+            Oldest::Dropped => (0, 0),
+            Oldest::Counted => (before, before),
+            Oldest::Weighted => {
+                (before, self.grain.floor(before.checked_mul(period_us - passed).filter(|n| n >> 63 == 0)?))
+            }
+        };
+        let used = counted + current + cost.min(self.limit.saturating_add(1));
+        if used >= self.limit || cost == 0 {
+            return None;
+        }
+        let current = current + cost;
+        let reset_us = match self.oldest {
+            Oldest::Dropped => period_us - passed,
+            Oldest::Counted => 2 * period_us - passed,
+            Oldest::Weighted => 2 * period_us - passed - period_us.div_ceil(current) + 1,
+        };
+        let decision = ChargeDecision::found(self.limit, self.limit - used, reset_us, period_us - passed, Some(0))
+            .receipted(cost, start, 0);
+        let next = Next::Set(Pair { at: start + 2 * period_us, n: kept << self.width | current });
+        Some(Answer { decision, next })
     }
 
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {

@@ -166,9 +166,9 @@ impl State {
         let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
         assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
         assert!(pair.at.saturating_sub(now) <= WORD_AHEAD_US, "{pair:?} at {now} of {quota:?}");
-        assert_eq!(pair.at % word.grid_us, 0, "{pair:?} of {quota:?}");
+        assert_eq!(pair.at % word.grid.get(), 0, "{pair:?} of {quota:?}");
         let rounded = pair.at.div_ceil(1 << word.shift) << word.shift;
-        assert_eq!(rounded / word.grid_us * word.grid_us, pair.at, "{pair:?} of {quota:?}");
+        assert_eq!(rounded / word.grid.get() * word.grid.get(), pair.at, "{pair:?} of {quota:?}");
     }
 
     pub(super) fn words(&self) -> (Option<Pair>, Vec<(u64, u64)>) {

@@ -8,7 +8,7 @@ use loom::thread;
 use super::words::{Fingerprint, Now, Seen, Words, version_of};
 use crate::algorithm::{Pair, WordLayout};
 
-const LAYOUT: WordLayout = WordLayout { shift: 0, grid_us: 1 };
+const LAYOUT: WordLayout = WordLayout::MICROSECONDS;
 const BASE: u64 = 1_000_000;
 
 fn now() -> Now {

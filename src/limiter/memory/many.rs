@@ -8,7 +8,7 @@ use crate::limiter::{Charge, Effect};
 
 use super::large::{Change, Index, Shard};
 use super::registry::UNNAMED;
-use super::store::{Adopted, Store, WordCharge};
+use super::store::{Adopted, News, NoRoom, Store, WordCharge};
 use super::words::{Fingerprint, Now, Seen, version_of};
 use crate::sync::MutexGuard;
 
@@ -26,7 +26,8 @@ enum Held<'a> {
         version: u16,
         rules: &'a Rules,
         shard: usize,
-        index: Option<Index>,
+        /// Where the state is, if there is one; or there is one among the words, and no room for it here.
+        index: Result<Option<Index>, NoRoom>,
     },
     /// Of a (policy, key) that an earlier charge of the set is for: the caller should have summed them.
     Twice,
@@ -78,6 +79,7 @@ impl Store {
         if !writes {
             return decision;
         }
+        let mut news = self.news();
         let mut stripes: SmallVec<[usize; INLINE]> =
             charges.iter().map(|charge| self.stripe_of(self.key_of(charge))).collect();
         stripes.sort_unstable();
@@ -89,7 +91,9 @@ impl Store {
         let mut held: SmallVec<[Held<'_>; INLINE]> = SmallVec::new();
         for (at, charge) in charges.iter().enumerate() {
             let twice = keys[..at].contains(&keys[at]);
-            held.push(if twice { Held::Twice } else { self.hold(charge, keys[at], now, &mut shards) });
+            let next =
+                if twice { Held::Twice } else { self.hold(charge, keys[at], now, &mut shards, &held, &mut news) };
+            held.push(next);
         }
 
         let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
@@ -110,10 +114,10 @@ impl Store {
             if matches!(writes[at], Write::Nothing) || !is_written(at, allowed, &decisions) {
                 continue;
             }
-            if !held.make_room(self, now, &mut shards, &mut keep, charges.len()) {
+            if !held.make_room(self, now, &mut shards, &mut keep, charges.len(), &mut news) {
                 writes[at] = Write::Nothing;
                 if decisions[at].is_allowed() {
-                    decisions[at] = self.full(std::mem::replace(&mut decisions[at], ChargeDecision::blank()));
+                    decisions[at] = news.full(std::mem::replace(&mut decisions[at], ChargeDecision::blank()));
                     allowed = is_allowed(charges, &decisions);
                 }
             }
@@ -126,7 +130,7 @@ impl Store {
                 decisions[at].untaken();
             }
         }
-        Decision::new(allowed, decisions)
+        Decision::of(allowed, decisions)
     }
 
     /// Answers without taking.
@@ -136,13 +140,16 @@ impl Store {
 
     /// The decision as the states are now, one after the other, and whether anything is to be written.
     fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
-        let decisions: SmallVec<[ChargeDecision; 2]> = charges.iter().map(|charge| self.peek(charge, now)).collect();
+        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let (mut takes, mut refusals) = (false, false);
+        for charge in charges {
+            let (decision, writes) = self.look_at(charge, now);
+            takes |= writes;
+            refusals |= writes && charge.effect == Effect::Enforce && !decision.is_allowed();
+            decisions.push(decision);
+        }
         let allowed = is_allowed(charges, &decisions);
-        let takes = charges.iter().any(|charge| charge.cost > 0);
-        let counts = charges.iter().zip(&decisions).any(|(charge, decision)| {
-            !decision.is_allowed() && charge.policy.quota().counts_denied() && charge.effect == Effect::Enforce
-        });
-        (Decision::new(allowed, decisions), (allowed && takes) || counts)
+        (Decision::of(allowed, decisions), if allowed { takes } else { refusals })
     }
 
     fn key_of(&self, charge: &Charge<'_>) -> Fingerprint {
@@ -169,21 +176,36 @@ impl Store {
     }
 
     /// Locks a charge's state, after converting it to the charge's quota.
-    fn hold<'a>(&'a self, charge: &Charge<'a>, key: Fingerprint, now: Now, shards: &mut Shards<'_>) -> Held<'a> {
+    fn hold<'a>(
+        &'a self,
+        charge: &Charge<'a>,
+        key: Fingerprint,
+        now: Now,
+        shards: &mut Shards<'_>,
+        held: &[Held<'_>],
+        news: &mut News<'_>,
+    ) -> Held<'a> {
         let version = self.registry.version(charge.policy);
         match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
                 let force = charge.effect == Effect::Force;
                 let word =
                     WordCharge { store: self, key, version, rules, layout: *layout, now, cost: charge.cost, force };
-                Held::Word { word, state: word.hold(shards) }
+                Held::Word { word, state: word.hold(shards, news) }
             }
             rules => {
                 let shard = self.large().shard_of(key);
                 let mut crowd = self.crowd(now);
+                // What comes over from the words must not push out another state of this request.
+                crowd.keep.extend(
+                    held.iter()
+                        .filter_map(Held::index)
+                        .filter(|(in_shard, _)| *in_shard == shard)
+                        .map(|(_, index)| index),
+                );
                 let index = shard_mut(shards, shard)
-                    .and_then(|shard| self.settle_large(shard, key, version, rules, now, &mut crowd));
-                self.report(&crowd);
+                    .map_or(Ok(None), |shard| self.settle_large(shard, key, version, rules, now, &mut crowd));
+                news.crowd(&crowd);
                 Held::Large { key, version, rules, shard, index }
             }
         }
@@ -192,11 +214,11 @@ impl Store {
 
 impl<'a> WordCharge<'a> {
     /// Under the key's stripe, with its shard locked if need be: locks the key's slot.
-    fn hold(&self, shards: &mut Shards<'_>) -> WordState<'a> {
+    fn hold(&self, shards: &mut Shards<'_>, news: &mut News<'_>) -> WordState<'a> {
         loop {
             let Some(seen) = self.store.words.find(self.key) else {
                 let number = self.store.large.get().map(|large| large.shard_of(self.key));
-                match number.and_then(|number| shard_mut(shards, number)).map(|shard| self.adopt(shard)) {
+                match number.and_then(|number| shard_mut(shards, number)).map(|shard| self.adopt(shard, news)) {
                     Some(Adopted::Came) => continue,
                     Some(Adopted::NoRoom) => return WordState::NoRoom,
                     Some(Adopted::Nothing) | None => return WordState::Absent,
@@ -214,7 +236,7 @@ impl<'a> WordCharge<'a> {
 impl Held<'_> {
     fn index(&self) -> Option<(usize, Index)> {
         match self {
-            Self::Large { shard, index, .. } => index.map(|index| (*shard, index)),
+            Self::Large { shard, index: Ok(Some(index)), .. } => Some((*shard, *index)),
             _ => None,
         }
     }
@@ -239,7 +261,7 @@ impl Held<'_> {
                     return (ChargeDecision::blank(), Write::Nothing);
                 };
                 let force = charge.effect == Effect::Force;
-                let (decision, change) = shard.decide(*index, rules, now.at, charge.cost, force);
+                let (decision, change) = shard.decide(index.unwrap_or(None), rules, now.at, charge.cost, force);
                 let write = if change.writes() { Write::Large(change) } else { Write::Nothing };
                 (decision, write)
             }
@@ -255,12 +277,13 @@ impl Held<'_> {
         shards: &mut Shards<'_>,
         keep: &mut SmallVec<[(usize, Index); INLINE]>,
         charges: usize,
+        news: &mut News<'_>,
     ) -> bool {
         match self {
             Self::Word { word, state } => match state {
                 WordState::There(_) => true,
                 WordState::NoRoom => false,
-                WordState::Absent => match word.claim() {
+                WordState::Absent => match word.claim(news) {
                     Some(seen) => {
                         *state = WordState::There(Locked { store: word.store, seen });
                         true
@@ -269,7 +292,7 @@ impl Held<'_> {
                 },
             },
             Self::Large { key, version, rules, shard: number, index } => {
-                let Some(shard) = shard_mut(shards, *number) else { return false };
+                let (Some(shard), Ok(index)) = (shard_mut(shards, *number), index) else { return false };
                 let mut crowd = store.crowd(now);
                 crowd.keep.extend(keep.iter().filter(|(shard, _)| shard == number).map(|(_, index)| *index));
                 let room = matches!(rules, Rules::Pair(..)) || shard.make_room(charges, *key, &mut crowd);
@@ -277,7 +300,7 @@ impl Held<'_> {
                     *index = shard.insert(*key, *version, &mut crowd);
                     keep.extend(index.map(|index| (*number, index)));
                 }
-                store.report(&crowd);
+                news.crowd(&crowd);
                 room && index.is_some()
             }
             Self::Twice => true,
@@ -290,7 +313,7 @@ impl Held<'_> {
             (Self::Word { word, state: WordState::There(locked) }, Write::Word(next)) => {
                 locked.write(word.key.tag(word.version), next);
             }
-            (Self::Large { rules, shard, index: Some(index), .. }, Write::Large(change)) => {
+            (Self::Large { rules, shard, index: Ok(Some(index)), .. }, Write::Large(change)) => {
                 if let Some(shard) = shard_mut(shards, shard) {
                     shard.apply(index, rules, now.at, &change);
                 }

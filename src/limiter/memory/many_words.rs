@@ -55,7 +55,7 @@ impl Store {
         if !allowed {
             // It holds at the instant at which a refusing state was read; unless the refusal itself is to be written.
             decisions.iter_mut().for_each(ChargeDecision::untaken);
-            return (!mends).then(|| Decision::new(false, decisions));
+            return (!mends).then(|| Decision::of(false, decisions));
         }
         planned.retain(|plan| plan.word != plan.seen.word);
         for (at, plan) in planned.iter().enumerate() {
@@ -65,6 +65,6 @@ impl Store {
             }
         }
         planned.iter().for_each(|plan| self.words.publish(plan.seen, plan.seen.tag, plan.word));
-        Some(Decision::new(true, decisions))
+        Some(Decision::of(true, decisions))
     }
 }

@@ -97,7 +97,13 @@ impl Registry {
     #[cold]
     fn look_up(&self, policy: &Policy) -> u16 {
         let fingerprint = policy.fingerprint();
-        let known = self.versions().numbers.get(&fingerprint).copied();
+        let versions = self.versions();
+        let known = match versions.numbers.get(&fingerprint) {
+            // Not under the other lock: policies without a version are asked for at every charge.
+            None if versions.policies.len() + 1 >= NUMBERS => Some(UNNAMED),
+            number => number.copied(),
+        };
+        drop(versions);
         let number = known.unwrap_or_else(|| self.add(policy));
         if number != UNNAMED {
             let entry = fingerprint & !NUMBER_MASK | u64::from(number);

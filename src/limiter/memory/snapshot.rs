@@ -71,6 +71,7 @@ impl Snapshot {
     /// Puts the states into a new store.
     pub(super) fn fill(&self, store: &Store) {
         let now = store.now();
+        let mut news = store.news();
         let mut versions = HashMap::new();
         for state in &self.states {
             let Some(policy) = self.policies.get(state.policy) else { continue };
@@ -84,7 +85,9 @@ impl Snapshot {
                     if let Layout::Word(layout) = *layout {
                         let (key, cost, force) = (state.key, 0, false);
                         let word = WordCharge { store, key, version, rules, layout, now, cost, force };
-                        if let Some(claimed) = word.claim() {
+                        // A key that moved while the states were walked may have been met twice.
+                        store.forget(key, now);
+                        if let Some(claimed) = word.claim(&mut news) {
                             store.words.publish(claimed, key.tag(version), layout.pack(pair, now));
                         }
                     } else {
@@ -97,6 +100,7 @@ impl Snapshot {
     }
 
     fn fill_large(store: &Store, state: &State, version: u16, quota: &Quota, pair: Pair, now: Now) {
+        store.forget(state.key, now);
         let large = store.large();
         let mut shard = large.lock(large.shard_of(state.key));
         let mut crowd = store.crowd(now);

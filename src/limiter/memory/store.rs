@@ -18,7 +18,7 @@ use crate::policy::Policy;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::OnFull;
-use super::large::{Crowd, Large, Shard};
+use super::large::{Change, Crowd, Index, Large, Shard};
 use super::registry::{Registry, UNNAMED};
 use super::words::{Fingerprint, Now, Seen, Words, is_expired, version_of};
 
@@ -65,6 +65,37 @@ pub(super) struct Store {
     pub(super) on_full: OnFull,
     pub(super) observer: Option<Arc<dyn Observer>>,
     stripes: Box<[Mutex<()>]>,
+}
+
+/// Events that are told when this is dropped: made before any lock is taken, it outlives them.
+pub(super) struct News<'a> {
+    store: &'a Store,
+    events: SmallVec<[LimiterEvent; 2]>,
+}
+
+impl News<'_> {
+    pub(super) fn evicted(&mut self, fullness: Fullness) {
+        self.events.push(LimiterEvent::Evicted { throttled: fullness.throttled });
+    }
+
+    pub(super) fn crowd(&mut self, crowd: &Crowd<'_>) {
+        crowd.evicted.iter().for_each(|fullness| self.evicted(*fullness));
+    }
+
+    /// The answer to a new key for which there is no room.
+    pub(super) fn full(&mut self, mut decision: ChargeDecision) -> ChargeDecision {
+        self.events.push(LimiterEvent::Full);
+        decision.untaken();
+        ChargeDecision::found(decision.limit(), 0, decision.reset_us(), FULL_RETRY_US, Some(FULL_RETRY_US))
+    }
+}
+
+impl Drop for News<'_> {
+    fn drop(&mut self) {
+        if let Some(observer) = &self.store.observer {
+            self.events.iter().for_each(|event| observer.on_event(event));
+        }
+    }
 }
 
 /// What a store is made from; see `builder.rs` for what each is.
@@ -165,7 +196,7 @@ impl Store {
                 _ => {}
             }
         }
-        self.charge_slowly(policy, fingerprint, version, now, cost, force, true)
+        self.charge_slowly(policy, fingerprint, version, now, cost, force)
     }
 
     /// The usual case of a charge whose state is a word: the key has its slot, nobody interferes. It is straight-line code;
@@ -203,11 +234,10 @@ impl Store {
         by_type!(rules, rules => self.try_word(rules, layout, seen, now, cost, force))
     }
 
-    /// Takes one charge, whatever the case; or with `take` unset only looks.
+    /// Takes one charge, whatever the case.
     #[cold]
     #[inline(never)]
-    #[expect(clippy::too_many_arguments, reason = "a struct of them would be made on the quick path too")]
-    pub(super) fn charge_slowly(
+    fn charge_slowly(
         &self,
         policy: &Policy,
         key: Fingerprint,
@@ -215,35 +245,48 @@ impl Store {
         now: Now,
         cost: u64,
         force: bool,
-        take: bool,
     ) -> ChargeDecision {
         match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force };
-                if take { word.take() } else { word.peek() }
+                WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force }.take()
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
-                LargeCharge { store: self, key, version, rules, now, cost, force }.charge(take)
+                LargeCharge { store: self, key, version, rules, now, cost, force }.take()
             }
         }
     }
 
     /// Answers as [`charge`](Self::charge) would at `now`, and takes nothing.
     pub(super) fn peek(&self, charge: &Charge<'_>, now: Now) -> ChargeDecision {
-        let key = self.fingerprint(charge.policy, charge.key);
-        let version = self.registry.version(charge.policy);
-        let force = charge.effect == Effect::Force;
-        let mut decision = self.charge_slowly(charge.policy, key, version, now, charge.cost, force, false);
-        decision.untaken();
-        decision
+        self.look_at(charge, now).0
     }
 
-    #[cold]
-    pub(super) fn event(&self, event: &LimiterEvent) {
-        if let Some(observer) = &self.observer {
-            observer.on_event(event);
-        }
+    /// The same, and whether the charge would write anything: what it takes, or its refusal, which is counted or mends a
+    /// state that is too far ahead.
+    pub(super) fn look_at(&self, charge: &Charge<'_>, now: Now) -> (ChargeDecision, bool) {
+        let key = self.fingerprint(charge.policy, charge.key);
+        let version = self.registry.version(charge.policy);
+        let (cost, force) = (charge.cost, charge.effect == Effect::Force);
+        let (mut decision, writes) = match charge.policy.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force };
+                let Answer { decision, next } = word.peek();
+                (decision, next != Next::Keep)
+            }
+            rules => {
+                let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };
+                LargeCharge { store: self, key, version, rules, now, cost, force }.peek()
+            }
+        };
+        decision.untaken();
+        (decision, writes)
+    }
+
+    /// What is to be told to the observer, once the locks that are taken after this are gone: an observer may do as it
+    /// likes, ask this limiter or panic.
+    pub(super) fn news(&self) -> News<'_> {
+        News { store: self, events: SmallVec::new() }
     }
 
     pub(super) fn crowd(&self, now: Now) -> Crowd<'_> {
@@ -256,27 +299,31 @@ impl Store {
         }
     }
 
-    pub(super) fn report(&self, crowd: &Crowd<'_>) {
-        for fullness in &crowd.evicted {
-            self.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
-        }
-    }
-
-    /// The answer to a new key for which there is no room.
-    pub(super) fn full(&self, mut decision: ChargeDecision) -> ChargeDecision {
-        self.event(&LimiterEvent::Full);
-        decision.untaken();
-        ChargeDecision::found(decision.limit(), 0, decision.reset_us(), FULL_RETRY_US, Some(FULL_RETRY_US))
-    }
-
     // States larger than a word ───────────────────────────────────────────────────────────────────────────────────────
+
+    /// Locks a key's shard, and before it the key's stripe if the state may lie among the words.
+    pub(super) fn lock_large(&self, key: Fingerprint) -> (Option<MutexGuard<'_, ()>>, MutexGuard<'_, Shard>) {
+        let large = self.large();
+        let number = large.shard_of(key);
+        if !self.registry.is_mixed() {
+            let shard = large.lock(number);
+            // Asked again: who makes the policy's first word looks into this shard before, and either finds what is made
+            // under this lock, or is seen here.
+            if !self.registry.is_mixed() {
+                return (None, shard);
+            }
+        }
+        let stripe = self.lock_stripe(self.stripe_of(key));
+        (Some(stripe), large.lock(number))
+    }
 
     /// States of policies without a version have their quota in the fingerprint: another quota is another state.
     pub(super) fn unnamed(key: Fingerprint, policy: &Policy) -> Fingerprint {
         Fingerprint::new(key.bits() ^ policy.fingerprint().rotate_left(17))
     }
 
-    /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over.
+    /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over. If
+    /// there is no room for that it stays as it was.
     pub(super) fn settle_large(
         &self,
         shard: &mut Shard,
@@ -285,26 +332,33 @@ impl Store {
         rules: &Rules,
         now: Now,
         crowd: &mut Crowd<'_>,
-    ) -> Option<super::large::Index> {
+    ) -> Result<Option<Index>, NoRoom> {
+        let is_trail = matches!(rules, Rules::Trail(_));
         if let Some((index, written)) = shard.find(key) {
             if written != version {
+                crowd.keep.push(index);
+                if is_trail && !shard.make_room(1, key, crowd) {
+                    return Err(NoRoom);
+                }
                 let versions = self.registry.versions();
                 let old = versions.policy(written).map(|policy| policy.quota().rules());
                 let used = old.and_then(|rules| shard.used(index, rules, now.at));
                 shard.rewrite(index, version, rules, now.at, used);
             }
-            return Some(index);
+            return Ok(Some(index));
         }
-        if !self.registry.is_mixed() {
-            return None;
+        if !self.registry.is_mixed() || self.words.find(key).is_none() {
+            return Ok(None);
         }
-        let used = self.take_out_of_words(key, now)?;
-        let index = shard.insert(key, version, crowd)?;
+        let Some(index) = shard.insert(key, version, crowd) else { return Err(NoRoom) };
         crowd.keep.push(index);
-        if matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd) {
-            shard.rewrite(index, version, rules, now.at, Some(used));
+        if is_trail && !shard.make_room(1, key, crowd) {
+            shard.forget(index);
+            return Err(NoRoom);
         }
-        Some(index)
+        let used = self.take_out_of_words(key, now);
+        shard.rewrite(index, version, rules, now.at, used);
+        Ok(Some(index))
     }
 
     /// Removes a key's slot among the words, live or not, and says what was in use.
@@ -341,29 +395,55 @@ struct LargeCharge<'a> {
 }
 
 impl LargeCharge<'_> {
-    fn charge(&self, take: bool) -> ChargeDecision {
+    fn take(&self) -> ChargeDecision {
         let Self { store, key, version, rules, now, .. } = *self;
-        let large = store.large();
-        let _stripe = store.registry.is_mixed().then(|| store.lock_stripe(store.stripe_of(key)));
-        let mut shard = large.lock(large.shard_of(key));
+        let mut news = store.news();
+        let (_stripe, mut shard) = store.lock_large(key);
         let mut crowd = store.crowd(now);
-        let index = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
-        let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.force);
-        if !take || !change.writes() {
-            store.report(&crowd);
-            return decision;
-        }
+        let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
+            Ok(index) => {
+                let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.force);
+                (decision, !change.writes() || self.write(&mut shard, index, &change, &mut crowd))
+            }
+            Err(NoRoom) => (shard.decide(None, rules, now.at, self.cost, self.force).0, self.cost == 0),
+        };
+        news.crowd(&crowd);
+        if is_kept { decision } else { news.full(decision) }
+    }
+
+    /// Writes a change; nothing if there is no room.
+    fn write(&self, shard: &mut Shard, index: Option<Index>, change: &Change, crowd: &mut Crowd<'_>) -> bool {
+        let Self { key, version, rules, now, .. } = *self;
         crowd.keep.extend(index);
-        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, &mut crowd);
-        let index = if room { index.or_else(|| shard.insert(key, version, &mut crowd)) } else { None };
+        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd);
+        let index = if room { index.or_else(|| shard.insert(key, version, crowd)) } else { None };
         if let Some(index) = index {
-            shard.apply(index, rules, now.at, &change);
+            shard.apply(index, rules, now.at, change);
         }
-        drop(shard);
-        store.report(&crowd);
-        if index.is_some() { decision } else { store.full(decision) }
+        index.is_some()
+    }
+
+    /// The decision, and whether it would be written.
+    fn peek(&self) -> (ChargeDecision, bool) {
+        let Self { store, key, version, rules, now, .. } = *self;
+        let mut news = store.news();
+        let (_stripe, mut shard) = store.lock_large(key);
+        let mut crowd = store.crowd(now);
+        let settled = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
+        let (decision, change) =
+            shard.decide(settled.as_ref().copied().unwrap_or(None), rules, now.at, self.cost, self.force);
+        news.crowd(&crowd);
+        match settled {
+            Ok(_) => (decision, change.writes()),
+            Err(NoRoom) if self.cost > 0 => (news.full(decision), false),
+            Err(NoRoom) => (decision, false),
+        }
     }
 }
+
+/// There is no place where a state could be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoRoom;
 
 /// What came of looking for a word's state among the large ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -416,8 +496,8 @@ impl WordCharge<'_> {
     }
 
     /// Decides, and writes nothing.
-    pub(super) fn peek(&self) -> ChargeDecision {
-        self.decide(self.state()).decision
+    pub(super) fn peek(&self) -> Answer {
+        self.decide(self.state())
     }
 
     #[inline]
@@ -456,18 +536,15 @@ impl WordCharge<'_> {
     /// A key without a slot. Nothing if it has got one meanwhile.
     #[cold]
     fn take_new(&self) -> Option<ChargeDecision> {
+        let mut news = self.store.news();
         let Answer { decision, next } = self.decide(None);
-        if next == Next::Keep && !self.store.registry.is_mixed() {
-            return Some(decision); // it looked, or can never pass
-        }
         let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
         if self.store.registry.is_mixed() {
-            if let Some(large) = self.store.large.get() {
-                match self.adopt(&mut large.lock(large.shard_of(self.key))) {
-                    Adopted::Nothing => {}
-                    Adopted::Came => return None,
-                    Adopted::NoRoom => return Some(self.store.full(decision)),
-                }
+            let large = self.store.large(); // made if need be: its lock orders this with who makes the first large state
+            match self.adopt(&mut large.lock(large.shard_of(self.key)), &mut news) {
+                Adopted::Nothing => {}
+                Adopted::Came => return None,
+                Adopted::NoRoom => return Some(news.full(decision)),
             }
         }
         if self.store.words.find(self.key).is_some() {
@@ -475,24 +552,24 @@ impl WordCharge<'_> {
         }
         let Next::Set(state) = next else { return Some(decision) };
         let word = self.layout.pack(state, self.now);
-        match self.claim() {
+        match self.claim(&mut news) {
             Some(claimed) => {
                 self.store.words.publish(claimed, self.key.tag(self.version), word);
                 Some(decision)
             }
-            None => Some(self.store.full(decision)),
+            None => Some(news.full(decision)),
         }
     }
 
     /// Under the key's stripe: a state that lies among the large ones comes over, if there is one and there is room.
-    pub(super) fn adopt(&self, shard: &mut Shard) -> Adopted {
+    pub(super) fn adopt(&self, shard: &mut Shard, news: &mut News<'_>) -> Adopted {
         let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
         let versions = self.store.registry.versions();
         let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
         drop(versions);
         if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
             let word = self.layout.pack(state, self.now);
-            let Some(claimed) = self.claim() else { return Adopted::NoRoom };
+            let Some(claimed) = self.claim(news) else { return Adopted::NoRoom };
             self.store.words.publish(claimed, self.key.tag(self.version), word);
             shard.forget(index);
             return Adopted::Came;
@@ -516,7 +593,7 @@ impl WordCharge<'_> {
     /// Under the key's stripe: locks a slot for a key that has none. A free one; or that of a key which can move to its
     /// other line; or by choice that of the key that has used least. Nothing if there is none of these. It is returned as it
     /// may be put back.
-    pub(super) fn claim(&self) -> Option<Seen> {
+    pub(super) fn claim(&self, news: &mut News<'_>) -> Option<Seen> {
         let store = self.store;
         for _ in 0..EVICTION_ATTEMPTS {
             let lines = store.words.candidates(self.key);
@@ -539,7 +616,7 @@ impl WordCharge<'_> {
             let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));
             let least = lines.iter().flatten().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
             if let Some((fullness, seen)) = least.filter(|(_, seen)| store.words.lock(*seen)) {
-                store.event(&LimiterEvent::Evicted { throttled: fullness.throttled });
+                news.evicted(fullness);
                 return Some(seen);
             }
         }
@@ -590,14 +667,13 @@ impl Store {
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
-                let large = self.large();
-                let _stripe = self.registry.is_mixed().then(|| self.lock_stripe(self.stripe_of(key)));
-                let mut shard = large.lock(large.shard_of(key));
+                let mut news = self.news();
+                let (_stripe, mut shard) = self.lock_large(key);
                 let mut crowd = self.crowd(now);
-                if let Some(index) = self.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
+                if let Ok(Some(index)) = self.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
                     shard.refund(index, rules, now.at, receipt.units(), own);
                 }
-                self.report(&crowd);
+                news.crowd(&crowd);
             }
         }
     }
@@ -607,7 +683,11 @@ impl Store {
         let now = self.now();
         let version = self.registry.version(policy);
         let named = self.fingerprint(policy, key);
-        let key = if version == UNNAMED { Self::unnamed(named, policy) } else { named };
+        self.forget(if version == UNNAMED { Self::unnamed(named, policy) } else { named }, now);
+    }
+
+    /// Forgets a key's state, wherever it is.
+    pub(super) fn forget(&self, key: Fingerprint, now: Now) {
         let _stripe = self.lock_stripe(self.stripe_of(key));
         while let Some(seen) = self.words.find(key) {
             let Some((_, layout)) = self.word_rules(version_of(seen.tag)) else { break };
@@ -626,7 +706,7 @@ impl Store {
 
 impl WordCharge<'_> {
     fn refund(&self, units: u64, own: Pair) {
-        while let Some(seen) = self.find() {
+        while let Some(seen) = self.find().or_else(|| self.fetch()) {
             if version_of(seen.tag) != self.version {
                 self.convert(seen);
                 continue;
@@ -641,5 +721,16 @@ impl WordCharge<'_> {
                 return;
             }
         }
+    }
+
+    /// Fetches a state that lies among the large ones.
+    fn fetch(&self) -> Option<Seen> {
+        let mut news = self.store.news();
+        if !self.store.registry.is_mixed() {
+            return None;
+        }
+        let (_stripe, mut shard) = self.store.lock_large(self.key);
+        self.adopt(&mut shard, &mut news);
+        self.store.words.find(self.key)
     }
 }

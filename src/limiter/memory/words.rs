@@ -16,6 +16,7 @@
 
 use smallvec::SmallVec;
 
+use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
 use crate::sync::{AtomicU64, Backoff, Ordering};
@@ -101,7 +102,7 @@ impl Now {
 
 impl WordLayout {
     /// The layout of instants that may be any microsecond.
-    pub(super) const MICROSECONDS: Self = Self { shift: 0, grid_us: 1 };
+    pub(super) const MICROSECONDS: Self = Self { shift: 0, grid: Divisor::new(1) };
 
     /// Packs a state that is not older than the base nor further ahead than a word holds. The generation is left zero.
     #[inline]
@@ -120,7 +121,7 @@ impl WordLayout {
         let bits = LOWER_BITS + self.shift;
         let upper = now.base() + ((word >> bits) << self.shift);
         // On a grid, the instant is the last point that is not after the rounded-up unit.
-        let at = if self.shift == 0 { upper } else { upper - upper % self.grid_us };
+        let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
         Some(Pair { at, n: (word & ((1 << bits) - 1)) >> GENERATION_BITS })
     }
 
@@ -298,10 +299,17 @@ impl Words {
         (0..SLOTS_PER_LINE).filter_map(|slot| self.read(self.place(line, slot))).collect()
     }
 
-    /// Every slot that is in use, as it is when the walk comes by.
+    /// Every slot, as it is when the walk comes by; one that is changing is waited for.
     pub(super) fn iter(&self) -> impl Iterator<Item = Seen> {
-        (0..self.lines)
-            .flat_map(move |line| (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot))))
+        (0..self.lines).flat_map(move |line| (0..SLOTS_PER_LINE).map(move |slot| self.place(line, slot))).map(|place| {
+            let mut backoff = Backoff::default();
+            loop {
+                match self.read(place) {
+                    Some(seen) => return seen,
+                    None => backoff.wait(),
+                }
+            }
+        })
     }
 
     fn read(&self, place: Place) -> Option<Seen> {

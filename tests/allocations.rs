@@ -1,0 +1,208 @@
+//! How often the limiter in memory and the layer ask for memory: not at all on the allowed path.
+
+use std::convert::Infallible;
+use std::future::{Future, Ready, ready};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+use allocation_counter::measure;
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response};
+use http_body_util::Empty;
+use tower::{Layer, Service};
+use tower_ratelimit::{Charge, Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Refund, key};
+
+/// Keys in use: an address, a number, a short text.
+fn keys() -> Vec<Key> {
+    vec![
+        Key::of(IpAddr::V4(Ipv4Addr::LOCALHOST)).expect("an address makes a key"),
+        Key::of(IpAddr::V6(Ipv6Addr::LOCALHOST)).expect("an address makes a key"),
+        Key::of(u64::MAX).expect("an integer makes a key"),
+        Key::of("a customer's name").expect("a text makes a key"),
+    ]
+}
+
+/// A quota of each layout, whose numbers never bind here.
+fn quotas() -> Vec<Quota> {
+    let hour = std::time::Duration::from_secs(3_600);
+    let plenty = || -> Result<Vec<Quota>, tower_ratelimit::QuotaError> {
+        Ok(vec![
+            Quota::per_hour(1_000_000),
+            Quota::fixed_window(1_000_000, hour)?,
+            Quota::step_bucket(1_000_000, hour)?,
+            Quota::sliding_window(1_000_000, hour)?,
+            Quota::sliding_window(1_000_000, hour)?.buckets(60)?,
+            Quota::sliding_log(5_000, hour)?,
+            // A pair that does not fit a word.
+            Quota::token_bucket(99_999_999, hour)?,
+        ])
+    };
+    plenty().expect("the quotas are possible")
+}
+
+/// So many of them have states of one word.
+const IN_WORDS: usize = 4;
+
+fn limiter() -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(1_000).clock(ManualClock::new()).build().expect("the setup is possible")
+}
+
+/// Allocations of a thousand runs, after one that warms up.
+fn allocations(mut run: impl FnMut()) -> u64 {
+    run();
+    measure(|| (0..1_000).for_each(|_| run())).count_total
+}
+
+#[test]
+fn one_charge_asks_for_no_memory() {
+    for quota in quotas() {
+        let (limiter, policy) = (limiter(), Policy::from(quota));
+        for key in keys() {
+            assert_eq!(allocations(|| assert!(limiter.take_one(&policy, &key, 1).is_allowed())), 0, "{quota}");
+            let taken = || assert!(limiter.take_now(&[Charge::new(&policy, &key)]).is_allowed());
+            assert_eq!(allocations(taken), 0, "{quota}");
+            assert_eq!(allocations(|| assert!(!limiter.take_one(&policy, &key, u64::MAX).is_allowed())), 0, "{quota}");
+            assert_eq!(allocations(|| assert!(limiter.peek_one(&policy, &key, 1).is_allowed())), 0, "{quota}");
+        }
+    }
+}
+
+#[test]
+fn a_new_key_asks_for_no_memory() {
+    for quota in quotas() {
+        let (limiter, policy) = (limiter(), Policy::from(quota));
+        let mut n = 0_u64;
+        let newcomer = || {
+            n += 1;
+            let key = Key::of(n).expect("an integer makes a key");
+            assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+        };
+        assert_eq!(allocations(newcomer), 0, "{quota}");
+    }
+}
+
+/// A set's decisions are kept inline for two charges; for more they take one allocation, and if not all states are words
+/// one before, for looking whether the set passes.
+#[test]
+fn several_charges_ask_for_no_memory() {
+    for (at, quota) in quotas().into_iter().enumerate() {
+        let in_words = at < IN_WORDS;
+        let limiter = limiter();
+        let policies: Vec<Policy> =
+            ["a", "b", "c"].map(|name| Policy::new(name, quota).expect("a name")).into_iter().collect();
+        let keys = keys();
+        let charges: Vec<Charge<'_>> =
+            policies.iter().zip(&keys).map(|(policy, key)| Charge::new(policy, key)).collect();
+        for (count, most) in [(2, 0), (3, if in_words { 1 } else { 2 })] {
+            let taken = || assert!(limiter.take_now(&charges[..count]).is_allowed());
+            assert!(allocations(taken) <= 1_000 * most, "{quota}, {count} charges");
+            let none = Policy::new("none", Quota::per_hour(1)).expect("a name");
+            let _ = limiter.take_one(&none, &keys[0], 1);
+            let mut refused = charges[..count].to_vec();
+            refused[0] = Charge::new(&none, &keys[0]);
+            let refused = || assert!(!limiter.take_now(&refused).is_allowed());
+            assert!(allocations(refused) <= 1_000 * most, "{quota}, {count} charges, refused");
+        }
+    }
+}
+
+#[test]
+fn a_refund_asks_for_no_memory() {
+    for quota in quotas() {
+        let (limiter, policy) = (limiter(), Policy::from(quota));
+        let key = &keys()[0];
+        let run = || {
+            let receipt = limiter.take_one(&policy, key, 1).take_receipt().expect("it took something");
+            limiter.refund_now(&[Refund::new(policy.clone(), key.clone(), receipt)]);
+        };
+        assert_eq!(allocations(run), 0, "{quota}");
+    }
+}
+
+/// A service that answers at once, with a field of its own: so its map of fields has its memory already.
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<Empty<Bytes>>> for Bare {
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Empty<Bytes>>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Empty<Bytes>>) -> Self::Future {
+        let mut response = Response::new(Empty::new());
+        response.headers_mut().insert("server", HeaderValue::from_static("bare"));
+        ready(Ok(response))
+    }
+}
+
+/// Allocations of one request.
+fn of_one_request<S, B>(mut service: S, status: u16) -> u64
+where
+    S: Service<Request<Empty<Bytes>>, Response = Response<B>, Error = Infallible>,
+{
+    let mut context = Context::from_waker(Waker::noop());
+    let mut run = |checked: bool| {
+        let mut request = Request::new(Empty::new());
+        request.extensions_mut().insert(SocketAddr::from(([127, 0, 0, 1], 4_711)));
+        assert!(service.poll_ready(&mut context).is_ready());
+        match pin!(service.call(request)).poll(&mut context) {
+            Poll::Ready(Ok(response)) => assert!(!checked || response.status() == status, "{}", response.status()),
+            _ => panic!("the service answers at once"),
+        }
+    };
+    run(false); // a quota of one is used up
+    let all = allocations(|| run(true));
+    assert_eq!(all % 1_000, 0, "each request is like the others");
+    all / 1_000
+}
+
+fn layer(quota: Quota) -> RateLimitLayer<MemoryLimiter> {
+    RateLimitLayer::new(limiter(), quota, key::peer_ip())
+}
+
+fn and_two_more(layer: RateLimitLayer<MemoryLimiter>) -> RateLimitLayer<MemoryLimiter> {
+    layer
+        .and(Quota::per_day(10_000_000), key::global())
+        .and(Quota::per_minute(1_000_000), |_: &http::request::Parts| Some(7_u64))
+}
+
+#[test]
+fn an_allowed_request_without_fields_asks_for_no_memory() {
+    let bare = of_one_request(Bare, 200);
+    for (at, quota) in quotas().into_iter().enumerate() {
+        for two in [false, true] {
+            let one = layer(quota).headers(Headers::none());
+            let service = if two { one.and(Quota::per_minute(1_000_000), key::global()) } else { one };
+            assert_eq!(of_one_request(service.layer(Bare), 200), bare, "{quota}");
+        }
+        // Of three charges neither the list nor the decisions are kept inline; see the limiter's own test.
+        let several = and_two_more(layer(quota)).headers(Headers::none());
+        let most = if at < IN_WORDS { 2 } else { 3 };
+        assert!(of_one_request(several.layer(Bare), 200) <= bare + most, "{quota}");
+    }
+}
+
+/// `RateLimit` is written anew for each response, `RateLimit-Policy` is not.
+#[test]
+fn an_allowed_request_asks_for_memory_once_for_each_field_whose_value_changes() {
+    let bare = of_one_request(Bare, 200);
+    for quota in quotas() {
+        assert_eq!(of_one_request(layer(quota).layer(Bare), 200), bare + 1, "{quota}");
+    }
+}
+
+/// Three of them are the request's own. A refusal has a map of fields (two), a body and what tells of it; by default also
+/// `RateLimit` and `RateLimit-Policy` or `Retry-After`.
+#[test]
+fn a_refused_request_asks_for_memory_a_known_number_of_times() {
+    let none = Quota::per_hour(1);
+    let refused = |headers: Headers| of_one_request(layer(none).headers(headers).layer(Bare), 429);
+    assert_eq!(of_one_request(Bare, 200), 5);
+    assert_eq!(refused(Headers::none()), 8);
+    assert_eq!(refused(Headers::default()), 10);
+}

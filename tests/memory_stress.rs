@@ -1,0 +1,192 @@
+//! Real threads against the limiter in memory: whatever happens at once, no panic, no hang, and never over the bound.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tower_ratelimit::{Charge, Effect, Key, ManualClock, MemoryLimiter, Oldest, Policy, Quota, QuotaError, Refund};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+const LIMIT: u64 = 50;
+
+fn key(n: u64) -> Key {
+    Key::of(n).expect("an integer makes a key")
+}
+
+/// Of each layout one, of capacity [`LIMIT`].
+fn quotas() -> Vec<Quota> {
+    let each = || -> Result<Vec<Quota>, QuotaError> {
+        Ok(vec![
+            Quota::token_bucket(LIMIT, HOUR)?,
+            Quota::fixed_window(LIMIT, HOUR)?,
+            Quota::sliding_window(LIMIT, HOUR)?,
+            Quota::sliding_window(LIMIT, HOUR)?.buckets(6)?.oldest(Oldest::Counted)?,
+            Quota::sliding_log(LIMIT, HOUR)?,
+            // A pair that does not fit a word, and does not refill here, since the clock stands still.
+            Quota::token_bucket(99_999_999, HOUR)?.burst(LIMIT)?,
+        ])
+    };
+    each().expect("the quotas are possible")
+}
+
+fn limiter(capacity: usize) -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(capacity).clock(ManualClock::new()).build().expect("the setup is possible")
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).expect("a name")
+}
+
+/// Runs it on so many threads, each with its number.
+fn on_threads(count: u64, run: impl Fn(u64) + Sync) {
+    std::thread::scope(|scope| {
+        for thread in 0..count {
+            let run = &run;
+            scope.spawn(move || run(thread));
+        }
+    });
+}
+
+#[test]
+fn single_and_several_charges_of_one_key_together_take_exactly_its_quota() {
+    for first in quotas() {
+        for second in quotas() {
+            let limiter = limiter(2_000);
+            let (a, b) = (policy("a", first), policy("b", second));
+            let (of_a, of_b) = (AtomicU64::new(0), AtomicU64::new(0));
+            on_threads(4, |thread| {
+                for n in 0..4 * LIMIT {
+                    let (own, everyone) = (key(n % 2), key(7));
+                    match (n + thread) % 4 {
+                        0 => {
+                            let taken = limiter.take_one(&a, &own, 1).is_allowed();
+                            of_a.fetch_add(u64::from(taken), Ordering::Relaxed);
+                        }
+                        1 => {
+                            let taken = limiter.take_one(&b, &everyone, 1).is_allowed();
+                            of_b.fetch_add(u64::from(taken), Ordering::Relaxed);
+                        }
+                        // In both orders, so that locks in the order of the charges would meet.
+                        turn => {
+                            let mut set = [Charge::new(&a, &own), Charge::new(&b, &everyone)];
+                            if turn == 2 {
+                                set.reverse();
+                            }
+                            let taken = u64::from(limiter.take_now(&set).is_allowed());
+                            of_a.fetch_add(taken, Ordering::Relaxed);
+                            of_b.fetch_add(taken, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+            let left = |policy, key: &Key| limiter.peek_one(policy, key, 0).remaining();
+            assert_eq!(of_a.into_inner() + left(&a, &key(0)) + left(&a, &key(1)), 2 * LIMIT, "{first} and {second}");
+            assert_eq!(of_b.into_inner() + left(&b, &key(7)), LIMIT, "{first} and {second}");
+        }
+    }
+}
+
+#[test]
+fn refunds_give_back_what_was_taken_while_others_take() {
+    for quota in quotas() {
+        let limiter = limiter(2_000);
+        let (a, b) = (policy("a", quota), policy("b", Quota::per_hour(1_000_000)));
+        let kept = AtomicU64::new(0);
+        on_threads(4, |thread| {
+            for n in 0..300_u64 {
+                let (one, two) = (key(1), key(thread));
+                let set = [Charge::new(&a, &one).cost(2), Charge::new(&b, &two)];
+                let mut decision = limiter.take_now(&set);
+                let Some(receipt) = decision.take_receipts()[0].take() else { continue };
+                assert_eq!(receipt.units(), 2);
+                let back = if n % 8 == 0 { 1 } else { 2 };
+                kept.fetch_add(2 - back, Ordering::Relaxed);
+                limiter.refund_now(&[Refund::new(a.clone(), key(1), receipt.split(back))]);
+            }
+        });
+        let left = limiter.peek_one(&a, &key(1), 0).remaining();
+        assert_eq!(kept.into_inner() + left, LIMIT, "{quota}");
+    }
+}
+
+#[test]
+fn two_quotas_of_one_policy_at_once_never_admit_more_than_the_larger() {
+    for first in quotas() {
+        for second in quotas() {
+            let limiter = limiter(2_000);
+            let passed = AtomicU64::new(0);
+            on_threads(4, |thread| {
+                let mine = policy("a", if thread % 2 == 0 { first } else { second });
+                let other = policy("b", Quota::per_hour(1_000_000));
+                for n in 0..20 * LIMIT {
+                    let allowed = if n % 3 == 0 {
+                        let (one, two) = (key(1), key(thread));
+                        limiter.take_now(&[Charge::new(&mine, &one), Charge::new(&other, &two)]).is_allowed()
+                    } else {
+                        limiter.take_one(&mine, &key(1), 1).is_allowed()
+                    };
+                    passed.fetch_add(u64::from(allowed), Ordering::Relaxed);
+                }
+            });
+            let passed = passed.into_inner();
+            assert!(passed <= LIMIT, "{passed} of {first}, then {second}");
+            // Conversion rounds up, so that some may be lost; not all.
+            assert!(passed >= 1, "{first}, then {second}");
+        }
+    }
+}
+
+/// Everything at once in a table that is too small for it; the keys that matter are throttled, and so are not forgotten.
+#[test]
+fn a_flood_of_fresh_keys_neither_hangs_nor_frees_a_throttled_key() {
+    for quota in quotas() {
+        let limiter = limiter(1_500);
+        let (a, b) = (policy("a", quota), policy("b", Quota::per_hour(LIMIT as u32)));
+        let throttled: Vec<Key> = (0..20).map(|n| key(1_000_000 + n)).collect();
+        for key in &throttled {
+            assert!(limiter.take_one(&a, key, LIMIT).is_allowed());
+        }
+        let over = AtomicU64::new(0);
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    for key in &throttled {
+                        over.fetch_add(u64::from(limiter.take_one(&a, key, 1).is_allowed()), Ordering::Relaxed);
+                        let set = [Charge::new(&b, key), Charge::new(&a, key)];
+                        over.fetch_add(u64::from(limiter.take_now(&set).is_allowed()), Ordering::Relaxed);
+                    }
+                    let _ = limiter.snapshot();
+                }
+            });
+            on_threads(3, |thread| {
+                for n in 0..15_000 {
+                    let fresh = key(thread * 1_000_000_000 + n);
+                    let other = key(thread * 2_000_000_000 + n);
+                    match n % 4 {
+                        0 => drop(limiter.take_one(&a, &fresh, 1)),
+                        1 => drop(limiter.take_now(&[
+                            Charge::new(&a, &fresh),
+                            Charge::new(&b, &fresh),
+                            Charge::new(&b, &other).effect(Effect::Observe),
+                        ])),
+                        2 => {
+                            drop(limiter.take_now(&[Charge::new(&b, &fresh).cost(LIMIT + 1), Charge::new(&a, &other)]))
+                        }
+                        _ => limiter.reset_now(&a, &key(thread * 1_000_000_000 + n - 3)),
+                    }
+                }
+            });
+            done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(over.into_inner(), 0, "{quota}");
+        let restored = MemoryLimiter::builder()
+            .capacity(1_500)
+            .clock(ManualClock::new())
+            .restore(limiter.snapshot())
+            .build()
+            .expect("the snapshot is whole");
+        for key in &throttled {
+            assert!(!restored.peek_one(&a, key, 1).is_allowed(), "{quota}");
+        }
+    }
+}
