@@ -13,7 +13,7 @@ use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
 use super::rule::{Asked, BoundRule};
 use crate::clock::wall_now;
-use crate::decision::Decision;
+use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
@@ -158,17 +158,30 @@ impl<L> Shared<L> {
     fn write_headers<B>(&self, response: &mut Response<B>, decided: &Decided, seed: Option<u64>) {
         let Some(decision) = &decided.decision else { return };
         let refused = seed.is_some();
-        let views: SmallVec<[View<'_>; 4]> = decided
-            .charges
-            .iter()
-            .zip(decision.charges())
-            .filter_map(|(charge, decision)| {
-                let policy = self.policy(charge)?;
-                Some(View { policy, decision, refuses: refused && !decision.is_allowed() })
-            })
-            .collect();
+        if !refused && self.headers.is_silent_if_passed() {
+            return;
+        }
+        // The usual layer has one rule.
+        if let ([charge], [decision]) = (decided.charges.as_slice(), decision.charges()) {
+            if let Some(view) = self.view(charge, decision, refused) {
+                self.write_views(response, &[view], seed);
+            }
+            return;
+        }
+        let answers = decided.charges.iter().zip(decision.charges());
+        let views: SmallVec<[View<'_>; 4]> =
+            answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect();
+        self.write_views(response, &views, seed);
+    }
+
+    fn view<'a>(&'a self, charge: &OwnedCharge, decision: &'a ChargeDecision, refused: bool) -> Option<View<'a>> {
+        Some(View { policy: self.policy(charge)?, decision, refuses: refused && !decision.is_allowed() })
+    }
+
+    #[inline]
+    fn write_views<B>(&self, response: &mut Response<B>, views: &[View<'_>], seed: Option<u64>) {
         let status = response.status();
-        self.headers.write(response.headers_mut(), &views, status, refused, seed.unwrap_or(0), &wall_now);
+        self.headers.write(response.headers_mut(), views, status, seed.is_some(), seed.unwrap_or(0), &wall_now);
     }
 
     fn outcome(&self, decided: &Decided) -> Outcome {

@@ -116,8 +116,9 @@ where
             match this.state.as_mut().project() {
                 StateProjection::Passing { response, decided } => {
                     let mut response = ready!(response.poll(cx))?;
-                    if let Some(decided) = decided.take() {
-                        this.shared.finish(&mut response, &decided);
+                    // Left where it is, since it is large; nothing gives it back once this was polled.
+                    if let Some(decided) = decided {
+                        this.shared.finish(&mut response, decided);
                     }
                     return Poll::Ready(Ok(response.map(Body::inner)));
                 }

@@ -2,9 +2,12 @@
 //!
 //! Strings, integers, lists and parameters are written as RFC 9651 serializes them; parameters always in the same order.
 
+use bytes::Bytes;
+use http::HeaderValue;
+
 use crate::quota::{Quota, UNITS_MAX};
 
-use super::text::Text;
+use super::text::{Text, three_digits};
 use super::wait::seconds_ceil;
 
 const SECOND_US: u64 = 1_000_000;
@@ -63,15 +66,79 @@ pub(super) fn push_string(text: &mut Text, name: &str) {
     text.push(b"\"");
 }
 
-/// `"default";r=99;t=60`.
-pub(super) fn push_item(text: &mut Text, quoted_name: &[u8], remaining: u64, window: Option<u64>) {
-    text.push_separator();
-    text.push(quoted_name);
+/// `"default";r=`, the start of draft 11's item.
+pub(super) fn push_item_start(text: &mut Text, name: &str) {
+    push_string(text, name);
     text.push(b";r=");
-    text.push_field_integer(remaining);
-    if let Some(window) = window {
-        text.push(b";t=");
-        text.push_field_integer(window);
+}
+
+/// `"default";r=99;t=60`, beginning with its `start`.
+pub(super) fn push_item(text: &mut Text, start: &[u8], remaining: u64, window: Option<u64>) {
+    text.push_separator();
+    text.push(start);
+    text.push(ItemEnd::new(remaining, window).as_bytes());
+}
+
+/// A list of one such item, in one allocation.
+#[inline]
+pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
+    let end = ItemEnd::new(remaining, window);
+    let end = end.as_bytes();
+    // Exactly as long as it has to be: else the buffer would be allocated twice.
+    let mut item = Vec::with_capacity(start.len() + end.len());
+    item.extend_from_slice(start);
+    item.extend_from_slice(end);
+    HeaderValue::from_maybe_shared(Bytes::from(item)).ok()
+}
+
+/// `99;t=60`, written from its end to its front.
+struct ItemEnd {
+    bytes: [u8; Self::MAX],
+    start: usize,
+}
+
+impl ItemEnd {
+    /// Two integers of 15 digits and `;t=`, rounded up.
+    const MAX: usize = 40;
+
+    #[inline]
+    fn new(remaining: u64, window: Option<u64>) -> Self {
+        let mut end = Self { bytes: [0; Self::MAX], start: Self::MAX };
+        if let Some(window) = window {
+            end.put_integer(window);
+            end.put(b";t=");
+        }
+        end.put_integer(remaining);
+        end
+    }
+
+    #[inline]
+    fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
+        let start = self.start.saturating_sub(N);
+        if let Some(room) = self.bytes.get_mut(start..start + N) {
+            room.copy_from_slice(bytes);
+            self.start = start;
+        }
+    }
+
+    #[inline]
+    fn put_integer(&mut self, n: u64) {
+        let mut rest = n.min(UNITS_MAX);
+        while rest >= 1_000 {
+            self.put(&three_digits(rest % 1_000));
+            rest /= 1_000;
+        }
+        let [hundreds, tens, ones] = three_digits(rest);
+        match rest {
+            0..10 => self.put(&[ones]),
+            10..100 => self.put(&[tens, ones]),
+            _ => self.put(&[hundreds, tens, ones]),
+        }
+    }
+
+    #[inline]
+    fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
     }
 }
 
@@ -94,6 +161,24 @@ mod tests {
     fn advertised(quota: Quota) -> (u64, u64) {
         let Advertised { quota, window } = Advertised::new(&quota);
         (quota, window)
+    }
+
+    #[test]
+    fn an_item_is_written_the_same_alone_and_in_a_list() {
+        let numbers = [0, 7, 9, 10, 99, 100, 101, 999, 1_000, 123_456, UNITS_MAX - 1, UNITS_MAX, u64::MAX];
+        for remaining in numbers {
+            for window in numbers.map(Some).into_iter().chain([None]) {
+                let told = |n: u64| n.min(UNITS_MAX);
+                let mut expected = format!("\"a\";r={}", told(remaining));
+                if let Some(window) = window {
+                    expected += &format!(";t={}", told(window));
+                }
+                assert_eq!(item_value(b"\"a\";r=", remaining, window).unwrap(), expected);
+                let mut text = Text::new();
+                push_item(&mut text, b"\"a\";r=", remaining, window);
+                assert_eq!(text.as_bytes(), expected.as_bytes());
+            }
+        }
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::time::{Timestamp, micros_ceil};
 
-use super::ietf::{Advertised, push_dictionary, push_item, push_string};
+use super::ietf::{Advertised, item_value, push_dictionary, push_item, push_item_start, push_string};
 use super::merge::{self, List, Merged};
 use super::text::{Text, integer};
 use super::wait::{Waits, seconds_ceil};
@@ -32,6 +32,8 @@ pub(crate) struct Prepared {
     policies: Vec<PreparedPolicy>,
     retry_after: bool,
     waits: Waits,
+    /// There is no format, or only such that are sent on refusals.
+    silent_if_passed: bool,
 }
 
 #[derive(Debug)]
@@ -58,8 +60,8 @@ struct PreparedList {
 #[derive(Debug)]
 struct PreparedPolicy {
     policy: Policy,
-    /// The name in its quotes.
-    quoted: Box<[u8]>,
+    /// Draft 11's item up to the number that remains.
+    item_start: Box<[u8]>,
     name: Option<HeaderValue>,
     limit: Option<HeaderValue>,
 }
@@ -67,7 +69,8 @@ struct PreparedPolicy {
 /// What is the same for all fields of one response.
 struct Response<'a> {
     views: &'a [View<'a>],
-    binding: &'a View<'a>,
+    /// It had no fields before these, which differ by name: none has to be looked for.
+    fresh: bool,
     seed: u64,
     wall_now: &'a dyn Fn() -> Timestamp,
 }
@@ -76,6 +79,7 @@ impl Prepared {
     pub(super) fn new(headers: &Headers, policies: &[Policy]) -> Self {
         let formats = headers.formats.iter().filter(|format| format.when != When::Never);
         Self {
+            silent_if_passed: formats.clone().all(|format| format.when == When::OnRefusal),
             formats: formats.map(|format| PreparedFormat::new(&format.fields, format.when, policies)).collect(),
             policies: policies.iter().map(PreparedPolicy::new).collect(),
             retry_after: headers.retry_after,
@@ -96,24 +100,30 @@ impl Prepared {
         seed: u64,
         wall_now: &dyn Fn() -> Timestamp,
     ) {
+        let fresh = headers.is_empty();
         if refused && self.retry_after {
-            if let Some(wait_us) = retry_after::longest_wait(views) {
-                let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
-                retry_after::write(headers, seconds, wall_now);
-            }
+            self.write_retry_after(headers, views, seed, wall_now);
         }
-        let Some(binding) = binding(views).filter(|_| !status.is_redirection()) else {
+        if views.is_empty() || status.is_redirection() {
             return;
-        };
-        let response = Response { views, binding, seed, wall_now };
+        }
+        let response = Response { views, fresh, seed, wall_now };
         for format in &self.formats {
             if format.when.holds(views, refused) {
                 for list in &format.lists {
                     self.write_list(headers, list, &response);
                 }
-                self.write_singles(headers, format, &response);
+                if !format.singles.is_empty() {
+                    self.write_singles(headers, format, &response);
+                }
             }
         }
+    }
+
+    /// Whether no response to a request that passed gets a field, whatever was decided.
+    #[inline]
+    pub(crate) fn is_silent_if_passed(&self) -> bool {
+        self.silent_if_passed
     }
 
     /// The wait that a refused client is told, with its jitter and its cap, if waiting helps.
@@ -122,37 +132,68 @@ impl Prepared {
         Some(Duration::from_micros(self.waits.told_us(micros_ceil(wait), seed)))
     }
 
+    #[cold]
+    fn write_retry_after(
+        &self,
+        headers: &mut HeaderMap,
+        views: &[View<'_>],
+        seed: u64,
+        wall_now: &dyn Fn() -> Timestamp,
+    ) {
+        if let Some(wait_us) = retry_after::longest_wait(views) {
+            let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
+            retry_after::write(headers, seconds, wall_now);
+        }
+    }
+
+    #[inline]
     fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        let whole = list.whole.as_ref().filter(|_| self.all_apply(response.views));
+        if !response.fresh && headers.contains_key(&list.name) {
+            self.merge_list(headers, list, response);
+        } else if let Some(value) = self.list_value(list, response) {
+            let _ = headers.try_insert(&list.name, value); // unless the map has no room for one more name
+        }
+    }
+
+    fn merge_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
+        let Ok(Entry::Occupied(mut known)) = headers.try_entry(&list.name) else { return };
+        let whole = self.whole_list(list, response);
         let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
-        let value = || whole.cloned().or_else(|| text.to_value());
-        let Ok(entry) = headers.try_entry(&list.name) else {
-            return; // a map with no room for one more name
-        };
-        match entry {
-            Entry::Vacant(vacant) => {
-                if let Some(value) = value() {
-                    let _ = vacant.try_insert(value);
+        let lines = known.iter().map(HeaderValue::as_bytes);
+        let ours = whole.map_or(text.as_bytes(), HeaderValue::as_bytes);
+        match merge::merge(lines, ours, list.list) {
+            Merged::Unchanged => {}
+            Merged::Replaced(merged) => {
+                if let Some(merged) = merged.to_value() {
+                    known.insert(merged);
                 }
             }
-            Entry::Occupied(mut known) => {
-                let lines = known.iter().map(HeaderValue::as_bytes);
-                let ours = whole.map_or(text.as_bytes(), HeaderValue::as_bytes);
-                match merge::merge(lines, ours, list.list) {
-                    Merged::Unchanged => {}
-                    Merged::Replaced(merged) => {
-                        if let Some(merged) = merged.to_value() {
-                            known.insert(merged);
-                        }
-                    }
-                    Merged::Foreign => {
-                        if let Some(value) = value() {
-                            known.append(value);
-                        }
-                    }
+            Merged::Foreign => {
+                if let Some(value) = whole.cloned().or_else(|| text.to_value()) {
+                    known.append(value);
                 }
             }
         }
+    }
+
+    #[inline]
+    fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+        if let Some(whole) = self.whole_list(list, response) {
+            return Some(whole.clone());
+        }
+        // The usual layer has one policy.
+        if let ([view], [known], List::Limits) = (response.views, self.policies.as_slice(), list.list) {
+            if known.policy == *view.policy {
+                let (remaining, window) = self.limit_of(view, response.seed);
+                return item_value(&known.item_start, remaining, window);
+            }
+        }
+        self.list_text(list.list, response).to_value()
+    }
+
+    /// The list as it was rendered before, if it does not change from response to response.
+    fn whole_list<'a>(&self, list: &'a PreparedList, response: &Response<'_>) -> Option<&'a HeaderValue> {
+        list.whole.as_ref().filter(|_| self.all_apply(response.views))
     }
 
     fn list_text(&self, list: List, response: &Response<'_>) -> Text {
@@ -162,8 +203,8 @@ impl Prepared {
                 List::Limits => {
                     let (remaining, window) = self.limit_of(view, response.seed);
                     match self.known(index, view.policy) {
-                        Some(known) => push_item(&mut text, &known.quoted, remaining, window),
-                        None => push_item(&mut text, quoted(view.policy).as_bytes(), remaining, window),
+                        Some(known) => push_item(&mut text, &known.item_start, remaining, window),
+                        None => push_item(&mut text, item_start(view.policy).as_bytes(), remaining, window),
                     }
                 }
                 List::Policies | List::Nameless => push_policy(&mut text, view.policy, list),
@@ -192,10 +233,11 @@ impl Prepared {
     }
 
     fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, response: &Response<'_>) {
+        let Some(binding) = binding(response.views) else { return };
         let mut replace = false;
         if let Some((name, read)) = &format.remaining {
             if let Some(theirs) = headers.get(name) {
-                let tighter = read(theirs.as_bytes()).is_some_and(|theirs| remaining(response.binding) < theirs);
+                let tighter = read(theirs.as_bytes()).is_some_and(|theirs| remaining(binding) < theirs);
                 if !tighter {
                     return;
                 }
@@ -203,7 +245,7 @@ impl Prepared {
             }
         }
         for field in &format.singles {
-            let value = self.single(field.content, response);
+            let value = self.single(field.content, binding, response);
             if replace {
                 match value {
                     Some(value) => {
@@ -219,8 +261,8 @@ impl Prepared {
         }
     }
 
-    fn single(&self, content: Content, response: &Response<'_>) -> Option<HeaderValue> {
-        let Response { binding: view, seed, wall_now, .. } = *response;
+    fn single(&self, content: Content, view: &View<'_>, response: &Response<'_>) -> Option<HeaderValue> {
+        let Response { seed, wall_now, .. } = *response;
         let decision = view.decision;
         let known = || self.policies.iter().find(|known| known.policy == *view.policy);
         match content {
@@ -306,7 +348,7 @@ impl PreparedPolicy {
         let mut limit = Text::new();
         limit.push_field_integer(policy.quota().capacity());
         Self {
-            quoted: quoted(policy).as_bytes().into(),
+            item_start: item_start(policy).as_bytes().into(),
             name: name.to_shared_value(),
             limit: limit.to_shared_value(),
             policy: policy.clone(),
@@ -342,9 +384,9 @@ fn remaining(view: &View<'_>) -> u64 {
     if view.refuses { 0 } else { view.decision.remaining() }
 }
 
-fn quoted(policy: &Policy) -> Text {
+fn item_start(policy: &Policy) -> Text {
     let mut text = Text::new();
-    push_string(&mut text, policy.name());
+    push_item_start(&mut text, policy.name());
     text
 }
 

@@ -97,6 +97,12 @@ pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
     text.to_value()
 }
 
+/// A number below 1,000 in three digits.
+#[inline]
+pub(super) fn three_digits(n: u64) -> [u8; 3] {
+    usize::try_from(n).ok().and_then(|n| SMALL.get(n)).copied().unwrap_or_default()
+}
+
 const SMALL_COUNT: usize = 1_000;
 
 /// `000` to `999`.
