@@ -7,8 +7,11 @@ use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::{Charge, Effect};
 
 use super::large::{Change, Index, Shard};
+use super::news::News;
+use super::one_large::NoRoom;
+use super::one_word::{Adopted, WordCharge};
 use super::registry::UNNAMED;
-use super::store::{Adopted, News, NoRoom, Store, WordCharge};
+use super::store::Store;
 use super::words::{Fingerprint, Now, Seen, version_of};
 use crate::sync::MutexGuard;
 

@@ -3,12 +3,17 @@
 //! [`MemoryLimiter`] is the limiter; [`MemoryLimiterBuilder`] sets one up.
 
 mod builder;
+mod give_back;
 mod large;
 #[cfg(all(test, ratelimit_loom))]
 mod loom_tests;
 mod many;
 mod many_words;
+mod news;
+mod one_large;
+mod one_word;
 mod pool;
+mod quick;
 mod registry;
 mod snapshot;
 mod store;

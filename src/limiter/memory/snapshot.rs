@@ -12,8 +12,9 @@ use crate::quota::Quota;
 
 use super::builder::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::large::Stored;
+use super::one_word::WordCharge;
 use super::registry::UNNAMED;
-use super::store::{Store, WordCharge};
+use super::store::Store;
 use super::words::{Fingerprint, Now, version_of};
 
 const MAGIC: &[u8; 8] = b"trl-snap";

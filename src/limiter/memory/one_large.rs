@@ -1,0 +1,123 @@
+//! One charge whose state is larger than a word.
+
+use crate::algorithm::{Rules, Used};
+use crate::decision::ChargeDecision;
+
+use super::large::{Change, Crowd, Index, Shard};
+use super::store::Store;
+use super::words::{Fingerprint, Now, version_of};
+
+/// One charge whose state is larger than a word.
+pub(super) struct LargeCharge<'a> {
+    pub(super) store: &'a Store,
+    pub(super) key: Fingerprint,
+    pub(super) version: u16,
+    pub(super) rules: &'a Rules,
+    pub(super) now: Now,
+    pub(super) cost: u64,
+    pub(super) force: bool,
+}
+
+impl LargeCharge<'_> {
+    pub(super) fn take(&self) -> ChargeDecision {
+        let Self { store, key, version, rules, now, .. } = *self;
+        let mut news = store.news();
+        let (_stripe, mut shard) = store.lock_large(key);
+        let mut crowd = store.crowd(now);
+        let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
+            Ok(index) => {
+                let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.force);
+                (decision, !change.writes() || self.write(&mut shard, index, &change, &mut crowd))
+            }
+            Err(NoRoom) => (shard.decide(None, rules, now.at, self.cost, self.force).0, self.cost == 0),
+        };
+        news.crowd(&crowd);
+        if is_kept { decision } else { news.full(decision) }
+    }
+
+    /// Writes a change; nothing if there is no room.
+    fn write(&self, shard: &mut Shard, index: Option<Index>, change: &Change, crowd: &mut Crowd<'_>) -> bool {
+        let Self { key, version, rules, now, .. } = *self;
+        crowd.keep.extend(index);
+        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd);
+        let index = if room { index.or_else(|| shard.insert(key, version, crowd)) } else { None };
+        if let Some(index) = index {
+            shard.apply(index, rules, now.at, change);
+        }
+        index.is_some()
+    }
+
+    /// The decision, and whether it would be written.
+    pub(super) fn peek(&self) -> (ChargeDecision, bool) {
+        let Self { store, key, version, rules, now, .. } = *self;
+        let mut news = store.news();
+        let (_stripe, mut shard) = store.lock_large(key);
+        let mut crowd = store.crowd(now);
+        let settled = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
+        let (decision, change) =
+            shard.decide(settled.as_ref().copied().unwrap_or(None), rules, now.at, self.cost, self.force);
+        news.crowd(&crowd);
+        match settled {
+            Ok(_) => (decision, change.writes()),
+            Err(NoRoom) if self.cost > 0 => (news.full(decision), false),
+            Err(NoRoom) => (decision, false),
+        }
+    }
+}
+
+impl Store {
+    /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over. If
+    /// there is no room for that it stays as it was.
+    pub(super) fn settle_large(
+        &self,
+        shard: &mut Shard,
+        key: Fingerprint,
+        version: u16,
+        rules: &Rules,
+        now: Now,
+        crowd: &mut Crowd<'_>,
+    ) -> Result<Option<Index>, NoRoom> {
+        let is_trail = matches!(rules, Rules::Trail(_));
+        if let Some((index, written)) = shard.find(key) {
+            if written != version {
+                crowd.keep.push(index);
+                if is_trail && !shard.make_room(1, key, crowd) {
+                    return Err(NoRoom);
+                }
+                let versions = self.registry.versions();
+                let old = versions.policy(written).map(|policy| policy.quota().rules());
+                let used = old.and_then(|rules| shard.used(index, rules, now.at));
+                shard.rewrite(index, version, rules, now.at, used);
+            }
+            return Ok(Some(index));
+        }
+        if !self.registry.is_mixed() || self.words.find(key).is_none() {
+            return Ok(None);
+        }
+        let Some(index) = shard.insert(key, version, crowd) else { return Err(NoRoom) };
+        crowd.keep.push(index);
+        if is_trail && !shard.make_room(1, key, crowd) {
+            shard.forget(index);
+            return Err(NoRoom);
+        }
+        let used = self.take_out_of_words(key, now);
+        shard.rewrite(index, version, rules, now.at, used);
+        Ok(Some(index))
+    }
+
+    /// Removes a key's slot among the words, live or not, and says what was in use.
+    fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<Used> {
+        loop {
+            let seen = self.words.find(key)?;
+            let (rules, layout) = self.word_rules(version_of(seen.tag))?;
+            if self.words.lock(seen) {
+                self.words.put_back(seen.emptied());
+                return layout.unpack(seen.word, now).map(|state| rules.used(state, now.at));
+            }
+        }
+    }
+}
+
+/// There is no place where a state could be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoRoom;

@@ -1,0 +1,222 @@
+//! One charge whose state is a word, when the usual case did not do: a new key, another version, others at the same key.
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Answer, Fullness, Next, Pair, PairRules, WordLayout};
+use crate::decision::ChargeDecision;
+
+use super::OnFull;
+use super::large::Shard;
+use super::news::News;
+use super::store::Store;
+use super::words::{Fingerprint, Now, Seen, is_expired, version_of};
+
+/// How often a full set is looked through again when another thread was quicker.
+const EVICTION_ATTEMPTS: usize = 16;
+
+/// What came of looking for a word's state among the large ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Adopted {
+    Nothing,
+    Came,
+    NoRoom,
+}
+
+/// One charge whose state is a word.
+#[derive(Clone, Copy)]
+pub(super) struct WordCharge<'a> {
+    pub(super) store: &'a Store,
+    pub(super) key: Fingerprint,
+    pub(super) version: u16,
+    pub(super) rules: &'a PairRules,
+    pub(super) layout: WordLayout,
+    pub(super) now: Now,
+    pub(super) cost: u64,
+    pub(super) force: bool,
+}
+
+impl WordCharge<'_> {
+    /// Decides and takes.
+    pub(super) fn take(&self) -> ChargeDecision {
+        loop {
+            let Some(seen) = self.store.words.find(self.key) else {
+                match self.take_new() {
+                    Some(decision) => return decision,
+                    None => continue,
+                }
+            };
+            if version_of(seen.tag) != self.version {
+                self.convert(seen);
+                continue;
+            }
+            // Others are at this key, or this would not be the slow way: it is locked at once, since a decision made before
+            // a compare-exchange would often be made in vain.
+            if !self.store.words.lock(seen) {
+                continue;
+            }
+            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, self.now));
+            match next {
+                Next::Keep => self.store.words.put_back(seen),
+                Next::Set(state) => self.store.words.publish(seen, seen.tag, self.layout.pack(state, self.now)),
+                Next::Clear => self.store.words.publish(seen, seen.tag, self.layout.cleared(self.now)),
+            }
+            return decision;
+        }
+    }
+
+    /// Decides, and writes nothing.
+    pub(super) fn peek(&self) -> Answer {
+        self.decide(self.state())
+    }
+
+    #[inline]
+    pub(super) fn decide(&self, state: Option<Pair>) -> Answer {
+        self.rules.decide(state, self.now.at, self.cost, self.force)
+    }
+
+    /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.
+    fn state(&self) -> Option<Pair> {
+        let used = match self.find() {
+            Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, self.now),
+            Some(seen) => {
+                let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
+                rules.used(layout.unpack(seen.word, self.now)?, self.now.at)
+            }
+            None if self.store.registry.is_mixed() => {
+                let large = self.store.large.get()?;
+                let shard = large.lock(large.shard_of(self.key));
+                let (index, written) = shard.find(self.key)?;
+                let versions = self.store.registry.versions();
+                shard.used(index, versions.policy(written)?.quota().rules(), self.now.at)?
+            }
+            None => return None,
+        };
+        self.rules.with_used(used, self.now.at)
+    }
+
+    /// Finds the key's slot, also one that is just moving.
+    pub(super) fn find(&self) -> Option<Seen> {
+        self.store.words.find(self.key).or_else(|| {
+            let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
+            self.store.words.find(self.key)
+        })
+    }
+
+    /// A key without a slot. Nothing if it has got one meanwhile.
+    #[cold]
+    fn take_new(&self) -> Option<ChargeDecision> {
+        let mut news = self.store.news();
+        let Answer { decision, next } = self.decide(None);
+        let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
+        if self.store.registry.is_mixed() {
+            let large = self.store.large(); // made if need be: its lock orders this with who makes the first large state
+            match self.adopt(&mut large.lock(large.shard_of(self.key)), &mut news) {
+                Adopted::Nothing => {}
+                Adopted::Came => return None,
+                Adopted::NoRoom => return Some(news.full(decision)),
+            }
+        }
+        if self.store.words.find(self.key).is_some() {
+            return None;
+        }
+        let Next::Set(state) = next else { return Some(decision) };
+        let word = self.layout.pack(state, self.now);
+        match self.claim(&mut news) {
+            Some(claimed) => {
+                self.store.words.publish(claimed, self.key.tag(self.version), word);
+                Some(decision)
+            }
+            None => Some(news.full(decision)),
+        }
+    }
+
+    /// Under the key's stripe: a state that lies among the large ones comes over, if there is one and there is room.
+    pub(super) fn adopt(&self, shard: &mut Shard, news: &mut News<'_>) -> Adopted {
+        let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
+        let versions = self.store.registry.versions();
+        let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
+        drop(versions);
+        if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
+            let word = self.layout.pack(state, self.now);
+            let Some(claimed) = self.claim(news) else { return Adopted::NoRoom };
+            self.store.words.publish(claimed, self.key.tag(self.version), word);
+            shard.forget(index);
+            return Adopted::Came;
+        }
+        shard.forget(index);
+        Adopted::Nothing
+    }
+
+    /// Rewrites a slot of another version as one of this, with as much in use. It may fail if the slot changes meanwhile.
+    #[cold]
+    pub(super) fn convert(&self, seen: Seen) {
+        let Some((rules, layout)) = self.store.word_rules(version_of(seen.tag)) else { return };
+        let used = layout.unpack(seen.word, self.now).map(|state| rules.used(state, self.now.at));
+        let state = used.and_then(|used| self.rules.with_used(used, self.now.at));
+        if self.store.words.lock(seen) {
+            let word = state.map_or(self.layout.cleared(self.now), |state| self.layout.pack(state, self.now));
+            self.store.words.publish(seen, self.key.tag(self.version), word);
+        }
+    }
+
+    /// Under the key's stripe: locks a slot for a key that has none. A free one; or that of a key which can move to its
+    /// other line; or by choice that of the key that has used least. Nothing if there is none of these. It is returned as it
+    /// may be put back.
+    pub(super) fn claim(&self, news: &mut News<'_>) -> Option<Seen> {
+        let store = self.store;
+        for _ in 0..EVICTION_ATTEMPTS {
+            let lines = store.words.candidates(self.key);
+            let mut free = self.free_of(lines.iter().flatten());
+            // One that was never used, in the first line if there is one; else the one that has been free longest, so that
+            // an idle key keeps its slot for a while.
+            free.sort_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) });
+            if let Some(seen) = free.iter().find(|seen| store.words.lock(**seen)) {
+                return Some(*seen);
+            }
+            if !free.is_empty() {
+                continue; // others were quicker
+            }
+            if let Some(seen) = lines.iter().flatten().find_map(|seen| self.move_away(*seen)) {
+                return Some(seen);
+            }
+            if store.on_full == OnFull::Deny {
+                return None;
+            }
+            let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));
+            let least = lines.iter().flatten().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
+            if let Some((fullness, seen)) = least.filter(|(_, seen)| store.words.lock(*seen)) {
+                news.evicted(fullness);
+                return Some(seen);
+            }
+        }
+        None
+    }
+
+    fn free_of<'s>(&self, slots: impl Iterator<Item = &'s Seen>) -> SmallVec<[Seen; 8]> {
+        let registry = &self.store.registry;
+        slots.filter(|seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now)).copied().collect()
+    }
+
+    /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
+    ///
+    /// It takes that key's stripe, if it can be had at once: whoever misses a key looks again under the stripe, and so does
+    /// not miss it because it was moving.
+    fn move_away(&self, seen: Seen) -> Option<Seen> {
+        let store = self.store;
+        let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
+        let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
+        let free = self.free_of(store.words.elsewhere(seen).iter());
+        let to = free.into_iter().find(|to| to.place != seen.place && store.words.lock(*to))?;
+        if !store.words.lock(seen) {
+            store.words.put_back(to);
+            return None;
+        }
+        store.words.publish(to, seen.tag, seen.word);
+        Some(seen.emptied())
+    }
+
+    fn fullness(&self, seen: Seen) -> Option<Fullness> {
+        let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
+        Some(rules.fullness(layout.unpack(seen.word, self.now)?, self.now.at))
+    }
+}
