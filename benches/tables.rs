@@ -8,9 +8,18 @@
 //!
 //! # What was found, and why the flat table was kept
 //!
-//! See the table in `README.md`, "Speed". The flat table takes no lock, so a thread that loses the processor holds nobody
-//! up; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for each key at its bound whatever
-//! the key is; and an expired slot is free without anybody removing it. The sharded one grows by itself and never forgets.
+//! On a busy machine of two shared processors (Xeon, 2.5 GHz, rustc 1.95, LTO), three runs, the flat table's time against the
+//! sharded one's:
+//!
+//! | | hot key | 10k keys | 1M keys |
+//! |---|---|---|---|
+//! | one thread | 0.93 to 1.14 | 0.94 to 1.14 | 1.05 to 1.26 |
+//! | two threads | 0.54 to 0.97 | 0.83 to 1.20 | 0.99 to 1.05 |
+//!
+//! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the processor
+//! holds nobody up; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for each key at its
+//! bound whatever the key is; and an expired slot is free without anybody removing it. The sharded one grows by itself,
+//! and never forgets a live key.
 
 mod support;
 

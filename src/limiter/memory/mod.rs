@@ -48,7 +48,7 @@ pub use builder::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKi
 /// A state that has expired is free space, without anybody having to remove it. When all slots that a new key may use are
 /// live, [`OnFull`] says what happens; of a million keys in a table of that capacity fewer than ten are forgotten.
 ///
-/// Keys are not kept. A fingerprint of 64 bits is, made with a secret drawn from the system's randomness, so nobody can aim
+/// Keys are not kept. A fingerprint of 50 bits is, made with a secret drawn from the system's randomness, so nobody can aim
 /// at another's key.
 #[derive(Clone)]
 pub struct MemoryLimiter(Arc<Store>);
