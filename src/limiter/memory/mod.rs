@@ -144,8 +144,8 @@ impl Default for MemoryLimiter {
 impl fmt::Debug for MemoryLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryLimiter")
-            .field("capacity", &self.0.capacity)
-            .field("on_full", &self.0.on_full)
+            .field("capacity", &self.0.setup.capacity)
+            .field("on_full", &self.0.setup.on_full)
             .finish_non_exhaustive()
     }
 }

@@ -41,7 +41,7 @@ impl<'a> News<'a> {
 
 impl Drop for News<'_> {
     fn drop(&mut self) {
-        if let Some(observer) = &self.store.observer {
+        if let Some(observer) = &self.store.setup.observer {
             self.events.iter().for_each(|event| observer.on_event(event));
         }
     }

@@ -179,7 +179,7 @@ impl WordCharge<'_> {
             if let Some(seen) = lines.iter().flatten().find_map(|seen| self.move_away(*seen)) {
                 return Some(seen);
             }
-            if store.on_full == OnFull::Deny {
+            if store.setup.on_full == OnFull::Deny {
                 return None;
             }
             let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));

@@ -66,7 +66,7 @@ impl Snapshot {
             }
         }
         let policies = store.registry.versions().policies().to_vec();
-        Self { seeds: store.secret.seeds, policies, states }
+        Self { seeds: store.setup.secret.seeds, policies, states }
     }
 
     /// Puts the states into a new store.

@@ -52,14 +52,7 @@ pub(super) struct Store {
     pub(super) words: Words,
     pub(super) large: OnceLock<Large>,
     pub(super) registry: Registry,
-    pub(super) secret: Secret,
-    pub(super) clock: AnyClock,
-    /// The instant that words count from.
-    pub(super) base: u64,
-    pub(super) capacity: usize,
-    pub(super) entries: usize,
-    pub(super) on_full: OnFull,
-    pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) setup: Setup,
     stripes: Box<[Mutex<()>]>,
 }
 
@@ -93,33 +86,27 @@ impl Store {
             words: Words::new(setup.capacity),
             large: OnceLock::new(),
             registry: Registry::new(),
-            secret: setup.secret,
-            clock: setup.clock,
-            base: setup.base,
-            capacity: setup.capacity,
-            entries: setup.entries,
-            on_full: setup.on_full,
-            observer: setup.observer,
+            setup,
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
         }
     }
 
     #[inline]
     pub(super) fn now(&self) -> Now {
-        Now::new(self.clock.now_us(), self.base)
+        Now::new(self.setup.clock.now_us(), self.setup.base)
     }
 
     /// The fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
     #[inline]
     pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
-        let seed = self.secret.seeds[0] ^ policy.name_fingerprint();
-        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.secret.shared);
+        let seed = self.setup.secret.seeds[0] ^ policy.name_fingerprint();
+        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.setup.secret.shared);
         hasher.write(key.as_bytes());
         Fingerprint::new(hasher.finish())
     }
 
     pub(super) fn large(&self) -> &Large {
-        self.large.get_or_init(|| Large::new(self.capacity, self.entries))
+        self.large.get_or_init(|| Large::new(self.setup.capacity, self.setup.entries))
     }
 
     pub(super) fn stripe_of(&self, key: Fingerprint) -> usize {
@@ -148,7 +135,7 @@ impl Store {
         Crowd {
             registry: &self.registry,
             now: now.at,
-            evict: self.on_full == OnFull::Evict,
+            evict: self.setup.on_full == OnFull::Evict,
             keep: SmallVec::new(),
             evicted: SmallVec::new(),
         }
