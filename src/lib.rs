@@ -83,6 +83,8 @@ pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use decision::{ChargeDecision, Decision, Receipt};
 pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
+#[cfg(feature = "redis")]
+pub use limiter::redis::{RedisError, RedisErrorKind};
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, Limiter, LimiterError, Refund, Reply};
 pub use middleware::{
     GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,

@@ -2,6 +2,8 @@
 
 mod boxed;
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 use std::future::Future;
 

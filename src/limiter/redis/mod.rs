@@ -1,0 +1,6 @@
+//! One limit across many processes: states in Redis, decided there by the Lua twins of the [algorithms](crate::algorithm).
+
+mod error;
+mod value;
+
+pub use error::{RedisError, RedisErrorKind};

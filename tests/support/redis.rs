@@ -1,0 +1,149 @@
+//! Redis servers for tests: each on a free port of its own, stopped when dropped.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(10);
+
+/// A server. Dropping it kills it, even a stopped one, and removes its directory.
+pub(crate) struct Server {
+    child: Option<Child>,
+    port: u16,
+    directory: PathBuf,
+    options: Vec<String>,
+}
+
+impl Server {
+    /// A server that keeps nothing on disk.
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A server with more options, such as `["--requirepass", "secret"]`.
+    pub(crate) fn with(options: &[&str]) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        let options = options.iter().map(ToString::to_string).collect();
+        let mut server = Self { child: None, port: 0, directory, options };
+        // Somebody else may take the port between its choice and the start.
+        for _ in 0..5 {
+            server.port = free_port();
+            if server.try_launch() {
+                return server;
+            }
+        }
+        panic!("{} did not start on any of five ports", program());
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A plain connection, by another client than the one under test.
+    pub(crate) fn connection(&self) -> redis::Connection {
+        redis::Client::open(self.url()).unwrap().get_connection_with_timeout(START).unwrap()
+    }
+
+    /// kill -9.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts it again on the same port, with nothing in it.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        assert!(self.try_launch(), "{} did not start again on port {}", program(), self.port);
+    }
+
+    /// Stops the process where it is: it answers nothing, and its connections stay.
+    pub(crate) fn pause(&self) {
+        self.signal("-STOP");
+    }
+
+    pub(crate) fn resume(&self) {
+        self.signal("-CONT");
+    }
+
+    fn signal(&self, signal: &str) {
+        let child = self.child.as_ref().expect("the server runs");
+        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+    }
+
+    fn try_launch(&mut self) -> bool {
+        let child = Command::new(program())
+            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+            .arg(&self.directory)
+            .args(&self.options)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let mut child = match child {
+            Ok(child) => child,
+            Err(error) => panic!(
+                "{} cannot be started ({error}). Install Redis, on Debian with: apt-get install redis-server; or name \
+                 its program in REDIS_SERVER",
+                program()
+            ),
+        };
+        let began = Instant::now();
+        while began.elapsed() < START {
+            if child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            if self.answers() {
+                self.child = Some(child);
+                return true;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let _ = child.kill();
+        let _ = child.wait();
+        false
+    }
+
+    /// Whether it answers at all; that a password is missing is an answer too.
+    fn answers(&self) -> bool {
+        use std::io::{Read, Write};
+        let Ok(mut stream) = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)) else { return false };
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(1)));
+        let mut answer = [0; 64];
+        let read = stream.write_all(b"PING\r\n").and_then(|()| stream.read(&mut answer));
+        read.is_ok_and(|read| answer[..read].starts_with(b"+PONG") || answer[..read].starts_with(b"-NOAUTH"))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// The server's program: that of REDIS_SERVER, or the one on the path.
+fn program() -> String {
+    std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+pub(crate) fn free_port() -> u16 {
+    // Clusters use the port 10,000 above as well.
+    loop {
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        if port < 55_000 {
+            return port;
+        }
+    }
+}
