@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
+/// Bits of a receipt's number; those above are notes.
+const PART_BITS: u32 = 56;
+const PART: u64 = (1 << PART_BITS) - 1;
+
 /// In place of a wait that never ends.
 const NEVER: u64 = u64::MAX;
 
@@ -195,6 +199,10 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
+    pub(crate) fn put_receipt(&mut self, receipt: Receipt) {
+        self.receipt = receipt.0;
+    }
+
     pub(crate) const fn blank() -> Self {
         Self {
             allowed: false,
@@ -261,10 +269,24 @@ impl Clone for ChargeDecision {
 pub struct Receipt(RawReceipt);
 
 impl Receipt {
-    /// A receipt for `units`, with an instant and a number whose meaning is the limiter's own.
+    /// A receipt for `units`, with an instant and a number whose meaning is the limiter's own. Of the number 56 bits are
+    /// kept: in the upper ones a [`FallbackLimiter`](crate::FallbackLimiter) notes which of its limiters it came from.
     #[must_use]
     pub fn new(units: u64, at_us: u64, part: u64) -> Self {
-        Self(RawReceipt { units, at_us, part })
+        Self(RawReceipt { units, at_us, part: part & PART })
+    }
+
+    /// Notes one of two, above what was noted before.
+    pub(crate) fn noted(self, second: bool) -> Self {
+        let notes = (self.0.part & !PART) << 1 | u64::from(second) << PART_BITS;
+        Self(RawReceipt { part: self.0.part & PART | notes, ..self.0 })
+    }
+
+    /// Takes the latest note off.
+    pub(crate) fn unnoted(self) -> (Self, bool) {
+        let notes = self.0.part >> PART_BITS;
+        let part = self.0.part & PART | notes >> 1 << PART_BITS;
+        (Self(RawReceipt { part, ..self.0 }), notes & 1 == 1)
     }
 
     /// How many units were taken.
@@ -282,7 +304,7 @@ impl Receipt {
     /// The number that goes with the instant.
     #[must_use]
     pub fn part(&self) -> u64 {
-        self.0.part
+        self.0.part & PART
     }
 
     /// The same receipt for fewer units, for giving back a part; the rest is kept.

@@ -164,6 +164,11 @@ pub enum LimiterEvent {
     },
     /// A new key was denied because the table is full.
     Full,
+    /// The first of two limiters could not answer, and the second was asked.
+    FellBack {
+        /// What the first said.
+        error: String,
+    },
     /// The limiter could not answer.
     Failed {
         /// What it said.

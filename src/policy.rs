@@ -57,6 +57,11 @@ impl Policy {
         &self.0.quota
     }
 
+    /// The same name with another quota.
+    pub(crate) fn with_quota(&self, quota: Quota) -> Self {
+        Self::build(self.name().to_owned(), quota)
+    }
+
     /// Of the name alone: what a state belongs to, whatever its quota. Good within one process only.
     pub(crate) fn name_fingerprint(&self) -> u64 {
         self.0.name_fingerprint

@@ -1,10 +1,14 @@
 //! The limiters of this crate pass the suite that it hands out.
 #![cfg(feature = "conformance")]
 
+mod support;
+
+use std::num::NonZeroU32;
 use std::time::Duration;
 
+use support::Scripted;
 use tower_ratelimit::conformance::{Subject, check};
-use tower_ratelimit::{BoxLimiter, ManualClock, MemoryLimiter};
+use tower_ratelimit::{BoxLimiter, FallbackLimiter, ManualClock, MemoryLimiter};
 
 struct Memory(ManualClock);
 
@@ -32,6 +36,28 @@ impl Subject for Boxed {
     async fn advance(&self, by: Duration) {
         self.0.advance(by).await;
     }
+}
+
+/// Only the second answers.
+struct Fallback(Memory);
+
+impl Subject for Fallback {
+    type Limiter = FallbackLimiter<Scripted, MemoryLimiter>;
+
+    async fn limiter(&self) -> Self::Limiter {
+        let first = Scripted::new().later();
+        first.fail(true);
+        FallbackLimiter::new(first, self.0.limiter().await, NonZeroU32::MIN)
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.0.advance(by).await;
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_that_another_stands_in_for_keeps_every_promise() {
+    check(&Fallback(Memory(ManualClock::new()))).await.unwrap_or_else(|failures| panic!("{failures}"));
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The seam between the middleware and what keeps the states: the [`Limiter`] trait and its contract.
 
 mod boxed;
+mod fallback;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
@@ -12,6 +13,7 @@ use crate::key::Key;
 use crate::policy::Policy;
 
 pub use boxed::{BoxLimiter, LimiterError};
+pub use fallback::FallbackLimiter;
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
 ///

@@ -1,6 +1,7 @@
 //! How much is allowed: a limit per period, an algorithm, and its options.
 
 mod error;
+mod share;
 #[cfg(test)]
 mod tests;
 mod words;

@@ -1,0 +1,275 @@
+//! Another limiter for when the first cannot answer.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use smallvec::SmallVec;
+
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::outcome::{LimiterEvent, Observer};
+use crate::policy::Policy;
+
+/// So many policies' shares are remembered; one more, and they are worked out anew.
+const REMEMBERED: usize = 1_024;
+
+/// Asks one limiter, and another when the first fails: Redis, and while it is away memory with a share of each quota.
+///
+/// The second is asked with every quota divided by the number of processes ([`Quota::share`](crate::Quota::share)), since
+/// each then counts for itself. While the first is away, all processes together admit per period at most the larger of the
+/// quota and their number, besides what the first had admitted before; what the second admits is not told to the first
+/// when it is back.
+///
+/// ```
+/// use std::num::NonZeroU32;
+/// use tower_ratelimit::{FallbackLimiter, MemoryLimiter};
+/// # fn with(first: impl tower_ratelimit::Limiter + Clone) {
+/// let four = NonZeroU32::new(4).unwrap();
+/// let limiter = FallbackLimiter::new(first, MemoryLimiter::new(), four);
+/// # }
+/// ```
+pub struct FallbackLimiter<P, S> {
+    first: P,
+    second: S,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    processes: NonZeroU32,
+    observer: Option<Box<dyn Observer>>,
+    /// The policies that the second limiter is asked with, by the fingerprints of those that the first is.
+    shares: RwLock<HashMap<u64, (Policy, Policy)>>,
+}
+
+/// A charge that outlives the call.
+struct OwnedCharge {
+    policy: Policy,
+    key: Key,
+    cost: u64,
+    effect: Effect,
+}
+
+type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
+
+impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
+    /// Asks `second` when `first` fails, in each of so many processes.
+    #[must_use]
+    pub fn new(first: P, second: S, processes: NonZeroU32) -> Self {
+        Self { first, second, shared: Arc::new(Shared { processes, observer: None, shares: RwLock::default() }) }
+    }
+
+    /// Sets who sees each use of the second limiter.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        let shared =
+            Shared { processes: self.shared.processes, observer: Some(Box::new(observer)), shares: RwLock::default() };
+        Self { shared: Arc::new(shared), ..self }
+    }
+
+    /// The limiter that is asked first.
+    pub fn first(&self) -> &P {
+        &self.first
+    }
+
+    /// The limiter that is asked when the first fails.
+    pub fn second(&self) -> &S {
+        &self.second
+    }
+
+    fn ask(&self, charges: &[Charge<'_>], verb: Verb) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
+        let first = match verb {
+            Verb::Take => self.first.take(charges),
+            Verb::Peek => self.first.peek(charges),
+        };
+        match first {
+            Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
+            Reply::Now(Err(error)) => match self.shared.fall_back(&self.second, charges, verb, &error) {
+                Reply::Now(answer) => Reply::Now(answer.map(|decision| noted(decision, true))),
+                Reply::Later(answer) => {
+                    Reply::Later(Box::pin(async move { answer.await.map(|decision| noted(decision, true)) }))
+                }
+            },
+            Reply::Later(answer) => {
+                let charges: SmallVec<[OwnedCharge; 2]> = charges.iter().map(OwnedCharge::of).collect();
+                let (second, shared) = (self.second.clone(), Arc::clone(&self.shared));
+                Reply::Later(Box::pin(async move {
+                    match answer.await {
+                        Ok(decision) => Ok(noted(decision, false)),
+                        Err(error) => {
+                            let reply = {
+                                let charges: SmallVec<[Charge<'_>; 2]> =
+                                    charges.iter().map(OwnedCharge::borrow).collect();
+                                shared.fall_back(&second, &charges, verb, &error)
+                            };
+                            reply.wait().await.map(|decision| noted(decision, true))
+                        }
+                    }
+                }))
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Verb {
+    Take,
+    Peek,
+}
+
+impl Shared {
+    fn fall_back<S: Limiter>(
+        &self,
+        second: &S,
+        charges: &[Charge<'_>],
+        verb: Verb,
+        error: &dyn std::error::Error,
+    ) -> Reply<Decision, S::Error, S::Future<Decision>> {
+        self.tell(error);
+        let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
+        let charges: SmallVec<[Charge<'_>; 4]> =
+            charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
+        match verb {
+            Verb::Take => second.take(&charges),
+            Verb::Peek => second.peek(&charges),
+        }
+    }
+
+    fn tell(&self, error: &dyn std::error::Error) {
+        if let Some(observer) = &self.observer {
+            observer.on_event(&LimiterEvent::FellBack { error: error.to_string() });
+        }
+    }
+
+    /// The policy with this process' share of the quota.
+    fn share(&self, policy: &Policy) -> Policy {
+        if let Some((of, share)) = self.shares.read().unwrap_or_else(PoisonError::into_inner).get(&policy.fingerprint())
+        {
+            if of == policy {
+                return share.clone();
+            }
+        }
+        let share = policy.with_quota(policy.quota().share(self.processes));
+        let mut shares = self.shares.write().unwrap_or_else(PoisonError::into_inner);
+        if shares.len() >= REMEMBERED {
+            shares.clear();
+        }
+        shares.insert(policy.fingerprint(), (policy.clone(), share.clone()));
+        share
+    }
+}
+
+impl OwnedCharge {
+    fn of(charge: &Charge<'_>) -> Self {
+        Self { policy: charge.policy.clone(), key: charge.key.clone(), cost: charge.cost, effect: charge.effect }
+    }
+
+    fn borrow(&self) -> Charge<'_> {
+        Charge::new(&self.policy, &self.key).cost(self.cost).effect(self.effect)
+    }
+}
+
+/// Receipts note which limiter they came from.
+fn noted(mut decision: Decision, second: bool) -> Decision {
+    for index in 0..decision.charges().len() {
+        if let Some(charge) = decision.charge_mut(index) {
+            if let Some(receipt) = charge.take_receipt() {
+                charge.put_receipt(receipt.noted(second));
+            }
+        }
+    }
+    decision
+}
+
+impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S> {
+    /// The second limiter's: what befalls the first is told to the observer.
+    type Error = S::Error;
+    type Future<T: Send + 'static> = BoxFuture<T, S::Error>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
+        self.ask(charges, Verb::Take)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
+        self.ask(charges, Verb::Peek)
+    }
+
+    /// Each receipt goes back to the limiter that it came from. What the first cannot take back is told to the observer.
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+        let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
+        for refund in refunds {
+            let (receipt, second) = refund.receipt.unnoted();
+            if second {
+                to_second.push(Refund { policy: self.shared.share(&refund.policy), receipt, ..refund });
+            } else {
+                to_first.push(Refund { receipt, ..refund });
+            }
+        }
+        let first = (!to_first.is_empty()).then(|| self.first.refund(to_first));
+        let second = (!to_second.is_empty()).then(|| self.second.refund(to_second));
+        self.both(first, second)
+    }
+
+    /// Forgets it in both.
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+        self.both(Some(self.first.reset(policy, key)), Some(self.second.reset(&self.shared.share(policy), key)))
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        match (self.first.atomicity(), self.second.atomicity()) {
+            (Atomicity::Atomic, Atomicity::Atomic) => Atomicity::Atomic,
+            _ => Atomicity::Compensated,
+        }
+    }
+}
+
+impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
+    /// Both answers; the first's error is only told.
+    fn both(
+        &self,
+        first: Option<Reply<(), P::Error, P::Future<()>>>,
+        second: Option<Reply<(), S::Error, S::Future<()>>>,
+    ) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+        let second = second.unwrap_or(Reply::Now(Ok(())));
+        match (first, second) {
+            (None, Reply::Now(answer)) => Reply::Now(answer),
+            (Some(Reply::Now(first)), Reply::Now(answer)) => {
+                if let Err(error) = first {
+                    self.shared.tell(&error);
+                }
+                Reply::Now(answer)
+            }
+            (first, second) => {
+                let shared = Arc::clone(&self.shared);
+                Reply::Later(Box::pin(async move {
+                    if let Some(first) = first {
+                        if let Err(error) = first.wait().await {
+                            shared.tell(&error);
+                        }
+                    }
+                    second.wait().await
+                }))
+            }
+        }
+    }
+}
+
+impl<P: Clone, S: Clone> Clone for FallbackLimiter<P, S> {
+    fn clone(&self) -> Self {
+        Self { first: self.first.clone(), second: self.second.clone(), shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl<P: fmt::Debug, S: fmt::Debug> fmt::Debug for FallbackLimiter<P, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FallbackLimiter")
+            .field("first", &self.first)
+            .field("second", &self.second)
+            .field("processes", &self.shared.processes)
+            .finish_non_exhaustive()
+    }
+}
