@@ -1,6 +1,7 @@
 //! One limit across many processes: states in Redis, decided there by the Lua twins of the [algorithms](crate::algorithm).
 
 mod error;
+mod queue;
 mod value;
 
 pub use error::{RedisError, RedisErrorKind};
