@@ -104,6 +104,13 @@ impl ChargeDecision {
         Self { retry_us, limit, remaining, window_us: if retry_us == NEVER { 0 } else { retry_us }, ..Self::blank() }
     }
 
+    /// A charge that was not asked about, since another of its set is known to be denied: it is not in the way, and
+    /// nothing else is known of it.
+    #[must_use]
+    pub fn unasked(limit: u64) -> Self {
+        Self { allowed: true, limit, retry_us: NEVER, ..Self::blank() }
+    }
+
     /// Sets the time until the whole quota is back.
     #[must_use]
     pub fn with_reset_after(mut self, reset_after: Duration) -> Self {
@@ -139,6 +146,12 @@ impl ChargeDecision {
         self.allowed
     }
 
+    /// Whether the quota was asked at all: see [`unasked`](Self::unasked). If it was not, only the limit is known.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        !(self.allowed && self.retry_us == NEVER)
+    }
+
     /// The capacity: the most units that can pass at one instant.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -170,7 +183,7 @@ impl ChargeDecision {
     /// Denied, and no wait helps: the cost is above the capacity.
     #[must_use]
     pub fn is_never(&self) -> bool {
-        self.retry_us == NEVER
+        !self.allowed && self.retry_us == NEVER
     }
 
     /// Within this time no more than [`remaining`](Self::remaining) may be used: the `t` of the `RateLimit` header since
@@ -239,6 +252,18 @@ impl ChargeDecision {
     #[inline]
     pub(crate) fn untaken(&mut self) {
         self.receipt = RawReceipt::default();
+    }
+
+    /// The same denial, told so much later.
+    #[cfg(feature = "redis")]
+    pub(crate) fn later(&self, passed_us: u64) -> Self {
+        let left = |us: u64, least: u64| if us == NEVER { NEVER } else { us.saturating_sub(passed_us).max(least) };
+        Self {
+            reset_us: left(self.reset_us, 0),
+            retry_us: left(self.retry_us, 1),
+            window_us: left(self.window_us, u64::from(self.window_us > 0)),
+            ..self.clone()
+        }
     }
 
     pub(crate) fn retry_us(&self) -> u64 {

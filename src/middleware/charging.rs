@@ -175,6 +175,9 @@ impl<L> Shared<L> {
     }
 
     fn view<'a>(&'a self, charge: &OwnedCharge, decision: &'a ChargeDecision, refused: bool) -> Option<View<'a>> {
+        if !decision.is_known() {
+            return None;
+        }
         Some(View { policy: self.policy(charge)?, decision, refuses: refused && !decision.is_allowed() })
     }
 

@@ -1,5 +1,6 @@
 //! One limit across many processes: states in Redis, decided there by the Lua twins of the [algorithms](crate::algorithm).
 
+mod denials;
 mod error;
 mod queue;
 mod value;

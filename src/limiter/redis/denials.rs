@@ -1,0 +1,255 @@
+//! What Redis has denied, remembered for a moment, so that a key under attack costs no calls.
+//!
+//! "Denied for `d`" holds whatever else comes meanwhile: other charges only make it later. So the same cost or more is
+//! denied here until `d` after the call was *sent*, and never what Redis would admit, except for what is given back, reset
+//! or lost elsewhere meanwhile: hence no longer than [`LONGEST`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use foldhash::quality::RandomState;
+use std::hash::BuildHasher;
+
+use crate::clock::Clock;
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect};
+use crate::policy::Policy;
+use crate::time::Timestamp;
+
+/// How long a denial is remembered at most.
+pub(super) const LONGEST: Duration = Duration::from_secs(1);
+
+/// A denial that was asked for before a refund may come back after it: for so long none is remembered.
+const SETTLING: Duration = Duration::from_millis(200);
+
+/// Denials by (policy, key). Of those that share a slot the latest is remembered.
+pub(super) struct Denials {
+    slots: Box<[Mutex<Slot>]>,
+    hash: RandomState,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Default)]
+struct Slot {
+    denial: Option<Denial>,
+    /// Denials that were asked for before this are not remembered.
+    from: Timestamp,
+}
+
+struct Denial {
+    tag: u64,
+    cost: u64,
+    sent: Timestamp,
+    until: Timestamp,
+    decision: ChargeDecision,
+}
+
+impl Denials {
+    /// Remembers at most so many, at about 200 bytes each.
+    pub(super) fn new(most: usize, clock: Arc<dyn Clock>) -> Self {
+        Self { slots: (0..most).map(|_| Mutex::default()).collect(), hash: RandomState::default(), clock }
+    }
+
+    /// When a call is sent: to be given to [`note`](Self::note).
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// The refusal of a set that has a charge which is known to be denied.
+    pub(super) fn refusal(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+        if self.slots.is_empty() || charges.iter().any(|charge| charge.policy.quota().counts_denied()) {
+            return None;
+        }
+        let now = self.now();
+        let (at, denied) = charges.iter().enumerate().find_map(|(at, charge)| Some((at, self.find(charge, now)?)))?;
+        let mut denied = Some(denied);
+        Some(Decision::new(
+            false,
+            charges.iter().enumerate().map(|(index, charge)| {
+                let found = if index == at { denied.take() } else { self.find(charge, now) };
+                found.unwrap_or_else(|| ChargeDecision::unasked(charge.policy.quota().capacity()))
+            }),
+        ))
+    }
+
+    /// Remembers what a refused set was denied by.
+    pub(super) fn note(&self, charge: &Charge<'_>, sent: Timestamp, decision: &ChargeDecision) {
+        let denied = charge.effect == Effect::Enforce && !decision.is_allowed();
+        if self.slots.is_empty() || !denied || charge.cost == 0 || charge.policy.quota().counts_denied() {
+            return;
+        }
+        let wait = decision.retry_after().map_or(LONGEST, |wait| wait.min(LONGEST));
+        let tag = self.tag(charge.policy, charge.key);
+        let mut slot = self.slot(tag);
+        if sent < slot.from {
+            return;
+        }
+        let until = sent.saturating_add(wait);
+        slot.denial = Some(Denial { tag, cost: charge.cost, sent, until, decision: decision.clone() });
+    }
+
+    /// Forgets a denial, since something is given back.
+    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let mut slot = self.slot(self.tag(policy, key));
+        slot.denial = None;
+        slot.from = self.now().saturating_add(SETTLING);
+    }
+
+    fn find(&self, charge: &Charge<'_>, now: Timestamp) -> Option<ChargeDecision> {
+        if charge.effect != Effect::Enforce || charge.cost == 0 {
+            return None;
+        }
+        let tag = self.tag(charge.policy, charge.key);
+        let slot = self.slot(tag);
+        let denial = slot.denial.as_ref().filter(|denial| denial.tag == tag && denial.cost <= charge.cost)?;
+        // A clock that stepped back has forgotten when that was.
+        if now < denial.sent || now >= denial.until {
+            return None;
+        }
+        let passed = now.as_micros() - denial.sent.as_micros();
+        Some(denial.decision.later(passed))
+    }
+
+    /// A policy with another quota is another.
+    fn tag(&self, policy: &Policy, key: &Key) -> u64 {
+        self.hash.hash_one((policy.fingerprint(), key))
+    }
+
+    fn slot(&self, tag: u64) -> MutexGuard<'_, Slot> {
+        let index = (tag % self.slots.len() as u64) as usize; // below the length
+        self.slots[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ManualClock, Quota};
+
+    struct Bench {
+        clock: ManualClock,
+        denials: Denials,
+        policy: Policy,
+        key: Key,
+    }
+
+    fn bench() -> Bench {
+        let clock = ManualClock::new();
+        let denials = Denials::new(64, Arc::new(clock.clone()));
+        let policy = Policy::new("test", Quota::per_minute(10)).unwrap();
+        Bench { clock, denials, policy, key: Key::of("alice").unwrap() }
+    }
+
+    impl Bench {
+        fn charge(&self, cost: u64) -> Charge<'_> {
+            Charge::new(&self.policy, &self.key).cost(cost)
+        }
+
+        /// Redis denied so much for so long.
+        fn deny(&self, cost: u64, wait: Option<Duration>) {
+            let decision = ChargeDecision::denied(10, 1, wait).with_reset_after(Duration::from_secs(60));
+            self.denials.note(&self.charge(cost), self.denials.now(), &decision);
+        }
+
+        fn refusal(&self, cost: u64) -> Option<Decision> {
+            self.denials.refusal(&[self.charge(cost)])
+        }
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_same_cost_or_more_is_denied_until_the_wait_is_over() {
+        let bench = bench();
+        bench.deny(2, Some(300 * MS));
+        bench.clock.advance(100 * MS);
+        assert!(bench.refusal(1).is_none(), "a smaller cost may pass");
+        let refusal = bench.refusal(2).unwrap();
+        assert!(!refusal.is_allowed());
+        assert_eq!(refusal.charges()[0].retry_after(), Some(200 * MS));
+        assert_eq!(refusal.charges()[0].reset_after(), Duration::from_secs(60) - 100 * MS);
+        assert!(bench.refusal(3).is_some());
+        bench.clock.advance(200 * MS - Duration::from_micros(1));
+        assert!(bench.refusal(2).is_some());
+        bench.clock.advance(Duration::from_micros(1));
+        assert!(bench.refusal(2).is_none(), "at the told instant it is asked again");
+    }
+
+    #[test]
+    fn no_denial_is_remembered_for_longer_than_a_second() {
+        for wait in [Some(Duration::from_secs(3_600)), None] {
+            let bench = bench();
+            bench.deny(1, wait);
+            bench.clock.advance(LONGEST - Duration::from_micros(1));
+            assert_eq!(bench.refusal(1).unwrap().charges()[0].is_never(), wait.is_none());
+            bench.clock.advance(Duration::from_micros(1));
+            assert!(bench.refusal(1).is_none());
+        }
+    }
+
+    #[test]
+    fn a_refund_is_not_undone_by_a_denial_that_was_under_way() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        bench.denials.forget(&bench.policy, &bench.key);
+        assert!(bench.refusal(1).is_none());
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.refusal(1).is_none(), "asked for before the refund was there");
+        bench.clock.advance(SETTLING);
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.refusal(1).is_some());
+    }
+
+    #[test]
+    fn another_quota_key_or_effect_is_not_denied() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        let changed = Policy::new("test", Quota::per_minute(11)).unwrap();
+        let other = Key::of("bob").unwrap();
+        for charge in [
+            Charge::new(&changed, &bench.key),
+            Charge::new(&bench.policy, &other),
+            bench.charge(1).effect(Effect::Observe),
+            bench.charge(1).effect(Effect::Force),
+            bench.charge(0),
+        ] {
+            assert!(bench.denials.refusal(&[charge]).is_none(), "{charge:?}");
+        }
+    }
+
+    #[test]
+    fn what_counts_denied_requests_is_always_asked() {
+        let bench = bench();
+        let counting = Quota::fixed_window(1, Duration::from_secs(60)).unwrap().count_denied().unwrap();
+        let counting = Policy::new("counting", counting).unwrap();
+        let charge = Charge::new(&counting, &bench.key);
+        bench.denials.note(&charge, bench.denials.now(), &ChargeDecision::denied(1, 0, Some(LONGEST)));
+        assert!(bench.denials.refusal(&[charge]).is_none());
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.denials.refusal(&[bench.charge(1), charge]).is_none(), "it counts this refusal");
+    }
+
+    #[test]
+    fn of_a_refused_set_only_what_is_known_is_told() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        let other = Policy::new("other", Quota::per_minute(7)).unwrap();
+        let refusal = bench.denials.refusal(&[Charge::new(&other, &bench.key), bench.charge(1)]).unwrap();
+        let [unasked, denied] = refusal.charges() else { panic!("two charges, two answers") };
+        assert!(unasked.is_allowed() && !unasked.is_known() && unasked.limit() == 7 && !unasked.is_never());
+        assert!(!denied.is_allowed() && denied.is_known());
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_denies_nothing_for_longer() {
+        let bench = bench();
+        bench.clock.advance(Duration::from_secs(10));
+        bench.deny(1, Some(LONGEST));
+        bench.clock.set(Timestamp::from_micros(0));
+        assert!(bench.refusal(1).is_none());
+    }
+}
