@@ -266,6 +266,12 @@ impl ChargeDecision {
         }
     }
 
+    /// The same, with more left: what a process holds of it.
+    #[cfg(feature = "redis")]
+    pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
+        Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
+    }
+
     pub(crate) fn retry_us(&self) -> u64 {
         self.retry_us
     }

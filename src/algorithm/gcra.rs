@@ -183,6 +183,17 @@ impl Gcra {
         if rest == Span::default() { Next::Clear } else { Next::Set(Pair { at: now + rest.us, n: rest.num }) }
     }
 
+    /// The instant at which a charge's units have drained without its last `units`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn own_without(&self, own: Pair, units: u64) -> Pair {
+        let (own, last) = (Span { us: own.at, num: own.n.min(self.l - 1) }, self.span_of(units));
+        if last > own {
+            return Pair { at: 0, n: 0 };
+        }
+        let own = self.sub(own, last);
+        Pair { at: own.us, n: own.num }
+    }
+
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
         let (backlog, _) = self.backlog(Some(state), now);
         Used { parts: self.parts(backlog), of: u128::from(self.p) }

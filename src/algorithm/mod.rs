@@ -45,6 +45,8 @@ pub(crate) mod step_bucket;
 pub(crate) mod trail;
 
 use crate::decision::ChargeDecision;
+#[cfg(feature = "redis")]
+use crate::decision::Receipt;
 use crate::quota::{Algorithm, Spec};
 
 use divisor::Divisor;
@@ -199,6 +201,19 @@ impl Rules {
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::Trail(Trail::new(spec)),
         };
         Self::Pair(rules, layout)
+    }
+
+    /// The receipt of a charge's first `units`, from that of the whole charge, of which `last` more come after them.
+    #[cfg(feature = "redis")]
+    pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
+        let own = Pair { at: whole.at_us(), n: whole.part() };
+        let own = match self {
+            Self::Pair(PairRules::Gcra(gcra), _) => gcra.own_without(own, last),
+            Self::Pair(PairRules::StepBucket(bucket), _) => bucket.own_without(own, last),
+            // Of windows and logs it is the window or the instant.
+            Self::Pair(..) | Self::Trail(_) => own,
+        };
+        Receipt::new(units, own.at, own.n)
     }
 
     pub(crate) fn layout(&self) -> Layout {

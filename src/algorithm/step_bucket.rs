@@ -91,6 +91,13 @@ impl StepBucket {
         self.store(Level { missing: level.missing - units.min(left).min(level.missing), ..level })
     }
 
+    /// When the bucket was to be full again without a charge's last `units`.
+    #[cfg(feature = "redis")]
+    pub(crate) fn own_without(&self, own: Pair, units: u64) -> Pair {
+        let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
+        Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }
+    }
+
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
         Used::units(self.level(Some(state), now).missing)
     }

@@ -2,6 +2,7 @@
 
 mod denials;
 mod error;
+mod leases;
 mod queue;
 mod value;
 

@@ -1,0 +1,265 @@
+//! Leases for hot keys: a process takes several units at once, and hands them out by itself.
+//!
+//! What is leased was taken from the quota before, so the total is never exceeded. What moves is *when* it is used: units
+//! leased earlier may be spent now, so that `n` processes with leases of at most `m` units admit in any interval at most
+//! the quota's bound and `n·m`; and what one process holds, at most `m` units for [`HELD`], others are denied meanwhile.
+//!
+//! A key is leased once it takes [`HOT`] units in [`SPAN`], in leases for [`WORTH`] times that span at its present rate, no
+//! more than was asked for, and no more than a part of what was left, so that near the limit every unit is asked for again.
+
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use foldhash::quality::RandomState;
+
+use crate::clock::Clock;
+use crate::decision::{ChargeDecision, Receipt};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Refund};
+use crate::policy::Policy;
+use crate::quota::Algorithm;
+use crate::time::Timestamp;
+
+/// Keys that are watched at a time; of those that share a slot the first that is busy stays.
+const SLOTS: usize = 1_024;
+
+/// What a rate is measured over.
+const SPAN: Duration = Duration::from_millis(10);
+
+/// So many units in one span make a key hot.
+const HOT: u64 = 8;
+
+/// A lease is for the units of so many spans.
+const WORTH: u64 = 2;
+
+/// How long a lease is held; what is left of it then goes back.
+pub(super) const HELD: Duration = Duration::from_millis(100);
+
+/// The part of what was left that one lease may take.
+const PART: u64 = 8;
+
+/// For how long a key is not leased after a lease was denied.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The leases of a process.
+pub(super) struct Leases {
+    slots: Box<[Mutex<Option<Watched>>]>,
+    hash: RandomState,
+    clock: Arc<dyn Clock>,
+    most: u64,
+}
+
+/// A key whose rate is watched.
+struct Watched {
+    tag: u64,
+    policy: Policy,
+    key: Key,
+    /// When the present span began, the units that were asked for in it, and in the one before.
+    since: Timestamp,
+    asked: u64,
+    rate: u64,
+    /// What was left of the quota when it was last told.
+    remaining: u64,
+    leases: VecDeque<Lease>,
+    /// A lease is under way.
+    asking: bool,
+    paused_until: Timestamp,
+}
+
+struct Lease {
+    until: Timestamp,
+    left: u64,
+    receipt: Receipt,
+    decision: ChargeDecision,
+}
+
+/// What a charge finds.
+pub(super) enum Found {
+    /// It has its units. If there are so many more, they are to be asked for.
+    Granted(ChargeDecision, Option<Wanted>),
+    /// The store is to be asked, and for so many more if there are.
+    Ask(Option<Wanted>),
+}
+
+/// A lease to be asked for.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    pub(super) policy: Policy,
+    pub(super) key: Key,
+    pub(super) units: u64,
+}
+
+impl Leases {
+    /// Leases of at most so many units together for each key.
+    pub(super) fn new(most: u64, clock: Arc<dyn Clock>) -> Self {
+        Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), hash: RandomState::default(), clock, most }
+    }
+
+    /// Takes a charge's units from a lease, if there is one.
+    pub(super) fn take(&self, charge: &Charge<'_>) -> Found {
+        if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
+            return Found::Ask(None);
+        }
+        let now = self.clock.now();
+        let tag = self.tag(charge.policy, charge.key);
+        let mut slot = self.slot(tag);
+        let is_free = slot.as_ref().is_none_or(|watched| watched.tag != tag && watched.is_idle(now));
+        if is_free {
+            *slot = Some(Watched::new(tag, charge, now));
+        }
+        let Some(watched) = slot.as_mut().filter(|watched| watched.tag == tag) else { return Found::Ask(None) };
+        watched.count(charge.cost, now);
+        let granted = watched.grant(charge, now);
+        let wanted = watched.want(self.most, now);
+        match granted {
+            Some(decision) => Found::Granted(decision, wanted),
+            None => Found::Ask(wanted),
+        }
+    }
+
+    /// What the store told of a charge that was asked for.
+    pub(super) fn told(&self, charge: &Charge<'_>, decision: &ChargeDecision) {
+        self.with(charge.policy, charge.key, |watched| watched.remaining = decision.remaining());
+    }
+
+    /// A lease came back: granted, denied, or nothing, since the store failed. What nobody watches any more goes back.
+    pub(super) fn came(&self, wanted: &Wanted, answer: Option<ChargeDecision>) -> Option<Refund> {
+        let now = self.clock.now();
+        let mut answer = answer;
+        let receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
+        let mut receipt = receipt;
+        self.with(&wanted.policy, &wanted.key, |watched| {
+            watched.asking = false;
+            match (receipt.take(), answer.take()) {
+                (Some(receipt), Some(decision)) => {
+                    watched.remaining = decision.remaining();
+                    let until = now.saturating_add(HELD);
+                    watched.leases.push_back(Lease { until, left: receipt.units(), receipt, decision });
+                }
+                (_, told) => {
+                    watched.remaining = told.map_or(0, |decision| decision.remaining());
+                    watched.paused_until = now.saturating_add(PAUSE);
+                }
+            }
+        });
+        receipt.map(|receipt| Refund::new(wanted.policy.clone(), wanted.key.clone(), receipt))
+    }
+
+    /// What is left of the leases that were held for long enough.
+    pub(super) fn over(&self) -> Vec<Refund> {
+        let now = self.clock.now();
+        let mut refunds = Vec::new();
+        for slot in &self.slots {
+            let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(watched) = slot.as_mut() {
+                while watched.leases.front().is_some_and(|lease| lease.is_over(now)) {
+                    refunds
+                        .extend(watched.leases.pop_front().and_then(|lease| lease.rest(&watched.policy, &watched.key)));
+                }
+            }
+        }
+        refunds
+    }
+
+    /// All that is left, since the key is reset or no lease is wanted any more.
+    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
+        self.with(policy, key, |watched| {
+            watched.leases.clear();
+            watched.paused_until = self.clock.now().saturating_add(PAUSE);
+        });
+    }
+
+    fn with(&self, policy: &Policy, key: &Key, act: impl FnOnce(&mut Watched)) {
+        let tag = self.tag(policy, key);
+        if let Some(watched) = self.slot(tag).as_mut().filter(|watched| watched.tag == tag) {
+            act(watched);
+        }
+    }
+
+    fn tag(&self, policy: &Policy, key: &Key) -> u64 {
+        self.hash.hash_one((policy.fingerprint(), key))
+    }
+
+    fn slot(&self, tag: u64) -> MutexGuard<'_, Option<Watched>> {
+        let index = (tag % self.slots.len() as u64) as usize; // below the length
+        self.slots[index].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A queue tells each request its own departure, and what counts denied ones must see them.
+fn can_be_leased(policy: &Policy) -> bool {
+    policy.quota().algorithm() != Algorithm::LeakyQueue && !policy.quota().counts_denied()
+}
+
+impl Watched {
+    fn new(tag: u64, charge: &Charge<'_>, now: Timestamp) -> Self {
+        Self {
+            tag,
+            policy: charge.policy.clone(),
+            key: charge.key.clone(),
+            since: now,
+            asked: 0,
+            rate: 0,
+            remaining: 0,
+            leases: VecDeque::new(),
+            asking: false,
+            paused_until: now,
+        }
+    }
+
+    /// Nothing is held, and nothing was asked for in the last spans.
+    fn is_idle(&self, now: Timestamp) -> bool {
+        self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
+    }
+
+    fn count(&mut self, cost: u64, now: Timestamp) {
+        let passed = now.saturating_since(self.since);
+        // A clock that stepped back begins a span, too.
+        if passed >= SPAN || now < self.since {
+            let spans = u64::try_from(passed.as_micros() / SPAN.as_micros()).unwrap_or(u64::MAX).max(1);
+            self.rate = self.asked / spans;
+            (self.since, self.asked) = (now, 0);
+        }
+        self.asked = self.asked.saturating_add(cost);
+    }
+
+    fn grant(&mut self, charge: &Charge<'_>, now: Timestamp) -> Option<ChargeDecision> {
+        let behind: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
+        let lease = self.leases.iter_mut().find(|lease| !lease.is_over(now) && lease.left >= charge.cost)?;
+        lease.left -= charge.cost;
+        let receipt = charge.policy.quota().rules().first_of(&lease.receipt, charge.cost, lease.left);
+        let passed = HELD.saturating_sub(lease.until.saturating_since(now));
+        let told = lease.decision.with_more_remaining(behind - charge.cost);
+        Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(&receipt))
+    }
+
+    /// A lease for the next spans, when half of what was leased for them is used.
+    fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
+        // What is over is still held, until it goes back.
+        let held: u64 = self.leases.iter().map(|lease| lease.left).sum();
+        let left: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
+        let worth = self.rate.max(self.asked).saturating_mul(WORTH);
+        let units = worth.min(most.saturating_sub(held)).min(self.remaining / PART);
+        if self.asking || now < self.paused_until || self.rate.max(self.asked) < HOT || units < 2 || left > worth / 2 {
+            return None;
+        }
+        self.asking = true;
+        Some(Wanted { policy: self.policy.clone(), key: self.key.clone(), units })
+    }
+}
+
+impl Lease {
+    fn is_over(&self, now: Timestamp) -> bool {
+        now >= self.until || self.until.saturating_since(now) > HELD
+    }
+
+    fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
+        // The last of its units: they drain when the whole lease has.
+        (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
+    }
+}
+
+#[cfg(test)]
+mod tests;
