@@ -7,15 +7,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use foldhash::quality::RandomState;
-use std::hash::BuildHasher;
-
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
-use crate::key::Key;
 use crate::limiter::{Charge, Effect};
-use crate::policy::Policy;
 use crate::time::Timestamp;
+
+use super::tag::{Tag, Tags};
 
 /// How long a denial is remembered at most.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
@@ -26,7 +23,7 @@ const SETTLING: Duration = Duration::from_millis(200);
 /// Denials by (policy, key). Of those that share a slot the latest is remembered.
 pub(super) struct Denials {
     slots: Box<[Mutex<Slot>]>,
-    hash: RandomState,
+    tags: Tags,
     clock: Arc<dyn Clock>,
 }
 
@@ -38,7 +35,7 @@ struct Slot {
 }
 
 struct Denial {
-    tag: u64,
+    tag: Tag,
     cost: u64,
     sent: Timestamp,
     until: Timestamp,
@@ -47,8 +44,8 @@ struct Denial {
 
 impl Denials {
     /// Remembers at most so many, at about 200 bytes each.
-    pub(super) fn new(most: usize, clock: Arc<dyn Clock>) -> Self {
-        Self { slots: (0..most).map(|_| Mutex::default()).collect(), hash: RandomState::default(), clock }
+    pub(super) fn new(most: usize, tags: Tags, clock: Arc<dyn Clock>) -> Self {
+        Self { slots: (0..most).map(|_| Mutex::default()).collect(), tags, clock }
     }
 
     /// When a call is sent: to be given to [`note`](Self::note).
@@ -73,28 +70,33 @@ impl Denials {
         ))
     }
 
-    /// Remembers what a refused set was denied by.
-    pub(super) fn note(&self, charge: &Charge<'_>, sent: Timestamp, decision: &ChargeDecision) {
-        let denied = charge.effect == Effect::Enforce && !decision.is_allowed();
-        if self.slots.is_empty() || !denied || charge.cost == 0 || charge.policy.quota().counts_denied() {
+    /// What of a charge is needed to remember its denial: nothing, if none is to be.
+    pub(super) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
+        let counts = charge.policy.quota().counts_denied();
+        let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && !counts && !self.slots.is_empty();
+        remembers.then(|| Watch { tag: self.tags.charge(charge), cost: charge.cost })
+    }
+
+    /// Remembers a denial that a call brought which was sent then.
+    pub(super) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
+        if decision.is_allowed() {
             return;
         }
         let wait = decision.retry_after().map_or(LONGEST, |wait| wait.min(LONGEST));
-        let tag = self.tag(charge.policy, charge.key);
-        let mut slot = self.slot(tag);
+        let mut slot = self.slot(watch.tag);
         if sent < slot.from {
             return;
         }
         let until = sent.saturating_add(wait);
-        slot.denial = Some(Denial { tag, cost: charge.cost, sent, until, decision: decision.clone() });
+        slot.denial = Some(Denial { tag: watch.tag, cost: watch.cost, sent, until, decision: decision.clone() });
     }
 
     /// Forgets a denial, since something is given back.
-    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
+    pub(super) fn forget(&self, tag: Tag) {
         if self.slots.is_empty() {
             return;
         }
-        let mut slot = self.slot(self.tag(policy, key));
+        let mut slot = self.slot(tag);
         slot.denial = None;
         slot.from = self.now().saturating_add(SETTLING);
     }
@@ -103,7 +105,7 @@ impl Denials {
         if charge.effect != Effect::Enforce || charge.cost == 0 {
             return None;
         }
-        let tag = self.tag(charge.policy, charge.key);
+        let tag = self.tags.charge(charge);
         let slot = self.slot(tag);
         let denial = slot.denial.as_ref().filter(|denial| denial.tag == tag && denial.cost <= charge.cost)?;
         // A clock that stepped back has forgotten when that was.
@@ -114,21 +116,22 @@ impl Denials {
         Some(denial.decision.later(passed))
     }
 
-    /// A policy with another quota is another.
-    fn tag(&self, policy: &Policy, key: &Key) -> u64 {
-        self.hash.hash_one((policy.fingerprint(), key))
+    fn slot(&self, tag: Tag) -> MutexGuard<'_, Slot> {
+        self.slots[tag.slot(self.slots.len())].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
 
-    fn slot(&self, tag: u64) -> MutexGuard<'_, Slot> {
-        let index = (tag % self.slots.len() as u64) as usize; // below the length
-        self.slots[index].lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// A charge whose denial is to be remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watch {
+    tag: Tag,
+    cost: u64,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ManualClock, Quota};
+    use crate::{Key, ManualClock, Policy, Quota};
 
     struct Bench {
         clock: ManualClock,
@@ -139,7 +142,7 @@ mod tests {
 
     fn bench() -> Bench {
         let clock = ManualClock::new();
-        let denials = Denials::new(64, Arc::new(clock.clone()));
+        let denials = Denials::new(64, Tags::default(), Arc::new(clock.clone()));
         let policy = Policy::new("test", Quota::per_minute(10)).unwrap();
         Bench { clock, denials, policy, key: Key::of("alice").unwrap() }
     }
@@ -152,7 +155,8 @@ mod tests {
         /// Redis denied so much for so long.
         fn deny(&self, cost: u64, wait: Option<Duration>) {
             let decision = ChargeDecision::denied(10, 1, wait).with_reset_after(Duration::from_secs(60));
-            self.denials.note(&self.charge(cost), self.denials.now(), &decision);
+            let watch = self.denials.watch(&self.charge(cost)).unwrap();
+            self.denials.note(watch, self.denials.now(), &decision);
         }
 
         fn refusal(&self, cost: u64) -> Option<Decision> {
@@ -195,7 +199,7 @@ mod tests {
     fn a_refund_is_not_undone_by_a_denial_that_was_under_way() {
         let bench = bench();
         bench.deny(1, Some(LONGEST));
-        bench.denials.forget(&bench.policy, &bench.key);
+        bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
         assert!(bench.refusal(1).is_none());
         bench.deny(1, Some(LONGEST));
         assert!(bench.refusal(1).is_none(), "asked for before the refund was there");
@@ -227,8 +231,7 @@ mod tests {
         let counting = Quota::fixed_window(1, Duration::from_secs(60)).unwrap().count_denied().unwrap();
         let counting = Policy::new("counting", counting).unwrap();
         let charge = Charge::new(&counting, &bench.key);
-        bench.denials.note(&charge, bench.denials.now(), &ChargeDecision::denied(1, 0, Some(LONGEST)));
-        assert!(bench.denials.refusal(&[charge]).is_none());
+        assert!(bench.denials.watch(&charge).is_none());
         bench.deny(1, Some(LONGEST));
         assert!(bench.denials.refusal(&[bench.charge(1), charge]).is_none(), "it counts this refusal");
     }

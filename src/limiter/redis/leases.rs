@@ -8,11 +8,8 @@
 //! more than was asked for, and no more than a part of what was left, so that near the limit every unit is asked for again.
 
 use std::collections::VecDeque;
-use std::hash::BuildHasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-use foldhash::quality::RandomState;
 
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Receipt};
@@ -21,6 +18,8 @@ use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::time::Timestamp;
+
+use super::tag::{Tag, Tags};
 
 /// Keys that are watched at a time; of those that share a slot the first that is busy stays.
 const SLOTS: usize = 1_024;
@@ -46,14 +45,14 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The leases of a process.
 pub(super) struct Leases {
     slots: Box<[Mutex<Option<Watched>>]>,
-    hash: RandomState,
+    tags: Tags,
     clock: Arc<dyn Clock>,
     most: u64,
 }
 
 /// A key whose rate is watched.
 struct Watched {
-    tag: u64,
+    tag: Tag,
     policy: Policy,
     key: Key,
     /// When the present span began, the units that were asked for in it, and in the one before.
@@ -93,8 +92,8 @@ pub(super) struct Wanted {
 
 impl Leases {
     /// Leases of at most so many units together for each key.
-    pub(super) fn new(most: u64, clock: Arc<dyn Clock>) -> Self {
-        Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), hash: RandomState::default(), clock, most }
+    pub(super) fn new(most: u64, tags: Tags, clock: Arc<dyn Clock>) -> Self {
+        Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), tags, clock, most }
     }
 
     /// Takes a charge's units from a lease, if there is one.
@@ -103,7 +102,7 @@ impl Leases {
             return Found::Ask(None);
         }
         let now = self.clock.now();
-        let tag = self.tag(charge.policy, charge.key);
+        let tag = self.tags.charge(charge);
         let mut slot = self.slot(tag);
         let is_free = slot.as_ref().is_none_or(|watched| watched.tag != tag && watched.is_idle(now));
         if is_free {
@@ -120,8 +119,8 @@ impl Leases {
     }
 
     /// What the store told of a charge that was asked for.
-    pub(super) fn told(&self, charge: &Charge<'_>, decision: &ChargeDecision) {
-        self.with(charge.policy, charge.key, |watched| watched.remaining = decision.remaining());
+    pub(super) fn told(&self, tag: Tag, decision: &ChargeDecision) {
+        self.with(tag, |watched| watched.remaining = decision.remaining());
     }
 
     /// A lease came back: granted, denied, or nothing, since the store failed. What nobody watches any more goes back.
@@ -130,7 +129,7 @@ impl Leases {
         let mut answer = answer;
         let receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
         let mut receipt = receipt;
-        self.with(&wanted.policy, &wanted.key, |watched| {
+        self.with(self.tags.of(&wanted.policy, &wanted.key), |watched| {
             watched.asking = false;
             match (receipt.take(), answer.take()) {
                 (Some(receipt), Some(decision)) => {
@@ -163,28 +162,22 @@ impl Leases {
         refunds
     }
 
-    /// All that is left, since the key is reset or no lease is wanted any more.
-    pub(super) fn forget(&self, policy: &Policy, key: &Key) {
-        self.with(policy, key, |watched| {
+    /// Forgets what is left of a key's leases, since the key is reset.
+    pub(super) fn forget(&self, tag: Tag) {
+        self.with(tag, |watched| {
             watched.leases.clear();
             watched.paused_until = self.clock.now().saturating_add(PAUSE);
         });
     }
 
-    fn with(&self, policy: &Policy, key: &Key, act: impl FnOnce(&mut Watched)) {
-        let tag = self.tag(policy, key);
+    fn with(&self, tag: Tag, act: impl FnOnce(&mut Watched)) {
         if let Some(watched) = self.slot(tag).as_mut().filter(|watched| watched.tag == tag) {
             act(watched);
         }
     }
 
-    fn tag(&self, policy: &Policy, key: &Key) -> u64 {
-        self.hash.hash_one((policy.fingerprint(), key))
-    }
-
-    fn slot(&self, tag: u64) -> MutexGuard<'_, Option<Watched>> {
-        let index = (tag % self.slots.len() as u64) as usize; // below the length
-        self.slots[index].lock().unwrap_or_else(PoisonError::into_inner)
+    fn slot(&self, tag: Tag) -> MutexGuard<'_, Option<Watched>> {
+        self.slots[tag.slot(self.slots.len())].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -194,7 +187,7 @@ fn can_be_leased(policy: &Policy) -> bool {
 }
 
 impl Watched {
-    fn new(tag: u64, charge: &Charge<'_>, now: Timestamp) -> Self {
+    fn new(tag: Tag, charge: &Charge<'_>, now: Timestamp) -> Self {
         Self {
             tag,
             policy: charge.policy.clone(),

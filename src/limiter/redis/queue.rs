@@ -64,9 +64,33 @@ struct Lane<C: Carrier> {
 
 struct Waiting<C: Carrier> {
     ask: C::Ask,
-    /// Closed when nobody waits any more. Refunds have none.
-    answer: Option<oneshot::Sender<Result<C::Answer, RedisError>>>,
+    whose: Whose<C::Answer>,
     _place: Place,
+}
+
+/// To whom an answer goes.
+enum Whose<T> {
+    /// Closed when nobody waits any more.
+    Waiter(oneshot::Sender<Result<T, RedisError>>),
+    /// To be sent whoever waits.
+    Then(Then<T>),
+}
+
+/// What is done with an answer that nobody waits for.
+type Then<T> = Box<dyn FnOnce(Result<T, RedisError>) + Send>;
+
+impl<T> Whose<T> {
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Waiter(waiter) if waiter.is_closed())
+    }
+
+    fn tell(self, answer: Result<T, RedisError>) {
+        match self {
+            // Who does not wait any more has the charge as its own.
+            Self::Waiter(waiter) => drop(waiter.send(answer)),
+            Self::Then(then) => then(answer),
+        }
+    }
 }
 
 /// One of the places for checks that wait or are in flight.
@@ -109,7 +133,7 @@ impl<C: Carrier> Queue<C> {
                 Err(ask)
             } else {
                 let (answer, answered) = oneshot::channel();
-                queue.waiting.push_back(Waiting { ask, answer: Some(answer), _place: place });
+                queue.waiting.push_back(Waiting { ask, whose: Whose::Waiter(answer), _place: place });
                 self.0.rouse(&mut queue, lane);
                 Ok(answered)
             }
@@ -130,11 +154,16 @@ impl<C: Carrier> Queue<C> {
         }
     }
 
-    /// Sends without anybody waiting for the answer.
-    pub(super) fn send(&self, lane: u16, ask: C::Ask) -> Result<(), RedisError> {
+    /// Sends by the queue's task, which does with the answer what is to be done: nobody needs to wait for it.
+    pub(super) fn send(
+        &self,
+        lane: u16,
+        ask: C::Ask,
+        then: impl FnOnce(Result<C::Answer, RedisError>) + Send + 'static,
+    ) -> Result<(), RedisError> {
         let place = self.0.lanes.place()?;
         let mut queue = self.0.lanes.lock(lane);
-        queue.waiting.push_back(Waiting { ask, answer: None, _place: place });
+        queue.waiting.push_back(Waiting { ask, whose: Whose::Then(Box::new(then)), _place: place });
         self.0.rouse(&mut queue, lane);
         Ok(())
     }
@@ -182,7 +211,7 @@ impl<C: Carrier> Lanes<C> {
         let mut batch = Vec::with_capacity(lane.waiting.len().min(BATCH));
         while batch.len() < BATCH {
             let Some(next) = lane.waiting.pop_front() else { break };
-            if next.answer.as_ref().is_none_or(|answer| !answer.is_closed()) {
+            if !next.whose.is_gone() {
                 batch.push(next);
             }
         }
@@ -241,26 +270,18 @@ async fn fly<C: Carrier>(carrier: &C, lane: u16, batch: Vec<Waiting<C>>) -> u16 
     let mut asks = Vec::with_capacity(batch.len());
     // The places are kept until the answers are there.
     let mut waiting = Vec::with_capacity(batch.len());
-    for Waiting { ask, answer, _place } in batch {
+    for Waiting { ask, whose, _place } in batch {
         asks.push(ask);
-        waiting.push((answer, _place));
+        waiting.push((whose, _place));
     }
     match carrier.carry(lane, asks).await {
         Ok(answers) => {
             let mut answers = answers.into_iter();
-            for (answer, _place) in waiting {
-                if let Some(answer) = answer {
-                    let _ = answer.send(answers.next().ok_or_else(too_few));
-                } else {
-                    let _ = answers.next();
-                }
+            for (whose, _place) in waiting {
+                whose.tell(answers.next().ok_or_else(too_few));
             }
         }
-        Err(error) => {
-            for (answer, _place) in waiting {
-                let _ = answer.map(|answer| answer.send(Err(error.clone())));
-            }
-        }
+        Err(error) => waiting.into_iter().for_each(|(whose, _place)| whose.tell(Err(error.clone()))),
     }
     lane
 }

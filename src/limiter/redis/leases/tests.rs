@@ -27,7 +27,7 @@ impl World {
         let store = MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().unwrap();
         let process = || Process {
             store: store.clone(),
-            leases: Leases::new(most, Arc::new(clock.clone())),
+            leases: Leases::new(most, Tags::default(), Arc::new(clock.clone())),
             policy: Policy::new("hot", quota).unwrap(),
             key: Key::of("all").unwrap(),
             calls: 0,
@@ -50,7 +50,7 @@ impl Process {
             Found::Ask(wanted) => {
                 self.calls += 1;
                 let decision = self.store.take_one(&self.policy, &self.key, cost);
-                self.leases.told(&charge, &decision);
+                self.leases.told(self.leases.tags.charge(&charge), &decision);
                 (decision, wanted)
             }
         };

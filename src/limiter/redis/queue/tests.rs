@@ -136,7 +136,7 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
         tasks.push(start(&queue, ask).await);
     }
     assert_eq!(kind(queue.ask(0, 9).await), Some(RedisErrorKind::Overloaded));
-    assert_eq!(kind(queue.send(0, 9)), Some(RedisErrorKind::Overloaded));
+    assert_eq!(kind(queue.send(0, 9, drop)), Some(RedisErrorKind::Overloaded));
     held.lets.add_permits(10);
     for task in tasks {
         assert!(task.await.unwrap().is_ok());
@@ -170,9 +170,11 @@ async fn a_failure_reaches_all_of_its_call_and_nobody_else() {
 #[tokio::test(start_paused = true)]
 async fn what_is_sent_goes_without_anybody_waiting() {
     let (held, queue) = queue(10, 10);
-    queue.send(0, 5).unwrap();
+    let (tell, told) = oneshot::channel();
+    queue.send(0, 5, |answer| tell.send(answer).unwrap()).unwrap();
     settle().await;
     assert_eq!(held.carried(), [[5]]);
+    assert_eq!(told.await.unwrap(), Ok(10));
     assert_eq!(queue.len(), 0);
 }
 
