@@ -7,6 +7,8 @@
 mod expectation;
 mod left_out;
 mod mapping;
+#[cfg(feature = "redis")]
+mod on_redis;
 mod properties;
 mod replay;
 

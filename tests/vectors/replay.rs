@@ -2,12 +2,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    Charge, ChargeDecision, Decision, Effect, Key, ManualClock, MemoryLimiter, Policy, Quota, Receipt, Refund,
-    Timestamp,
+    BoxLimiter, Charge, ChargeDecision, Decision, Effect, Key, Limiter, LimiterError, ManualClock, MemoryLimiter,
+    Policy, Quota, Receipt, Refund, Reply, Timestamp,
 };
 
 use crate::expectation::Answer;
@@ -31,10 +33,16 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Replays a vector up to the first step that fails.
+/// Replays a vector in memory, up to the first step that fails.
 pub(crate) fn replay(vector: &Value) -> Result<(), Failure> {
+    let (limiter, clock) = limiter();
+    replay_on(vector, Backend { limiter: BoxLimiter::new(limiter), clock, wait: no_wait })
+}
+
+/// Replays a vector on a limiter without any state, up to the first step that fails.
+pub(crate) fn replay_on(vector: &Value, backend: Backend) -> Result<(), Failure> {
     let slack = Duration::from_millis(vector["tolerance_ms"].as_u64().expect("a tolerance is stated"));
-    let mut run = Run::new(vector);
+    let mut run = Run::new(vector, backend);
     for (index, step) in vector["steps"].as_array().expect("a vector has steps").iter().enumerate() {
         let impossible = |reason| Failure { step: index, field: None, reason };
         let mut answer = run.step(step).map_err(impossible)?;
@@ -59,6 +67,40 @@ pub(crate) fn limiter() -> (MemoryLimiter, ManualClock) {
     (limiter, clock)
 }
 
+/// A limiter, at a vector's time 0.
+pub(crate) struct Backend {
+    pub(crate) limiter: BoxLimiter,
+    pub(crate) clock: ManualClock,
+    /// Waits for an answer that comes later.
+    pub(crate) wait: fn(Pending<'_>),
+}
+
+/// An answer that is under way.
+pub(crate) type Pending<'a> = Pin<&'a mut dyn Future<Output = ()>>;
+
+fn no_wait(_: Pending<'_>) {
+    panic!("memory answers at once");
+}
+
+impl Backend {
+    fn answer<T, F: Future<Output = Result<T, LimiterError>>>(&self, reply: Reply<T, LimiterError, F>) -> T {
+        let mut answer = None;
+        match reply {
+            Reply::Now(now) => answer = Some(now),
+            Reply::Later(later) => (self.wait)(pin!(async { answer = Some(later.await) })),
+        }
+        answer.expect("it was waited for").expect("the limiter answers")
+    }
+
+    fn take(&self, charges: &[Charge<'_>]) -> Decision {
+        self.answer(self.limiter.take(charges))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Decision {
+        self.answer(self.limiter.peek(charges))
+    }
+}
+
 /// What a reservation took, under the name that a later step cancels it by.
 type Taken = Vec<(Policy, Key, Option<Receipt>)>;
 
@@ -68,8 +110,7 @@ struct Run<'a> {
     params: Params,
     /// All units that the vector forces: so far below zero a bucket must be able to go.
     debt: u64,
-    limiter: MemoryLimiter,
-    clock: ManualClock,
+    backend: Backend,
     /// Keys that were met before.
     created: HashSet<String>,
     taken: HashMap<String, Taken>,
@@ -78,8 +119,7 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(vector: &'a Value) -> Self {
-        let (limiter, clock) = limiter();
+    fn new(vector: &'a Value, backend: Backend) -> Self {
         let forced = |step: &&Value| matches!(step["op"].as_str(), Some("force_take" | "reserve"));
         let steps = vector["steps"].as_array().into_iter().flatten();
         Self {
@@ -87,8 +127,7 @@ impl<'a> Run<'a> {
             algorithm: vector["algorithm"].as_str().expect("a vector has an algorithm"),
             params: vector["params"].as_object().expect("a vector has parameters").clone(),
             debt: steps.filter(forced).filter_map(|step| step["cost"].as_u64()).sum(),
-            limiter,
-            clock,
+            backend,
             created: HashSet::new(),
             taken: HashMap::new(),
             last: Taken::new(),
@@ -105,7 +144,7 @@ impl<'a> Run<'a> {
         let limits = self.limits(&params)?;
         let mut call = Call { run: self, key: Key::of(name).ok_or("a key")?, limits, at, effect: Effect::Enforce };
         call.create(name, &params)?;
-        call.run.clock.set(START.saturating_add(at));
+        call.run.backend.clock.set(START.saturating_add(at));
         let tokens_before = call.tokens();
         let mut answer = match step["op"].as_str().ok_or("a step has an op")? {
             "take" | "wait" => call.take(cost)?,
@@ -185,7 +224,7 @@ impl Call<'_, '_> {
             return Ok(());
         }
         let created = params.get("created_at_ms").and_then(Value::as_u64).map_or(self.at, Duration::from_millis);
-        self.run.clock.set(START.saturating_add(created));
+        self.run.backend.clock.set(START.saturating_add(created));
         let nothing = Map::new();
         let several = params.get("multi").and_then(Value::as_array);
         for (index, policy) in self.limits.iter().enumerate() {
@@ -193,7 +232,7 @@ impl Call<'_, '_> {
             let Some(initial) = own.get("initial").and_then(Value::as_u64) else { continue };
             let missing = policy.quota().capacity().checked_sub(initial).ok_or("more than it holds")?;
             let charge = Charge::new(policy, &self.key).cost(missing).effect(Effect::Force);
-            if !self.run.limiter.take_now(&[charge]).is_allowed() {
+            if !self.run.backend.take(&[charge]).is_allowed() {
                 return Err("a forced charge was denied".into());
             }
         }
@@ -205,7 +244,7 @@ impl Call<'_, '_> {
     }
 
     fn peeked(&self, cost: u64) -> Decision {
-        self.run.limiter.peek_now(&self.charges(cost))
+        self.run.backend.peek(&self.charges(cost))
     }
 
     fn peek(&self, cost: u64) -> Result<Answer, String> {
@@ -213,7 +252,7 @@ impl Call<'_, '_> {
     }
 
     fn take(&mut self, cost: u64) -> Result<Answer, String> {
-        let mut decision = self.run.limiter.take_now(&self.charges(cost));
+        let mut decision = self.run.backend.take(&self.charges(cost));
         let receipts = decision.take_receipts();
         let taken = self.limits.iter().zip(receipts);
         self.run.last = taken.map(|(policy, receipt)| (policy.clone(), self.key.clone(), receipt)).collect();
@@ -250,12 +289,13 @@ impl Call<'_, '_> {
     fn refund(&self, taken: Taken) -> Result<Answer, String> {
         let refunds: Vec<Refund> =
             taken.into_iter().filter_map(|(policy, key, receipt)| Some(Refund::new(policy, key, receipt?))).collect();
-        self.run.limiter.refund_now(&refunds);
+        self.run.backend.answer(self.run.backend.limiter.refund(refunds));
         self.peek(0)
     }
 
     fn reset(&self) -> Result<Answer, String> {
-        self.limits.iter().for_each(|policy| self.run.limiter.reset_now(policy, &self.key));
+        let backend = &self.run.backend;
+        self.limits.iter().for_each(|policy| backend.answer(backend.limiter.reset(policy, &self.key)));
         self.peek(0)
     }
 

@@ -1,10 +1,342 @@
 //! One limit across many processes: states in Redis, decided there by the Lua twins of the [algorithms](crate::algorithm).
 
+mod builder;
+mod carrier;
 mod denials;
 mod error;
+mod keys;
 mod leases;
 mod queue;
+mod set;
+mod store;
 mod tag;
 mod value;
+mod wire;
 
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
+use crate::policy::Policy;
+
+use carrier::Courier;
+use denials::Denials;
+use keys::KeySpace;
+use leases::{Found, Leases, Wanted};
+use queue::Queue;
+use set::{Pending, Set};
+use tag::Tags;
+use wire::{Answer, Ask};
+
+pub use builder::RedisLimiterBuilder;
 pub use error::{RedisError, RedisErrorKind};
+
+/// The answer of a [`RedisLimiter`], under way.
+///
+/// Nothing is sent before it is first polled, except for refunds, which are sent at once.
+pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + Send>>;
+
+/// A limiter whose states are in Redis: one limit for any number of processes.
+///
+/// Clones are the same limiter. One script call decides a request's whole set of charges, at the server's time. While
+/// calls are in flight, the checks that come meanwhile go together in the next one.
+#[derive(Clone)]
+pub struct RedisLimiter(Arc<Inner>);
+
+struct Inner {
+    queue: Queue<Courier>,
+    space: KeySpace,
+    tags: Tags,
+    denials: Denials,
+    leases: Option<Arc<Leases>>,
+    /// Charges of one set may be in different slots.
+    in_slots: bool,
+}
+
+impl RedisLimiter {
+    /// A limiter on the server at `url`: `redis://`, `rediss://`, `redis-cluster://`, `redis-sentinel://`, with the
+    /// default setup. See [`RedisLimiterBuilder::connect`].
+    ///
+    /// # Errors
+    /// If the URL means nothing, or the server refuses what is needed. A server that is not up yet is no error.
+    pub async fn connect(url: &str) -> Result<Self, RedisError> {
+        Self::builder().connect(url).await
+    }
+
+    /// Sets up a limiter.
+    #[must_use]
+    pub fn builder() -> RedisLimiterBuilder {
+        RedisLimiterBuilder::new()
+    }
+
+    /// Checks that wait for an answer.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.queue.len()
+    }
+
+    /// Closes the connections that were opened for this limiter. Later checks fail.
+    pub async fn close(&self) {
+        self.0.queue.carrier().store.close().await;
+    }
+}
+
+impl Inner {
+    fn lane(&self, slot: u16) -> u16 {
+        if self.in_slots { slot } else { 0 }
+    }
+
+    /// The asks for those charges of a set that `wanted` has, one for each lane, each with where its charges are.
+    fn asks(&self, charges: &[Charge<'_>], peek: bool, wanted: impl Fn(usize) -> bool) -> SmallVec<[(Ask, Places); 1]> {
+        let mut lanes: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+        let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| self.space.key(charge.policy, charge.key)).collect();
+        for (index, stored) in stored.iter().enumerate().filter(|(index, _)| wanted(*index)) {
+            let lane = self.lane(stored.slot);
+            match lanes.iter_mut().find(|(number, _)| *number == lane) {
+                Some((_, places)) => places.push(index),
+                None => lanes.push((lane, SmallVec::from_slice(&[index]))),
+            }
+        }
+        lanes
+            .into_iter()
+            .map(|(_, places)| {
+                let charges = places.iter().map(|index| (&charges[*index], &stored[*index]));
+                let ask = if peek { Ask::peek(charges) } else { Ask::take(charges) };
+                (ask, places)
+            })
+            .collect()
+    }
+
+    async fn decision(&self, ask: Ask) -> Result<Decision, RedisError> {
+        let lane = self.lane(ask.slot());
+        match self.queue.ask(lane, ask).await? {
+            Answer::Decided(decision) => Ok(decision),
+            Answer::Failed(error) => Err(error),
+            Answer::Done | Answer::Again => Err(wire::nonsense()),
+        }
+    }
+
+    /// The answers of several lanes at once, or the first error and what the others took.
+    async fn decisions(&self, asks: SmallVec<[(Ask, Places); 1]>, set: &mut Set) -> Result<(), RedisError> {
+        let mut failed = None;
+        let mut answered = |places: Places, answer: Result<Decision, RedisError>| match answer {
+            Ok(decision) => {
+                for (place, decision) in places.into_iter().zip(decision.into_charges()) {
+                    set[place].answer(decision);
+                }
+            }
+            Err(error) => failed = Some(error),
+        };
+        if asks.len() == 1 {
+            for (ask, places) in asks {
+                answered(places, self.decision(ask).await);
+            }
+        } else {
+            let (asks, places): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+            let answers = join_all(asks.into_iter().map(|ask| self.decision(ask))).await;
+            places.into_iter().zip(answers).for_each(|(places, answer)| answered(places, answer));
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn take(self: Arc<Self>, asks: SmallVec<[(Ask, Places); 1]>, mut owed: Owed) -> Result<Decision, RedisError> {
+        // A denial that is compensated is not remembered: another caller's charge may be given back at any moment.
+        let atomic = asks.len() == 1;
+        let sent = self.denials.now();
+        self.decisions(asks, &mut owed.set).await?;
+        for pending in &owed.set {
+            let Some(decision) = pending.decision() else { continue };
+            if let Some(leases) = &self.leases {
+                leases.told(pending.tag, decision);
+            }
+            if let Some(watch) = pending.watch.filter(|_| atomic) {
+                self.denials.note(watch, sent, decision);
+            }
+        }
+        Ok(owed.decide())
+    }
+
+    /// Sends what a refused or failed set took back. If it cannot be sent, it is back when it has drained.
+    fn give_back(&self, refunds: Vec<Refund>) {
+        for ask in self.refund_asks(refunds) {
+            let _ = self.queue.send(self.lane(ask.slot()), ask, drop);
+        }
+    }
+
+    fn refund_asks(&self, refunds: Vec<Refund>) -> Vec<Ask> {
+        let mut lanes: Vec<(u16, Vec<(Refund, keys::Stored)>)> = Vec::new();
+        for refund in refunds {
+            self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+            let stored = self.space.key(&refund.policy, &refund.key);
+            let lane = self.lane(stored.slot);
+            match lanes.iter_mut().find(|(number, _)| *number == lane) {
+                Some((_, refunds)) => refunds.push((refund, stored)),
+                None => lanes.push((lane, vec![(refund, stored)])),
+            }
+        }
+        lanes.into_iter().map(|(_, refunds)| Ask::refund(refunds)).collect()
+    }
+
+    /// Asks for a lease, by the queue's task.
+    fn lease(self: &Arc<Self>, leases: &Arc<Leases>, wanted: Wanted) {
+        let charge = Charge::new(&wanted.policy, &wanted.key).cost(wanted.units);
+        let stored = self.space.key(charge.policy, charge.key);
+        let lane = self.lane(stored.slot);
+        let ask = Ask::take([(&charge, &stored)].into_iter());
+        let (inner, held) = (Arc::downgrade(self), Arc::clone(leases));
+        let wanted = Arc::new(wanted);
+        let asked = Arc::clone(&wanted);
+        let sent = self.queue.send(lane, ask, move |answer| {
+            let answer = match answer {
+                Ok(Answer::Decided(decision)) => decision.into_charges().next(),
+                _ => None,
+            };
+            if let (Some(refund), Some(inner)) = (held.came(&asked, answer), inner.upgrade()) {
+                inner.give_back(vec![refund]);
+            }
+        });
+        if sent.is_err() {
+            leases.came(&wanted, None);
+        }
+    }
+}
+
+/// A set that is being asked for. Dropped before it is decided, it gives back what it has.
+struct Owed {
+    inner: Arc<Inner>,
+    set: Set,
+}
+
+impl Owed {
+    fn decide(mut self) -> Decision {
+        let (decision, refunds) = set::decide(std::mem::take(&mut self.set));
+        self.inner.give_back(refunds);
+        decision
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        let refunds = set::undo(&mut self.set);
+        if !refunds.is_empty() {
+            self.inner.give_back(refunds);
+        }
+    }
+}
+
+/// Which charges of a set an ask is for.
+type Places = SmallVec<[usize; 2]>;
+
+impl Limiter for RedisLimiter {
+    type Error = RedisError;
+    type Future<T: Send + 'static> = RedisFuture<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        let inner = &self.0;
+        if let Some(refusal) = inner.denials.refusal(charges) {
+            return Reply::Now(Ok(refusal));
+        }
+        let mut owed = Owed { inner: Arc::clone(inner), set: SmallVec::new() };
+        for charge in charges {
+            let (mut granted, tag) = (None, inner.tags.charge(charge));
+            if let Some(leases) = &inner.leases {
+                let wanted = match leases.take(charge) {
+                    Found::Granted(decision, wanted) => {
+                        granted = Some(decision);
+                        wanted
+                    }
+                    Found::Ask(wanted) => wanted,
+                };
+                if let Some(wanted) = wanted {
+                    inner.lease(leases, wanted);
+                }
+            }
+            let watch = if granted.is_none() { inner.denials.watch(charge) } else { None };
+            owed.set.push(Pending::new(charge, tag, watch, granted));
+        }
+        let asks = inner.asks(charges, false, |index| owed.set[index].decision().is_none());
+        if asks.is_empty() {
+            return Reply::Now(Ok(owed.decide()));
+        }
+        if let Some(error) = asks.iter().find_map(|(ask, _)| inner.queue.carrier().store.outage(ask.slot())) {
+            return Reply::Now(Err(error));
+        }
+        Reply::Later(Box::pin(Arc::clone(inner).take(asks, owed)))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        let inner = &self.0;
+        let asks = inner.asks(charges, true, |_| true);
+        let mut set: Set =
+            charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
+        if asks.is_empty() {
+            return Reply::Now(Ok(set::decide(set).0));
+        }
+        let inner = Arc::clone(inner);
+        Reply::Later(Box::pin(async move {
+            inner.decisions(asks, &mut set).await?;
+            Ok(set::decide(set).0)
+        }))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
+        let mut answers = Vec::new();
+        for ask in self.0.refund_asks(refunds) {
+            let (tell, told) = oneshot::channel();
+            let sent = self.0.queue.send(self.0.lane(ask.slot()), ask, |answer| {
+                let _ = tell.send(answer); // nobody needs to wait for it
+            });
+            if let Err(error) = sent {
+                return Reply::Now(Err(error));
+            }
+            answers.push(told);
+        }
+        Reply::Later(Box::pin(async move {
+            for told in answers {
+                done(told.await.unwrap_or_else(|_| Err(wire::nonsense())))?;
+            }
+            Ok(())
+        }))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
+        let inner = Arc::clone(&self.0);
+        let tag = inner.tags.of(policy, key);
+        let ask = Ask::reset(policy, &inner.space.key(policy, key));
+        Reply::Later(Box::pin(async move {
+            if let Some(leases) = &inner.leases {
+                leases.forget(tag);
+            }
+            let answer = inner.queue.ask(inner.lane(ask.slot()), ask).await;
+            inner.denials.forget(tag);
+            done(answer)
+        }))
+    }
+
+    /// `Atomic` on one server without leases. Otherwise `Compensated`.
+    fn atomicity(&self) -> Atomicity {
+        if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+}
+
+fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
+    match answer? {
+        Answer::Done => Ok(()),
+        Answer::Failed(error) => Err(error),
+        Answer::Decided(_) | Answer::Again => Err(wire::nonsense()),
+    }
+}
+
+impl fmt::Debug for RedisLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLimiter").field("keys", &self.0.space).field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,41 @@
+//! One limit for two processes: ten requests a minute for each address, whichever of them is asked.
+//!
+//! ```sh
+//! redis-server --save "" &
+//! cargo run --example redis --features redis -- 3000 &
+//! cargo run --example redis --features redis -- 3001 &
+//! for i in $(seq 6); do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:300{0,1}/; done
+//! ```
+//!
+//! The first ten of these twelve requests pass. `REDIS_URL` names another server.
+
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::routing::get;
+use tower_ratelimit::{LimiterEvent, Observer, Quota, RateLimitLayer, RedisLimiter, key};
+
+/// Says when Redis goes away and comes back.
+struct Log;
+
+impl Observer for Log {
+    fn on_event(&self, event: &LimiterEvent) {
+        eprintln!("limiter: {event:?}");
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let port: u16 = std::env::args().nth(1).unwrap_or_else(|| "3000".to_owned()).parse()?;
+    let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
+
+    // If Redis is not up yet, this works none the less: requests are answered with 503 until it is.
+    let limiter = RedisLimiter::builder().prefix("example").observer(Log).connect(&url).await?;
+    let limit = RateLimitLayer::new(limiter, Quota::per_minute(10), key::peer_ip());
+    let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
+
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
+    println!("http://127.0.0.1:{port}/  ten requests a minute, counted at {url}");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,45 @@
+//! Carries checks to the store: encodes them, runs the script, reads the answers.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::error::RedisError;
+use super::queue::Carrier;
+use super::store::Store;
+use super::wire::{self, Answer, Ask};
+use crate::clock::Clock;
+
+/// The store, and the clock that it is told, if it does not use its own.
+pub(super) struct Courier {
+    pub(super) store: Store,
+    pub(super) clock: Option<Arc<dyn Clock>>,
+}
+
+impl Carrier for Courier {
+    type Ask = Ask;
+    type Answer = Answer;
+
+    async fn carry(&self, lane: u16, asks: Vec<Ask>) -> Result<Vec<Answer>, RedisError> {
+        let slot = asks.first().map_or(lane, Ask::slot);
+        let mut answers = self.run(&asks.iter().collect::<SmallVec<[&Ask; 8]>>(), slot, false).await?;
+        // What was written under another quota is asked again, with the script that can convert it. Nothing was done.
+        let again: SmallVec<[usize; 8]> =
+            (0..answers.len()).filter(|index| matches!(answers[*index], Answer::Again)).collect();
+        if !again.is_empty() {
+            let asks: SmallVec<[&Ask; 8]> = again.iter().filter_map(|index| asks.get(*index)).collect();
+            for (index, answer) in again.into_iter().zip(self.run(&asks, slot, true).await?) {
+                answers[index] = answer;
+            }
+        }
+        Ok(answers)
+    }
+}
+
+impl Courier {
+    async fn run(&self, asks: &[&Ask], slot: u16, full: bool) -> Result<Vec<Answer>, RedisError> {
+        let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
+        let reply = self.store.run(&call, slot).await?;
+        wire::answers(asks, reply)
+    }
+}

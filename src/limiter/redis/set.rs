@@ -1,0 +1,61 @@
+//! A set of charges on its way: what was granted here, what is asked for, and how the answers make one decision.
+
+use smallvec::SmallVec;
+
+use super::denials::Watch;
+use super::tag::Tag;
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Refund};
+use crate::policy::Policy;
+
+/// A charge of a set that waits for its answer.
+pub(super) struct Pending {
+    policy: Policy,
+    key: Key,
+    effect: Effect,
+    pub(super) tag: Tag,
+    /// What is needed to remember its denial, if it is to be.
+    pub(super) watch: Option<Watch>,
+    /// There from the start if a lease had its units.
+    decision: Option<ChargeDecision>,
+}
+
+/// The charges of a set.
+pub(super) type Set = SmallVec<[Pending; 2]>;
+
+impl Pending {
+    pub(super) fn new(charge: &Charge<'_>, tag: Tag, watch: Option<Watch>, granted: Option<ChargeDecision>) -> Self {
+        let (policy, key) = (charge.policy.clone(), charge.key.clone());
+        Self { policy, key, effect: charge.effect, tag, watch, decision: granted }
+    }
+
+    pub(super) fn decision(&self) -> Option<&ChargeDecision> {
+        self.decision.as_ref()
+    }
+
+    pub(super) fn answer(&mut self, decision: ChargeDecision) {
+        self.decision = Some(decision);
+    }
+
+    fn give_back(&mut self) -> Option<Refund> {
+        let receipt = self.decision.as_mut()?.take_receipt()?;
+        Some(Refund::new(self.policy.clone(), self.key.clone(), receipt))
+    }
+}
+
+/// What the set took, to be given back.
+pub(super) fn undo(set: &mut Set) -> Vec<Refund> {
+    set.iter_mut().filter_map(Pending::give_back).collect()
+}
+
+/// The decision about the whole set, and what is to be given back if it is refused.
+pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
+    let denies = |pending: &Pending| {
+        pending.effect == Effect::Enforce && pending.decision().is_none_or(|decision| !decision.is_allowed())
+    };
+    let allowed = !set.iter().any(denies);
+    let refunds = if allowed { Vec::new() } else { undo(&mut set) };
+    let decisions = set.into_iter().map(|pending| pending.decision.unwrap_or_else(|| ChargeDecision::denied(0, 0, None)));
+    (Decision::new(allowed, decisions), refunds)
+}

@@ -1,0 +1,226 @@
+//! One limit for many.
+
+use std::time::Duration;
+
+use tower_ratelimit::{Charge, Limiter, Quota, RedisErrorKind, RedisLimiter, Refund};
+
+use super::server::Server;
+use super::{MINUTE, calls, connect, key, keys, passes, policy, take};
+
+/// Long enough that nothing drains while a test runs.
+fn lasting(limit: u64) -> Quota {
+    Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).unwrap()
+}
+
+/// `tasks` tasks on each of the limiters, all asking for one unit at a time; how many passed.
+async fn storm(limiters: &[RedisLimiter], tasks: usize, each: usize, quota: Quota) -> u64 {
+    let policy = policy("storm", quota);
+    let mut running = Vec::new();
+    for limiter in limiters {
+        for _ in 0..tasks {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            running.push(tokio::spawn(async move {
+                let mut passed = 0;
+                for _ in 0..each {
+                    passed += u64::from(passes(&limiter, &policy, "all").await);
+                }
+                passed
+            }));
+        }
+    }
+    let mut passed = 0;
+    for task in running {
+        passed += task.await.unwrap();
+    }
+    passed
+}
+
+async fn slow(server: &Server) -> RedisLimiter {
+    // A busy machine is no reason to fail.
+    RedisLimiter::builder().deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exactly_the_limit_passes_whoever_asks_and_checks_go_together() {
+    let server = Server::start();
+    let limiters = [slow(&server).await, slow(&server).await, slow(&server).await, slow(&server).await];
+    assert_eq!(storm(&limiters, 50, 50, lasting(7_000)).await, 7_000);
+    let calls = calls(&server);
+    assert!(calls < 10_000 / 3, "{calls} calls for 10,000 checks, of which 3,000 may be denied without one");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_leases_the_total_is_never_exceeded_and_calls_are_few() {
+    let server = Server::start();
+    let mut limiters = Vec::new();
+    for _ in 0..3 {
+        let builder = RedisLimiter::builder().leases(500).deadline(Duration::from_secs(20));
+        limiters.push(builder.connect(&server.url()).await.unwrap());
+    }
+    // Two of a million are asked for in vain; what is held when the others end goes back.
+    let passed = storm(&limiters, 10, 2_000, lasting(1_000_000)).await;
+    assert_eq!(passed, 60_000, "there was room for all");
+    let few = calls(&server);
+    assert!(few < 60_000 / 10, "{few} calls for 60,000 checks");
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    let policy = policy("storm", lasting(1_000_000));
+    let all = key("all");
+    let peeked = limiters[0].peek(&[Charge::new(&policy, &all)]).wait().await.unwrap();
+    assert_eq!(peeked.charges()[0].remaining(), 1_000_000 - 60_000 - 1, "what was not used is back");
+
+    let passed = storm(&limiters, 10, 2_000, lasting(5_000)).await;
+    assert!(passed <= 5_000, "{passed} of 5,000");
+}
+
+#[tokio::test]
+async fn a_denied_key_costs_no_calls_until_its_wait_is_over() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let (policy, other) = (policy("attacked", lasting(1)), policy("other", lasting(100)));
+    assert!(passes(&limiter, &policy, "a").await && !passes(&limiter, &policy, "a").await);
+    let before = calls(&server);
+    let (a, b) = (key("a"), key("b"));
+    for _ in 0..1_000 {
+        let set = [Charge::new(&other, &b), Charge::new(&policy, &a)];
+        assert!(!limiter.take(&set).wait().await.unwrap().is_allowed());
+    }
+    let after = calls(&server);
+    assert!(after - before <= 2, "{} calls", after - before);
+    assert!(passes(&limiter, &policy, "b").await, "nobody else is denied");
+}
+
+#[tokio::test]
+async fn what_is_given_back_or_reset_passes_again_at_once() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let (policy, a) = (policy("back", lasting(2)), key("a"));
+    let mut taken = take(&limiter, &policy, "a", 2).await.unwrap();
+    assert!(!passes(&limiter, &policy, "a").await);
+    let receipt = taken.take_receipts().pop().flatten().unwrap();
+    limiter.refund(vec![Refund::new(policy.clone(), a.clone(), receipt)]).wait().await.unwrap();
+    assert!(passes(&limiter, &policy, "a").await && passes(&limiter, &policy, "a").await);
+    assert!(!passes(&limiter, &policy, "a").await);
+    limiter.reset(&policy, &a).wait().await.unwrap();
+    assert!(passes(&limiter, &policy, "a").await);
+}
+
+#[tokio::test]
+async fn a_refund_whose_answer_nobody_waits_for_is_sent() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let (policy, a) = (policy("back", lasting(2)), key("a"));
+    let mut taken = take(&limiter, &policy, "a", 2).await.unwrap();
+    let receipt = taken.take_receipts().pop().flatten().unwrap();
+    drop(limiter.refund(vec![Refund::new(policy.clone(), a.clone(), receipt)]));
+    for _ in 0..200 {
+        let peeked = limiter.peek(&[Charge::new(&policy, &a).cost(0)]).wait().await.unwrap();
+        if peeked.charges()[0].remaining() == 2 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("it did not arrive");
+}
+
+#[tokio::test]
+async fn a_take_that_is_dropped_unpolled_takes_nothing() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let (policy, a) = (policy("dropped", lasting(2)), key("a"));
+    for _ in 0..10 {
+        drop(limiter.take(&[Charge::new(&policy, &a)]));
+    }
+    assert_eq!(take(&limiter, &policy, "a", 0).await.unwrap().charges()[0].remaining(), 2);
+}
+
+#[tokio::test]
+async fn a_changed_quota_keeps_what_was_used_on_every_side() {
+    let server = Server::start();
+    let (old, new) = (connect(&server).await, connect(&server).await);
+    let hour = 60 * MINUTE;
+    let before = policy("changed", Quota::fixed_window(100, hour).unwrap());
+    let quotas = [
+        Quota::fixed_window(200, hour).unwrap(),
+        Quota::sliding_window(100, hour).unwrap(),
+        Quota::sliding_log(100, hour).unwrap(),
+        Quota::sliding_window(100, hour).unwrap().buckets(60).unwrap(),
+        Quota::token_bucket(100, 30 * 24 * hour).unwrap(),
+        Quota::step_bucket(100, 30 * 24 * hour).unwrap(),
+    ];
+    for (at, quota) in quotas.into_iter().enumerate() {
+        let name = format!("caller {at}");
+        assert!(take(&old, &before, &name, 40).await.unwrap().is_allowed());
+        let after = policy("changed", quota);
+        for (used, (limiter, policy)) in [(41, (&new, &after)), (42, (&old, &before)), (43, (&new, &after))] {
+            let decision = take(limiter, policy, &name, 1).await.unwrap();
+            let left = policy.quota().capacity() - decision.charges()[0].remaining();
+            // Each change rounds up what is in use: one unit at most.
+            assert!((used..=used + 3).contains(&left), "{left} used instead of {used}, to and from {quota}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn limiters_with_another_prefix_are_apart() {
+    let server = Server::start();
+    let one = RedisLimiter::builder().prefix("one").connect(&server.url()).await.unwrap();
+    let two = RedisLimiter::builder().prefix("two").connect(&server.url()).await.unwrap();
+    let policy = policy("test", lasting(1));
+    assert!(passes(&one, &policy, "a").await && !passes(&one, &policy, "a").await && passes(&two, &policy, "a").await);
+    for prefix in ["", "with{brace", "with}brace", &"long".repeat(100)] {
+        let refused = RedisLimiter::builder().prefix(prefix).connect(&server.url()).await.unwrap_err();
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{prefix:?}");
+    }
+}
+
+#[tokio::test]
+async fn hashed_keys_are_nowhere_in_clear_and_are_the_same_for_all() {
+    let server = Server::start();
+    let mut limiters = Vec::new();
+    for _ in 0..2 {
+        let builder = RedisLimiter::builder().hash_keys(*b"a secret of ours");
+        limiters.push(builder.connect(&server.url()).await.unwrap());
+    }
+    let policy = policy("keys", lasting(1));
+    let secret = "sk-live-51H8x";
+    assert!(passes(&limiters[0], &policy, secret).await && !passes(&limiters[1], &policy, secret).await);
+    let stored = keys(&server);
+    assert_eq!(stored.len(), 1);
+    assert!(!String::from_utf8_lossy(&stored[0]).contains("sk-live"), "{stored:?}");
+}
+
+#[tokio::test]
+async fn keys_of_any_bytes_and_any_length_are_apart() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("keys", lasting(1));
+    let long = "x".repeat(1 << 20);
+    let longer = format!("{long}y");
+    for name in ["", "}", "{", "{}", "a}b", "a}c", "käse", "\0", "\r\n", &long, &longer] {
+        assert!(passes(&limiter, &policy, name).await, "{} bytes", name.len());
+        assert!(!passes(&limiter, &policy, name).await, "{} bytes", name.len());
+    }
+    assert!(keys(&server).iter().all(|key| key.len() < 512), "long keys are not stored as they are");
+}
+
+#[tokio::test]
+async fn a_foreign_value_fails_its_own_check_and_no_other() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("foreign", lasting(10));
+    assert!(passes(&limiter, &policy, "a").await);
+    let stored = keys(&server).remove(0);
+    let mut connection = server.connection();
+    redis::cmd("DEL").arg(&stored).exec(&mut connection).unwrap();
+    redis::cmd("HSET").arg(&stored).arg("somebody").arg("else's").exec(&mut connection).unwrap();
+    let checks = (0..20).map(|at| {
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        tokio::spawn(async move { take(&limiter, &policy, if at % 2 == 0 { "a" } else { "b" }, 1).await })
+    });
+    for (at, check) in checks.collect::<Vec<_>>().into_iter().enumerate() {
+        match check.await.unwrap() {
+            Ok(decision) => assert!(at % 2 == 1 && decision.is_allowed()),
+            Err(error) => assert!(at % 2 == 0 && error.kind() == RedisErrorKind::Foreign, "{error}"),
+        }
+    }
+}

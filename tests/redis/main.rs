@@ -1,0 +1,50 @@
+//! `RedisLimiter` on real servers, from the outside.
+#![cfg(feature = "redis")]
+
+mod limits;
+mod promises;
+mod troubles;
+
+#[path = "../support/redis.rs"]
+mod server;
+
+use std::time::Duration;
+
+use server::Server;
+use tower_ratelimit::{Charge, Decision, Key, Limiter, Policy, Quota, RedisError, RedisLimiter};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+async fn connect(server: &Server) -> RedisLimiter {
+    RedisLimiter::connect(&server.url()).await.expect("the server is there")
+}
+
+fn key(name: &str) -> Key {
+    Key::of(name).expect("a text is a key")
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).expect("the name is possible")
+}
+
+async fn take(limiter: &RedisLimiter, policy: &Policy, name: &str, cost: u64) -> Result<Decision, RedisError> {
+    limiter.take(&[Charge::new(policy, &key(name)).cost(cost)]).wait().await
+}
+
+async fn passes(limiter: &RedisLimiter, policy: &Policy, name: &str) -> bool {
+    take(limiter, policy, name, 1).await.expect("Redis answers").is_allowed()
+}
+
+/// How often scripts were run.
+fn calls(server: &Server) -> u64 {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let of = |command: &str| {
+        let line = info.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:")))?;
+        line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()
+    };
+    of("evalsha").unwrap_or(0) + of("eval").unwrap_or(0)
+}
+
+fn keys(server: &Server) -> Vec<Vec<u8>> {
+    redis::cmd("KEYS").arg("*").query(&mut server.connection()).unwrap()
+}

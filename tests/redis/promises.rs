@@ -1,0 +1,64 @@
+//! What every limiter promises.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use tower_ratelimit::conformance::{Subject, check};
+use tower_ratelimit::{ManualClock, RedisLimiter, Timestamp};
+
+use super::server::Server;
+
+struct OnRedis {
+    server: Server,
+    clock: ManualClock,
+    hashed: bool,
+    made: AtomicU32,
+}
+
+impl OnRedis {
+    fn new(hashed: bool) -> Self {
+        let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+        Self { server: Server::start(), clock, hashed, made: AtomicU32::new(0) }
+    }
+}
+
+impl Subject for OnRedis {
+    type Limiter = RedisLimiter;
+
+    async fn limiter(&self) -> RedisLimiter {
+        // Not remembered here: the clock of denials is not the one that is advanced.
+        let builder = RedisLimiter::builder().clock(self.clock.clone()).denials(0);
+        let builder = builder.prefix(format!("suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
+        let builder = if self.hashed { builder.hash_keys(*b"0123456789abcdef") } else { builder };
+        builder.connect(&self.server.url()).await.expect("the server is there")
+    }
+
+    async fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+}
+
+/// Every key that a script has written says when it ends.
+fn audit(server: &Server) {
+    let mut connection = server.connection();
+    let keys = super::keys(server);
+    assert!(keys.len() > 50, "the suite left {} keys", keys.len());
+    for key in keys {
+        let left_ms: i64 = redis::cmd("PTTL").arg(&key).query(&mut connection).unwrap();
+        assert!(left_ms > 0, "{} ends in {left_ms} ms", String::from_utf8_lossy(&key));
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_on_redis_keeps_every_promise_and_every_key_ends() {
+    let subject = OnRedis::new(false);
+    check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
+    audit(&subject.server);
+}
+
+#[tokio::test]
+async fn so_does_one_whose_keys_are_hashed() {
+    let subject = OnRedis::new(true);
+    check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
+    audit(&subject.server);
+}

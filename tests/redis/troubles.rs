@@ -1,0 +1,169 @@
+//! A Redis that is away, and what a user sees of it.
+
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::{
+    FallbackLimiter, Limiter, LimiterEvent, MemoryLimiter, Observer, OnError, Quota, RateLimitLayer, RedisErrorKind,
+    RedisLimiter, key as extract,
+};
+
+use super::server::{Server, free_port};
+use super::{connect, passes, policy, take};
+
+/// How soon it has to be back once Redis is.
+const RECOVERY: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Seen {
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+async fn eventually_passes(limiter: &RedisLimiter, limit: u32) -> bool {
+    let policy = policy("again", Quota::per_hour(limit));
+    let began = Instant::now();
+    while began.elapsed() < RECOVERY {
+        if take(limiter, &policy, "a", 1).await.is_ok_and(|decision| decision.is_allowed()) {
+            return true;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    false
+}
+
+#[tokio::test]
+async fn flushed_scripts_are_no_error() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("flushed", Quota::per_hour(100));
+    for _ in 0..5 {
+        assert!(passes(&limiter, &policy, "a").await);
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+    }
+    assert_eq!(take(&limiter, &policy, "a", 0).await.unwrap().charges()[0].remaining(), 95, "none was taken twice");
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_up_yet_is_no_error_and_is_found_when_it_is() {
+    let mut server = Server::start();
+    server.kill();
+    let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
+    let policy = policy("late", Quota::per_hour(100));
+    assert_eq!(take(&limiter, &policy, "a", 1).await.unwrap_err().kind(), RedisErrorKind::Unavailable);
+    server.restart();
+    assert!(eventually_passes(&limiter, 1_000).await);
+}
+
+#[tokio::test]
+async fn a_dead_server_costs_little_after_the_first_checks_and_is_found_again() {
+    for how in ["killed", "stopped"] {
+        let mut server = Server::start();
+        let seen = Seen::default();
+        let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&server.url()).await.unwrap();
+        assert!(eventually_passes(&limiter, 1_000).await);
+        if how == "killed" { server.kill() } else { server.pause() };
+        let policy = policy("dead", Quota::per_hour(100));
+        let mut costs = Vec::new();
+        for _ in 0..500 {
+            let began = Instant::now();
+            let answer = take(&limiter, &policy, "a", 1).await;
+            costs.push(began.elapsed());
+            let kind = answer.unwrap_err().kind();
+            assert!(matches!(kind, RedisErrorKind::Unavailable | RedisErrorKind::Timeout), "{how}: {kind:?}");
+        }
+        let slow = costs.iter().filter(|cost| **cost > Duration::from_millis(20)).count();
+        assert!(slow <= 10, "{how}: {slow} of 500 waited");
+        assert!(costs.iter().all(|cost| *cost < Duration::from_millis(500)), "{how}: {:?}", costs.iter().max());
+        if how == "killed" { server.restart() } else { server.resume() };
+        assert!(eventually_passes(&limiter, 1_000).await, "{how}: it is not found again");
+        assert!(!seen.0.lock().unwrap().is_empty(), "{how}: nobody was told");
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_accepts_and_never_answers_costs_no_more_than_the_deadline() {
+    let port = free_port();
+    let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let began = Instant::now();
+    let limiter = RedisLimiter::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2));
+    let policy = policy("silent", Quota::per_hour(100));
+    for _ in 0..20 {
+        let began = Instant::now();
+        assert!(take(&limiter, &policy, "a", 1).await.is_err());
+        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_password_is_told_when_it_is_configured() {
+    let server = Server::with(&["--requirepass", "right"]);
+    let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
+    let refused = RedisLimiter::connect(&url("wrong")).await.unwrap_err();
+    assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+    let limiter = RedisLimiter::connect(&url("right")).await.unwrap();
+    assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
+}
+
+#[tokio::test]
+async fn a_url_or_a_setup_that_means_nothing_is_refused() {
+    for url in ["", "redis", "http://127.0.0.1", "redis://127.0.0.1:notaport", "memcached://127.0.0.1"] {
+        let refused = RedisLimiter::connect(url).await.unwrap_err();
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{url}: {refused}");
+    }
+    let server = Server::start();
+    for builder in [
+        RedisLimiter::builder().deadline(Duration::ZERO),
+        RedisLimiter::builder().deadline(Duration::MAX),
+        RedisLimiter::builder().max_in_flight(0),
+    ] {
+        let refused = builder.connect(&server.url()).await.unwrap_err();
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+    }
+}
+
+async fn status<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>) -> StatusCode {
+    let inner = service_fn(|_: Request<Empty<Bytes>>| async {
+        Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
+    });
+    let mut service = layer.layer(inner);
+    service.ready().await.unwrap().call(Request::new(Empty::new())).await.unwrap().status()
+}
+
+#[tokio::test]
+async fn while_redis_is_away_the_layer_does_what_was_chosen() {
+    let mut server = Server::start();
+    let limiter = connect(&server).await;
+    let quota = Quota::per_hour(4);
+    let closed = RateLimitLayer::new(limiter.clone(), quota, extract::global());
+    let open = closed.clone().on_error(OnError::Allow);
+    let second = FallbackLimiter::new(limiter, MemoryLimiter::new(), NonZeroU32::new(2).unwrap());
+    let fallback = RateLimitLayer::new(second, quota, extract::global());
+    for layer in [&closed, &open] {
+        assert_eq!(status(layer).await, 200);
+    }
+    assert_eq!(status(&fallback).await, 200);
+    server.kill();
+    assert_eq!(status(&closed).await, 503);
+    assert_eq!(status(&open).await, 200);
+    let mut fallbacks = Vec::new();
+    for _ in 0..3 {
+        fallbacks.push(status(&fallback).await.as_u16());
+    }
+    assert_eq!(fallbacks, [200, 200, 429], "half of four");
+    server.restart();
+    let began = Instant::now();
+    while status(&closed).await != 200 && began.elapsed() < RECOVERY {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(status(&closed).await, 200);
+}

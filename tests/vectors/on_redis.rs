@@ -1,0 +1,41 @@
+//! The same vectors, with the states in Redis.
+
+use std::cell::RefCell;
+
+use tokio::runtime::{Builder, Runtime};
+use tower_ratelimit::{BoxLimiter, ManualClock, RedisLimiter};
+
+use crate::replay::{Backend, Pending, replay_on};
+use crate::{id, replayed};
+
+#[path = "../support/redis.rs"]
+mod server;
+
+thread_local! {
+    static RUNTIME: RefCell<Runtime> =
+        RefCell::new(Builder::new_current_thread().enable_all().build().expect("a runtime"));
+}
+
+fn wait(answer: Pending<'_>) {
+    RUNTIME.with_borrow(|runtime| runtime.block_on(answer));
+}
+
+#[test]
+fn every_answer_that_a_replayed_vector_states_is_given_on_redis() {
+    let server = server::Server::start();
+    let failures: Vec<String> = replayed()
+        .iter()
+        .filter_map(|vector| {
+            let clock = ManualClock::new();
+            let mut limiter = None;
+            wait(std::pin::pin!(async {
+                let builder = RedisLimiter::builder().prefix(id(vector)).denials(0).clock(clock.clone());
+                limiter = Some(builder.connect(&server.url()).await.expect("the server is there"));
+            }));
+            let limiter = BoxLimiter::new(limiter?);
+            let failure = replay_on(vector, Backend { limiter, clock, wait }).err()?;
+            Some(format!("{}: {failure}", id(vector)))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{failures:#?}");
+}
