@@ -95,7 +95,7 @@ pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};
 pub use time::Timestamp;
 
-/// The examples of the README are run as those of the documentation are.
-#[cfg(doctest)]
+/// The examples of the README are run as those of the documentation are; they use Redis, too.
+#[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
