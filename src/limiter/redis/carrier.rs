@@ -40,6 +40,9 @@ impl Courier {
     async fn run(&self, asks: &[&Ask], slot: u16, full: bool) -> Result<Vec<Answer>, RedisError> {
         let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
         let reply = self.store.run(&call, slot).await?;
-        wire::answers(asks, reply)
+        let answers = wire::answers(asks, reply.clone())?;
+        #[cfg(test)]
+        super::processes::log(&reply, asks, &answers);
+        Ok(answers)
     }
 }

@@ -1,0 +1,364 @@
+//! Redis: checks per second beside `redis-benchmark` with the same script, a lone check beside a bare call through the same
+//! client, the server's time per decision beside textbook scripts, and what denied and leased keys cost.
+//!
+//! It starts its own `redis-server` (or that of `REDIS_SERVER`) on a free port, and runs `redis-benchmark` beside it. The
+//! contenders run in turn; what is told is medians.
+
+#![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
+
+mod support;
+
+#[path = "../tests/support/redis.rs"]
+mod server;
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use fred::clients::Client;
+use fred::prelude::{ClientLike, Config};
+use fred::types::{ClusterHash, CustomCommand, Value};
+use server::Server;
+use support::{Numbers, is_smoke, is_wanted, median};
+use tokio::runtime::Runtime;
+use tower_ratelimit::{Charge, Key, Limiter, Policy, Quota, RedisLimiter};
+
+const KEYS: u64 = 10_000;
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = Server::start();
+    if is_wanted("throughput") {
+        for tasks in [1, 50, 200] {
+            throughput(&runtime, &server, tasks);
+        }
+    }
+    if is_wanted("lone") {
+        lone(&runtime, &server);
+    }
+    if is_wanted("server") {
+        server_time(&runtime, &server);
+    }
+    if is_wanted("attack") {
+        attack(&runtime, &server);
+    }
+    if is_wanted("lease") {
+        lease(&runtime, &server);
+    }
+}
+
+/// Nothing is denied while it runs.
+fn plenty() -> Policy {
+    Policy::new("bench", Quota::token_bucket(1_000_000_000, Duration::from_secs(1)).unwrap()).unwrap()
+}
+
+fn limiter(runtime: &Runtime, server: &Server) -> RedisLimiter {
+    let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
+    runtime.block_on(builder.connect(&server.url())).unwrap()
+}
+
+async fn check(limiter: &RedisLimiter, policy: &Policy, key: u64) -> bool {
+    let key = Key::of(key).unwrap();
+    limiter.take(&[Charge::new(policy, &key)]).wait().await.unwrap().is_allowed()
+}
+
+/// The arguments of the call that one check makes: the script's name, the key, the form.
+fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Vec<Vec<u8>> {
+    let mut connection = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "0"]).exec(&mut connection).unwrap();
+    let limiter = limiter(runtime, server);
+    (0..2).for_each(|_| assert!(runtime.block_on(check(&limiter, policy, 0))));
+    redis::cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "-1"]).exec(&mut connection).unwrap();
+    type Entry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
+    let log: Vec<Entry> = redis::cmd("SLOWLOG").arg(&["GET", "64"]).query(&mut connection).unwrap();
+    let call = log.into_iter().map(|entry| entry.3).find(|call| call[0].eq_ignore_ascii_case(b"evalsha"));
+    call.expect("a check is an EVALSHA")
+}
+
+/// A client of fred's as it comes, and the same call made by hand.
+struct Bare {
+    client: Client,
+    call: Vec<Vec<u8>>,
+}
+
+impl Bare {
+    fn new(runtime: &Runtime, server: &Server, call: Vec<Vec<u8>>) -> Self {
+        let client = Client::new(Config::from_url(&server.url()).unwrap(), None, None, None);
+        runtime.block_on(async {
+            client.connect();
+            client.wait_for_connect().await.unwrap();
+        });
+        Self { client, call }
+    }
+
+    async fn run(&self, key: u64) {
+        let command = CustomCommand::new_static("EVALSHA", ClusterHash::Custom(0), false);
+        let mut args: Vec<Value> = self.call[1..].iter().map(|arg| Value::Bytes(arg.clone().into())).collect();
+        args[2] = Value::Bytes(format!("bare:{key}").into());
+        let _: Value = self.client.custom(command, args).await.unwrap();
+    }
+}
+
+/// Calls per second of so many tasks at once.
+fn rate<F, R>(runtime: &Runtime, tasks: u64, count: u64, make: F) -> f64
+where
+    F: Fn(u64) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let left = Arc::new(AtomicU64::new(count));
+    let began = Instant::now();
+    runtime.block_on(async {
+        let running = (0..tasks).map(|task| {
+            let (left, make) = (Arc::clone(&left), make.clone());
+            tokio::spawn(async move {
+                let mut numbers = Numbers(task + 1);
+                while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+                    make(numbers.below(KEYS)).await;
+                }
+            })
+        });
+        for task in running.collect::<Vec<_>>() {
+            task.await.unwrap();
+        }
+    });
+    count as f64 / began.elapsed().as_secs_f64()
+}
+
+/// Calls per second of `redis-benchmark` without pipelining.
+fn redis_benchmark(server: &Server, tasks: u64, count: u64, call: &[Vec<u8>]) -> f64 {
+    let (port, tasks, count) = (server.port().to_string(), tasks.to_string(), count.to_string());
+    let name = String::from_utf8(call[1].clone()).unwrap();
+    let mut child = Command::new("redis-benchmark")
+        .args(["-p", &port, "-c", &tasks, "-n", &count, "-r", "10000", "-P", "1", "--csv", "-x"])
+        .args(["evalsha", &name, "1", "key:__rand_int__"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|error| panic!("redis-benchmark cannot be started ({error}); on Debian: apt-get install redis-tools"));
+    child.stdin.take().unwrap().write_all(&call[4]).unwrap();
+    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let line = output.lines().last().expect("it prints a line");
+    let mut fields = line.rsplit("\",\"").collect::<Vec<_>>();
+    fields.reverse();
+    fields[1].trim_matches('"').parse().unwrap_or_else(|_| panic!("no rate in {line}"))
+}
+
+fn throughput(runtime: &Runtime, server: &Server, tasks: u64) {
+    let (rounds, count) = if is_smoke() { (1, 2_000) } else { (7, 20_000 * tasks.min(5)) };
+    let policy = plenty();
+    let call = captured(runtime, server, &policy);
+    let (limiter, bare) = (limiter(runtime, server), Arc::new(Bare::new(runtime, server, call.clone())));
+    let mut rates = vec![Vec::new(); 3];
+    for _ in 0..rounds {
+        rates[0].push(redis_benchmark(server, tasks, count, &call));
+        let bare = Arc::clone(&bare);
+        rates[1].push(rate(runtime, tasks, count, move |key| {
+            let bare = Arc::clone(&bare);
+            async move { bare.run(key).await }
+        }));
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        rates[2].push(rate(runtime, tasks, count, move |key| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            async move { assert!(check(&limiter, &policy, key).await) }
+        }));
+    }
+    println!("\nthroughput, {tasks} in flight");
+    let medians: Vec<f64> = rates.into_iter().map(median).collect();
+    let names = ["redis-benchmark -P 1, the same script", "a bare call through fred", "tower-ratelimit"];
+    for (name, rate) in names.iter().zip(&medians) {
+        println!("  {name:<44} {rate:>9.0} /s   {:>5.2}x", rate / medians[0]);
+    }
+}
+
+fn lone(runtime: &Runtime, server: &Server) {
+    let (rounds, each) = if is_smoke() { (1, 100) } else { (15, 4_000) };
+    let policy = plenty();
+    let call = captured(runtime, server, &policy);
+    let (limiter, bare) = (limiter(runtime, server), Bare::new(runtime, server, call));
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        runtime.block_on(async {
+            let began = Instant::now();
+            for key in 0..each {
+                bare.run(key).await;
+            }
+            theirs.push(began.elapsed().as_nanos() as f64 / each as f64);
+            let began = Instant::now();
+            for key in 0..each {
+                assert!(check(&limiter, &policy, key).await);
+            }
+            ours.push(began.elapsed().as_nanos() as f64 / each as f64);
+        });
+    }
+    let (ours, theirs) = (median(ours), median(theirs));
+    println!("\nlone check, one after the other");
+    println!("  {:<44} {:>9.1} µs   1.00x", "a bare call through fred", theirs / 1e3);
+    println!("  {:<44} {:>9.1} µs   {:>5.2}x", "tower-ratelimit", ours / 1e3, ours / theirs);
+}
+
+/// What a textbook does: floats for a bucket, one counter with a TTL, two counters in two keys, a sorted set.
+const TEXTBOOK: [(&str, &str); 4] = [
+    (
+        "bucket",
+        "local t = redis.call('TIME')
+        local now = t[1] * 1000000 + t[2]
+        local tat = tonumber(redis.call('GET', KEYS[1]) or 0)
+        if tat < now then tat = now end
+        local after = tat + ARGV[1]
+        if after - now > tonumber(ARGV[2]) then return {0, 0, tostring(after - now - ARGV[2]), tostring(tat - now)} end
+        redis.call('SET', KEYS[1], string.format('%.17g', after), 'PX', math.ceil((after - now) / 1000))
+        return {1, math.floor((ARGV[2] - (after - now)) / ARGV[1]), '0', tostring(after - now)}",
+    ),
+    (
+        "fixed window",
+        "local n = redis.call('INCRBY', KEYS[1], 1)
+        if n == 1 then redis.call('PEXPIRE', KEYS[1], 86400000) end
+        return {n, redis.call('PTTL', KEYS[1])}",
+    ),
+    (
+        "sliding window",
+        "local t = redis.call('TIME')
+        local now = t[1] + t[2] / 1000000
+        local w = math.floor(now / 86400)
+        local current, before = KEYS[1] .. w, KEYS[1] .. (w - 1)
+        local n = tonumber(redis.call('GET', current) or 0)
+        local p = tonumber(redis.call('GET', before) or 0)
+        if n + p * (1 - (now / 86400 - w)) >= 1000000000 then return {0, n, p} end
+        redis.call('INCRBY', current, 1)
+        redis.call('EXPIRE', current, 172800)
+        return {1, n, p}",
+    ),
+    (
+        "sliding log",
+        "local t = redis.call('TIME')
+        local now = t[1] * 1000000 + t[2]
+        redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now - 1000000)
+        local n = redis.call('ZCARD', KEYS[1])
+        if n >= 10000 then return {0, n} end
+        redis.call('ZADD', KEYS[1], now, now .. ':' .. n)
+        redis.call('PEXPIRE', KEYS[1], 1000)
+        return {1, n}",
+    ),
+];
+
+/// Microseconds of the server's time for each call since the statistics were reset, and the calls.
+fn spent(server: &Server) -> (f64, u64) {
+    let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
+    let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or_default();
+    let field = |name: &str| line.split(',').find_map(|field| field.split_once(&format!("{name}="))).map(|(_, value)| value);
+    let number = |name: &str| field(name).and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0);
+    (number("usec_per_call"), number("calls") as u64)
+}
+
+fn reset_stats(server: &Server) {
+    redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut server.connection()).unwrap();
+}
+
+fn server_time(runtime: &Runtime, server: &Server) {
+    let (rounds, each) = if is_smoke() { (1, 200) } else { (9, 10_000) };
+    let second = Duration::from_secs(1);
+    let quotas = [
+        Quota::token_bucket(1_000_000_000, second).unwrap(),
+        Quota::fixed_window(1_000_000_000, DAY).unwrap(),
+        Quota::sliding_window(1_000_000_000, DAY).unwrap(),
+        Quota::sliding_log(10_000, second).unwrap(),
+    ];
+    let limiter = limiter(runtime, server);
+    let mut connection = server.connection();
+    println!("\nserver time per decision, one check a call");
+    for ((name, script), quota) in TEXTBOOK.into_iter().zip(quotas) {
+        let policy = Policy::new(name, quota).unwrap();
+        let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut connection).unwrap();
+        let mut times = [Vec::new(), Vec::new()];
+        let mut numbers = Numbers(7);
+        for _ in 0..rounds {
+            reset_stats(server);
+            for _ in 0..each {
+                let key = format!("textbook:{name}:{}", numbers.below(KEYS));
+                redis::cmd("EVALSHA").arg(&sha).arg(1).arg(key).arg("0.001").arg("1000000").exec(&mut connection).unwrap();
+            }
+            times[0].push(spent(server).0);
+            reset_stats(server);
+            runtime.block_on(async {
+                for _ in 0..each {
+                    assert!(check(&limiter, &policy, numbers.below(KEYS)).await);
+                }
+            });
+            times[1].push(spent(server).0);
+        }
+        let [textbook, ours] = times.map(median);
+        println!("  {name:<16} textbook {textbook:>6.2} µs   tower-ratelimit {ours:>6.2} µs   {:>5.2}x", ours / textbook);
+    }
+    let policies: Vec<Policy> = (0..3).map(|at| Policy::new(format!("p{at}"), *plenty().quota()).unwrap()).collect();
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..rounds {
+        for (at, count) in [1, 3].into_iter().enumerate() {
+            reset_stats(server);
+            runtime.block_on(async {
+                for key in 0..each {
+                    let key = Key::of(key % KEYS).unwrap();
+                    let charges: Vec<Charge<'_>> = policies[..count].iter().map(|policy| Charge::new(policy, &key)).collect();
+                    assert!(limiter.take(&charges).wait().await.unwrap().is_allowed());
+                }
+            });
+            times[at].push(spent(server).0);
+        }
+    }
+    let [one, three] = times.map(median);
+    println!("  three policies of one caller {three:>6.2} µs, one {one:>6.2} µs   {:>5.2}x", three / one);
+    let mut batched = Vec::new();
+    let policy = plenty();
+    for _ in 0..rounds {
+        reset_stats(server);
+        let (limiter, policy) = (limiter.clone(), policy.clone());
+        rate(runtime, 200, each * 4, move |key| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            async move { assert!(check(&limiter, &policy, key).await) }
+        });
+        let (each_us, calls) = spent(server);
+        batched.push(each_us * calls as f64 / (each * 4) as f64);
+    }
+    let batched = median(batched);
+    println!("  of 200 in flight, each {batched:>6.2} µs, alone {one:>6.2} µs   {:>5.2}x", batched / one);
+}
+
+fn attack(runtime: &Runtime, server: &Server) {
+    let policy = Policy::new("attacked", Quota::fixed_window(1, DAY).unwrap()).unwrap();
+    let limiter = limiter(runtime, server);
+    runtime.block_on(check(&limiter, &policy, 0));
+    reset_stats(server);
+    let (count, began) = (if is_smoke() { 1_000 } else { 1_000_000 }, Instant::now());
+    let denied = runtime.block_on(async {
+        let mut denied = 0;
+        for _ in 0..count {
+            denied += u64::from(!check(&limiter, &policy, 0).await);
+        }
+        denied
+    });
+    let (took, (_, calls)) = (began.elapsed(), spent(server));
+    println!("\nattack: {denied} denied in {took:.2?}, {:.0} ns each, {calls} calls", took.as_nanos() as f64 / count as f64);
+}
+
+fn lease(runtime: &Runtime, server: &Server) {
+    let builder = RedisLimiter::builder().leases(10_000).deadline(Duration::from_secs(5));
+    let limiter = runtime.block_on(builder.connect(&server.url())).unwrap();
+    let (policy, count) = (plenty(), if is_smoke() { 10_000 } else { 300_000 });
+    reset_stats(server);
+    let began = Instant::now();
+    runtime.block_on(async {
+        // 100,000 a second, in steps of a millisecond.
+        let mut ticks = tokio::time::interval(Duration::from_millis(1));
+        for _ in 0..count / 100 {
+            ticks.tick().await;
+            for _ in 0..100 {
+                assert!(check(&limiter, &policy, 0).await);
+            }
+        }
+    });
+    let (took, (_, calls)) = (began.elapsed().as_secs_f64(), spent(server));
+    println!("\nlease: {:.0} checks/s of one key, {:.0} calls/s", count as f64 / took, calls as f64 / took);
+}
