@@ -120,7 +120,7 @@ local function write_pair(key, q, to, p, m)
     redis.call('DEL', key)
     return
   end
-  local left = to - now
+  local left = math.max(to - now, 0) -- what is left after a refund may be over
   redis.call('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p or 0, m or 0))
 end
 

@@ -80,10 +80,6 @@ local function refund_list(key, q, r)
     start, units = entry(-1)
   end
   redis.call('LSET', key, -1, pack(q.entry, start, units, total))
-  local left = start + q.life - now
-  if left <= 0 then
-    redis.call('DEL', key)
-  else
-    redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
-  end
+  local left = math.max(start + q.life - now, 0)
+  redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
 end
