@@ -60,6 +60,12 @@ impl Decision {
         self.charges.iter_mut().map(ChargeDecision::take_receipt).collect()
     }
 
+    /// The answers, taken out.
+    #[cfg(feature = "redis")]
+    pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
+        self.charges.into_iter()
+    }
+
     /// Mutable access to the answer for one charge, for taking its receipt.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
         self.charges.get_mut(index)

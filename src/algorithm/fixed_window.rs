@@ -22,6 +22,8 @@ use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
 use super::divisor::Divisor;
+#[cfg(feature = "redis")]
+use super::{Numbers, UNBOUNDED, numbers};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// Quotas that count per window.
@@ -90,6 +92,15 @@ impl FixedWindow {
             return Next::Keep;
         }
         self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        let most = self.limit + self.debt;
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
+        numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
     }
 
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {

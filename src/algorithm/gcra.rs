@@ -33,6 +33,8 @@ use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
 use super::divisor::Divisor;
+#[cfg(feature = "redis")]
+use super::{Numbers, UNBOUNDED, numbers};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// A span of time, or an instant: whole microseconds and a numerator over `l`.
@@ -192,6 +194,33 @@ impl Gcra {
         }
         let own = self.sub(own, last);
         Pair { at: own.us, n: own.num }
+    }
+
+    /// Whether intervals are whole microseconds, so that no state has a numerator.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_whole(&self) -> bool {
+        self.l == 1
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        // One more than could ever pass is as good as any above.
+        let most = if force { self.burst.saturating_add(self.debt) } else { self.burst.saturating_add(1) };
+        let span = self.span_of(cost.min(most));
+        let bound = if force || cost == 0 { Span { us: UNBOUNDED, num: 0 } } else { self.capacity };
+        let mut numbers = numbers(&[span.us, bound.us, self.ceiling.us, self.l]);
+        if !self.is_whole() {
+            numbers.extend([span.num as f64, bound.num as f64, self.ceiling.num as f64]);
+        }
+        numbers
+    }
+
+    /// What it is told of units to give back: their span.
+    #[cfg(feature = "redis")]
+    pub(crate) fn refund_numbers(&self, units: u64) -> (u64, u64) {
+        let span = self.span_of(units.min(self.burst.saturating_add(self.debt)));
+        (span.us, span.num)
     }
 
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {

@@ -5,9 +5,9 @@
 //! laws that need a schedule of their own follow below.
 
 mod drift;
-mod key;
+pub(crate) mod key;
 pub(crate) mod quotas;
-mod run;
+pub(crate) mod run;
 mod stories;
 
 use proptest::prelude::*;
@@ -22,7 +22,7 @@ use run::{Run, Step, steps};
 const SCHEDULES: u32 = 10_000;
 
 /// Where time begins: the epoch, near it, today, and the last year that is exact.
-pub(super) fn beginnings() -> impl Strategy<Value = u64> {
+pub(crate) fn beginnings() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_u64, 1_790_000_000_000_000..1_800_000_000_000_000_u64, Just(5_680_000_000_000_000)]
 }
 

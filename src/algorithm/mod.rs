@@ -78,6 +78,19 @@ pub(crate) struct Answer {
     pub(crate) next: Next,
 }
 
+/// What an algorithm's Lua twin is told of a charge: whole numbers below 2^53, or [`UNBOUNDED`].
+#[cfg(feature = "redis")]
+pub(crate) type Numbers = smallvec::SmallVec<[f64; 10]>;
+
+/// In place of a bound when there is none.
+#[cfg(feature = "redis")]
+pub(crate) const UNBOUNDED: u64 = 1 << 62;
+
+#[cfg(feature = "redis")]
+fn numbers(whole: &[u64]) -> Numbers {
+    whole.iter().map(|number| *number as f64).collect()
+}
+
 /// How full a state is, for choosing which to forget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fullness {

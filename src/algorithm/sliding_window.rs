@@ -29,6 +29,8 @@ use smallvec::SmallVec;
 use crate::decision::ChargeDecision;
 use crate::quota::{Oldest, Spec};
 
+#[cfg(feature = "redis")]
+use super::Numbers;
 use super::divisor::Divisor;
 use super::trail::{Edit, Entries, Trail};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
@@ -132,6 +134,26 @@ impl TwoCounters {
             }
         }
         self.write(&counters, Edit::default())
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        // Of a trail's numbers those that a window of one bucket needs.
+        let [cost, bound, limit, most, period, _, oldest, _, count_denied, _] = self.trail.numbers(cost, force);
+        Numbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
+    }
+
+    /// Whether the twin's products need more than 53 bits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_wide(&self) -> bool {
+        self.trail.is_wide()
+    }
+
+    /// The state that the twin keeps as an instant and two counts.
+    #[cfg(feature = "redis")]
+    pub(crate) fn pair(&self, at: u64, before: u32, current: u32) -> Pair {
+        Pair { at, n: u64::from(before) << self.width | u64::from(current) }
     }
 
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {

@@ -21,6 +21,8 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
+#[cfg(feature = "redis")]
+use super::{Numbers, UNBOUNDED, numbers};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// Quotas whose tokens come in steps.
@@ -96,6 +98,15 @@ impl StepBucket {
     pub(crate) fn own_without(&self, own: Pair, units: u64) -> Pair {
         let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
         Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        let most = self.burst + self.debt;
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.burst };
+        let epoch = u64::from(self.anchor == Anchor::Epoch);
+        numbers(&[cost.min(most + 1), bound, most, self.tokens, self.tick_us, epoch])
     }
 
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {

@@ -7,6 +7,8 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Oldest, Spec};
 
+#[cfg(feature = "redis")]
+use super::UNBOUNDED;
 use super::{Fullness, Used};
 
 /// Entries in order of their start, all different, and the sum of their units.
@@ -143,6 +145,37 @@ impl Trail {
         let life_us = self.life_us();
         let held = entries.find(own)?;
         (own.saturating_add(life_us) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> [f64; 10] {
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        let oldest = match self.oldest {
+            Oldest::Weighted => 0,
+            Oldest::Dropped => 1,
+            Oldest::Counted => 2,
+        };
+        let (log, count_denied) = (u64::from(self.log), u64::from(self.count_denied));
+        [
+            cost.min(self.most() + 1),
+            bound,
+            self.limit,
+            self.most(),
+            self.period_us,
+            self.grain_us,
+            oldest,
+            log,
+            count_denied,
+            self.life_us(),
+        ]
+        .map(|number| number as f64)
+    }
+
+    /// Whether the twin's products need more than 53 bits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_wide(&self) -> bool {
+        self.oldest == Oldest::Weighted && u128::from(self.most() + 1) * u128::from(self.grain_us) >= 1 << 53
     }
 
     pub(crate) fn used(&self, entries: &impl Entries, now: u64) -> Used {

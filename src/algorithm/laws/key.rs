@@ -7,7 +7,7 @@ use crate::quota::Quota;
 
 /// Dated entries in a list: applies an [`Edit`] in the order that its documentation gives.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Log(pub(super) Vec<(u64, u64)>);
+pub(crate) struct Log(pub(crate) Vec<(u64, u64)>);
 
 impl Entries for Log {
     fn total(&self) -> u64 {
@@ -64,13 +64,13 @@ impl Log {
 
 /// One key's state under one quota.
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(crate) enum State {
     Pair(PairRules, Option<Pair>),
     Trail(Trail, Log),
 }
 
 impl State {
-    pub(super) fn new(quota: &Quota) -> Self {
+    pub(crate) fn new(quota: &Quota) -> Self {
         match quota.rules() {
             Rules::Pair(rules, _) => Self::Pair(*rules, None),
             Rules::Trail(trail) => Self::Trail(*trail, Log::default()),
@@ -78,7 +78,7 @@ impl State {
     }
 
     /// Answers, writes what is to be written, and says whether anything was.
-    pub(super) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+    pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
         match self {
             Self::Pair(rules, state) => {
                 let answer = rules.decide(*state, now, cost, force);
@@ -104,7 +104,7 @@ impl State {
         self.look(now, cost).is_allowed()
     }
 
-    pub(super) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) {
+    pub(crate) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) {
         match self {
             Self::Pair(rules, state) => {
                 let own = Pair { at: receipt.at_us(), n: receipt.part() };
@@ -120,7 +120,7 @@ impl State {
         }
     }
 
-    pub(super) fn used(&self, now: u64) -> Used {
+    pub(crate) fn used(&self, now: u64) -> Used {
         match self {
             Self::Pair(_, None) => Used { parts: 0, of: 1 },
             Self::Pair(rules, Some(state)) => rules.used(*state, now),
@@ -128,7 +128,7 @@ impl State {
         }
     }
 
-    pub(super) fn with_used(quota: &Quota, used: Used, now: u64) -> Self {
+    pub(crate) fn with_used(quota: &Quota, used: Used, now: u64) -> Self {
         match quota.rules() {
             Rules::Pair(rules, _) => Self::Pair(*rules, rules.with_used(used, now)),
             Rules::Trail(trail) => Self::Trail(*trail, Log(trail.with_used(used, now).into_iter().collect())),

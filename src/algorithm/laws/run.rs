@@ -13,14 +13,58 @@ use super::quotas::quota;
 
 /// What happens, and when after the step before: numbers whose meaning depends on what was told last.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Step {
+pub(crate) struct Step {
     time: u8,
-    what: u8,
-    a: u64,
-    b: u64,
+    pub(crate) what: u8,
+    pub(crate) a: u64,
+    pub(crate) b: u64,
 }
 
 impl Step {
+    /// When it happens, after `now`, at which so much was told.
+    pub(crate) fn instant(&self, quota: &Quota, now: u64, retry_us: u64, reset_us: u64) -> u64 {
+        let spec = quota.spec();
+        let period_us = spec.period_us;
+        let grain_us = period_us / u64::from(spec.buckets);
+        let interval_us = period_us / spec.limit.max(1);
+        let edge = |grid: u64| grid - now % grid;
+        let then = match self.time {
+            0..=1 => now,
+            2 => now + 1,
+            3 => now + self.b % (interval_us + 1),
+            4 => now + interval_us + self.b % 2,
+            5..=6 => now + retry_us,
+            7 => now + retry_us.saturating_sub(1),
+            8 => now + reset_us,
+            9 => now + reset_us.saturating_sub(1),
+            10 => now + edge(grain_us),
+            11 => now + edge(grain_us) - 1,
+            12 => now + edge(period_us) + self.b % 2,
+            13 => now + self.b % (grain_us + 1),
+            14 => now + self.b % (2 * period_us + 1),
+            15 if self.b % 3 == 0 => now + self.b % (1 << 48),
+            16 if self.a % 3 == 0 => now.saturating_sub(self.b % (period_us / 4 + 2)),
+            17 if self.a % 3 == 0 => now.saturating_sub(self.b % (5 * period_us)),
+            17 if self.a % 3 == 1 => now.saturating_sub(self.b % (1 << 50)),
+            _ => now,
+        };
+        then.min(CLOCK_US_MAX)
+    }
+
+    /// What it costs, when so much remains of the capacity.
+    pub(crate) fn cost(&self, capacity: u64, remaining: u64) -> u64 {
+        match self.a % 12 {
+            0..=3 => 1,
+            4..=5 => 1 + self.b % 4,
+            6 => capacity,
+            7 => capacity + 1,
+            8 if self.b % 4 == 0 => u64::MAX,
+            8..=9 => remaining,
+            10 => remaining.saturating_add(1),
+            _ => self.b % (capacity + 2),
+        }
+    }
+
     pub(super) fn only_forwards(self) -> Self {
         Self { time: self.time % 16, ..self }
     }
@@ -30,7 +74,7 @@ impl Step {
     }
 }
 
-pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = (0..18_u8, 0..32_u8, any::<u64>(), any::<u64>());
     prop::collection::vec(step.prop_map(|(time, what, a, b)| Step { time, what, a, b }), 1..=40)
 }
@@ -103,32 +147,8 @@ impl Run {
     // Steps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     fn pass_time(&mut self, step: &Step) {
-        let spec = self.quota.spec();
-        let period_us = spec.period_us;
-        let grain_us = period_us / u64::from(spec.buckets);
-        let interval_us = period_us / spec.limit.max(1);
-        let edge = |grid: u64| grid - self.now % grid;
-        let then = match step.time {
-            0..=1 => self.now,
-            2 => self.now + 1,
-            3 => self.now + step.b % (interval_us + 1),
-            4 => self.now + interval_us + step.b % 2,
-            5..=6 => self.now + self.retry_us,
-            7 => self.now + self.retry_us.saturating_sub(1),
-            8 => self.now + self.reset_us,
-            9 => self.now + self.reset_us.saturating_sub(1),
-            10 => self.now + edge(grain_us),
-            11 => self.now + edge(grain_us) - 1,
-            12 => self.now + edge(period_us) + step.b % 2,
-            13 => self.now + step.b % (grain_us + 1),
-            14 => self.now + step.b % (2 * period_us + 1),
-            15 if step.b % 3 == 0 => self.now + step.b % (1 << 48),
-            16 if step.a % 3 == 0 => self.now.saturating_sub(step.b % (period_us / 4 + 2)),
-            17 if step.a % 3 == 0 => self.now.saturating_sub(step.b % (5 * period_us)),
-            17 if step.a % 3 == 1 => self.now.saturating_sub(step.b % (1 << 50)),
-            _ => self.now,
-        };
-        let then = then.min(CLOCK_US_MAX);
+        let period_us = self.quota.spec().period_us;
+        let then = step.instant(&self.quota, self.now, self.retry_us, self.reset_us);
         self.forward_us += then.saturating_sub(self.now);
         self.ticks += (then / period_us).saturating_sub(self.now / period_us);
         self.stepped_back |= then < self.now;
@@ -136,17 +156,7 @@ impl Run {
     }
 
     fn cost(&self, step: &Step) -> u64 {
-        let capacity = self.quota.capacity();
-        match step.a % 12 {
-            0..=3 => 1,
-            4..=5 => 1 + step.b % 4,
-            6 => capacity,
-            7 => capacity + 1,
-            8 if step.b % 4 == 0 => u64::MAX,
-            8..=9 => self.remaining,
-            10 => self.remaining.saturating_add(1),
-            _ => step.b % (capacity + 2),
-        }
+        step.cost(self.quota.capacity(), self.remaining)
     }
 
     fn charge(&mut self, cost: u64, force: bool, step: &Step) {

@@ -1,0 +1,145 @@
+//! Under which key a state is stored.
+//!
+//! `prefix:1:{tag}:4:name` and, if the tag is not the caller's key but its group's, the caller's key after it. The tag is
+//! what a cluster hashes: all policies of one caller are in one slot, so that one call can decide them together.
+//!
+//! No two (policy, key) share a stored key: the prefix has no brace, the name's length is told, and a caller's key is the
+//! rest, or stands between braces only if it has none that closes.
+
+use std::fmt;
+use std::hash::Hasher;
+
+use bytes::Bytes;
+use siphasher::sip128::{Hasher128, SipHasher24};
+
+use super::error::{RedisError, RedisErrorKind};
+use crate::key::Key;
+use crate::policy::Policy;
+
+/// Longer callers' keys are stored as their hash.
+const CLEAR_MAX: usize = 128;
+
+const PREFIX_MAX: usize = 128;
+
+/// The slots of a cluster.
+const SLOTS: u16 = 16_384;
+
+/// A key as it is stored, and its slot in a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) bytes: Bytes,
+    pub(super) slot: u16,
+}
+
+/// How keys are stored.
+pub(super) struct KeySpace {
+    /// The prefix and the format's version, up to the tag.
+    before: Box<str>,
+    secret: Option<[u8; 16]>,
+    /// Of each group the number whose slot is the group's; none if each caller has a slot of its own.
+    groups: Box<[u32]>,
+}
+
+impl KeySpace {
+    /// # Errors
+    /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more than slots.
+    pub(super) fn new(prefix: &str, secret: Option<[u8; 16]>, groups: Option<u16>) -> Result<Self, RedisError> {
+        let misconfigured = |message: String| Err(RedisError::new(RedisErrorKind::Misconfigured, message));
+        if prefix.is_empty() || prefix.len() > PREFIX_MAX || prefix.contains(['{', '}']) {
+            return misconfigured(format!(
+                "{prefix:?} cannot be a prefix of stored keys: it must be 1 to {PREFIX_MAX} bytes without braces, which tell \
+                 a cluster where a key belongs"
+            ));
+        }
+        let groups = match groups {
+            None => Box::default(),
+            Some(groups) if (1..=SLOTS).contains(&groups) => spread(groups),
+            Some(groups) => {
+                return misconfigured(format!("{groups} groups are not possible: 1 to {SLOTS}, one for each slot"));
+            }
+        };
+        Ok(Self { before: format!("{prefix}:1:{{").into_boxed_str(), secret, groups })
+    }
+
+    /// Where the state of this (policy, key) is stored.
+    pub(super) fn key(&self, policy: &Policy, key: &Key) -> Stored {
+        let (name, caller) = (policy.name().as_bytes(), key.as_bytes());
+        let hash = self.must_hash(caller).then(|| self.hash(caller));
+        let mut bytes = Vec::with_capacity(self.before.len() + name.len() + caller.len().min(CLEAR_MAX) + 48);
+        bytes.extend_from_slice(self.before.as_bytes());
+        let tag = bytes.len();
+        let grouped = match self.groups.len() {
+            0 => None,
+            groups => {
+                let hash = hash.unwrap_or_else(|| self.hash(caller));
+                self.groups.get((hash % groups as u128) as usize) // below the number of groups
+            }
+        };
+        match grouped {
+            Some(group) => bytes.extend_from_slice(group.to_string().as_bytes()),
+            None => write_caller(&mut bytes, caller, hash),
+        }
+        let slot = fred::util::redis_keyslot(&bytes[tag..]);
+        bytes.extend_from_slice(b"}:");
+        bytes.extend_from_slice(name.len().to_string().as_bytes());
+        bytes.push(b':');
+        bytes.extend_from_slice(name);
+        if grouped.is_some() {
+            bytes.push(b':');
+            write_caller(&mut bytes, caller, hash);
+        }
+        Stored { bytes: bytes.into(), slot }
+    }
+
+    fn must_hash(&self, caller: &[u8]) -> bool {
+        self.secret.is_some() || caller.len() > CLEAR_MAX || caller.contains(&b'}')
+    }
+
+    fn hash(&self, caller: &[u8]) -> u128 {
+        let mut hasher = SipHasher24::new_with_key(&self.secret.unwrap_or_default());
+        hasher.write(caller);
+        hasher.finish128().as_u128()
+    }
+}
+
+/// A caller's key, or its hash.
+fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<u128>) {
+    match hash {
+        Some(hash) => bytes.extend_from_slice(format!("h{hash:032x}").as_bytes()),
+        None => {
+            bytes.push(b'k');
+            bytes.extend_from_slice(caller);
+        }
+    }
+}
+
+/// For each of so many groups a number whose slot lies in the group's own part of the slots.
+fn spread(groups: u16) -> Box<[u32]> {
+    let mut numbers = vec![None; usize::from(groups)];
+    let mut left = numbers.len();
+    let mut candidate = 0_u32;
+    while left > 0 && candidate < u32::MAX {
+        let slot = fred::util::redis_keyslot(candidate.to_string().as_bytes());
+        let group = usize::from(slot) * numbers.len() / usize::from(SLOTS);
+        if let Some(number @ None) = numbers.get_mut(group) {
+            *number = Some(candidate);
+            left -= 1;
+        }
+        candidate += 1;
+    }
+    numbers.into_iter().flatten().collect()
+}
+
+impl fmt::Debug for KeySpace {
+    /// Without the secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySpace")
+            .field("before", &self.before)
+            .field("hashed", &self.secret.is_some())
+            .field("groups", &self.groups.len())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests;

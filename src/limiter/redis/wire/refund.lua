@@ -1,0 +1,85 @@
+-- Giving back, for all algorithms whose state is a few numbers: the state to write, if one is to be written.
+-- `q` has the form's numbers; `r` is what is given back: units or their span in `units` and `num`, and of its receipt `at`, `n`.
+
+local function at_most(us, num, us2, num2)
+  if us < us2 or (us == us2 and num < num2) then return us, num end
+  return us2, num2
+end
+
+local function gcra_ahead(at, n, ceiling, ceiling_n, l)
+  if at < now then return 0, 0 end
+  return at_most(at - now, math.min(n, l - 1), ceiling, ceiling_n)
+end
+
+local function refund_pair(q, r, at, n, m)
+  n = n or 0
+  local kind = q.kind
+  if kind <= 2 then
+    local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
+    local us, num = gcra_ahead(at, n, ceiling, ceiling_n, l)
+    local given, given_n = at_most(r.units, r.num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))
+    given, given_n = at_most(given, given_n, us, num)
+    us, num = us - given, num - given_n
+    if num < 0 then us, num = us - 1, num + l end
+    if us == 0 and num == 0 then return -1 end
+    return now + us, num
+  elseif kind == 3 then
+    local most, tokens, tick, epoch = q[3], q[4], q[5], q[6]
+    local missing, next_tick = step_level(now, at, n, most, tokens, tick, epoch)
+    local left = step_level(now, r.at, r.n, most, tokens, tick, epoch)
+    return step_store(missing - math.min(r.units, left, missing), next_tick, tokens, tick)
+  elseif kind == 4 then
+    if at ~= r.at or at <= now then return nil end
+    local count = math.max(n - r.units, 0)
+    if count == 0 then return -1 end
+    return at, count
+  end
+  local period, start = q[5], at - 2 * q[5]
+  local life = q[6] == 1 and period or 2 * period
+  if r.at + life <= now then return nil end
+  if r.at == start then
+    m = math.max(m - r.units, 0)
+  elseif r.at == start - period then
+    n = math.max(n - r.units, 0)
+  else
+    return nil
+  end
+  if m > 0 then return at, n, m end
+  if n > 0 then return at - period, 0, n end
+  return -1
+end
+
+-- Takes units out of the entry of a list that starts then.
+local function refund_list(key, q, r)
+  local length = redis.call('LLEN', key)
+  local entry = function(number) return unpack(q.entry, redis.call('LINDEX', key, number)) end
+  local low, high = 1, length - 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if entry(middle) < r.at then low = middle + 1 else high = middle end
+  end
+  if low ~= high then return end
+  local start, units = entry(low)
+  if start ~= r.at or start + q.life <= now then return end
+  local given = math.min(r.units, units)
+  if given <= 0 then return end
+  local newest, newest_units, total = entry(-1)
+  total = total - given
+  if total <= 0 then
+    redis.call('DEL', key)
+    return
+  end
+  if low < length - 1 then
+    redis.call('LSET', key, low, pack(q.entry, start, units - given, 0))
+    redis.call('LSET', key, -1, pack(q.entry, newest, newest_units, total))
+    return
+  end
+  units = units - given
+  while units <= 0 do
+    redis.call('RPOP', key)
+    start, units = entry(-1)
+  end
+  redis.call('LSET', key, -1, pack(q.entry, start, units, total))
+  local left = math.max(start + q.life - now, 0)
+  redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+end

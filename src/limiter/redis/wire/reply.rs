@@ -1,0 +1,178 @@
+//! The answers out of a script's reply.
+
+use smallvec::SmallVec;
+
+use super::form::{Kind, Verb};
+use super::{Answer, Ask, Item, nonsense};
+use crate::algorithm::{Pair, PairRules, Rules};
+use crate::decision::{ChargeDecision, Decision};
+use crate::limiter::Effect;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::value::Value;
+
+/// What a script answers for a key. Each is one byte in front of what belongs to it.
+mod status {
+    /// There is no state.
+    pub(super) const ABSENT: u8 = 0;
+    /// The state that was found follows.
+    pub(super) const FOUND: u8 = 1;
+    /// The decision about a trail follows.
+    pub(super) const TOLD: u8 = 2;
+    /// Of the whole request: a value has to be converted.
+    pub(super) const AGAIN: u8 = 3;
+    /// Of the whole request: a value is not one of ours.
+    pub(super) const FOREIGN: u8 = 4;
+    /// Of the whole request: a length of 16 bits and Redis' own words follow.
+    pub(super) const FAILED: u8 = 5;
+    /// A refund or a reset was done.
+    pub(super) const DONE: u8 = 6;
+}
+
+/// What became of each request, in their order.
+///
+/// # Errors
+/// If the reply is not one of our scripts'.
+pub(in crate::limiter::redis) fn answers(asks: &[&Ask], reply: Value) -> Result<Vec<Answer>, RedisError> {
+    let Value::Bytes(bytes) = reply else { return Err(nonsense()) };
+    let mut reader = Reader(&bytes);
+    let read = |reader: &mut Reader<'_>| {
+        let now = reader.whole()?.min(crate::time::CLOCK_US_MAX);
+        let answers = asks.iter().map(|ask| reader.answer(ask, now)).collect::<Option<Vec<Answer>>>()?;
+        reader.0.is_empty().then_some(answers)
+    };
+    read(&mut reader).ok_or_else(nonsense)
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*first)
+    }
+
+    fn float(&mut self) -> Option<f64> {
+        self.take().map(f64::from_le_bytes)
+    }
+
+    /// A whole number; one below zero or that is no number reads as 0, and none is above 2^53.
+    fn whole(&mut self) -> Option<u64> {
+        self.float().map(|number| (number as u64).min(1 << 53))
+    }
+
+    /// A request's answer; nothing if the reply makes no sense.
+    fn answer(&mut self, ask: &Ask, now: u64) -> Option<Answer> {
+        match ask.verb {
+            Verb::Refund | Verb::Reset => self.done(ask),
+            Verb::Take | Verb::Peek => {
+                if let Some(first) = ask.items.first() {
+                    if let Some(answer) = self.failure(first)? {
+                        return Some(answer);
+                    }
+                }
+                let charges = ask.items.iter().map(|item| self.charge(item, now));
+                let mut charges = charges.collect::<Option<SmallVec<[ChargeDecision; 2]>>>()?;
+                let counts = |(item, decision): (&Item, &ChargeDecision)| {
+                    item.effect != Effect::Enforce || decision.is_allowed()
+                };
+                let allowed = ask.items.iter().zip(&charges).all(counts);
+                if !allowed || ask.verb == Verb::Peek {
+                    charges.iter_mut().for_each(ChargeDecision::untaken);
+                }
+                Some(Answer::Decided(Decision::of(allowed, charges)))
+            }
+        }
+    }
+
+    /// Of several the first failure.
+    fn done(&mut self, ask: &Ask) -> Option<Answer> {
+        let mut failed = None;
+        for item in &ask.items {
+            match self.failure(item)? {
+                Some(answer) => failed = failed.or(Some(answer)),
+                None if self.take()? == [status::DONE] => {}
+                None => return None,
+            }
+        }
+        Some(failed.unwrap_or(Answer::Done))
+    }
+
+    /// Why nothing was done for a request, if nothing was.
+    fn failure(&mut self, item: &Item) -> Option<Option<Answer>> {
+        let (first, rest) = self.0.split_first()?;
+        let answer = match *first {
+            status::AGAIN => Answer::Again,
+            status::FOREIGN => Answer::Failed(foreign(item)),
+            status::FAILED => {
+                self.0 = rest;
+                let length = usize::from(u16::from_le_bytes(self.take()?));
+                let (text, rest) = self.0.split_at_checked(length)?;
+                self.0 = rest;
+                return Some(Some(Answer::Failed(refused(&String::from_utf8_lossy(text)))));
+            }
+            _ => return Some(None),
+        };
+        self.0 = rest;
+        Some(Some(answer))
+    }
+
+    fn charge(&mut self, item: &Item, now: u64) -> Option<ChargeDecision> {
+        let quota = item.policy.quota();
+        match (self.take()?, quota.rules()) {
+            ([status::ABSENT], Rules::Pair(rules, _)) => Some(decide(rules, None, item, now)),
+            ([status::FOUND], Rules::Pair(rules, _)) => {
+                let at = self.whole()?;
+                let state = match (Kind::of(quota), rules) {
+                    (Kind::Whole, _) => Pair { at, n: 0 },
+                    (_, PairRules::TwoCounters(counters)) => {
+                        let before = u32::from_le_bytes(self.take()?);
+                        counters.pair(at, before, u32::from_le_bytes(self.take()?))
+                    }
+                    _ => Pair { at, n: self.whole()? },
+                };
+                Some(decide(rules, Some(state), item, now))
+            }
+            ([status::TOLD], Rules::Trail(_)) => {
+                let [ok] = self.take()?;
+                let (remaining, reset_us, window_us) = (self.whole()?, self.whole()?, self.whole()?);
+                let wait = self.float()?;
+                let (units, start) = (self.whole()?, self.whole()?);
+                let retry_us = match ok {
+                    0 if wait < 0.0 => None,
+                    0 => Some((wait as u64).clamp(1, 1 << 53)),
+                    _ => Some(0),
+                };
+                let decision = ChargeDecision::found(quota.capacity(), remaining, reset_us, window_us, retry_us);
+                Some(decision.receipted(units, start, 0))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// What is told of a state, as the script has decided about it.
+fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64) -> ChargeDecision {
+    // What somebody else wrote may be anything.
+    let state = state.filter(|state| rules.could_be(*state));
+    rules.decide(state, now, item.cost, item.effect == Effect::Force).decision
+}
+
+fn foreign(item: &Item) -> RedisError {
+    RedisError::new(
+        RedisErrorKind::Foreign,
+        format!(
+            "what is stored under `{}` is not a state of this version's: something else uses the key; delete it, or \
+             choose another prefix",
+            item.key.escape_ascii()
+        ),
+    )
+}
+
+/// Redis would not read or write.
+fn refused(words: &str) -> RedisError {
+    let words = words.trim_start_matches('-');
+    let forbidden = words.contains("NOPERM") || words.contains("can't run this command") || words.contains("can't access");
+    let kind = if forbidden { RedisErrorKind::Misconfigured } else { RedisErrorKind::Unavailable };
+    RedisError::new(kind, format!("Redis refused what a script asked for: {words}"))
+}

@@ -1,0 +1,234 @@
+//! Schedules of one key each, played to a script and to the algorithm itself: all that is told must be equal.
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use super::{Answer, Ask, Bench};
+use crate::algorithm::laws::beginnings;
+use crate::algorithm::laws::key::State;
+use crate::algorithm::laws::quotas::{quota, shapes};
+use crate::algorithm::laws::run::{Step, steps};
+use crate::decision::{ChargeDecision, Decision, Receipt};
+use crate::key::Key;
+use crate::limiter::redis::keys::Stored;
+use crate::limiter::{Charge, Effect, Refund};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Anchor, Quota};
+use crate::time::Timestamp;
+
+/// Steps of each algorithm, unless `RATELIMIT_PARITY_STEPS` asks for more.
+const STEPS: usize = 10_000;
+
+/// Keys that live side by side, so that a step of each goes in one pipeline.
+const KEYS: usize = 250;
+
+/// One key's life, in the algorithm itself.
+struct Life {
+    quota: Quota,
+    state: State,
+    /// The quota that the state was written under.
+    written: Quota,
+    now: u64,
+    retry_us: u64,
+    reset_us: u64,
+    remaining: u64,
+    receipts: Vec<(u64, u64, u64)>,
+    key: Key,
+    steps: std::vec::IntoIter<Step>,
+    told: Vec<String>,
+}
+
+/// What is asked, and what must be answered; nothing of a refund.
+type Asked = (Timestamp, Ask, bool, Option<ChargeDecision>);
+
+impl Life {
+    fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
+        Self {
+            quota,
+            state: State::new(&quota),
+            written: quota,
+            now,
+            retry_us: 0,
+            reset_us: 0,
+            remaining: quota.capacity(),
+            receipts: Vec::new(),
+            key: Key::of(number).unwrap(),
+            steps: steps.into_iter(),
+            told: Vec::new(),
+        }
+    }
+
+    /// The state under the quota of now.
+    fn converted(&self) -> State {
+        if self.written == self.quota {
+            return self.state.clone();
+        }
+        State::with_used(&self.quota, self.state.used(self.now), self.now)
+    }
+
+    fn next(&mut self, space: &super::KeySpace) -> Option<Asked> {
+        let step = self.steps.next()?;
+        self.now = step.instant(&self.quota, self.now, self.retry_us, self.reset_us);
+        let policy = Policy::new("p", self.quota).unwrap();
+        let stored = space.key(&policy, &self.key);
+        let full = step.b % 5 == 0;
+        let asked = match step.what {
+            0..=2 => self.charge(&policy, &stored, 0, Effect::Enforce, false),
+            3..=5 => self.charge(&policy, &stored, self.cost(&step), Effect::Force, false),
+            6..=9 if !self.receipts.is_empty() => self.refund(&policy, stored, &step),
+            10 => self.charge(&policy, &stored, self.cost(&step), Effect::Enforce, true),
+            11 if step.a % 2 == 0 => {
+                self.change_quota(&step);
+                return self.next(space);
+            }
+            12 => self.charge(&policy, &stored, self.cost(&step), Effect::Observe, false),
+            _ => self.charge(&policy, &stored, self.cost(&step), Effect::Enforce, false),
+        };
+        let (ask, expected) = asked;
+        self.told.push(format!("{} {:?}: {step:?} -> {expected:?} {:?}", self.now, self.quota, self.state));
+        Some((Timestamp::from_micros(self.now), ask, full, expected))
+    }
+
+    fn cost(&self, step: &Step) -> u64 {
+        step.cost(self.quota.capacity(), self.remaining)
+    }
+
+    fn charge(
+        &mut self,
+        policy: &Policy,
+        stored: &Stored,
+        cost: u64,
+        effect: Effect,
+        peek: bool,
+    ) -> (Ask, Option<ChargeDecision>) {
+        let charge = Charge::new(policy, &self.key).cost(cost).effect(effect);
+        let charges = std::iter::once((&charge, stored));
+        let ask = if peek { Ask::peek(charges) } else { Ask::take(charges) };
+        let mut state = self.converted();
+        let (mut decision, _) = state.decide(self.now, cost, effect == Effect::Force);
+        if peek {
+            decision.untaken();
+        } else {
+            (self.state, self.written) = (state, self.quota);
+        }
+        if let Some(receipt) = decision.take_receipt() {
+            self.receipts.push((receipt.units(), receipt.at_us(), receipt.part()));
+            decision.put_receipt(receipt);
+        }
+        self.retry_us = decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
+        (self.reset_us, self.remaining) = (decision.reset_us(), decision.remaining());
+        (ask, Some(decision))
+    }
+
+    fn refund(&mut self, policy: &Policy, stored: Stored, step: &Step) -> (Ask, Option<ChargeDecision>) {
+        let index = step.a as usize % self.receipts.len();
+        let (left, at, part) = self.receipts[index];
+        let units = if step.b % 2 == 0 { left } else { step.b / 2 % (left + 1) };
+        self.receipts[index].0 -= units;
+        if units == left {
+            self.receipts.swap_remove(index);
+        }
+        self.state = self.converted();
+        self.written = self.quota;
+        self.state.refund(self.now, &Receipt::new(units, at, part), units);
+        let refund = Refund::new(policy.clone(), self.key.clone(), Receipt::new(units, at, part));
+        (Ask::refund(vec![(refund, stored)]), None)
+    }
+
+    fn change_quota(&mut self, step: &Step) {
+        const ALGORITHMS: [Algorithm; 6] = [
+            Algorithm::TokenBucket,
+            Algorithm::LeakyQueue,
+            Algorithm::StepBucket,
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+        ];
+        if self.written != self.quota {
+            return; // it would skip one that was never written
+        }
+        let b = step.b;
+        let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
+        let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
+        self.quota = quota(ALGORITHMS[(step.a / 4 % 6) as usize], anchor, &shape);
+        (self.retry_us, self.reset_us, self.remaining) = (0, 0, self.quota.capacity());
+    }
+}
+
+/// The expected one has its receipt, if it took something, or none.
+fn is_same(decision: &mut Decision, expected: &ChargeDecision) -> bool {
+    if let Some(charge) = decision.charge_mut(0) {
+        if let Some(receipt) = charge.take_receipt() {
+            charge.put_receipt(receipt);
+        }
+    }
+    decision.charges() == std::slice::from_ref(expected)
+}
+
+fn play(algorithm: Algorithm, anchor: Anchor) {
+    let steps_wanted = match std::env::var("RATELIMIT_PARITY_STEPS") {
+        Ok(steps) => steps.parse().unwrap(),
+        Err(_) => STEPS,
+    };
+    let mut bench = Bench::start();
+    let seed = std::env::var("RATELIMIT_PARITY_SEED").map_or(1, |seed| seed.parse::<u8>().unwrap());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[seed; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let (mut played, mut number) = (0, 0);
+    let mut fresh = |number: usize| {
+        let schedule = (shapes(), beginnings(), steps(), steps());
+        let (shape, begin, mut first, second) = schedule.new_tree(&mut runner).unwrap().current();
+        first.extend(second);
+        Life::new(quota(algorithm, anchor, &shape), begin, number, first)
+    };
+    while played < steps_wanted {
+        let mut lives: Vec<Life> = (number..number + KEYS).map(&mut fresh).collect();
+        number += KEYS;
+        loop {
+            let mut asked: Vec<(usize, Asked)> = Vec::new();
+            for (at, life) in lives.iter_mut().enumerate() {
+                if let Some(next) = life.next(&bench.space) {
+                    asked.push((at, next));
+                }
+            }
+            if asked.is_empty() {
+                break;
+            }
+            played += asked.len();
+            let asks: Vec<_> = asked.iter().map(|(_, (now, ask, full, _))| (*now, ask, *full)).collect();
+            for ((at, (_, _, _, expected)), mut answer) in asked.iter().zip(bench.ask(&asks)) {
+                let same = match (&mut answer, expected) {
+                    (Answer::Decided(decision), Some(expected)) => is_same(decision, expected),
+                    (Answer::Done, None) => true,
+                    _ => false,
+                };
+                assert!(same, "{answer:?}\nafter\n{}", lives[*at].told.join("\n"));
+            }
+        }
+    }
+    let kept = bench.check_ttls();
+    println!("{played} steps on {number} keys, {kept} kept");
+}
+
+macro_rules! parity {
+    ($($name:ident: $algorithm:ident, $anchor:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            play(Algorithm::$algorithm, Anchor::$anchor);
+        }
+    )*};
+}
+
+parity! {
+    token_bucket: TokenBucket, Epoch;
+    gcra: Gcra, Epoch;
+    leaky_bucket: LeakyBucket, Epoch;
+    leaky_queue: LeakyQueue, Epoch;
+    step_bucket_of_the_epoch: StepBucket, Epoch;
+    step_bucket_of_the_first_request: StepBucket, FirstRequest;
+    fixed_window_of_the_epoch: FixedWindow, Epoch;
+    fixed_window_of_the_first_request: FixedWindow, FirstRequest;
+    sliding_window: SlidingWindow, Epoch;
+    sliding_log: SlidingLog, Epoch;
+}
