@@ -84,7 +84,7 @@ pub use decision::{ChargeDecision, Decision, Receipt};
 pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
-pub use limiter::redis::{RedisError, RedisErrorKind};
+pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
 pub use middleware::{
     GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,

@@ -22,9 +22,9 @@ use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
 use super::divisor::Divisor;
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// Quotas that count per window.
 #[derive(Clone, Copy, Debug)]

@@ -33,9 +33,9 @@ use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
 use super::divisor::Divisor;
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// A span of time, or an instant: whole microseconds and a numerator over `l`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

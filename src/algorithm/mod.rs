@@ -39,7 +39,7 @@ pub(crate) mod gcra;
 #[cfg(test)]
 pub(crate) mod laws;
 #[cfg(test)]
-mod naive;
+pub(crate) mod naive;
 pub(crate) mod sliding_window;
 pub(crate) mod step_bucket;
 pub(crate) mod trail;

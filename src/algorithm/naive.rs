@@ -8,8 +8,8 @@ use crate::quota::{Algorithm, Anchor, Oldest, Spec};
 
 /// What the definition says about a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expected {
-    pub(super) allowed: bool,
+pub(crate) struct Expected {
+    pub(crate) allowed: bool,
     pub(super) remaining: u64,
     pub(super) reset_us: u64,
     /// 0 if allowed, nothing if no wait helps.
@@ -23,7 +23,7 @@ pub(super) struct Expected {
 
 /// What a taken charge left behind, for giving it back.
 #[derive(Clone, Debug)]
-pub(super) struct Own(Model);
+pub(crate) struct Own(Model);
 
 /// What is remembered of one key.
 #[derive(Clone, Debug)]
@@ -39,13 +39,13 @@ enum Model {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Oracle {
+pub(crate) struct Oracle {
     spec: Spec,
     model: Model,
 }
 
 impl Oracle {
-    pub(super) fn new(spec: &Spec) -> Self {
+    pub(crate) fn new(spec: &Spec) -> Self {
         let model = match spec.algorithm {
             Algorithm::StepBucket => Model::Steps(None),
             Algorithm::FixedWindow => Model::Window(None),
@@ -56,7 +56,7 @@ impl Oracle {
     }
 
     /// Takes the charge, if it is allowed.
-    pub(super) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (Expected, Own) {
+    pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (Expected, Own) {
         let scale = self.scale();
         let wanted = i128::from(cost) * scale;
         self.meet_clock(now);

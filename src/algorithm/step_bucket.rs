@@ -21,9 +21,9 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
+use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 
 /// Quotas whose tokens come in steps.
 #[derive(Clone, Copy, Debug)]

@@ -70,7 +70,11 @@ async fn a_dead_server_costs_little_after_the_first_checks_and_is_found_again() 
         let seen = Seen::default();
         let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&server.url()).await.unwrap();
         assert!(eventually_passes(&limiter, 1_000).await);
-        if how == "killed" { server.kill() } else { server.pause() };
+        if how == "killed" {
+            server.kill()
+        } else {
+            server.pause()
+        };
         let policy = policy("dead", Quota::per_hour(100));
         let mut costs = Vec::new();
         for _ in 0..500 {
@@ -83,7 +87,11 @@ async fn a_dead_server_costs_little_after_the_first_checks_and_is_found_again() 
         let slow = costs.iter().filter(|cost| **cost > Duration::from_millis(20)).count();
         assert!(slow <= 10, "{how}: {slow} of 500 waited");
         assert!(costs.iter().all(|cost| *cost < Duration::from_millis(500)), "{how}: {:?}", costs.iter().max());
-        if how == "killed" { server.restart() } else { server.resume() };
+        if how == "killed" {
+            server.restart()
+        } else {
+            server.resume()
+        };
         assert!(eventually_passes(&limiter, 1_000).await, "{how}: it is not found again");
         assert!(!seen.0.lock().unwrap().is_empty(), "{how}: nobody was told");
     }

@@ -159,7 +159,9 @@ impl RedisLimiterBuilder {
             return misconfigured("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
         }
         if tokio::runtime::Handle::try_current().is_err() {
-            return misconfigured("a limiter on Redis must be made within a tokio runtime, where its task runs".to_owned());
+            return misconfigured(
+                "a limiter on Redis must be made within a tokio runtime, where its task runs".to_owned(),
+            );
         }
         Ok(Settings { deadline: self.deadline, observer: self.observer.clone(), ..Settings::default() })
     }

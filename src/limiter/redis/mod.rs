@@ -6,6 +6,8 @@ mod denials;
 mod error;
 mod keys;
 mod leases;
+#[cfg(test)]
+mod processes;
 mod queue;
 mod set;
 mod store;
@@ -23,7 +25,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::{Atomicity, Charge, Limiter, Refund, Reply};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -337,6 +339,9 @@ fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
 
 impl fmt::Debug for RedisLimiter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisLimiter").field("keys", &self.0.space).field("waiting", &self.waiting()).finish_non_exhaustive()
+        f.debug_struct("RedisLimiter")
+            .field("keys", &self.0.space)
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
     }
 }

@@ -56,6 +56,7 @@ pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
     };
     let allowed = !set.iter().any(denies);
     let refunds = if allowed { Vec::new() } else { undo(&mut set) };
-    let decisions = set.into_iter().map(|pending| pending.decision.unwrap_or_else(|| ChargeDecision::denied(0, 0, None)));
+    let decisions =
+        set.into_iter().map(|pending| pending.decision.unwrap_or_else(|| ChargeDecision::denied(0, 0, None)));
     (Decision::new(allowed, decisions), refunds)
 }

@@ -112,6 +112,12 @@ impl Ask {
     pub(super) fn slot(&self) -> u16 {
         self.slot
     }
+
+    /// What its first charge costs.
+    #[cfg(test)]
+    pub(super) fn cost(&self) -> u64 {
+        self.items.first().map_or(0, |item| item.cost)
+    }
 }
 
 /// How far back a form is looked for among those of the call.

@@ -172,7 +172,8 @@ fn foreign(item: &Item) -> RedisError {
 /// Redis would not read or write.
 fn refused(words: &str) -> RedisError {
     let words = words.trim_start_matches('-');
-    let forbidden = words.contains("NOPERM") || words.contains("can't run this command") || words.contains("can't access");
+    let forbidden =
+        words.contains("NOPERM") || words.contains("can't run this command") || words.contains("can't access");
     let kind = if forbidden { RedisErrorKind::Misconfigured } else { RedisErrorKind::Unavailable };
     RedisError::new(kind, format!("Redis refused what a script asked for: {words}"))
 }

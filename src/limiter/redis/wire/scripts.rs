@@ -40,8 +40,21 @@ macro_rules! lean {
 macro_rules! tables {
     () => {
         concat!(
-            "local FORMS = {", form!("dddd"), ",", form!("ddddddd"), ",", form!("dddddd"), ",", form!("ddddddd"), ",",
-            form!("ddddddd"), ",", form!("dddddddddd"), ",", form!("dddddddddd"), "}\n",
+            "local FORMS = {",
+            form!("dddd"),
+            ",",
+            form!("ddddddd"),
+            ",",
+            form!("dddddd"),
+            ",",
+            form!("ddddddd"),
+            ",",
+            form!("ddddddd"),
+            ",",
+            form!("dddddddddd"),
+            ",",
+            form!("dddddddddd"),
+            "}\n",
             "local FOUND = {'<Bd', '<Bdd', '<Bdd', '<Bdd', '<BdI4I4'}\n",
         )
     };
