@@ -11,8 +11,8 @@ mod support;
 #[path = "../tests/support/redis.rs"]
 mod server;
 
-use std::io::Write;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, Write};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ fn main() {
 
 /// Nothing is denied while it runs.
 fn plenty() -> Policy {
-    Policy::new("bench", Quota::token_bucket(1_000_000_000, Duration::from_secs(1)).unwrap()).unwrap()
+    Policy::new("bench", Quota::token_bucket(1_000_000, Duration::from_secs(1)).unwrap()).unwrap()
 }
 
 fn limiter(runtime: &Runtime, server: &Server) -> RedisLimiter {
@@ -65,27 +65,67 @@ async fn check(limiter: &RedisLimiter, policy: &Policy, key: u64) -> bool {
     limiter.take(&[Charge::new(policy, &key)]).wait().await.unwrap().is_allowed()
 }
 
-/// The arguments of the call that one check makes: the script's name, the key, the form.
-fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Vec<Vec<u8>> {
+/// The call that one check makes.
+struct Captured {
+    script: String,
+    form: Vec<u8>,
+    /// The script's name.
+    sha: String,
+}
+
+/// Looks at what a check sends when the server does not know the script.
+fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Captured {
     let mut connection = server.connection();
-    redis::cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "0"]).exec(&mut connection).unwrap();
-    let limiter = limiter(runtime, server);
-    (0..2).for_each(|_| assert!(runtime.block_on(check(&limiter, policy, 0))));
-    redis::cmd("CONFIG").arg(&["SET", "slowlog-log-slower-than", "-1"]).exec(&mut connection).unwrap();
-    type Entry = (u64, u64, u64, Vec<Vec<u8>>, String, String);
-    let log: Vec<Entry> = redis::cmd("SLOWLOG").arg(&["GET", "64"]).query(&mut connection).unwrap();
-    let call = log.into_iter().map(|entry| entry.3).find(|call| call[0].eq_ignore_ascii_case(b"evalsha"));
-    call.expect("a check is an EVALSHA")
+    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
+    let mut monitor = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    let mut lines = std::io::BufReader::new(monitor).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "+OK");
+    assert!(runtime.block_on(check(&limiter(runtime, server), policy, 0)));
+    let call = lines.map(Result::unwrap).find(|line| line.contains("\"EVAL\" ")).unwrap();
+    let mut words = call.split("\" \"").map(unescaped);
+    let (_, script) = (words.next(), String::from_utf8(words.next().unwrap()).unwrap());
+    let form = words.last().unwrap();
+    let sha = redis::cmd("SCRIPT").arg("LOAD").arg(&script).query(&mut connection).unwrap();
+    Captured { script, form, sha }
+}
+
+/// What stood in an argument that MONITOR shows, up to its closing quote.
+fn unescaped(word: &str) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::new(), word.as_bytes());
+    while let [first, others @ ..] = rest {
+        let (byte, left) = match (first, others) {
+            (b'"', []) => break,
+            (b'\\', [b'x', _, _, left @ ..]) => {
+                (u8::from_str_radix(std::str::from_utf8(&others[1..3]).unwrap(), 16).unwrap(), left)
+            }
+            (b'\\', [letter, left @ ..]) => {
+                let byte = match letter {
+                    b'n' => b'\n',
+                    b'r' => b'\r',
+                    b't' => b'\t',
+                    b'a' => 7,
+                    b'b' => 8,
+                    other => *other,
+                };
+                (byte, left)
+            }
+            (byte, left) => (*byte, left),
+        };
+        bytes.push(byte);
+        rest = left;
+    }
+    bytes
 }
 
 /// A client of fred's as it comes, and the same call made by hand.
 struct Bare {
     client: Client,
-    call: Vec<Vec<u8>>,
+    call: Captured,
 }
 
 impl Bare {
-    fn new(runtime: &Runtime, server: &Server, call: Vec<Vec<u8>>) -> Self {
+    fn new(runtime: &Runtime, server: &Server, call: Captured) -> Self {
         let client = Client::new(Config::from_url(&server.url()).unwrap(), None, None, None);
         runtime.block_on(async {
             client.connect();
@@ -96,8 +136,12 @@ impl Bare {
 
     async fn run(&self, key: u64) {
         let command = CustomCommand::new_static("EVALSHA", ClusterHash::Custom(0), false);
-        let mut args: Vec<Value> = self.call[1..].iter().map(|arg| Value::Bytes(arg.clone().into())).collect();
-        args[2] = Value::Bytes(format!("bare:{key}").into());
+        let args: Vec<Value> = vec![
+            self.call.sha.as_str().into(),
+            1.into(),
+            format!("bare:{key}").into(),
+            Value::Bytes(self.call.form.clone().into()),
+        ];
         let _: Value = self.client.custom(command, args).await.unwrap();
     }
 }
@@ -127,41 +171,33 @@ where
     count as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Calls per second of `redis-benchmark` without pipelining.
-fn redis_benchmark(server: &Server, tasks: u64, count: u64, call: &[Vec<u8>]) -> f64 {
+/// Calls per second of `redis-benchmark` without pipelining. It cannot send zero bytes, so the form stands in the script.
+fn redis_benchmark(server: &Server, tasks: u64, count: u64, call: &Captured) -> f64 {
+    let form: String = call.form.iter().map(|byte| format!("\\{byte:03}")).collect();
+    let script = format!("local ARGV = {{'{form}'}}\n{}", call.script);
+    let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut server.connection()).unwrap();
     let (port, tasks, count) = (server.port().to_string(), tasks.to_string(), count.to_string());
-    let name = String::from_utf8(call[1].clone()).unwrap();
-    let mut child = Command::new("redis-benchmark")
-        .args(["-p", &port, "-c", &tasks, "-n", &count, "-r", "10000", "-P", "1", "--csv", "-x"])
-        .args(["evalsha", &name, "1", "key:__rand_int__"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
+    let output = Command::new("redis-benchmark")
+        .args(["-p", &port, "-c", &tasks, "-n", &count, "-r", "10000", "-P", "1", "--csv"])
+        .args(["evalsha", &sha, "1", "key:__rand_int__"])
+        .output()
         .unwrap_or_else(|error| {
             panic!("redis-benchmark cannot be started ({error}); on Debian: apt-get install redis-tools")
         });
-    child.stdin.take().unwrap().write_all(&call[4]).unwrap();
-    let output = String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap();
+    let output = String::from_utf8_lossy(&output.stdout).into_owned();
     let line = output.lines().last().expect("it prints a line");
-    if !line.starts_with("\"evalsha") {
-        let _ = std::fs::write("/tmp/form", &call[4]);
-        eprintln!("{name} {port}");
-        std::thread::sleep(Duration::from_secs(600));
-    }
-    let mut fields = line.rsplit("\",\"").collect::<Vec<_>>();
-    fields.reverse();
-    fields[1].trim_matches('"').parse().unwrap_or_else(|_| panic!("no rate in {line}"))
+    let rate = line.split("\",\"").nth(1).map(|rate| rate.trim_matches('"').parse());
+    rate.and_then(Result::ok).unwrap_or_else(|| panic!("no rate in {line}"))
 }
 
 fn throughput(runtime: &Runtime, server: &Server, tasks: u64) {
     let (rounds, count) = if is_smoke() { (1, 2_000) } else { (7, 20_000 * tasks.min(5)) };
     let policy = plenty();
     let call = captured(runtime, server, &policy);
-    let (limiter, bare) = (limiter(runtime, server), Arc::new(Bare::new(runtime, server, call.clone())));
+    let (limiter, bare) = (limiter(runtime, server), Arc::new(Bare::new(runtime, server, call)));
     let mut rates = vec![Vec::new(); 3];
     for _ in 0..rounds {
-        rates[0].push(redis_benchmark(server, tasks, count, &call));
+        rates[0].push(redis_benchmark(server, tasks, count, &bare.call));
         let bare = Arc::clone(&bare);
         rates[1].push(rate(runtime, tasks, count, move |key| {
             let bare = Arc::clone(&bare);
@@ -270,7 +306,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
     let (rounds, each) = if is_smoke() { (1, 200) } else { (9, 10_000) };
     let second = Duration::from_secs(1);
     let quotas = [
-        Quota::token_bucket(1_000_000_000, second).unwrap(),
+        Quota::token_bucket(1_000_000, second).unwrap(),
         Quota::fixed_window(1_000_000_000, DAY).unwrap(),
         Quota::sliding_window(1_000_000_000, DAY).unwrap(),
         Quota::sliding_log(10_000, second).unwrap(),
@@ -291,7 +327,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
                     .arg(&sha)
                     .arg(1)
                     .arg(key)
-                    .arg("0.001")
+                    .arg("1")
                     .arg("1000000")
                     .exec(&mut connection)
                     .unwrap();
