@@ -54,7 +54,7 @@ local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4'}
 local function used_of(q, at, n, m)
   local kind, units = q.kind, 0
   n, m = n or 0, m or 0
-  if not (at >= 0 and n >= 0) then return {0}, 1 end
+  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 9007199254740992) then return {0}, 1 end
   if kind <= 2 then
     if at < now then return {0}, 1 end
     local us, num = at - now, math.min(n, q.l - 1)

@@ -31,6 +31,7 @@ local function form_of(number)
   return q
 end
 
+local MOST = 9007199254740992
 local AGAIN, FOREIGN = '\3', '\4'
 
 -- Reads a key: a text, or the first of a list; then why not.
@@ -69,7 +70,8 @@ local function look(key, q)
   elseif not list and #text == q.size then
     local head, at, n, m = unpack(q.layout, text)
     if head == q.head then
-      if at >= 0 then y.at, y.n, y.m, y.there = at, n, m, true end
+      -- What is garbled is as nothing.
+      if at >= 0 and at < MOST and (not n or n >= 0 and n < MOST) then y.at, y.n, y.m, y.there = at, n, m, true end
       return y
     end
   end
@@ -196,7 +198,7 @@ if not ARGV[3] then
   reply[2] = answer(pcall(request, 0, {1}))
 else
   local list, place = ARGV[1], 1
-  repeat
+  while place <= #list do
     local form, count
     form, count, place = unpack('<I2I2', list, place)
     if form == 65535 then
@@ -219,6 +221,6 @@ else
       reply[#reply + 1] = answer(pcall(request, key, numbers))
     end
     key = key + count
-  until place > #list
+  end
 end
 return table.concat(reply)

@@ -5,6 +5,8 @@
 -- Several requests: ARGV[1] lists them, see `encode.rs`, and the forms are from ARGV[3] on.
 -- The reply is the time, and for each request what was found, or why nothing was done.
 
+local MOST = 9007199254740992 -- what is not below it is garbled
+
 -- Why nothing is done with a value that is not as it should be.
 local function refuse(value)
   if type(value) == 'table' then
@@ -24,7 +26,7 @@ local function one(key, layout, head, size, mode, a, b, c, d, e, f, g)
     local found
     if #value == size then found, at, n, m = unpack(layout, value) end
     if found ~= head then return refuse(value) end
-    if not (at >= 0) then at, n, m, value = 0, nil, nil, false end
+    if not (at >= 0 and at < MOST and (not n or n >= 0 and n < MOST)) then at, n, m, value = 0, nil, nil, false end
   end
   if mode > 0 then
     local _, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g)
@@ -47,7 +49,7 @@ if not forms[3] then return pack('<d', now) .. one(KEYS[1], unpack(FORM, forms[1
 
 local list, place, key = forms[1], 1, 0
 local reply = {pack('<d', now)}
-repeat
+while place <= #list do
   local form, count
   form, count, place = unpack('<I2I2', list, place)
   if form > 0 then
@@ -70,7 +72,7 @@ repeat
         if found ~= head then
           why = why or refuse(value)
           at, n, m = 0
-        elseif not (at >= 0) then
+        elseif not (at >= 0 and at < MOST and (not n or n >= 0 and n < MOST)) then
           at, n, m, value = 0, nil, nil, false
         end
       end
@@ -100,5 +102,5 @@ repeat
     reply[#reply + 1] = why or told
   end
   key = key + count
-until place > #list
+end
 return table.concat(reply)
