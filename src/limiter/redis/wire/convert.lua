@@ -2,11 +2,11 @@
 
 -- A quota out of what its values begin with, see `form.rs`, and how long that is; nothing if it is none of ours.
 local function quota_of(text)
-  local kind, place, ok = (byte(text, 1) or 0) - 144, 2, true
+  local kind, place, ok = (string.byte(text, 1) or 0) - 144, 2, true
   local function number()
     local value, scale = 0, 1
     while true do
-      local part = byte(text, place)
+      local part = string.byte(text, place)
       if not part or scale > 2 ^ 49 then
         ok = false
         return 1
@@ -121,7 +121,7 @@ end
 
 -- What is in use of a value of ours, and `false` for none; nothing if it is not ours.
 local function used_of_value(key, text, list)
-  local kind = byte(text, 1) or 0
+  local kind = string.byte(text, 1) or 0
   if kind <= 144 or kind >= 152 then return nil end
   local q, place = quota_of(text)
   if not q or (q.kind >= 6) ~= (list ~= nil) then return false end

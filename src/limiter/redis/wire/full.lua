@@ -1,5 +1,5 @@
--- The driver of charges of any kind, and of refunds and resets. Before it stand FORMS, the twins as DECIDE, and `used_of_value`
--- and the like, or nil in their place.
+-- The driver of charges of any kind, and of refunds and resets. Before it stand FORMS, FOUND, the twins as DECIDE, and `used_of_value`
+-- and the like, or nil in their place; FORM and `trail_plain` are nil where trails have no quick way.
 --
 -- KEYS, ARGV and the reply as in `lean.lua`; the first number of a form says which kind it is. In the list a run with a form
 -- of 65535 is of keys to be forgotten.
@@ -10,7 +10,7 @@ local function form_of(number)
   local q = parsed[number]
   if q then return q end
   local text = ARGV[number]
-  local kind = byte(text, 1)
+  local kind = string.byte(text, 1)
   q = {unpack(FORMS[kind], text)}
   q.kind, q.layout, q.head, q.size, q.mode = kind, q[1], q[2], q[3], q[4]
   local place = #q
@@ -76,7 +76,7 @@ local function look(key, q)
     end
   end
   if not used_of_value then
-    local kind = byte(text, 1) or 0
+    local kind = string.byte(text, 1) or 0
     return nil, kind > 144 and kind < 152 and AGAIN or FOREIGN
   end
   local parts, of = used_of_value(key, text, list)
@@ -209,7 +209,11 @@ else
     elseif form > 0 then
       local q = form_of(form)
       for at = 1, count do
-        if q.mode == 3 then
+        local told
+        if trail_plain and q.mode ~= 3 then told = trail_plain(KEYS[key + at], unpack(FORM, ARGV[form])) end
+        if told then
+          reply[#reply + 1] = told
+        elseif q.mode == 3 then
           reply[#reply + 1] = answer(pcall(give_back, KEYS[key + at], q))
         else
           reply[#reply + 1] = answer(pcall(request, key + at - 1, {form}))
