@@ -1,5 +1,5 @@
 -- The driver of charges of any kind, and of refunds and resets. Before it stand FORMS, FOUND, the twins as DECIDE, and `used_of_value`
--- and the like, or nil in their place; FORM and `trail_plain` are nil where trails have no quick way.
+-- and the like, or nil in their place.
 --
 -- KEYS, ARGV and the reply as in `lean.lua`; the first number of a form says which kind it is. In the list a run with a form
 -- of 65535 is of keys to be forgotten.
@@ -146,6 +146,33 @@ local function write(y, taken)
   end
 end
 
+-- A lone charge, if its state is as it should be; else nothing is done, and nothing answered.
+local function plain(key, q)
+  if q.mode == 3 then return nil end
+  if q.kind >= 6 then
+    if (q.most + 1) * q.grain >= MOST then return nil end
+    return trail_plain(key, q.layout, q.head, q.size, q.mode, q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10])
+  end
+  local value, at, n, m = try('GET', key), 0
+  if value then
+    if #value ~= q.size then return nil end
+    local head
+    head, at, n, m = unpack(q.layout, value)
+    if head ~= q.head or not (at >= 0 and at < MOST and (not n or n >= 0 and n < MOST)) then return nil end
+  end
+  if q.mode > 0 then
+    local _, to, p, r = DECIDE[q.kind](now, at, n, m, q[1], q[2], q[3], q[4], q[5], q[6], q[7])
+    if to and to < 0 then
+      try('DEL', key)
+    elseif to then
+      local left = to - now
+      local done = try('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p, r))
+      if done.err then return pack('<BI2c0', 5, #done.err, done.err) end
+    end
+  end
+  return value and pack(FOUND[q.kind], 1, at, n, m) or '\0'
+end
+
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
   local states, allowed = {}, true
@@ -209,8 +236,7 @@ else
     elseif form > 0 then
       local q = form_of(form)
       for at = 1, count do
-        local told
-        if trail_plain and q.mode ~= 3 then told = trail_plain(KEYS[key + at], unpack(FORM, ARGV[form])) end
+        local told = plain(KEYS[key + at], q)
         if told then
           reply[#reply + 1] = told
         elseif q.mode == 3 then

@@ -62,13 +62,10 @@ macro_rules! tables {
 
 /// The usual case first: all that the others need is made only when one of them comes.
 const TRAIL: &str = concat!(
-    "local FORM = ",
-    form!("dddddddddd"),
-    "\n",
     part!("clock"),
     twin!("trail_plain"),
     "if not ARGV[3] then\n",
-    "  local told = trail_plain(KEYS[1], unpack(FORM, ARGV[1]))\n",
+    "  local told = trail_plain(KEYS[1], unpack(", form!("dddddddddd"), ", ARGV[1]))\n",
     "  if told then return pack('<d', now) .. told end\n",
     "end\n",
     "local used_of_value, with_used, quota_of, refund_pair, refund_list\n",
@@ -80,13 +77,13 @@ const TRAIL: &str = concat!(
 );
 
 const FULL: &str = concat!(
-    "local FORM, trail_plain\n",
     part!("clock"),
     part!("wide"),
     twin!("gcra"),
     twin!("step_bucket"),
     twin!("fixed_window"),
     twin!("sliding_window"),
+    twin!("trail_plain"),
     twin!("trail"),
     tables!(),
     "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail}\n",
