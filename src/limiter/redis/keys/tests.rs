@@ -72,8 +72,11 @@ fn long_keys_are_stored_as_their_hash_and_secret_ones_never_in_clear() {
 fn groups_are_spread_evenly_over_the_slots() {
     for groups in [1, 3, 16, 1_000, SLOTS] {
         let space = space(None, Some(groups));
-        let mut slots: Vec<u32> =
-            space.groups.iter().map(|group| u32::from(fred::util::redis_keyslot(group.to_string().as_bytes()))).collect();
+        let mut slots: Vec<u32> = space
+            .groups
+            .iter()
+            .map(|group| u32::from(fred::util::redis_keyslot(group.to_string().as_bytes())))
+            .collect();
         slots.sort_unstable();
         assert_eq!(slots.len(), usize::from(groups));
         for (at, slot) in slots.iter().enumerate() {

@@ -6,6 +6,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
 use super::{Answer, Ask, Bench, answers, call};
+use crate::MemoryLimiter;
 use crate::algorithm::laws::quotas::{quota, shapes};
 use crate::clock::{Clock, ManualClock};
 use crate::decision::Receipt;
@@ -14,7 +15,6 @@ use crate::limiter::redis::keys::{KeySpace, Stored};
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
-use crate::MemoryLimiter;
 
 const ALGORITHMS: [Algorithm; 6] = [
     Algorithm::TokenBucket,
@@ -62,7 +62,15 @@ fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], receipts: &mut Vec<Ref
     let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
     match how {
         0 => Ask::reset(charges[0].policy, &stored[0]),
-        1 => Ask::refund(receipts.drain(..).map(|one| { let at = space.key(&one.policy, &one.key); (one, at) }).collect()),
+        1 => Ask::refund(
+            receipts
+                .drain(..)
+                .map(|one| {
+                    let at = space.key(&one.policy, &one.key);
+                    (one, at)
+                })
+                .collect(),
+        ),
         2..=3 => Ask::peek(charges.iter().zip(&stored)),
         _ => Ask::take(charges.iter().zip(&stored)),
     }

@@ -76,7 +76,10 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
             let names = ["before", "after"].map(|name| format!("{name}{number}"));
             let [(first, _), (last, _)] = names.map(|name| one(&bench, &policy, &name));
             let alone = take(&mut bench, &[&bad]);
-            assert!(matches!(&alone[..], [Answer::Failed(error)] if error.kind() == RedisErrorKind::Foreign), "{alone:?}");
+            assert!(
+                matches!(&alone[..], [Answer::Failed(error)] if error.kind() == RedisErrorKind::Foreign),
+                "{alone:?}"
+            );
             let among = take(&mut bench, &[&first, &bad, &last]);
             let [first, failed, last] = &among[..] else { panic!("{among:?}") };
             let Answer::Failed(error) = failed else { panic!("{failed:?}") };
@@ -101,9 +104,14 @@ fn a_garbled_value_of_ours_is_overwritten() {
             true => redis::cmd("LINDEX").arg(&*stored.bytes).arg(0).query(&mut bench.connection).unwrap(),
             false => redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap(),
         };
-        let mut garbled: Vec<Vec<u8>> = vec![get[..1].to_vec(), get[..get.len() - 1].to_vec(), [&get[..], b"x"].concat()];
+        let mut garbled: Vec<Vec<u8>> =
+            vec![get[..1].to_vec(), get[..get.len() - 1].to_vec(), [&get[..], b"x"].concat()];
         for state in [f64::NAN, f64::INFINITY, -1.0, 1e300, 0.5] {
-            let from = if is_list { get.len() } else { get.iter().rposition(|_| true).map_or(0, |end| end + 1 - state_size(&quota)) };
+            let from = if is_list {
+                get.len()
+            } else {
+                get.iter().rposition(|_| true).map_or(0, |end| end + 1 - state_size(&quota))
+            };
             let mut value = get[..from].to_vec();
             while value.len() < from + state_size(&quota) {
                 value.extend(state.to_le_bytes());
@@ -114,7 +122,8 @@ fn a_garbled_value_of_ours_is_overwritten() {
             let _: () = redis::cmd("DEL").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
             if is_list {
                 let (head, entry) = value.split_at(value.len().min(get.len()));
-                let _: () = redis::cmd("RPUSH").arg(&*stored.bytes).arg(head).arg(entry).query(&mut bench.connection).unwrap();
+                let _: () =
+                    redis::cmd("RPUSH").arg(&*stored.bytes).arg(head).arg(entry).query(&mut bench.connection).unwrap();
             } else {
                 let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(&value).query(&mut bench.connection).unwrap();
             }
