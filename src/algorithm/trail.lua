@@ -82,7 +82,11 @@ local function trail_view(x, q)
   local gone, counted, used = x.gone, x.total, x.total
   while true do
     local from, units = trail_entry(x, gone + 1)
-    if not from or at < from + q.period then break end
+    if not from then
+      counted, used = 0, 0 -- as it is already, unless somebody else wrote here
+      break
+    end
+    if at < from + q.period then break end
     if at >= from + q.life then
       gone, counted, used = gone + 1, counted - units, used - units
     else
@@ -211,7 +215,7 @@ local function trail_load(key, first, q)
   if not x.all then newest = redis.call('LINDEX', key, -1) end
   if #newest ~= q.size then return x, true end
   x.newest, x.newest_units, x.total = unpack(q.entry, newest)
-  if not (x.newest >= 0 and x.newest_units >= 0 and x.total >= x.newest_units) then
+  if not (x.newest >= 0 and x.newest < 9007199254740992 and x.newest_units >= 0 and x.total >= x.newest_units) then
     x.starts, x.units, x.have, x.all, x.total, x.newest = {}, {}, 0, true, 0, nil
     return x, true
   end

@@ -1,1 +1,90 @@
+use std::collections::HashMap;
 
+use proptest::prelude::*;
+
+use super::*;
+use crate::Quota;
+
+fn policy(name: &str) -> Policy {
+    Policy::new(name, Quota::per_minute(1)).unwrap()
+}
+
+fn key(of: &[u8]) -> Key {
+    Key::of(of).unwrap()
+}
+
+fn space(secret: Option<[u8; 16]>, groups: Option<u16>) -> KeySpace {
+    KeySpace::new("test", secret, groups).unwrap()
+}
+
+#[test]
+fn a_prefix_is_neither_empty_nor_long_nor_has_braces() {
+    for prefix in ["", "a{b", "a}b", &"p".repeat(129)] {
+        let error = KeySpace::new(prefix, None, None).unwrap_err();
+        assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+    }
+    assert!(KeySpace::new(&"p".repeat(128), None, None).is_ok());
+    assert!(KeySpace::new("p", None, Some(0)).is_err() && KeySpace::new("p", None, Some(SLOTS + 1)).is_err());
+}
+
+/// Bytes that would tear a key apart if it were put together carelessly.
+fn nasty() -> impl Strategy<Value = Vec<u8>> {
+    prop::collection::vec(prop::sample::select(b"k{}:h12\x00\xff".to_vec()), 0..6)
+}
+
+proptest! {
+    #[test]
+    fn different_prefixes_policies_and_keys_are_stored_under_different_keys(
+        parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", nasty()), 2..40),
+        secret in any::<Option<[u8; 16]>>(),
+        groups in prop::option::of(1..4_u16),
+    ) {
+        let mut seen: HashMap<Bytes, (String, String, Vec<u8>)> = HashMap::new();
+        for (prefix, name, caller) in parts {
+            let space = KeySpace::new(&prefix, secret, groups).unwrap();
+            let stored = space.key(&policy(&name), &key(&caller));
+            prop_assert_eq!(stored.slot, fred::util::redis_keyslot(&stored.bytes), "the slot is the whole key's");
+            prop_assert_eq!(stored.slot, space.key(&policy("other"), &key(&caller)).slot, "one caller, one slot");
+            let own = (prefix, name, caller);
+            let before = seen.insert(stored.bytes, own.clone());
+            prop_assert!(before.is_none_or(|before| before == own));
+        }
+    }
+}
+
+#[test]
+fn long_keys_are_stored_as_their_hash_and_secret_ones_never_in_clear() {
+    let long = vec![b'x'; 1 << 20];
+    let stored = space(None, None).key(&policy("p"), &key(&long));
+    assert!(stored.bytes.len() < 80);
+    let mut other = long.clone();
+    other[500_000] = b'y';
+    assert_ne!(stored, space(None, None).key(&policy("p"), &key(&other)));
+    for groups in [None, Some(16)] {
+        let one = space(Some([1; 16]), groups).key(&policy("p"), &key(b"api-key-7"));
+        assert!(!one.bytes.windows(5).any(|part| part == b"api-k"));
+        assert_ne!(one.bytes, space(Some([2; 16]), groups).key(&policy("p"), &key(b"api-key-7")).bytes);
+    }
+    assert!(!format!("{:?}", space(Some([77; 16]), None)).contains("77"), "nor is the secret told");
+}
+
+#[test]
+fn groups_are_spread_evenly_over_the_slots() {
+    for groups in [1, 3, 16, 1_000, SLOTS] {
+        let space = space(None, Some(groups));
+        let mut slots: Vec<u32> = space
+            .groups
+            .iter()
+            .map(|group| u32::from(fred::util::redis_keyslot(group.to_string().as_bytes())))
+            .collect();
+        slots.sort_unstable();
+        assert_eq!(slots.len(), usize::from(groups));
+        for (at, slot) in slots.iter().enumerate() {
+            let share = u32::from(SLOTS) / u32::from(groups);
+            assert_eq!(slot * u32::from(groups) / u32::from(SLOTS), at as u32, "one in each part of {share} slots");
+        }
+        let slots: std::collections::HashSet<u16> =
+            (0..1_000_u64).map(|caller| space.key(&policy("p"), &Key::of(caller).unwrap()).slot).collect();
+        assert!(slots.len() >= usize::from(groups).min(500), "{} slots of {groups} groups are used", slots.len());
+    }
+}

@@ -1,8 +1,7 @@
 -- What every script begins with: its functions, and the time.
 -- ARGV[2], if there and not empty, is the time to go by, in place of the server's. Then states are kept an hour longer,
 -- since the server's clock may be ahead of it.
-local try = redis.pcall
-local pack, unpack, byte = struct.pack, struct.unpack, string.byte
+local try, pack, unpack = redis.pcall, struct.pack, struct.unpack
 local now, longer = ARGV[2], 1
 if now and now ~= '' then
   now, longer = now + 0, 3600001

@@ -2,11 +2,11 @@
 
 -- A quota out of what its values begin with, see `form.rs`, and how long that is; nothing if it is none of ours.
 local function quota_of(text)
-  local kind, place, ok = (byte(text, 1) or 0) - 144, 2, true
+  local kind, place, ok = (string.byte(text, 1) or 0) - 144, 2, true
   local function number()
     local value, scale = 0, 1
     while true do
-      local part = byte(text, place)
+      local part = string.byte(text, place)
       if not part or scale > 2 ^ 49 then
         ok = false
         return 1
@@ -54,7 +54,7 @@ local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4'}
 local function used_of(q, at, n, m)
   local kind, units = q.kind, 0
   n, m = n or 0, m or 0
-  if not (at >= 0 and n >= 0) then return {0}, 1 end
+  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 9007199254740992) then return {0}, 1 end
   if kind <= 2 then
     if at < now then return {0}, 1 end
     local us, num = at - now, math.min(n, q.l - 1)
@@ -121,7 +121,7 @@ end
 
 -- What is in use of a value of ours, and `false` for none; nothing if it is not ours.
 local function used_of_value(key, text, list)
-  local kind = byte(text, 1) or 0
+  local kind = string.byte(text, 1) or 0
   if kind <= 144 or kind >= 152 then return nil end
   local q, place = quota_of(text)
   if not q or (q.kind >= 6) ~= (list ~= nil) then return false end

@@ -81,7 +81,7 @@ pub(super) fn is_lean(quota: &Quota) -> bool {
 
 /// What a value of this quota begins with: its kind, and what of the quota gives the state its meaning, so that it can be
 /// read when the quota has changed.
-fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
+pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     let mut head = vec![VERSION | kind as u8];
     let mut number = |mut number: u64| {
         while number >= 0x80 {

@@ -1,4 +1,4 @@
--- The driver of charges of any kind, and of refunds and resets. Before it stand FORMS, the twins as DECIDE, and `used_of_value`
+-- The driver of charges of any kind, and of refunds and resets. Before it stand FORMS, FOUND, the twins as DECIDE, and `used_of_value`
 -- and the like, or nil in their place.
 --
 -- KEYS, ARGV and the reply as in `lean.lua`; the first number of a form says which kind it is. In the list a run with a form
@@ -10,7 +10,7 @@ local function form_of(number)
   local q = parsed[number]
   if q then return q end
   local text = ARGV[number]
-  local kind = byte(text, 1)
+  local kind = string.byte(text, 1)
   q = {unpack(FORMS[kind], text)}
   q.kind, q.layout, q.head, q.size, q.mode = kind, q[1], q[2], q[3], q[4]
   local place = #q
@@ -31,6 +31,7 @@ local function form_of(number)
   return q
 end
 
+local MOST = 9007199254740992
 local AGAIN, FOREIGN = '\3', '\4'
 
 -- Reads a key: a text, or the first of a list; then why not.
@@ -69,12 +70,13 @@ local function look(key, q)
   elseif not list and #text == q.size then
     local head, at, n, m = unpack(q.layout, text)
     if head == q.head then
-      if at >= 0 then y.at, y.n, y.m, y.there = at, n, m, true end
+      -- What is garbled is as nothing.
+      if at >= 0 and at < MOST and (not n or n >= 0 and n < MOST) then y.at, y.n, y.m, y.there = at, n, m, true end
       return y
     end
   end
   if not used_of_value then
-    local kind = byte(text, 1) or 0
+    local kind = string.byte(text, 1) or 0
     return nil, kind > 144 and kind < 152 and AGAIN or FOREIGN
   end
   local parts, of = used_of_value(key, text, list)
@@ -144,6 +146,33 @@ local function write(y, taken)
   end
 end
 
+-- A lone charge, if its state is as it should be; else nothing is done, and nothing answered.
+local function plain(key, q)
+  if q.mode == 3 then return nil end
+  if q.kind >= 6 then
+    if (q.most + 1) * q.grain >= MOST then return nil end
+    return trail_plain(key, q.layout, q.head, q.size, q.mode, q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10])
+  end
+  local value, at, n, m = try('GET', key), 0
+  if value then
+    if #value ~= q.size then return nil end
+    local head
+    head, at, n, m = unpack(q.layout, value)
+    if head ~= q.head or not (at >= 0 and at < MOST and (not n or n >= 0 and n < MOST)) then return nil end
+  end
+  if q.mode > 0 then
+    local _, to, p, r = DECIDE[q.kind](now, at, n, m, q[1], q[2], q[3], q[4], q[5], q[6], q[7])
+    if to and to < 0 then
+      try('DEL', key)
+    elseif to then
+      local left = to - now
+      local done = try('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p, r))
+      if done.err then return pack('<BI2c0', 5, #done.err, done.err) end
+    end
+  end
+  return value and pack(FOUND[q.kind], 1, at, n, m) or '\0'
+end
+
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
   local states, allowed = {}, true
@@ -196,7 +225,7 @@ if not ARGV[3] then
   reply[2] = answer(pcall(request, 0, {1}))
 else
   local list, place = ARGV[1], 1
-  repeat
+  while place <= #list do
     local form, count
     form, count, place = unpack('<I2I2', list, place)
     if form == 65535 then
@@ -207,7 +236,10 @@ else
     elseif form > 0 then
       local q = form_of(form)
       for at = 1, count do
-        if q.mode == 3 then
+        local told = plain(KEYS[key + at], q)
+        if told then
+          reply[#reply + 1] = told
+        elseif q.mode == 3 then
           reply[#reply + 1] = answer(pcall(give_back, KEYS[key + at], q))
         else
           reply[#reply + 1] = answer(pcall(request, key + at - 1, {form}))
@@ -219,6 +251,6 @@ else
       reply[#reply + 1] = answer(pcall(request, key, numbers))
     end
     key = key + count
-  until place > #list
+  end
 end
 return table.concat(reply)

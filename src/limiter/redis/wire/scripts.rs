@@ -30,7 +30,7 @@ macro_rules! form {
 macro_rules! lean {
     ($name:literal, $form:literal, $found:literal, [$($part:expr),*]) => {
         concat!(
-            "local FORM, FOUND = ", form!($form), ", '<B", $found, "'\n",
+            "local FORM, FOUND, LONE = ", form!($form), ", '<B", $found, "', '<dB", $found, "'\n",
             part!("clock"), $($part,)* "local decide = ", $name, "\n", part!("lean")
         )
     };
@@ -60,9 +60,17 @@ macro_rules! tables {
     };
 }
 
+/// The usual case first: all that the others need is made only when one of them comes.
 const TRAIL: &str = concat!(
-    "local used_of_value, with_used, quota_of, refund_pair, refund_list\n",
     part!("clock"),
+    twin!("trail_plain"),
+    "if not ARGV[3] then\n",
+    "  local told = trail_plain(KEYS[1], unpack(",
+    form!("dddddddddd"),
+    ", ARGV[1]))\n",
+    "  if told then return pack('<d', now) .. told end\n",
+    "end\n",
+    "local used_of_value, with_used, quota_of, refund_pair, refund_list\n",
     part!("narrow"),
     twin!("trail"),
     tables!(),
@@ -77,6 +85,7 @@ const FULL: &str = concat!(
     twin!("step_bucket"),
     twin!("fixed_window"),
     twin!("sliding_window"),
+    twin!("trail_plain"),
     twin!("trail"),
     tables!(),
     "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail}\n",

@@ -1,6 +1,8 @@
 //! The scripts on a server, against the algorithms themselves.
 
 mod parity;
+mod sets;
+mod troubles;
 
 #[path = "../../../../tests/support/redis.rs"]
 mod servers;

@@ -12,6 +12,7 @@ use crate::algorithm::laws::run::{Step, steps};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::redis::keys::Stored;
+use crate::limiter::redis::wire::form::{Kind, head};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Quota};
@@ -61,8 +62,14 @@ impl Life {
 
     /// The state under the quota of now.
     fn converted(&self) -> State {
-        if self.written == self.quota {
-            return self.state.clone();
+        let head = |quota: &Quota| head(Kind::of(quota), quota.spec());
+        if head(&self.written) == head(&self.quota) {
+            // Nothing that the state's meaning depends on has changed.
+            return match (State::new(&self.quota), self.state.clone()) {
+                (State::Pair(rules, _), State::Pair(_, state)) => State::Pair(rules, state),
+                (State::Trail(rules, _), State::Trail(_, log)) => State::Trail(rules, log),
+                (_, state) => state,
+            };
         }
         State::with_used(&self.quota, self.state.used(self.now), self.now)
     }

@@ -1,0 +1,109 @@
+-- The usual case of trail.lua, answered as there: the clock did not step back, no denied request is counted, and what has to
+-- be looked at is among the three oldest entries and the newest. Otherwise nothing is done, and nothing answered.
+local function trail_plain(
+  key, entry, head, size, mode, cost, bound, limit, most, period, grain, oldest, log, count_denied, life
+)
+  if mode == 0 then return nil end
+  local list = try('LRANGE', key, 0, 3)
+  if list.err then return nil end
+  local found = #list
+  local start = now - now % grain
+  local newest, newest_units, total, gone, used, counted, first = nil, 0, 0, 0, 0, 0
+  if found > 0 then
+    local last = list[found]
+    if found > 3 then last = try('LINDEX', key, -1) end
+    if list[1] ~= head or found < 2 or #last ~= size then return nil end
+    newest, newest_units, total = unpack(entry, last)
+    if not (newest >= 0 and newest <= start and total >= newest_units) then return nil end
+    used, counted = total, total
+    for number = 2, found do
+      if #list[number] ~= size then return nil end
+      local from, units = unpack(entry, list[number])
+      if units <= 0 then return nil end
+      if now < from + period then
+        first = from
+        break
+      end
+      if now < from + life then
+        local part = units
+        if oldest == 0 then part = math.floor(units * (grain - (now - from - period)) / grain) end
+        used, first = used - units + part, from
+        break
+      end
+      gone, counted, used = gone + 1, counted - units, used - units
+    end
+    if not first and (found > 3 or used ~= 0) then return nil end
+  end
+
+  local ok, units = used + cost <= bound, 0
+  if ok then
+    units = cost
+    if units > most - used then units = most - used end
+    if units <= 0 then return nil end
+    used, counted = used + units, counted + units
+  elseif count_denied == 1 or cost > limit then
+    return nil
+  end
+
+  -- The wait until `target` units are in use, if it has to be told.
+  local remaining, wait, target = limit - used, 0
+  if remaining < 0 then remaining = 0 end
+  if not ok then target = limit - cost elseif remaining == 0 then target = limit - 1 end
+  if target and used > target then
+    local newer, room, from, held = counted
+    local number = gone + 1
+    repeat
+      number = number + 1
+      if number > found then return nil end
+      from, held = unpack(entry, list[number])
+      if from == start then return nil end
+      newer = newer - held
+    until newer <= target
+    room = target - newer
+    wait = from + period - now
+    if oldest == 2 then
+      wait = wait + grain
+    elseif oldest == 0 then
+      wait = wait + grain - math.ceil((room + 1) * grain / held) + 1
+    end
+    if wait < 0 then wait = 0 end
+  end
+
+  if units > 0 then
+    if newest == start then newest_units = newest_units + units else newest_units = units end
+  end
+  local reset = 0
+  if used > 0 then
+    reset = (ok and start or newest) + period - now
+    if oldest == 2 then
+      reset = reset + grain
+    elseif oldest == 0 then
+      reset = reset + grain - math.ceil(grain / newest_units) + 1
+    end
+    if reset < 0 then reset = 0 end
+  end
+  local window = wait
+  if ok and remaining > 0 then
+    if log == 1 then window = (first or start) + period - now else window = start + grain - now end
+  end
+
+  if ok then
+    local done
+    if gone > 0 then
+      try('LTRIM', key, gone, -1)
+      try('LSET', key, 0, head)
+    end
+    local changed = pack(entry, start, newest_units, counted)
+    if not newest then
+      done = try('RPUSH', key, head, changed)
+    elseif newest == start then
+      done = try('LSET', key, -1, changed)
+    else
+      done = try('RPUSH', key, changed)
+    end
+    if type(done) == 'table' and done.err then return pack('<BI2c0', 5, #done.err, done.err) end
+    local left = start + life - now
+    try('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+  end
+  return pack('<BBdddddd', 2, ok and 1 or 0, remaining, reset, window, ok and 0 or wait, units, start)
+end

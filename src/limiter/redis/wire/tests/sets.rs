@@ -1,0 +1,199 @@
+//! Sets of charges against the limiter in memory, and calls of many requests against one call for each.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+
+use super::{Answer, Ask, Bench, answers, call};
+use crate::MemoryLimiter;
+use crate::algorithm::laws::quotas::{quota, shapes};
+use crate::clock::{Clock, ManualClock};
+use crate::decision::Receipt;
+use crate::key::Key;
+use crate::limiter::redis::keys::{KeySpace, Stored};
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Anchor};
+
+const ALGORITHMS: [Algorithm; 6] = [
+    Algorithm::TokenBucket,
+    Algorithm::LeakyQueue,
+    Algorithm::StepBucket,
+    Algorithm::FixedWindow,
+    Algorithm::SlidingWindow,
+    Algorithm::SlidingLog,
+];
+
+const EFFECTS: [Effect; 5] = [Effect::Enforce, Effect::Enforce, Effect::Enforce, Effect::Observe, Effect::Force];
+
+/// What a request does: how, how much later than the one before, and its charges: a policy, a key, a cost and an effect.
+type Request = (u8, u64, Vec<(u8, u8, u64, u8)>);
+
+fn policies() -> impl Strategy<Value = Vec<Policy>> {
+    prop::collection::vec((shapes(), 0..6_usize, any::<bool>()), 4).prop_map(|shapes| {
+        let named = shapes.iter().enumerate().map(|(at, (shape, algorithm, first))| {
+            let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
+            Policy::new(format!("p{at}"), quota(ALGORITHMS[*algorithm], anchor, shape)).unwrap()
+        });
+        named.collect()
+    })
+}
+
+fn requests() -> impl Strategy<Value = Vec<Request>> {
+    let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..5_u8);
+    let charges = prop::collection::vec(charge, 1..5);
+    prop::collection::vec((0..12_u8, prop_oneof![Just(0), 0..20_u64, 0..100_000_000_u64], charges), 1..40)
+}
+
+/// The charges of a request, each of another (policy, key).
+fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, u8)]) -> Vec<Charge<'a>> {
+    let mut charges: Vec<Charge<'a>> = Vec::new();
+    for (policy, key, cost, effect) in wanted {
+        let (policy, key) = (&policies[usize::from(*policy)], &keys[usize::from(*key)]);
+        if !charges.iter().any(|charge| charge.policy == policy && charge.key == key) {
+            charges.push(Charge::new(policy, key).cost(*cost).effect(EFFECTS[usize::from(*effect)]));
+        }
+    }
+    charges
+}
+
+fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], receipts: &mut Vec<Refund>) -> Ask {
+    let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
+    match how {
+        0 => Ask::reset(charges[0].policy, &stored[0]),
+        1 => Ask::refund(
+            receipts
+                .drain(..)
+                .map(|one| {
+                    let at = space.key(&one.policy, &one.key);
+                    (one, at)
+                })
+                .collect(),
+        ),
+        2..=3 => Ask::peek(charges.iter().zip(&stored)),
+        _ => Ask::take(charges.iter().zip(&stored)),
+    }
+}
+
+fn keys() -> [Key; 2] {
+    [Key::of("one").unwrap(), Key::of("two").unwrap()]
+}
+
+fn now<T, E: std::fmt::Debug, F>(reply: Reply<T, E, F>) -> T {
+    match reply {
+        Reply::Now(answer) => answer.unwrap(),
+        Reply::Later(_) => panic!("memory answers at once"),
+    }
+}
+
+fn run<T>(cases: u32, strategy: impl Strategy<Value = T>, mut test: impl FnMut(&mut Bench, KeySpace, T))
+where
+    T: std::fmt::Debug,
+{
+    let bench = std::cell::RefCell::new((Bench::start(), 0));
+    let test = std::cell::RefCell::new(&mut test);
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    proptest::test_runner::TestRunner::new(config)
+        .run(&strategy, |value| {
+            let (bench, number) = &mut *bench.borrow_mut();
+            *number += 1;
+            let space = KeySpace::new(&format!("t{number}"), None, None).unwrap();
+            let mut test = test.borrow_mut();
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(bench, space, value)))
+                .map_err(|panic| TestCaseError::fail(panic.downcast_ref::<String>().cloned().unwrap_or_default()))
+        })
+        .unwrap();
+    let (bench, _) = &mut *bench.borrow_mut();
+    assert!(bench.check_ttls() > 0);
+}
+
+/// What is told, and what the receipts hold.
+fn told(answer: &mut Answer) -> String {
+    if let Answer::Decided(decision) = answer {
+        let receipts = decision.take_receipts();
+        return format!("{decision:?} {receipts:?}");
+    }
+    format!("{answer:?}")
+}
+
+#[test]
+fn sets_are_decided_as_in_memory() {
+    run(400, (policies(), requests()), |bench, space, (policies, requests)| {
+        let clock = ManualClock::at(crate::Timestamp::from_micros(1_790_000_000_123_456));
+        let memory = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+        let keys = keys();
+        let mut held: Vec<(Refund, Refund)> = Vec::new();
+        for (how, later, wanted) in requests {
+            clock.advance(Duration::from_micros(later));
+            let charges = charges(&policies, &keys, &wanted);
+            let mut refunds = Vec::new();
+            let expected = match how {
+                0 => {
+                    now(memory.reset(charges[0].policy, charges[0].key));
+                    format!("{:?}", Answer::Done)
+                }
+                1 if held.is_empty() => continue,
+                1 => {
+                    let (mine, theirs) = std::mem::take(&mut held).into_iter().unzip();
+                    refunds = mine;
+                    now(memory.refund(theirs));
+                    format!("{:?}", Answer::Done)
+                }
+                2..=3 => {
+                    let mut decision = now(memory.peek(&charges));
+                    let _ = decision.take_receipts();
+                    told(&mut Answer::Decided(decision))
+                }
+                _ => {
+                    let mut decision = now(memory.take(&charges));
+                    for (charge, receipt) in charges.iter().zip(decision.take_receipts()) {
+                        if let Some(receipt) = receipt {
+                            let copy = Receipt::new(receipt.units(), receipt.at_us(), receipt.part());
+                            let one = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
+                            // An entry without units is kept in memory, and says when the state ends.
+                            if !matches!(charge.policy.quota().rules(), crate::algorithm::Rules::Trail(_)) {
+                                held.push((one(copy), one(receipt)));
+                            }
+                        }
+                    }
+                    format!("{decision:?} ")
+                }
+            };
+            let ask = ask(&space, how, &charges, &mut refunds);
+            let mut answer = bench.ask(&[(clock.now(), &ask, false)]).remove(0);
+            let answer = told(&mut answer);
+            assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
+        }
+    });
+}
+
+#[test]
+fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
+    run(400, (policies(), requests(), any::<bool>()), |bench, space, (policies, requests, alike)| {
+        let keys = keys();
+        let alone = KeySpace::new("alone", None, None).unwrap();
+        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+        let at = crate::Timestamp::from_micros(1_790_000_000_123_456);
+        let mut held = Vec::new();
+        let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Ask> {
+            let asks = requests.iter().map(|(how, _, wanted)| {
+                // Requests of one kind go through its lean script.
+                let policies = if alike { &vec![policies[0].clone(); 4] } else { &policies };
+                let mut charges = charges(policies, &keys, wanted);
+                charges.truncate(if alike { 1 + usize::from(how % 2) } else { 4 });
+                let how = if alike && *how < 2 { 4 } else { *how };
+                let mut refunds = if how == 1 { std::mem::take(held) } else { Vec::new() };
+                ask(space, how, &charges, &mut refunds)
+            });
+            asks.collect()
+        };
+        let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
+        let expected: Vec<String> =
+            alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask, false)]).remove(0))).collect();
+        let asks: Vec<&Ask> = together.iter().collect();
+        let reply = bench.run(&[call(&asks, Some(at), false)]).remove(0);
+        let answers: Vec<String> = answers(&asks, reply).unwrap().iter_mut().map(told).collect();
+        assert_eq!(answers, expected);
+    });
+}

@@ -1,0 +1,171 @@
+//! Values that are not as they should be.
+
+use std::time::Duration;
+
+use super::{Answer, Ask, Bench, answers, call, scripts};
+use crate::key::Key;
+use crate::limiter::Charge;
+use crate::limiter::redis::error::RedisErrorKind;
+use crate::limiter::redis::keys::Stored;
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn quotas() -> [Quota; 7] {
+    [
+        Quota::per_minute(5),
+        Quota::per_second(7),
+        Quota::step_bucket(5, MINUTE).unwrap(),
+        Quota::fixed_window(5, MINUTE).unwrap(),
+        Quota::sliding_window(5, MINUTE).unwrap(),
+        Quota::sliding_log(5, MINUTE).unwrap(),
+        Quota::sliding_window(1 << 40, MINUTE).and_then(|quota| quota.buckets(6)).unwrap(),
+    ]
+}
+
+fn one(bench: &Bench, policy: &Policy, name: &str) -> (Ask, Stored) {
+    let key = Key::of(name).unwrap();
+    let stored = bench.space.key(policy, &key);
+    (Ask::take(std::iter::once((&Charge::new(policy, &key), &stored))), stored)
+}
+
+/// At the server's own time, as a limiter does.
+fn take(bench: &mut Bench, asks: &[&Ask]) -> Vec<Answer> {
+    let reply = bench.run(&[call(asks, None, false)]).remove(0);
+    let mut answered = answers(asks, reply).unwrap();
+    for (answer, ask) in answered.iter_mut().zip(asks).filter(|(answer, _)| matches!(answer, Answer::Again)) {
+        let reply = bench.run(&[call(&[ask], None, true)]).remove(0);
+        *answer = answers(&[ask], reply).unwrap().remove(0);
+    }
+    answered
+}
+
+fn is_taken(answer: &Answer, remaining: u64) -> bool {
+    matches!(answer, Answer::Decided(decision) if decision.is_allowed() && decision.charges()[0].remaining() == remaining)
+}
+
+#[test]
+fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
+    let mut bench = Bench::start();
+    for quota in quotas() {
+        let policy = Policy::new("p", quota).unwrap();
+        let left = quota.capacity() - 1;
+        let later_version = [&[0xa1_u8][..], b"\x05\x05\x05"].concat();
+        let values: [&[&[u8]]; 7] = [
+            &[b"SET", b"hello"],
+            &[b"SET", b"17"],
+            &[b"SET", b""],
+            &[b"SET", &later_version],
+            &[b"HSET", b"a", b"b"],
+            &[b"RPUSH", b"a", b"b"],
+            &[b"ZADD", b"1", b"b"],
+        ];
+        for (number, value) in values.iter().enumerate() {
+            let (bad, stored) = one(&bench, &policy, &format!("bad{number}"));
+            let mut command = redis::cmd(std::str::from_utf8(value[0]).unwrap());
+            command.arg(&*stored.bytes);
+            value[1..].iter().for_each(|part| {
+                command.arg(part);
+            });
+            let _: redis::Value = command.query(&mut bench.connection).unwrap();
+            let dump = |bench: &mut Bench| -> Vec<u8> {
+                redis::cmd("DUMP").arg(&*stored.bytes).query(&mut bench.connection).unwrap()
+            };
+            let before = dump(&mut bench);
+            let names = ["before", "after"].map(|name| format!("{name}{number}"));
+            let [(first, _), (last, _)] = names.map(|name| one(&bench, &policy, &name));
+            let alone = take(&mut bench, &[&bad]);
+            assert!(
+                matches!(&alone[..], [Answer::Failed(error)] if error.kind() == RedisErrorKind::Foreign),
+                "{alone:?}"
+            );
+            let among = take(&mut bench, &[&first, &bad, &last]);
+            let [first, failed, last] = &among[..] else { panic!("{among:?}") };
+            let Answer::Failed(error) = failed else { panic!("{failed:?}") };
+            assert_eq!(error.kind(), RedisErrorKind::Foreign);
+            assert!(error.to_string().contains("test:1:{k"), "{error}");
+            assert!(is_taken(first, left) && is_taken(last, left), "{quota}: {among:?}");
+            assert_eq!(dump(&mut bench), before);
+            let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_garbled_value_of_ours_is_overwritten() {
+    let mut bench = Bench::start();
+    for quota in quotas() {
+        let policy = Policy::new("p", quota).unwrap();
+        let (ask, stored) = one(&bench, &policy, "x");
+        assert!(is_taken(&take(&mut bench, &[&ask])[0], quota.capacity() - 1));
+        let is_list = matches!(quota.rules(), crate::algorithm::Rules::Trail(_));
+        let get: Vec<u8> = match is_list {
+            true => redis::cmd("LINDEX").arg(&*stored.bytes).arg(0).query(&mut bench.connection).unwrap(),
+            false => redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap(),
+        };
+        let mut garbled: Vec<Vec<u8>> =
+            vec![get[..1].to_vec(), get[..get.len() - 1].to_vec(), [&get[..], b"x"].concat()];
+        for state in [f64::NAN, f64::INFINITY, -1.0, 1e300, 0.5] {
+            let from = if is_list {
+                get.len()
+            } else {
+                get.iter().rposition(|_| true).map_or(0, |end| end + 1 - state_size(&quota))
+            };
+            let mut value = get[..from].to_vec();
+            while value.len() < from + state_size(&quota) {
+                value.extend(state.to_le_bytes());
+            }
+            garbled.push(value);
+        }
+        for value in garbled {
+            let _: () = redis::cmd("DEL").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
+            if is_list {
+                let (head, entry) = value.split_at(value.len().min(get.len()));
+                let _: () =
+                    redis::cmd("RPUSH").arg(&*stored.bytes).arg(head).arg(entry).query(&mut bench.connection).unwrap();
+            } else {
+                let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(&value).query(&mut bench.connection).unwrap();
+            }
+            // What is far ahead reads as a clock that stepped back: that costs what the quota allows it to.
+            let first = take(&mut bench, &[&ask]);
+            assert!(matches!(&first[..], [Answer::Decided(_)]), "{quota} {value:?}: {first:?}");
+            let second = take(&mut bench, &[&ask]);
+            assert!(matches!(&second[..], [Answer::Decided(_)]), "{quota} {value:?}: {second:?}");
+            println!("{quota} {value:?}: {first:?} {second:?}");
+            assert_eq!(bench.check_ttls(), 1);
+        }
+        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+    }
+}
+
+fn state_size(quota: &Quota) -> usize {
+    match super::Kind::of(quota) {
+        super::Kind::Whole => 8,
+        super::Kind::Wide => 24,
+        _ => 16,
+    }
+}
+
+#[test]
+fn replies_that_make_no_sense_are_errors() {
+    use crate::limiter::redis::value::Value;
+    let bench = Bench::start();
+    let policy = Policy::from(Quota::per_minute(5));
+    let (ask, _) = one(&bench, &policy, "x");
+    let good = [&1e15_f64.to_le_bytes()[..], &[1], &1e15_f64.to_le_bytes()].concat();
+    assert!(answers(&[&ask], Value::Bytes(good.clone().into())).is_ok());
+    let lengths = (0..good.len()).map(|length| good[..length].to_vec()).chain([[&good[..], b"x"].concat()]);
+    let failed = [&1e15_f64.to_le_bytes()[..], &[5, 255, 255, b'x']].concat();
+    for bytes in lengths.chain([failed, [&good[..8], &[7][..]].concat(), [&good[..8], &[6][..]].concat()]) {
+        assert!(answers(&[&ask], Value::Bytes(bytes.clone().into())).is_err(), "{bytes:?}");
+    }
+    for value in [Value::Nil, Value::Integer(1), Value::Array(vec![])] {
+        assert!(answers(&[&ask], value).is_err());
+    }
+}
+
+#[test]
+fn scripts_know_the_latest_instant_of_the_clock() {
+    assert!(scripts::full().text.contains(&crate::time::CLOCK_US_MAX.to_string()));
+}
