@@ -85,7 +85,17 @@ impl Server {
 
     fn try_launch(&mut self) -> bool {
         let child = Command::new(program())
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+            .args([
+                "--port",
+                &self.port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+            ])
             .arg(&self.directory)
             .args(&self.options)
             .stdout(Stdio::null())

@@ -4,6 +4,7 @@ mod denials;
 mod error;
 mod leases;
 mod queue;
+mod store;
 mod value;
 
 pub use error::{RedisError, RedisErrorKind};
