@@ -118,7 +118,9 @@ fn answer(text: &str, server: &Address) -> Failure {
         ("LOADING" | "BUSY" | "OOM" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE", _) => {
             (Cause::Told, unavailable("cannot serve now"))
         }
-        _ if text.contains("ACL failure in script") => rights(text, server),
+        _ if text.contains("ACL failure in script") || text.contains("user executing the script can't") => {
+            rights(text, server)
+        }
         _ if wrapped("READONLY") || wrapped("-READONLY") => (Cause::Demoted, unavailable("cannot write now")),
         _ if ["OOM", "-OOM", "MISCONF", "-MISCONF", "NOREPLICAS", "-NOREPLICAS"].into_iter().any(wrapped) => {
             (Cause::Told, unavailable("cannot serve now"))
@@ -193,6 +195,10 @@ mod tests {
             ("WRONGPASS invalid username-password pair", Misconfigured),
             ("NOPERM User x has no permissions to run the 'evalsha' command", Misconfigured),
             ("ERR ACL failure in script: User x has no permissions to run the 'get' command", Misconfigured),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: 8c, on @user",
+                Misconfigured,
+            ),
             ("CROSSSLOT Keys in request don't hash to the same slot", Misconfigured),
             ("ERR unknown command 'EVALSHA', with args beginning with:", Misconfigured),
             ("ERR Error compiling script (new function): user_script:1: '=' expected near", Misconfigured),
