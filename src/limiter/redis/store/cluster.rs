@@ -33,9 +33,9 @@ const NO_SOONER: Duration = Duration::from_millis(100);
 const AT_ONCE: usize = 3;
 
 /// Times that a call is sent elsewhere or again.
-const HOPS: usize = 4;
+const HOPS: usize = 8;
 
-/// Before a call is sent again to a server that lacks some of its keys for the moment.
+/// Before a call is sent again while servers do not agree, or have some of its keys each.
 const PAUSE: Duration = Duration::from_millis(5);
 
 const NOBODY: u16 = u16::MAX;
@@ -69,7 +69,7 @@ struct Map {
 
 impl Cluster {
     pub(super) fn start(
-        runtime: Handle,
+        runtime: &Handle,
         target: Target,
         settings: Settings,
         news: Arc<News>,
@@ -106,26 +106,27 @@ impl Cluster {
             if hops > HOPS {
                 return Err(failure.error);
             }
-            (server, asking) = match failure.cause {
+            if hops > 1 || failure.cause == Cause::TryAgain {
+                sleep(PAUSE).await;
+            }
+            let (next, moved) = match failure.cause {
                 Cause::Moved(to) => {
                     self.shared.alarm.notify_one();
-                    let Some(server) = self.shared.at(&to, Some(slot)) else { return Err(failure.error) };
-                    (server, false)
+                    asking = false;
+                    (self.shared.at(&to, Some(slot)), true)
                 }
                 Cause::Ask(to) => {
-                    let Some(server) = self.shared.at(&to, None) else { return Err(failure.error) };
-                    (server, true)
+                    asking = true;
+                    (self.shared.at(&to, None), true)
                 }
-                Cause::TryAgain => {
-                    sleep(PAUSE).await;
-                    (server, asking)
-                }
+                Cause::TryAgain => (Some(server), false),
                 _ => return Err(failure.error),
             };
-            // It may be new: its first connection is worth waiting for.
-            let left = until.saturating_duration_since(Instant::now());
-            if !server.link.is_open() && !server.link.client().is_connected() {
-                let _ = timeout(left, server.link.client().wait_for_connect()).await;
+            let Some(next) = next else { return Err(failure.error) };
+            server = next;
+            if moved {
+                // It may be new: its first connection is worth waiting for.
+                server.link.wait(until).await.map_err(|failure| failure.error)?;
             }
         }
     }
@@ -213,6 +214,12 @@ impl Shared {
 
     /// The server that another has named: as the one that has the slot, or is about to.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
+        if owns.is_none() {
+            let map = self.map();
+            if let Some(at) = map.find(address) {
+                return map.servers.get(at).cloned();
+            }
+        }
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
             return None;

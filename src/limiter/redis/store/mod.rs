@@ -55,7 +55,7 @@ impl Store {
         let news = Arc::new(News::new(settings.observer.clone()));
         let (address, role) = match &target.kind {
             TargetKind::Cluster(_) => {
-                let cluster = Cluster::start(runtime, target, settings.clone(), news)?;
+                let cluster = Cluster::start(&runtime, target, settings.clone(), news)?;
                 return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster) })));
             }
             TargetKind::One(address) => (address.clone(), Role::Own),

@@ -1,5 +1,6 @@
 //! What an observer is told of a store.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,7 +55,8 @@ impl News {
 
     fn tell(&self, event: impl FnOnce() -> LimiterEvent) {
         if let Some(observer) = &self.observer {
-            observer.on_event(&event());
+            // The tasks that keep connections go on even if it panics.
+            let _ = catch_unwind(AssertUnwindSafe(|| observer.on_event(&event())));
         }
     }
 }

@@ -185,6 +185,19 @@ impl Link {
         answer
     }
 
+    /// Waits for a connection that is being made, unless the server is believed dead.
+    pub(super) async fn wait(&self, until: Instant) -> Result<(), Failure> {
+        let client = self.client();
+        if self.is_open() || client.is_connected() {
+            return Ok(());
+        }
+        match tokio::time::timeout_at(until, client.wait_for_connect()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.count(Failure::of(&error, &self.address))),
+            Err(_) => Err(self.count(Failure::timeout(format!("no connection to Redis at {} in time", self.address)))),
+        }
+    }
+
     fn count(&self, failure: Failure) -> Failure {
         match failure.cause {
             Cause::Lost => {

@@ -22,7 +22,7 @@ async fn a_stopped_server_gathers_no_calls() {
     load.mended();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("SIGSTOP for 2 s at 20,000 a second");
-    assert!(report.waited < 5_000, "{} calls reached fred and waited there", report.waited);
+    assert!(report.waited * 4 < report.calls, "{} calls reached fred and waited there", report.waited);
     assert!(report.calls > 20_000, "too few calls to show anything: {}", report.calls);
     assert_eq!(link(&store).clients[0].command_queue_len(), 0);
     assert!(heard.downs() >= 1 && heard.downs() == heard.ups(), "{heard:?}", heard = heard.0.lock().unwrap());
