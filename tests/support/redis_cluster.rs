@@ -1,7 +1,9 @@
 //! A cluster of Redis servers for tests: three masters, each with a replica.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::redis_server::Server;
 

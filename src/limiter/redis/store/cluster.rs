@@ -103,7 +103,7 @@ impl Cluster {
                 Err(failure) => failure,
             };
             hops += 1;
-            if hops > HOPS {
+            if hops > HOPS || until.saturating_duration_since(Instant::now()) < PAUSE * 2 {
                 return Err(failure.error);
             }
             if hops > 1 || failure.cause == Cause::TryAgain {

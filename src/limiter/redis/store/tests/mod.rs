@@ -12,8 +12,12 @@ mod proxy;
 mod redis_cluster;
 #[path = "../../../../../tests/support/redis.rs"]
 mod redis_server;
+mod sentinel;
 mod setup;
 mod traps;
+
+#[path = "../../../../../tests/support/redis_sentinel.rs"]
+mod redis_sentinel;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
