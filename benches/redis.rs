@@ -323,14 +323,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
             reset_stats(server);
             for _ in 0..each {
                 let key = format!("textbook:{name}:{}", numbers.below(KEYS));
-                redis::cmd("EVALSHA")
-                    .arg(&sha)
-                    .arg(1)
-                    .arg(key)
-                    .arg("1")
-                    .arg("1000000")
-                    .exec(&mut connection)
-                    .unwrap();
+                redis::cmd("EVALSHA").arg(&sha).arg(1).arg(key).arg("1").arg("1000000").exec(&mut connection).unwrap();
             }
             times[0].push(spent(server).0);
             reset_stats(server);

@@ -174,4 +174,22 @@ pub enum LimiterEvent {
         /// What it said.
         error: String,
     },
+    /// A server does not answer any more: until it does, checks that need it fail at once.
+    StoreDown {
+        /// Its host and port.
+        server: String,
+        /// What was met last.
+        error: String,
+    },
+    /// A server that did not answer does again.
+    StoreUp {
+        /// Its host and port.
+        server: String,
+    },
+    /// A server answers, but somebody has to mend something before it can be used: a password, a right, a URL. Told once a
+    /// minute for each kind of trouble.
+    StoreMisconfigured {
+        /// What is wrong, and what to do.
+        error: String,
+    },
 }

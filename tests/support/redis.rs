@@ -5,7 +5,9 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(10);
@@ -26,11 +28,18 @@ impl Server {
 
     /// A server with more options, such as `["--requirepass", "secret"]`.
     pub(crate) fn with(options: &[&str]) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        let options = options.iter().map(ToString::to_string).collect();
+        Self::start_in(directory(), options.iter().map(ToString::to_string).collect())
+    }
+
+    /// A sentinel with these lines in its file, which it rewrites.
+    pub(crate) fn sentinel(lines: &[String]) -> Self {
+        let directory = directory();
+        let file = directory.join("sentinel.conf");
+        std::fs::write(&file, lines.join("\n") + "\n").unwrap();
+        Self::start_in(directory, vec![file.to_str().unwrap().to_owned(), "--sentinel".to_owned()])
+    }
+
+    fn start_in(directory: PathBuf, options: Vec<String>) -> Self {
         let mut server = Self { child: None, port: 0, directory, options };
         // Somebody else may take the port between its choice and the start.
         for _ in 0..5 {
@@ -84,7 +93,10 @@ impl Server {
     }
 
     fn try_launch(&mut self) -> bool {
+        // A file comes before all options.
+        let first = usize::from(self.options.first().is_some_and(|option| !option.starts_with("--")));
         let child = Command::new(program())
+            .args(&self.options[..first])
             .args([
                 "--port",
                 &self.port.to_string(),
@@ -97,7 +109,7 @@ impl Server {
                 "--dir",
             ])
             .arg(&self.directory)
-            .args(&self.options)
+            .args(&self.options[first..])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
@@ -141,6 +153,15 @@ impl Drop for Server {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
+}
+
+/// A new one, for one server.
+fn directory() -> PathBuf {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
+    std::fs::create_dir_all(&directory).unwrap();
+    directory
 }
 
 /// The server's program: that of REDIS_SERVER, or the one on the path.

@@ -21,6 +21,9 @@ use crate::outcome::Observer;
 /// How long a check may take, unless told otherwise.
 const DEADLINE: Duration = Duration::from_millis(50);
 
+/// How long a first connection is waited for.
+const FIRST: Duration = Duration::from_millis(500);
+
 /// The slots of a cluster.
 const SLOTS: u16 = 16_384;
 
@@ -126,8 +129,11 @@ impl RedisLimiterBuilder {
     /// If the URL or the setup means nothing, the server refuses what is needed (a password, a right), or there is no tokio
     /// runtime.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
-        let store = Store::connect(url, &self.settings()?)?;
-        store.ready().await?;
+        let store = Store::connect(url, self.settings()?)?;
+        match store.connected(FIRST).await {
+            Err(error) if error.kind() == RedisErrorKind::Misconfigured => return Err(error),
+            _ => {} // up, or to be found when it is
+        }
         self.build(store)
     }
 
@@ -136,8 +142,8 @@ impl RedisLimiterBuilder {
     ///
     /// # Errors
     /// If the setup means nothing, or there is no tokio runtime.
-    pub fn client(self, client: &Client) -> Result<RedisLimiter, RedisError> {
-        let store = Store::of_client(client, &self.settings()?)?;
+    pub fn client(self, client: Client) -> Result<RedisLimiter, RedisError> {
+        let store = Store::of_client(client, self.settings()?)?;
         self.build(store)
     }
 
@@ -146,7 +152,7 @@ impl RedisLimiterBuilder {
     /// # Errors
     /// If the setup means nothing, or there is no tokio runtime.
     pub fn pool(self, pool: &Pool) -> Result<RedisLimiter, RedisError> {
-        let store = Store::of_pool(pool, &self.settings()?)?;
+        let store = Store::of_pool(pool, self.settings()?)?;
         self.build(store)
     }
 

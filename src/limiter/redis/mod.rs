@@ -86,8 +86,8 @@ impl RedisLimiter {
     }
 
     /// Closes the connections that were opened for this limiter. Later checks fail.
-    pub async fn close(&self) {
-        self.0.queue.carrier().store.close().await;
+    pub fn close(&self) {
+        self.0.queue.carrier().store.close();
     }
 }
 
@@ -268,8 +268,11 @@ impl Limiter for RedisLimiter {
         if asks.is_empty() {
             return Reply::Now(Ok(owed.decide()));
         }
-        if let Some(error) = asks.iter().find_map(|(ask, _)| inner.queue.carrier().store.outage(ask.slot())) {
-            return Reply::Now(Err(error));
+        if asks.iter().any(|(ask, _)| inner.queue.carrier().store.is_open(ask.slot())) {
+            return Reply::Now(Err(RedisError::new(
+                RedisErrorKind::Unavailable,
+                "not asked: Redis did not answer the checks before, and has not answered a probe since",
+            )));
         }
         Reply::Later(Box::pin(Arc::clone(inner).take(asks, owed)))
     }

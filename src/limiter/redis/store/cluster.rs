@@ -1,0 +1,362 @@
+//! A cluster: a connection to each master, and which slots it has.
+//!
+//! fred's own client of a cluster reaches no server while one is away, so each master has a client for itself here.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use fred::interfaces::ClientLike;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::address::Address;
+use super::failure::{Cause, Failure, misconfigured};
+use super::keeper::jitter;
+use super::news::News;
+use super::server::{self, Link, Role, Server};
+use super::settings::{Settings, Target, TargetKind};
+use super::slots::{MASTERS, SLOTS, Slots};
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::value::{Call, Value};
+
+/// The map is asked for at least so often, so often while a server is away, and never sooner than the last after the one
+/// before.
+const EVERY: Duration = Duration::from_secs(60);
+const WHILE_AWAY: Duration = Duration::from_millis(500);
+const NO_SOONER: Duration = Duration::from_millis(100);
+
+/// Servers that are asked for the map at the same time.
+const AT_ONCE: usize = 3;
+
+/// Times that a call is sent elsewhere or again.
+const HOPS: usize = 8;
+
+/// Before a call is sent again while servers do not agree, or have some of its keys each.
+const PAUSE: Duration = Duration::from_millis(5);
+
+const NOBODY: u16 = u16::MAX;
+
+/// A cluster. Dropped, it is left alone.
+pub(super) struct Cluster {
+    shared: Arc<Shared>,
+    refresher: AbortHandle,
+}
+
+struct Shared {
+    map: RwLock<Map>,
+    target: Target,
+    settings: Settings,
+    news: Arc<News>,
+    runtime: Handle,
+    /// Told when the map may be old.
+    alarm: Arc<Notify>,
+    closed: AtomicBool,
+}
+
+struct Map {
+    /// For each slot a place among the servers, or nobody.
+    owners: Box<[u16]>,
+    servers: Vec<Arc<Server>>,
+    /// Asked for the map when no server answers.
+    others: Vec<Address>,
+    /// Why nothing is known.
+    trouble: Option<RedisError>,
+}
+
+impl Cluster {
+    pub(super) fn start(
+        runtime: &Handle,
+        target: Target,
+        settings: Settings,
+        news: Arc<News>,
+    ) -> Result<Self, RedisError> {
+        let TargetKind::Cluster(seeds) = &target.kind else { return Err(misconfigured("not the URL of a cluster")) };
+        let map = Map {
+            owners: vec![NOBODY; SLOTS].into_boxed_slice(),
+            servers: Vec::new(),
+            others: seeds.iter().take(MASTERS).cloned().collect(),
+            trouble: None,
+        };
+        // What is wrong with the settings shows here, not later in the background.
+        target.client(seeds.first(), &settings)?;
+        let alarm = Arc::new(Notify::new());
+        let (map, closed) = (RwLock::new(map), AtomicBool::new(false));
+        let shared = Arc::new(Shared { map, target, settings, news, runtime: runtime.clone(), alarm, closed });
+        let refresher = runtime.spawn(refresh(Arc::clone(&shared))).abort_handle();
+        Ok(Self { shared, refresher })
+    }
+
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
+        let Some(mut server) = self.shared.owner(slot) else {
+            self.shared.alarm.notify_one();
+            return Err(self.shared.unknown(slot));
+        };
+        let mut asking = false;
+        let mut hops = 0;
+        loop {
+            let failure = match server.link.run(call, slot, until, asking).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            hops += 1;
+            if hops > HOPS || until.saturating_duration_since(Instant::now()) < PAUSE * 2 {
+                return Err(failure.error);
+            }
+            if hops > 1 || failure.cause == Cause::TryAgain {
+                sleep(PAUSE).await;
+            }
+            let (next, moved) = match failure.cause {
+                Cause::Moved(to) => {
+                    self.shared.alarm.notify_one();
+                    asking = false;
+                    (self.shared.at(&to, Some(slot)), true)
+                }
+                Cause::Ask(to) => {
+                    asking = true;
+                    (self.shared.at(&to, None), true)
+                }
+                Cause::TryAgain => (Some(server), false),
+                _ => return Err(failure.error),
+            };
+            let Some(next) = next else { return Err(failure.error) };
+            server = next;
+            if moved {
+                // It may be new: its first connection is worth waiting for.
+                server.link.wait(until).await.map_err(|failure| failure.error)?;
+            }
+        }
+    }
+
+    pub(super) fn is_open(&self, slot: u16) -> bool {
+        let map = self.shared.map();
+        map.owner(slot).is_none_or(|server| server.link.is_open())
+    }
+
+    /// Whether every slot has a server and every such server answers.
+    pub(super) async fn answers(&self) -> Result<(), RedisError> {
+        let servers = {
+            let map = self.shared.map();
+            if let Some(slot) = map.owners.iter().position(|owner| *owner == NOBODY) {
+                let error = map.trouble.clone();
+                let unknown = || self.shared.nobody(u16::try_from(slot).unwrap_or(NOBODY));
+                return Err(error.unwrap_or_else(unknown));
+            }
+            map.servers.clone()
+        };
+        for server in servers {
+            server::answers(&server.link, &self.shared.settings).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn close(&self) {
+        self.shared.closed.store(true, Ordering::Relaxed);
+        self.refresher.abort();
+        let mut map = self.shared.map_mut();
+        map.owners.fill(NOBODY);
+        for server in map.servers.drain(..) {
+            server.close();
+        }
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.refresher.abort();
+    }
+}
+
+impl Map {
+    fn owner(&self, slot: u16) -> Option<&Arc<Server>> {
+        let owner = self.owners.get(usize::from(slot))?;
+        self.servers.get(usize::from(*owner))
+    }
+
+    fn find(&self, address: &Address) -> Option<usize> {
+        self.servers.iter().position(|server| server.link.address == *address)
+    }
+}
+
+impl Shared {
+    fn map(&self) -> RwLockReadGuard<'_, Map> {
+        self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn map_mut(&self) -> RwLockWriteGuard<'_, Map> {
+        self.map.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn owner(&self, slot: u16) -> Option<Arc<Server>> {
+        self.map().owner(slot).cloned()
+    }
+
+    fn unknown(&self, slot: u16) -> RedisError {
+        if self.closed.load(Ordering::Relaxed) {
+            return RedisError::new(RedisErrorKind::Unavailable, "this store was closed");
+        }
+        self.map().trouble.clone().unwrap_or_else(|| self.nobody(slot))
+    }
+
+    fn nobody(&self, slot: u16) -> RedisError {
+        RedisError::new(RedisErrorKind::Unavailable, format!("no server of the cluster is known to have slot {slot}"))
+    }
+
+    fn start(&self, address: &Address) -> Result<Arc<Server>, RedisError> {
+        let client = self.target.client(Some(address), &self.settings)?;
+        let (news, alarm) = (Arc::clone(&self.news), Some(Arc::clone(&self.alarm)));
+        let (address, clients) = (address.clone(), vec![client]);
+        Ok(Arc::new(Server::start(&self.runtime, address, clients, Role::Own, &self.settings, news, alarm)))
+    }
+
+    /// The server that another has named: as the one that has the slot, or is about to.
+    fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
+        if owns.is_none() {
+            let map = self.map();
+            if let Some(at) = map.find(address) {
+                return map.servers.get(at).cloned();
+            }
+        }
+        let mut map = self.map_mut();
+        if self.closed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let at = match map.find(address) {
+            Some(at) => at,
+            None if map.servers.len() >= MASTERS => return None,
+            None => {
+                let server = self.start(address).ok()?;
+                map.servers.push(server);
+                map.servers.len() - 1
+            }
+        };
+        if let Some(owner) = owns.and_then(|slot| map.owners.get_mut(usize::from(slot))) {
+            *owner = u16::try_from(at).unwrap_or(NOBODY);
+        }
+        map.servers.get(at).cloned()
+    }
+
+    /// Puts a new map in the place of the old. Servers that it does not have are left alone.
+    fn install(&self, slots: Slots) -> Result<(), RedisError> {
+        let mut map = self.map_mut();
+        if self.closed.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut servers = Vec::with_capacity(slots.masters.len());
+        for address in &slots.masters {
+            let known = map.find(address).and_then(|at| map.servers.get(at)).cloned();
+            servers.push(match known {
+                Some(server) => server,
+                None => self.start(address)?,
+            });
+        }
+        let mut owners = vec![NOBODY; SLOTS].into_boxed_slice();
+        for (first, last, at) in slots.ranges {
+            if let Some(range) = owners.get_mut(usize::from(first)..=usize::from(last)) {
+                range.fill(u16::try_from(at).unwrap_or(NOBODY));
+            }
+        }
+        let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
+        let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));
+        map.others = replicas.chain(seeds.iter().take(MASTERS).cloned()).collect();
+        (map.owners, map.servers, map.trouble) = (owners, servers, None);
+        Ok(())
+    }
+
+    /// Asks the servers that are known of, some at a time, those that are there first. The first that says something wins.
+    async fn learn(&self, turn: usize) -> Result<(), RedisError> {
+        let (servers, others) = {
+            let map = self.map();
+            let mut servers = map.servers.clone();
+            if !servers.is_empty() {
+                // The one that is asked first is not always the same: it may be cut off from the others, and not know it.
+                let count = servers.len();
+                servers.rotate_left(turn % count);
+            }
+            servers.sort_by_key(|server| server.link.is_open() || !server.link.client().is_connected());
+            let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
+            (servers, others.collect::<Vec<_>>())
+        };
+        let mut last = None;
+        for some in servers.chunks(AT_ONCE) {
+            match self.learn_from(some).await {
+                Ok(slots) => return self.install(slots),
+                Err(error) => last = Some(error),
+            }
+        }
+        for some in others.chunks(AT_ONCE) {
+            // Connections for the question alone, unless the answer names them.
+            let some = some.iter().map(|address| self.start(address)).collect::<Result<Vec<_>, _>>()?;
+            match self.learn_from(&some).await {
+                Ok(slots) => {
+                    self.adopt(&some, &slots);
+                    return self.install(slots);
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| self.nobody(0)))
+    }
+
+    /// Keeps those of the connections that the new map names.
+    fn adopt(&self, some: &[Arc<Server>], slots: &Slots) {
+        let mut map = self.map_mut();
+        for server in some {
+            if slots.masters.contains(&server.link.address) && map.find(&server.link.address).is_none() {
+                map.servers.push(Arc::clone(server));
+            }
+        }
+    }
+
+    async fn learn_from(&self, some: &[Arc<Server>]) -> Result<Slots, RedisError> {
+        let mut asked: FuturesUnordered<_> = some.iter().map(|server| self.slots_of(&server.link)).collect();
+        let mut last = None;
+        while let Some(answer) = asked.next().await {
+            match answer {
+                Ok(slots) => return Ok(slots),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| self.nobody(0)))
+    }
+
+    async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
+        let until = Instant::now() + self.settings.connect_timeout;
+        if !link.client().is_connected() {
+            let _ = timeout(self.settings.connect_timeout, link.client().wait_for_connect()).await;
+        }
+        let answer =
+            link.command("CLUSTER", &["SLOTS"], until).await.map_err(|failure| self.complain(link, failure))?;
+        Slots::parse(&answer, &link.address).ok_or_else(|| {
+            let message = format!("Redis at {} knows of no slots of its cluster", link.address);
+            RedisError::new(RedisErrorKind::Unavailable, message)
+        })
+    }
+
+    fn complain(&self, link: &Link, failure: Failure) -> RedisError {
+        if let Cause::Misconfigured(kind) = failure.cause {
+            self.news.misconfigured(kind, &failure.error);
+        }
+        link.reason().unwrap_or(failure.error)
+    }
+}
+
+/// The task that keeps the map new.
+async fn refresh(shared: Arc<Shared>) {
+    for turn in 0_usize.. {
+        let failed = match shared.learn(turn).await {
+            Ok(()) => false,
+            Err(error) => {
+                shared.map_mut().trouble = Some(error);
+                true
+            }
+        };
+        sleep(jitter(NO_SOONER)).await;
+        let away = failed || shared.map().servers.iter().any(|server| server.link.is_open());
+        let pause = if away { WHILE_AWAY } else { EVERY };
+        let _ = timeout(jitter(pause), shared.alarm.notified()).await;
+    }
+}

@@ -1,0 +1,243 @@
+//! What an error of fred's or of the server's means, told by its text: fred gives nearly all of the server's one kind.
+
+use fred::error::{Error, ErrorKind};
+
+use super::address::Address;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+
+/// A call that failed, and what is to be done about it.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) cause: Cause,
+    pub(super) error: RedisError,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// No answer came. Only this speaks against the server.
+    Lost,
+    /// The server does not know the script: it did not run.
+    NoScript,
+    /// Another server has the slot: the script did not run.
+    Moved(Address),
+    /// Another server is being given the slot, and has these keys already: the script did not run.
+    Ask(Address),
+    /// The keys are on two servers for the moment: the script did not run.
+    TryAgain,
+    /// The server is no master any more, or sees too few others.
+    Demoted,
+    /// Somebody has to mend it.
+    Misconfigured(Misconfigured),
+    /// Any other answer.
+    Told,
+}
+
+/// What somebody has to mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Misconfigured {
+    Password,
+    Rights,
+    Slots,
+    Command,
+    Script,
+    Other,
+}
+
+impl Misconfigured {
+    pub(super) const COUNT: usize = Self::Other as usize + 1;
+}
+
+impl Failure {
+    pub(super) fn lost(kind: RedisErrorKind, message: impl Into<String>) -> Self {
+        Self { cause: Cause::Lost, error: RedisError::new(kind, message) }
+    }
+
+    pub(super) fn timeout(message: impl Into<String>) -> Self {
+        Self::lost(RedisErrorKind::Timeout, message)
+    }
+
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        Self { cause: Cause::Told, error: RedisError::new(RedisErrorKind::Unavailable, message) }
+    }
+
+    /// What `error`, met by a call to `server`, means.
+    pub(super) fn of(error: &Error, server: &Address) -> Self {
+        match error.kind() {
+            ErrorKind::Timeout => Self::timeout(format!("no answer from Redis at {server} in time")),
+            _ if is_answer(error) => answer(error.details(), server),
+            ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
+                cause: Cause::Misconfigured(Misconfigured::Other),
+                error: misconfigured(format!("Redis at {server} cannot be used so: {}", error.details())),
+            },
+            _ => Self::lost(RedisErrorKind::Unavailable, format!("no connection to Redis at {server}: {error}")),
+        }
+    }
+}
+
+/// Whether the server said this, and not fred: its errors begin with a word in capitals.
+fn is_answer(error: &Error) -> bool {
+    let told = matches!(
+        error.kind(),
+        ErrorKind::Unknown
+            | ErrorKind::Auth
+            | ErrorKind::Cluster
+            | ErrorKind::Config
+            | ErrorKind::InvalidArgument
+            | ErrorKind::InvalidCommand
+    );
+    let word = error.details().split_whitespace().next().unwrap_or("");
+    told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+fn answer(text: &str, server: &Address) -> Failure {
+    let mut words = text.split_whitespace();
+    let word = words.next().unwrap_or("");
+    // `MOVED 3999 127.0.0.1:6381`
+    let target = words.nth(1).and_then(|target| Address::parse(target, server));
+    let told = |kind, said: &str| RedisError::new(kind, format!("Redis at {server} {said}: {text}"));
+    let unavailable = |said: &str| told(RedisErrorKind::Unavailable, said);
+    // Redis 6.2 wraps what a script meets: `ERR Error running script ... @user_script:1: OOM command not allowed ...`
+    let wrapped = |inner: &str| text.contains(&format!(" {inner} "));
+    let (cause, error) = match (word, target) {
+        ("NOSCRIPT", _) => (Cause::NoScript, unavailable("does not know the script")),
+        ("MOVED", Some(target)) => (Cause::Moved(target), unavailable("does not have the slot")),
+        ("ASK", Some(target)) => (Cause::Ask(target), unavailable("is giving the slot away")),
+        ("TRYAGAIN", _) => (Cause::TryAgain, unavailable("is giving the slot away")),
+        ("READONLY" | "MASTERDOWN" | "CLUSTERDOWN", _) => (Cause::Demoted, unavailable("cannot write now")),
+        ("NOAUTH" | "WRONGPASS", _) => (
+            Cause::Misconfigured(Misconfigured::Password),
+            misconfigured(format!("Redis at {server} wants another user or password in the URL: {text}")),
+        ),
+        ("NOPERM", _) => rights(text, server),
+        ("CROSSSLOT", _) => (
+            Cause::Misconfigured(Misconfigured::Slots),
+            misconfigured(format!("Redis at {server} has the keys of one check in several slots: {text}")),
+        ),
+        ("WRONGTYPE", _) => (Cause::Told, told(RedisErrorKind::Foreign, "has something else under a key")),
+        ("LOADING" | "BUSY" | "OOM" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE", _) => {
+            (Cause::Told, unavailable("cannot serve now"))
+        }
+        _ if text.contains("ACL failure in script") || text.contains("user executing the script can't") => {
+            rights(text, server)
+        }
+        _ if wrapped("READONLY") || wrapped("-READONLY") => (Cause::Demoted, unavailable("cannot write now")),
+        _ if ["OOM", "-OOM", "MISCONF", "-MISCONF", "NOREPLICAS", "-NOREPLICAS"].into_iter().any(wrapped) => {
+            (Cause::Told, unavailable("cannot serve now"))
+        }
+        _ if wrapped("WRONGTYPE") || wrapped("-WRONGTYPE") => {
+            (Cause::Told, told(RedisErrorKind::Foreign, "has something else under a key"))
+        }
+        _ if text.contains("unknown command") || text.contains("Unknown Redis command") => (
+            Cause::Misconfigured(Misconfigured::Command),
+            misconfigured(format!("Redis at {server} lacks a command; 6.2 or later is needed: {text}")),
+        ),
+        _ if text.contains("Error compiling script") => (
+            Cause::Misconfigured(Misconfigured::Script),
+            misconfigured(format!("Redis at {server} cannot compile the script; 6.2 or later is needed: {text}")),
+        ),
+        _ if text.contains("cluster support disabled") => (
+            Cause::Misconfigured(Misconfigured::Slots),
+            misconfigured(format!(
+                "Redis at {server} is no cluster: its URL begins with redis:// or rediss://: {text}"
+            )),
+        ),
+        _ if text.contains("Error running script") || text.contains("user_script") => {
+            (Cause::Told, told(RedisErrorKind::Foreign, "could not make sense of what it has stored"))
+        }
+        _ => (Cause::Misconfigured(Misconfigured::Other), misconfigured(format!("Redis at {server} said: {text}"))),
+    };
+    Failure { cause, error }
+}
+
+fn rights(text: &str, server: &Address) -> (Cause, RedisError) {
+    let advice = "for example ACL SETUSER <user> +ping +eval +evalsha +cluster|slots +@read +@write ~<prefix>*";
+    (
+        Cause::Misconfigured(Misconfigured::Rights),
+        misconfigured(format!("Redis at {server} gives its user too few rights; give it more, {advice}: {text}")),
+    )
+}
+
+pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
+    RedisError::new(RedisErrorKind::Misconfigured, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind_of(kind: ErrorKind, text: &'static str) -> (RedisErrorKind, Cause) {
+        let failure = Failure::of(&Error::new(kind, text), &Address::new("here", 1));
+        (failure.error.kind(), failure.cause)
+    }
+
+    #[test]
+    fn what_a_server_says_never_speaks_against_it() {
+        use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
+        for (text, kind) in [
+            ("LOADING Redis is loading the dataset in memory", Unavailable),
+            ("BUSY Redis is busy running a script.", Unavailable),
+            ("MASTERDOWN Link with MASTER is down", Unavailable),
+            ("CLUSTERDOWN Hash slot not served", Unavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable),
+            ("READONLY You can't write against a read only replica.", Unavailable),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("MISCONF Redis is configured to save RDB snapshots", Unavailable),
+            ("ERR Error running script (call to f_1): @user_script:1: OOM command not allowed when", Unavailable),
+            (
+                "ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -READONLY You can't",
+                Unavailable,
+            ),
+            ("ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against", Foreign),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Foreign),
+            ("ERR user_script:1: attempt to perform arithmetic on a nil value script: ab, on @user_script:1.", Foreign),
+            ("NOAUTH Authentication required.", Misconfigured),
+            ("WRONGPASS invalid username-password pair", Misconfigured),
+            ("NOPERM User x has no permissions to run the 'evalsha' command", Misconfigured),
+            ("ERR ACL failure in script: User x has no permissions to run the 'get' command", Misconfigured),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: 8c, on @user",
+                Misconfigured,
+            ),
+            ("CROSSSLOT Keys in request don't hash to the same slot", Misconfigured),
+            ("ERR unknown command 'EVALSHA', with args beginning with:", Misconfigured),
+            ("ERR Error compiling script (new function): user_script:1: '=' expected near", Misconfigured),
+        ] {
+            let (is, cause) = kind_of(ErrorKind::Unknown, text);
+            assert_eq!(is, kind, "{text}");
+            assert_ne!(cause, Cause::Lost, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_client_says_does() {
+        for (kind, text) in [
+            (ErrorKind::IO, "ConnectionReset"),
+            (ErrorKind::Canceled, "Connection closed unexpectedly."),
+            (ErrorKind::Unknown, "Failed to route command."),
+            (ErrorKind::Unknown, "Client is not initialized."),
+            (ErrorKind::Routing, "Failed to route command."),
+            (ErrorKind::Protocol, "Unexpected frame"),
+        ] {
+            assert_eq!(kind_of(kind, text), (RedisErrorKind::Unavailable, Cause::Lost), "{text}");
+        }
+        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (RedisErrorKind::Timeout, Cause::Lost));
+    }
+
+    #[test]
+    fn a_redirection_names_the_other_server() {
+        let moved = |text| kind_of(ErrorKind::Cluster, text).1;
+        assert_eq!(moved("MOVED 3999 10.0.0.1:6381"), Cause::Moved(Address::new("10.0.0.1", 6381)));
+        assert_eq!(moved("MOVED 3999 :6381"), Cause::Moved(Address::new("here", 6381)));
+        assert_eq!(moved("ASK 3999 ::1:6381"), Cause::Ask(Address::new("::1", 6381)));
+        assert!(matches!(moved("MOVED 3999 nonsense"), Cause::Misconfigured(_)));
+        assert!(matches!(moved("MOVED"), Cause::Misconfigured(_)));
+    }
+
+    #[test]
+    fn a_missing_right_is_told_with_the_line_that_gives_it() {
+        let error = Error::new(ErrorKind::Unknown, "NOPERM User x has no permissions to run the 'evalsha' command");
+        let text = Failure::of(&error, &Address::new("here", 1)).error.to_string();
+        assert!(text.contains("ACL SETUSER") && text.contains("+evalsha") && text.contains("here:1"), "{text}");
+    }
+}

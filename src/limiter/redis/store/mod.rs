@@ -1,0 +1,178 @@
+//! The seam to `fred`: connections, their recovery, and what is known of each server. Nothing outside names that crate.
+
+mod address;
+mod breaker;
+mod cluster;
+mod failure;
+mod keeper;
+mod news;
+mod server;
+mod settings;
+mod slots;
+mod value;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::{Client, Pool};
+use fred::interfaces::ClientLike;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
+
+use self::address::Address;
+use self::cluster::Cluster;
+use self::failure::{Cause, misconfigured};
+use self::news::News;
+use self::server::{Role, Server};
+pub(super) use self::settings::Settings;
+use self::settings::{Target, TargetKind};
+use super::error::{RedisError, RedisErrorKind};
+use super::value::{Call, Value};
+
+/// Redis. Clones are the same.
+#[derive(Clone)]
+pub(super) struct Store(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    reach: Reach,
+}
+
+enum Reach {
+    One(Server),
+    Cluster(Cluster),
+}
+
+impl Store {
+    /// Starts to connect, and returns at once, whether or not Redis is there.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
+    pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
+        let target = Target::parse(url)?;
+        let runtime = runtime()?;
+        let news = Arc::new(News::new(settings.observer.clone()));
+        let (address, role) = match &target.kind {
+            TargetKind::Cluster(_) => {
+                let cluster = Cluster::start(&runtime, target, settings.clone(), news)?;
+                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster) })));
+            }
+            TargetKind::One(address) => (address.clone(), Role::Own),
+            TargetKind::Sentinel(address) => (address.clone(), Role::OwnSentinel),
+        };
+        let client = target.client(None, &settings)?;
+        let server = Server::start(&runtime, address, vec![client], role, &settings, news, None);
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
+    }
+
+    /// Uses a client that the user has connected, and goes on to keep connected. Of a cluster it is known as a whole only:
+    /// fred reaches none of its servers while one is away.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured`: there is no tokio runtime.
+    pub(super) fn of_client(client: Client, settings: Settings) -> Result<Self, RedisError> {
+        Self::of_clients(vec![client], settings)
+    }
+
+    /// As [`of_client`](Self::of_client), with several connections.
+    ///
+    /// # Errors
+    ///
+    /// `Misconfigured`: there is no tokio runtime.
+    pub(super) fn of_pool(pool: &Pool, settings: Settings) -> Result<Self, RedisError> {
+        Self::of_clients(pool.clients().to_vec(), settings)
+    }
+
+    fn of_clients(clients: Vec<Client>, settings: Settings) -> Result<Self, RedisError> {
+        let runtime = runtime()?;
+        let Some(first) = clients.first() else { return Err(misconfigured("a pool without clients")) };
+        let hosts = first.client_config().server.hosts();
+        let address = hosts.first().map_or_else(|| Address::new("?", 0), |host| Address::new(&host.host, host.port));
+        let role = if first.is_clustered() { Role::TheirsClustered } else { Role::Theirs };
+        let news = Arc::new(News::new(settings.observer.clone()));
+        let server = Server::start(&runtime, address, clients, role, &settings, news, None);
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
+    }
+
+    /// Runs a script on the server that has the slot, within the deadline. It runs at most once. A future that is dropped may
+    /// have run it.
+    pub(super) async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
+        if Handle::try_current().is_err() {
+            return Err(no_runtime());
+        }
+        let until = Instant::now() + self.0.settings.deadline;
+        match &self.0.reach {
+            Reach::Cluster(cluster) => cluster.run(call, slot, until).await,
+            Reach::One(server) => {
+                server.link.run(call, slot, until, false).await.map_err(|failure| match failure.cause {
+                    Cause::Moved(_) | Cause::Ask(_) if server.link.role != Role::TheirsClustered => {
+                        misconfigured(format!(
+                            "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
+                            server.link.address
+                        ))
+                    }
+                    _ => failure.error,
+                })
+            }
+        }
+    }
+
+    /// Whether the slot's server is believed dead. Takes nanoseconds.
+    pub(super) fn is_open(&self, slot: u16) -> bool {
+        match &self.0.reach {
+            Reach::One(server) => server.link.is_open(),
+            Reach::Cluster(cluster) => cluster.is_open(slot),
+        }
+    }
+
+    /// Whether it is a cluster, whose keys of one call have to be of one slot.
+    pub(super) fn is_cluster(&self) -> bool {
+        match &self.0.reach {
+            Reach::One(server) => server.link.role == Role::TheirsClustered,
+            Reach::Cluster(_) => true,
+        }
+    }
+
+    /// Waits until every server that is known of answers.
+    ///
+    /// # Errors
+    ///
+    /// Why one does not, once `within` is over.
+    pub(super) async fn connected(&self, within: Duration) -> Result<(), RedisError> {
+        let until = Instant::now() + within;
+        loop {
+            let error = match &self.0.reach {
+                Reach::One(server) => server::answers(&server.link, &self.0.settings).await.err(),
+                Reach::Cluster(cluster) => cluster.answers().await.err(),
+            };
+            match error {
+                None => return Ok(()),
+                Some(error) if Instant::now() >= until || error.kind() == RedisErrorKind::Misconfigured => {
+                    return Err(error);
+                }
+                Some(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+
+    /// Ends all connections of its own; those of the user's client stay. Calls fail from then on.
+    pub(super) fn close(&self) {
+        match &self.0.reach {
+            Reach::One(server) => server.close(),
+            Reach::Cluster(cluster) => cluster.close(),
+        }
+    }
+}
+
+fn runtime() -> Result<Handle, RedisError> {
+    Handle::try_current().map_err(|_| no_runtime())
+}
+
+fn no_runtime() -> RedisError {
+    misconfigured("Redis is reached from within a tokio runtime, with its timers and I/O enabled")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! What an observer is told of a store.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::address::Address;
+use super::failure::Misconfigured;
+use crate::limiter::redis::error::RedisError;
+use crate::outcome::{LimiterEvent, Observer};
+
+/// What somebody has to mend is told again after so long.
+const AGAIN: Duration = Duration::from_secs(60);
+
+/// Tells the observer, if there is one.
+pub(super) struct News {
+    observer: Option<Arc<dyn Observer>>,
+    /// When each kind was last told.
+    told: [Mutex<Option<Instant>>; Misconfigured::COUNT],
+}
+
+impl News {
+    pub(super) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
+        Self { observer, told: Default::default() }
+    }
+
+    pub(super) fn down(&self, server: &Address, error: &RedisError) {
+        self.tell(|| LimiterEvent::StoreDown { server: server.to_string(), error: error.to_string() });
+    }
+
+    pub(super) fn up(&self, server: &Address) {
+        self.tell(|| LimiterEvent::StoreUp { server: server.to_string() });
+    }
+
+    /// Somebody has to mend it: told once a minute for each kind.
+    pub(super) fn misconfigured(&self, kind: Misconfigured, error: &RedisError) {
+        if self.observer.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        let due = {
+            let mut told = self.told[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
+            let due = told.is_none_or(|told| now.duration_since(told) >= AGAIN);
+            if due {
+                *told = Some(now);
+            }
+            due
+        };
+        if due {
+            self.tell(|| LimiterEvent::StoreMisconfigured { error: error.to_string() });
+        }
+    }
+
+    fn tell(&self, event: impl FnOnce() -> LimiterEvent) {
+        if let Some(observer) = &self.observer {
+            // The tasks that keep connections go on even if it panics.
+            let _ = catch_unwind(AssertUnwindSafe(|| observer.on_event(&event())));
+        }
+    }
+}

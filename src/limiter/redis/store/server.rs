@@ -1,0 +1,359 @@
+//! One server, or what the user's own client makes of several.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::Options;
+use fred::types::{ClusterHash, CustomCommand, Value as FredValue};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::address::Address;
+use super::breaker::Breaker;
+use super::failure::{Cause, Failure};
+use super::keeper;
+use super::news::News;
+use super::settings::Settings;
+use super::value;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::value::{Call, Value};
+
+/// Later than fred's own timeout, for when that does not come.
+const GUARD: Duration = Duration::from_millis(20);
+
+/// The shortest time for which a call is worth being sent. For fred no time at all means for ever.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// A client whose connection is told to begin anew is not told again for so long.
+const RESTART: Duration = Duration::from_secs(1);
+
+/// Whose client it is, and what it talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Ours, to one server.
+    Own,
+    /// Ours, to whom the sentinels name.
+    OwnSentinel,
+    /// The user's, to one server.
+    Theirs,
+    /// The user's, to a cluster.
+    TheirsClustered,
+}
+
+impl Role {
+    pub(super) fn is_own(self) -> bool {
+        matches!(self, Self::Own | Self::OwnSentinel)
+    }
+}
+
+/// A server. Dropped, it is left alone.
+pub(super) struct Server {
+    pub(super) link: Arc<Link>,
+    keeper: AbortHandle,
+}
+
+/// What calls, and what keeps the connection, have in common.
+pub(super) struct Link {
+    pub(super) address: Address,
+    pub(super) clients: Box<[Client]>,
+    next: AtomicUsize,
+    pub(super) role: Role,
+    pub(super) breaker: Breaker,
+    /// Woken when the breaker opens.
+    pub(super) opened: Notify,
+    /// Woken too: whoever has to look for another server then.
+    alarm: Option<Arc<Notify>>,
+    /// Why there is no connection, or why the breaker is open.
+    trouble: Mutex<Option<RedisError>>,
+    router: Mutex<Router>,
+    closed: AtomicBool,
+    news: Arc<News>,
+}
+
+/// The task that is a client's connection.
+#[derive(Default)]
+struct Router {
+    task: Option<AbortHandle>,
+    restarted: Option<Instant>,
+}
+
+/// How a script is named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Sha,
+    Text,
+}
+
+impl Server {
+    /// Starts to connect, if the client is ours, and to watch.
+    pub(super) fn start(
+        runtime: &Handle,
+        address: Address,
+        clients: Vec<Client>,
+        role: Role,
+        settings: &Settings,
+        news: Arc<News>,
+        alarm: Option<Arc<Notify>>,
+    ) -> Self {
+        let link = Arc::new(Link {
+            address,
+            clients: clients.into_boxed_slice(),
+            next: AtomicUsize::new(0),
+            role,
+            breaker: Breaker::new(settings.failures),
+            opened: Notify::new(),
+            alarm,
+            trouble: Mutex::new(None),
+            router: Mutex::default(),
+            closed: AtomicBool::new(false),
+            news,
+        });
+        let keeper = runtime.spawn(keeper::keep(Arc::clone(&link), settings.clone())).abort_handle();
+        Self { link, keeper }
+    }
+
+    pub(super) fn close(&self) {
+        self.link.closed.store(true, Ordering::Relaxed);
+        self.keeper.abort();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.keeper.abort();
+    }
+}
+
+impl Link {
+    pub(super) fn is_open(&self) -> bool {
+        self.breaker.is_open() || self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Runs a script. `until` is when its time is over; `asking` is said before it if the slot is on its way to here.
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant, asking: bool) -> Result<Value, Failure> {
+        match self.run_by(By::Sha, call, slot, until, asking).await {
+            Err(Failure { cause: Cause::NoScript, .. }) => self.run_by(By::Text, call, slot, until, asking).await,
+            answer => answer,
+        }
+    }
+
+    async fn run_by(&self, by: By, call: &Call, slot: u16, until: Instant, asking: bool) -> Result<Value, Failure> {
+        let (command, script) = match by {
+            By::Sha => ("EVALSHA", &*call.script.sha),
+            By::Text => ("EVAL", call.script.text),
+        };
+        let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
+        args.push(FredValue::from_static_str(script));
+        args.push(FredValue::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
+        args.extend(call.keys.iter().chain(&call.args).map(|bytes| FredValue::Bytes(bytes.clone())));
+        self.ask(command, args, slot, until, asking).await
+    }
+
+    /// Any command without keys.
+    pub(super) async fn command(
+        &self,
+        command: &'static str,
+        args: &[&'static str],
+        until: Instant,
+    ) -> Result<Value, Failure> {
+        let args = args.iter().map(|arg| FredValue::from_static_str(arg)).collect();
+        self.send(command, args, 0, until, false).await
+    }
+
+    /// What is asked for a user: it fails at once while the server is believed dead, and its end is counted.
+    async fn ask(
+        &self,
+        command: &'static str,
+        args: Vec<FredValue>,
+        slot: u16,
+        until: Instant,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        if self.is_open() {
+            return Err(self.believed_dead());
+        }
+        let answer = self.send(command, args, slot, until, asking).await;
+        match &answer {
+            Ok(_) => self.breaker.answered(),
+            Err(failure) => return Err(self.count(failure.clone())),
+        }
+        answer
+    }
+
+    /// Waits for a connection that is being made, unless the server is believed dead.
+    pub(super) async fn wait(&self, until: Instant) -> Result<(), Failure> {
+        let client = self.client();
+        if self.is_open() || client.is_connected() {
+            return Ok(());
+        }
+        match tokio::time::timeout_at(until, client.wait_for_connect()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.count(Failure::of(&error, &self.address))),
+            Err(_) => Err(self.count(Failure::timeout(format!("no connection to Redis at {} in time", self.address)))),
+        }
+    }
+
+    fn count(&self, failure: Failure) -> Failure {
+        match failure.cause {
+            Cause::Lost => {
+                if self.breaker.failed() {
+                    self.trouble().get_or_insert_with(|| failure.error.clone());
+                    self.news.down(&self.address, &failure.error);
+                    self.opened.notify_one();
+                    self.raise();
+                }
+                // Without a connection the reason for that says more than that there is none.
+                if failure.error.kind() == RedisErrorKind::Unavailable {
+                    if let Some(error) = &*self.trouble() {
+                        return Failure { cause: Cause::Lost, error: error.clone() };
+                    }
+                }
+            }
+            Cause::Misconfigured(kind) => {
+                self.breaker.answered();
+                self.news.misconfigured(kind, &failure.error);
+            }
+            Cause::Demoted => {
+                self.breaker.answered();
+                self.raise();
+                if self.role == Role::OwnSentinel {
+                    self.restart();
+                }
+            }
+            _ => self.breaker.answered(),
+        }
+        failure
+    }
+
+    async fn send(
+        &self,
+        command: &'static str,
+        args: Vec<FredValue>,
+        slot: u16,
+        until: Instant,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left < SHORTEST {
+            return Err(Failure {
+                cause: Cause::Told,
+                ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
+            });
+        }
+        // fred ignores the slot unless it is told so, and ignores options for its own commands for scripts.
+        let command = CustomCommand::new_static(command, ClusterHash::Custom(slot), false);
+        let attempts = if self.role == Role::TheirsClustered { 3 } else { 1 };
+        let options = Options {
+            timeout: Some(left),
+            fail_fast: true,
+            max_attempts: Some(attempts),
+            max_redirections: Some(2),
+            ..Options::default()
+        };
+        let client = self.client();
+        let answer = tokio::time::timeout(left + GUARD, async {
+            if asking {
+                // A pipeline's commands are written one after another, with nothing between them.
+                let pipeline = client.pipeline();
+                let with_options = pipeline.with_options(&options);
+                let ask = CustomCommand::new_static("ASKING", ClusterHash::Custom(slot), false);
+                let _: FredValue = with_options.custom(ask, Vec::<FredValue>::new()).await?;
+                let _: FredValue = with_options.custom(command, args).await?;
+                pipeline.last::<FredValue>().await
+            } else {
+                client.with_options(&options).custom(command, args).await
+            }
+        });
+        match answer.await {
+            Ok(Ok(answer)) => Ok(value::of(answer)),
+            Ok(Err(error)) => Err(Failure::of(&error, &self.address)),
+            Err(_) => Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address))),
+        }
+    }
+
+    /// The next of the clients; of those that are connected, if any is.
+    pub(super) fn client(&self) -> &Client {
+        let count = self.clients.len();
+        let first = if count == 1 { 0 } else { self.next.fetch_add(1, Ordering::Relaxed) % count };
+        let connected = (0..count).map(|step| (first + step) % count).find(|at| self.clients[*at].is_connected());
+        &self.clients[connected.unwrap_or(first)]
+    }
+
+    /// Remembers why there is no connection, and says so if somebody has to mend it.
+    pub(super) fn note(&self, error: &fred::error::Error) {
+        let failure = Failure::of(error, &self.address);
+        if let Cause::Misconfigured(kind) = failure.cause {
+            self.news.misconfigured(kind, &failure.error);
+        }
+        *self.trouble() = Some(failure.error);
+    }
+
+    /// It is there.
+    pub(super) fn recovered(&self) {
+        *self.trouble() = None;
+        if self.breaker.close() {
+            self.news.up(&self.address);
+        }
+    }
+
+    pub(super) fn believed_dead(&self) -> Failure {
+        if self.closed.load(Ordering::Relaxed) {
+            return Failure::unavailable("this store was closed");
+        }
+        match &*self.trouble() {
+            Some(error) if error.kind() == RedisErrorKind::Misconfigured => {
+                Failure { cause: Cause::Told, error: error.clone() }
+            }
+            Some(error) => Failure::unavailable(format!("Redis at {} is away; last: {error}", self.address)),
+            None => Failure::unavailable(format!("Redis at {} is away", self.address)),
+        }
+    }
+
+    pub(super) fn routed_by(&self, task: AbortHandle) {
+        self.router().task = Some(task);
+    }
+
+    /// Ends the connection's task, which its keeper then begins anew.
+    pub(super) fn restart(&self) {
+        let mut router = self.router();
+        let now = Instant::now();
+        if router.restarted.is_none_or(|last| now.duration_since(last) >= RESTART) {
+            router.restarted = Some(now);
+            if let Some(task) = router.task.take() {
+                task.abort();
+            }
+        }
+    }
+
+    fn raise(&self) {
+        if let Some(alarm) = &self.alarm {
+            alarm.notify_one();
+        }
+    }
+
+    /// Why there is no connection.
+    pub(super) fn reason(&self) -> Option<RedisError> {
+        self.trouble().clone()
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<RedisError>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn router(&self) -> MutexGuard<'_, Router> {
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a server answers a `PING`.
+pub(super) async fn answers(link: &Link, settings: &Settings) -> Result<(), RedisError> {
+    match link.command("PING", &[], Instant::now() + settings.deadline).await {
+        Ok(_) => Ok(()),
+        Err(failure) => Err(link.reason().unwrap_or(failure.error)),
+    }
+}

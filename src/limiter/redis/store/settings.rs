@@ -1,0 +1,133 @@
+//! How a store behaves, and what fred is told of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::types::Builder;
+use fred::types::config::{Config, ReconnectPolicy, ServerConfig, TcpConfig, UnresponsiveConfig};
+
+use super::address::Address;
+use super::failure::misconfigured;
+use crate::limiter::redis::error::RedisError;
+use crate::outcome::Observer;
+
+/// How a store behaves.
+#[derive(Clone)]
+pub(in crate::limiter::redis) struct Settings {
+    /// How long a call may take.
+    pub(in crate::limiter::redis) deadline: Duration,
+    /// Calls in a row without an answer after which a server is believed dead.
+    pub(in crate::limiter::redis) failures: u32,
+    /// How often a server that is believed dead is probed.
+    pub(in crate::limiter::redis) probe_every: Duration,
+    /// How long a connection may take, and again its greeting.
+    pub(in crate::limiter::redis) connect_timeout: Duration,
+    /// Who is told.
+    pub(in crate::limiter::redis) observer: Option<Arc<dyn Observer>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            deadline: Duration::from_millis(50),
+            failures: 5,
+            probe_every: Duration::from_millis(250),
+            connect_timeout: Duration::from_millis(500),
+            observer: None,
+        }
+    }
+}
+
+impl Settings {
+    /// A connection that owes an answer for so long is given up.
+    fn patience(&self) -> Duration {
+        self.deadline.saturating_mul(3).max(Duration::from_millis(150))
+    }
+
+    /// Each write begins fred's patience anew: probes come less often than that, or it never ends.
+    pub(super) fn probe_every(&self) -> Duration {
+        self.probe_every.max(self.patience() + Duration::from_millis(50))
+    }
+}
+
+/// What a URL says.
+pub(super) struct Target {
+    config: Config,
+    pub(super) kind: TargetKind,
+}
+
+pub(super) enum TargetKind {
+    One(Address),
+    Sentinel(Address),
+    /// Some of a cluster's servers.
+    Cluster(Vec<Address>),
+}
+
+const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
+
+impl Target {
+    /// What can be told from the URL alone is told here. Errors do not repeat it: there is a password in it.
+    pub(super) fn parse(url: &str) -> Result<Self, RedisError> {
+        let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
+        if !SCHEMES.contains(&scheme) {
+            return Err(misconfigured(format!(
+                "a URL for Redis begins with one of {}, each with ://",
+                SCHEMES.join(", ")
+            )));
+        }
+        let tls = cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls"));
+        if scheme.starts_with("rediss") && !tls {
+            return Err(misconfigured(format!(
+                "{scheme}:// needs TLS: enable one of the features redis-rustls, redis-rustls-ring, redis-native-tls"
+            )));
+        }
+        let config =
+            Config::from_url(url).map_err(|error| misconfigured(format!("the URL for Redis is not valid: {error}")))?;
+        let kind = match &config.server {
+            ServerConfig::Centralized { server } => TargetKind::One(Address::new(&server.host, server.port)),
+            ServerConfig::Clustered { hosts, .. } => {
+                TargetKind::Cluster(hosts.iter().map(|host| Address::new(&host.host, host.port)).collect())
+            }
+            ServerConfig::Sentinel { hosts, service_name, .. } => match hosts.first() {
+                Some(host) => {
+                    TargetKind::Sentinel(Address::new(&format!("{service_name} of {}", host.host), host.port))
+                }
+                None => return Err(misconfigured("the URL for Redis names no sentinel")),
+            },
+            #[allow(unreachable_patterns, reason = "features of fred's that others enable add kinds")]
+            _ => return Err(misconfigured("the URL for Redis names no host")),
+        };
+        Ok(Self { config, kind })
+    }
+
+    /// A client that is not connected yet: for what the URL says, or for one server of the cluster it names.
+    pub(super) fn client(&self, only: Option<&Address>, settings: &Settings) -> Result<Client, RedisError> {
+        let mut config = self.config.clone();
+        // About the first connection only: whoever supervises the client tries again, and hears the reason.
+        config.fail_fast = true;
+        if let Some(address) = only {
+            config.server = ServerConfig::new_centralized(&*address.host, address.port);
+        }
+        // The first attempt comes soon: until its end calls wait, and do not fail at once.
+        let mut policy = ReconnectPolicy::new_exponential(0, 20, 250, 2);
+        policy.set_jitter(20);
+        let mut builder = Builder::from_config(config);
+        builder.set_policy(policy);
+        builder.with_performance_config(|performance| performance.default_command_timeout = settings.deadline);
+        builder.with_connection_config(|connection| {
+            connection.connection_timeout = settings.connect_timeout;
+            connection.internal_command_timeout = settings.connect_timeout;
+            // A script that was sent is never sent again.
+            connection.max_command_attempts = 1;
+            connection.unresponsive =
+                UnresponsiveConfig { max_timeout: Some(settings.patience()), interval: Duration::from_millis(50) };
+            connection.reconnect_on_auth_error = true;
+            connection.disable_cluster_health_check = true;
+            connection.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
+            // Bounded, fred's own request to reconnect may find no room, and then nothing ever does.
+            connection.max_command_buffer_len = 0;
+        });
+        builder.build().map_err(|error| misconfigured(format!("fred does not take these settings: {error}")))
+    }
+}

@@ -1,0 +1,176 @@
+//! A cluster whose slots move and whose masters fail.
+
+use fred::types::config::Config;
+
+use super::redis_cluster::Cluster as Servers;
+use super::*;
+
+fn start() -> Servers {
+    tokio::task::block_in_place(Servers::start)
+}
+
+/// A key of that master, which it has for itself.
+fn key_of(master: usize, name: &str) -> String {
+    let (first, last) = Servers::slots(master);
+    let mut keys = (0..).map(|number| format!("{name}{number}"));
+    keys.find(|key| (first..=last).contains(&slot(key))).unwrap()
+}
+
+fn count(answer: Result<Value, RedisError>) -> i64 {
+    let Value::Integer(count) = answer.unwrap() else { panic!("a number") };
+    count
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_and_masters_may_move_while_calls_come() {
+    let servers = start();
+    let store = connected(&servers.url(), Settings::default()).await;
+    assert!(store.is_cluster());
+    a_slot_moves(&servers, &store).await;
+    keys_are_apart(&servers, &store).await;
+    a_replica_takes_over(&servers, &store).await;
+    a_client_of_the_users(&servers).await;
+}
+
+async fn a_slot_moves(servers: &Servers, store: &Store) {
+    let key = key_of(0, "moving");
+    let load = Load::start(store, 1, &[&key]);
+    for step in 0..4 {
+        tokio::task::block_in_place(|| match step {
+            0 => {}
+            1 => servers.begin_to_move(slot(&key), 0, 1),
+            2 => servers.carry(&key, 0, 1),
+            _ => servers.end_to_move(slot(&key), 0, 1),
+        });
+        sleep(300 * MS).await;
+    }
+    let report = load.end().await.check("cluster: a slot moves");
+    assert_eq!(report.failed, 0);
+    assert_eq!(count(run(store, &key).await), report.calls as i64 + 1, "each ran once");
+}
+
+/// While only one of a call's keys has moved, neither server can run it.
+async fn keys_are_apart(servers: &Servers, store: &Store) {
+    static BOTH: LazyLock<Script> =
+        LazyLock::new(|| Script::new("redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[2])"));
+    let tag = key_of(2, "apart");
+    let keys = [format!("{{{tag}}}a"), format!("{{{tag}}}b")];
+    let both = Call {
+        script: &BOTH,
+        keys: keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect(),
+        args: Vec::new(),
+    };
+    let run = || store.run(&both, slot(&tag));
+    assert_eq!(count(run().await), 1);
+    servers.begin_to_move(slot(&tag), 2, 1);
+    servers.carry(&keys[0], 2, 1);
+    for _ in 0..10 {
+        assert_eq!(run().await.unwrap_err().kind(), RedisErrorKind::Unavailable);
+    }
+    assert!(!store.is_open(slot(&tag)), "the server is there");
+    let (late, ()) = tokio::join!(run(), async {
+        sleep(5 * MS).await;
+        tokio::task::block_in_place(|| servers.carry(&keys[1], 2, 1));
+    });
+    assert_eq!(count(late), 2, "it waits for the other key, which comes soon");
+    servers.end_to_move(slot(&tag), 2, 1);
+    assert_eq!(count(run().await), 3);
+}
+
+async fn a_replica_takes_over(servers: &Servers, store: &Store) {
+    let keys = [key_of(0, "a"), key_of(1, "b"), key_of(2, "c")];
+    let mut load = Load::start(store, 3, &[&keys[0], &keys[1], &keys[2]]);
+    sleep(200 * MS).await;
+    tokio::task::block_in_place(|| {
+        servers.tell(Servers::MASTERS + 2, &["FAILOVER"]);
+        while !servers.is_master(Servers::MASTERS + 2) {
+            std::thread::sleep(5 * MS);
+        }
+    });
+    load.mended();
+    sleep(1_000 * MS).await;
+    let samples = load.end().await;
+    samples.check("cluster: manual failover");
+    others_are_served(&samples, 2);
+}
+
+/// Weaker, but it works.
+async fn a_client_of_the_users(servers: &Servers) {
+    let client = Client::new(Config::from_url(&servers.url()).unwrap(), None, None, None);
+    client.init().await.unwrap();
+    let store = Store::of_client(client, Settings::default()).unwrap();
+    assert!(store.is_cluster());
+    for master in 0..Servers::MASTERS {
+        for turn in 1..=50 {
+            assert_eq!(count(run(&store, &key_of(master, "theirs")).await), turn);
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_fails_costs_only_its_own_slots() {
+    let mut servers = start();
+    let heard = Heard::default();
+    let store = connected(&servers.url(), heard.settings()).await;
+    let keys = [key_of(0, "a"), key_of(1, "b"), key_of(2, "c")];
+    let keys = [&*keys[0], &*keys[1], &*keys[2]];
+
+    let mut load = Load::start(&store, 3, &keys);
+    sleep(200 * MS).await;
+    servers.servers[1].pause();
+    sleep(1_000 * MS).await;
+    assert!(store.is_open(slot(keys[1])) && !store.is_open(slot(keys[0])));
+    servers.servers[1].resume();
+    load.mended();
+    sleep(1_000 * MS).await;
+    let samples = load.end().await;
+    samples.check("cluster: a master stopped for 1 s");
+    others_are_served(&samples, 1);
+
+    // It is the server that the URL names.
+    taken_over("cluster: a master killed", &mut servers, &store, &keys, 0, Server::kill).await;
+    servers.servers[0].restart();
+    taken_over("cluster: a master stopped for long", &mut servers, &store, &keys, 1, |server| server.pause()).await;
+    // It comes back as a replica, and says so.
+    let mut load = Load::start(&store, 3, &keys);
+    servers.servers[1].resume();
+    load.mended();
+    sleep(1_500 * MS).await;
+    load.end().await.check("cluster: the old master comes back");
+    assert!(heard.downs() >= 3 && heard.misconfigured() == 0, "{:?}", heard.0.lock().unwrap());
+}
+
+/// A master fails for good; its replica is found as soon as the cluster has agreed on it.
+async fn taken_over(
+    name: &str,
+    servers: &mut Servers,
+    store: &Store,
+    keys: &[&str],
+    master: usize,
+    fail: impl FnOnce(&mut Server),
+) {
+    let mut load = Load::start(store, 3, keys);
+    sleep(200 * MS).await;
+    tokio::task::block_in_place(|| {
+        fail(&mut servers.servers[master]);
+        let mut waited = Duration::ZERO;
+        while !servers.is_master(Servers::MASTERS + master) {
+            std::thread::sleep(10 * MS);
+            waited += 10 * MS;
+            assert!(waited < Duration::from_secs(20), "the cluster does not choose another master");
+        }
+    });
+    load.mended();
+    sleep(2_000 * MS).await;
+    let samples = load.end().await;
+    samples.check(name);
+    let own = samples.of("  its own slots", |key| key == master);
+    assert!(own.waited < 300, "{} calls waited for a dead master", own.waited);
+    others_are_served(&samples, master);
+}
+
+/// A busy machine may cost some calls, a dead master would cost most.
+fn others_are_served(samples: &Samples, master: usize) {
+    let report = samples.of("  the other masters' slots", |key| key != master);
+    assert!(report.failed * 20 < report.calls, "{} of {} failed", report.failed, report.calls);
+}

@@ -1,0 +1,175 @@
+//! One server, and what befalls it while calls come.
+
+use super::proxy::Proxy;
+use super::*;
+
+/// What a fault does, and what ends it.
+struct Fault<'a> {
+    name: &'a str,
+    per_ms: usize,
+    lasts: Duration,
+}
+
+impl Fault<'_> {
+    /// Calls before, while and after `begin` and `end`. The script has run at most once for each.
+    async fn befall(
+        self,
+        server: &mut Server,
+        begin: impl FnOnce(&mut Server),
+        end: impl FnOnce(&mut Server),
+    ) -> Report {
+        let store = connected(&server.url(), Settings::default()).await;
+        let mut load = Load::start(&store, self.per_ms, &["key"]);
+        sleep(200 * MS).await;
+        tokio::task::block_in_place(|| begin(server));
+        sleep(self.lasts).await;
+        tokio::task::block_in_place(|| end(server));
+        load.mended();
+        sleep(1_000 * MS).await;
+        let report = load.end().await.check(self.name);
+        assert!(counted(server, "key") <= report.calls, "{}: a script ran twice", self.name);
+        run(&store, "key").await.unwrap();
+        report
+    }
+}
+
+fn tell(server: &Server, command: &[&str]) {
+    let () = redis::cmd(command[0]).arg(&command[1..]).query(&mut server.connection()).unwrap();
+}
+
+/// For what is not answered, or not soon.
+fn tell_in_the_background(server: &Server, command: &'static [&'static str]) -> std::thread::JoinHandle<()> {
+    let mut connection = server.connection();
+    std::thread::spawn(move || {
+        let _: Result<redis::Value, _> = redis::cmd(command[0]).arg(&command[1..]).query(&mut connection);
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_and_started_again() {
+    let fault = Fault { name: "kill -9, 1 s later started", per_ms: 5, lasts: 1_000 * MS };
+    let report = fault.befall(&mut Server::start(), Server::kill, Server::restart).await;
+    assert!(report.waited < 1_000, "{} calls waited for a server that was gone", report.waited);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stopped_and_continued() {
+    let fault = Fault { name: "SIGSTOP, 1 s later SIGCONT", per_ms: 5, lasts: 1_000 * MS };
+    let report = fault.befall(&mut Server::start(), |server| server.pause(), |server| server.resume()).await;
+    assert!(report.waited < 1_000, "{} calls waited after the breaker should have opened", report.waited);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn asleep() {
+    let fault = Fault { name: "DEBUG SLEEP 1", per_ms: 1, lasts: 1_000 * MS };
+    let mut server = Server::with(&["--enable-debug-command", "yes"]);
+    fault.befall(&mut server, |server| drop(tell_in_the_background(server, &["DEBUG", "SLEEP", "1"])), |_| ()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_with_the_script_of_another() {
+    let fault = Fault { name: "BUSY for 1 s", per_ms: 1, lasts: 1_000 * MS };
+    let mut server = Server::with(&["--busy-reply-threshold", "100"]);
+    let begin = |server: &mut Server| drop(tell_in_the_background(server, &["EVAL", "while true do end", "0"]));
+    fault.befall(&mut server, begin, |server| tell(server, &["SCRIPT", "KILL"])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_forgotten() {
+    let fault = Fault { name: "SCRIPT FLUSH", per_ms: 2, lasts: 100 * MS };
+    let flush = |server: &mut Server| tell(server, &["SCRIPT", "FLUSH"]);
+    let report = fault.befall(&mut Server::start(), flush, flush).await;
+    assert_eq!(report.failed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_forgotten() {
+    let fault = Fault { name: "FLUSHALL", per_ms: 2, lasts: 100 * MS };
+    let flush = |server: &mut Server| tell(server, &["FLUSHALL"]);
+    let report = fault.befall(&mut Server::start(), flush, flush).await;
+    assert_eq!(report.failed, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn read_only() {
+    let fault = Fault { name: "READONLY for 0.5 s", per_ms: 1, lasts: 500 * MS };
+    let begin = |server: &mut Server| tell(server, &["REPLICAOF", "127.0.0.1", "1"]);
+    let report = fault.befall(&mut Server::start(), begin, |server| tell(server, &["REPLICAOF", "NO", "ONE"])).await;
+    assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn out_of_memory() {
+    let fault = Fault { name: "OOM for 0.5 s", per_ms: 1, lasts: 500 * MS };
+    let begin = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "1"]);
+    let end = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "0"]);
+    let report = fault.befall(&mut Server::start(), begin, end).await;
+    assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_killed() {
+    let fault = Fault { name: "40 times CLIENT KILL", per_ms: 5, lasts: 100 * MS };
+    let begin = |server: &mut Server| {
+        let mut connection = server.connection();
+        for _ in 0..40 {
+            let () =
+                redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).query(&mut connection).unwrap();
+            std::thread::sleep(25 * MS);
+        }
+    };
+    fault.befall(&mut Server::start(), begin, |_| ()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_password() {
+    let fault = Fault { name: "password changed, then back", per_ms: 1, lasts: 500 * MS };
+    let begin = |server: &mut Server| {
+        tell(server, &["CONFIG", "SET", "requirepass", "secret"]);
+        // Who is in stays in.
+        tell_with("secret", server, &["CLIENT", "KILL", "TYPE", "normal"]);
+    };
+    let end = |server: &mut Server| tell_with("secret", server, &["CONFIG", "SET", "requirepass", ""]);
+    let report = fault.befall(&mut Server::start(), begin, end).await;
+    assert!(report.failed > 100);
+}
+
+fn tell_with(password: &str, server: &Server, command: &[&str]) {
+    let client = redis::Client::open(format!("redis://:{password}@127.0.0.1:{}", server.port())).unwrap();
+    let () = redis::cmd(command[0]).arg(&command[1..]).query(&mut client.get_connection().unwrap()).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cut_in_the_middle_of_answers() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let store = connected(&proxy.url(), Settings::default()).await;
+    let mut load = Load::start(&store, 10, &["key"]);
+    sleep(200 * MS).await;
+    // The greeting of a connection alone is thousands of bytes long.
+    proxy.cut_after(9_001);
+    sleep(1_000 * MS).await;
+    proxy.cut_after(0);
+    load.mended();
+    sleep(1_000 * MS).await;
+    let report = load.end().await.check("cut in the middle of answers");
+    assert!(proxy.cuts() > 0, "the fault was there");
+    assert!(counted(&server, "key") <= report.calls, "a script ran twice");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_black_hole() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let store = connected(&proxy.url(), Settings::default()).await;
+    let mut load = Load::start(&store, 2, &["key"]);
+    sleep(200 * MS).await;
+    proxy.hold(true);
+    sleep(1_000 * MS).await;
+    proxy.hold(false);
+    load.mended();
+    sleep(1_000 * MS).await;
+    let report = load.end().await.check("bytes vanish for 1 s");
+    assert!(counted(&server, "key") <= report.calls, "a script ran twice");
+    assert!(report.waited < 500, "{} calls waited after the breaker should have opened", report.waited);
+}

@@ -1,0 +1,226 @@
+//! The store against servers that fail in every way they can.
+//!
+//! With `--nocapture` each fault prints a row: how many calls, how many failed, the worst and the 99th percentile of their
+//! times, and how long after the end of the fault the last of them failed.
+
+mod client;
+mod cluster;
+mod faults;
+#[path = "../../../../../tests/support/proxy.rs"]
+mod proxy;
+#[path = "../../../../../tests/support/redis_cluster.rs"]
+mod redis_cluster;
+#[path = "../../../../../tests/support/redis.rs"]
+mod redis_server;
+mod sentinel;
+mod setup;
+mod traps;
+
+#[path = "../../../../../tests/support/redis_sentinel.rs"]
+mod redis_sentinel;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use self::redis_server::Server;
+use super::*;
+use crate::limiter::redis::value::Script;
+use crate::outcome::{LimiterEvent, Observer};
+
+static INCREMENT: LazyLock<Script> = LazyLock::new(|| Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])"));
+
+/// Beyond the deadline, for a machine with other things to do.
+const SLACK: Duration = Duration::from_millis(200);
+
+/// A server that is there again is used again within so long.
+const RECOVERY: Duration = Duration::from_secs(3);
+
+const MS: Duration = Duration::from_millis(1);
+
+fn increment(key: &str) -> Call {
+    call(&INCREMENT, key)
+}
+
+fn call(script: &'static Script, key: &str) -> Call {
+    Call { script, keys: vec![Bytes::copy_from_slice(key.as_bytes())], args: vec![Bytes::from_static(b"1")] }
+}
+
+fn slot(key: &str) -> u16 {
+    fred::util::redis_keyslot(key.as_bytes())
+}
+
+async fn run(store: &Store, key: &str) -> Result<Value, RedisError> {
+    store.run(&increment(key), slot(key)).await
+}
+
+/// Remembers what it is told.
+#[derive(Clone, Default)]
+struct Heard(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Heard {
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+impl Heard {
+    fn settings(&self) -> Settings {
+        Settings { observer: Some(Arc::new(self.clone())), ..Settings::default() }
+    }
+
+    fn count(&self, is: impl Fn(&LimiterEvent) -> bool) -> usize {
+        self.0.lock().unwrap().iter().filter(|event| is(event)).count()
+    }
+
+    fn downs(&self) -> usize {
+        self.count(|event| matches!(event, LimiterEvent::StoreDown { .. }))
+    }
+
+    fn ups(&self) -> usize {
+        self.count(|event| matches!(event, LimiterEvent::StoreUp { .. }))
+    }
+
+    fn misconfigured(&self) -> usize {
+        self.count(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. }))
+    }
+}
+
+async fn connected(url: &str, settings: Settings) -> Store {
+    let store = Store::connect(url, settings).unwrap();
+    store.connected(Duration::from_secs(10)).await.unwrap();
+    store
+}
+
+/// Waits for what comes in the background.
+async fn eventually(what: &str, mut is: impl FnMut() -> bool) {
+    let began = Instant::now();
+    while !is() {
+        assert!(began.elapsed() < Duration::from_secs(10), "{what}");
+        sleep(5 * MS).await;
+    }
+}
+
+/// Calls that come whether or not those before have been answered.
+struct Load {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<Vec<Sample>>,
+    began: Instant,
+    mended: Option<Instant>,
+}
+
+struct Sample {
+    key: usize,
+    began: Instant,
+    took: Duration,
+    answer: Result<(), RedisErrorKind>,
+}
+
+/// What became of the calls to some of the keys.
+struct Report {
+    calls: usize,
+    failed: usize,
+    waited: usize,
+    worst: Duration,
+    recovery: Duration,
+}
+
+impl Load {
+    /// So many calls each millisecond, to these keys in turn.
+    fn start(store: &Store, per_ms: usize, keys: &[&str]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (store, stopped) = (store.clone(), Arc::clone(&stop));
+        let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+        let task = tokio::spawn(async move {
+            let mut calls = Vec::new();
+            let mut ticks = tokio::time::interval(MS);
+            while !stopped.load(Ordering::Relaxed) {
+                ticks.tick().await;
+                for _ in 0..per_ms {
+                    let key = calls.len() % keys.len();
+                    let (store, name) = (store.clone(), keys[key].clone());
+                    calls.push(tokio::spawn(async move {
+                        let began = Instant::now();
+                        let answer = run(&store, &name).await.map(drop).map_err(|error| error.kind());
+                        Sample { key, began, took: began.elapsed(), answer }
+                    }));
+                }
+            }
+            let mut samples = Vec::with_capacity(calls.len());
+            for call in calls {
+                samples.push(call.await.unwrap());
+            }
+            samples
+        });
+        Self { stop, task, began: Instant::now(), mended: None }
+    }
+
+    /// From now on calls should succeed.
+    fn mended(&mut self) {
+        self.mended = Some(Instant::now());
+    }
+
+    async fn end(self) -> Samples {
+        self.stop.store(true, Ordering::Relaxed);
+        Samples { samples: self.task.await.unwrap(), mended: self.mended.unwrap_or(self.began) }
+    }
+}
+
+struct Samples {
+    samples: Vec<Sample>,
+    mended: Instant,
+}
+
+impl Samples {
+    /// Of the calls to the keys with these numbers; prints a row.
+    fn of(&self, name: &str, keys: impl Fn(usize) -> bool) -> Report {
+        let some: Vec<_> = self.samples.iter().filter(|sample| keys(sample.key)).collect();
+        let mut times: Vec<_> = some.iter().map(|sample| sample.took).collect();
+        times.sort_unstable();
+        let failed: Vec<_> = some.iter().filter(|sample| sample.answer.is_err()).collect();
+        let last = failed.iter().map(|sample| sample.began + sample.took).max();
+        let mut kinds: Vec<(RedisErrorKind, usize)> = Vec::new();
+        for kind in failed.iter().filter_map(|sample| sample.answer.err()) {
+            match kinds.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, count)) => *count += 1,
+                None => kinds.push((kind, 1)),
+            }
+        }
+        let report = Report {
+            calls: times.len(),
+            failed: failed.len(),
+            waited: times.iter().filter(|took| **took >= 40 * MS).count(),
+            worst: times.last().copied().unwrap_or_default(),
+            recovery: last.map_or(Duration::ZERO, |last| last.saturating_duration_since(self.mended)),
+        };
+        let ms = |time: Duration| time.as_secs_f64() * 1_000.0;
+        println!(
+            "{name:34} {:6} calls {:6} failed {:5} took 40 ms or more; worst {:6.1} ms, p99 {:6.2} ms; recovery {:5.0} ms {kinds:?}",
+            report.calls,
+            report.failed,
+            report.waited,
+            ms(report.worst),
+            times.get(times.len() * 99 / 100).map_or(0.0, |time| ms(*time)),
+            ms(report.recovery),
+        );
+        report
+    }
+
+    /// Of all calls: each ended in time, and the server was used again soon.
+    fn check(&self, name: &str) -> Report {
+        let report = self.of(name, |_| true);
+        assert!(report.worst <= Settings::default().deadline + SLACK, "{name}: a call took {:?}", report.worst);
+        assert!(report.recovery <= RECOVERY, "{name}: it took {:?} to recover", report.recovery);
+        assert!(report.calls > report.failed, "{name}: none succeeded");
+        report
+    }
+}
+
+/// What the script has counted on the server.
+fn counted(server: &Server, key: &str) -> usize {
+    redis::cmd("GET").arg(key).query::<Option<usize>>(&mut server.connection()).unwrap().unwrap_or(0)
+}

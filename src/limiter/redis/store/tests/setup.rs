@@ -1,0 +1,164 @@
+//! Beginnings: URLs, passwords, rights, servers that come late.
+
+use super::proxy::Proxy;
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
+    let server = Server::start();
+    let store = connected(&server.url(), Settings::default()).await;
+    for count in 1..=3 {
+        assert_eq!(run(&store, "key").await, Ok(Value::Integer(count)));
+    }
+    let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();
+    assert_eq!(run(&store, "key").await, Ok(Value::Integer(4)));
+    assert!(!store.is_open(0) && !store.is_cluster());
+}
+
+#[test]
+fn what_is_wrong_with_a_url_is_told_at_once_and_the_password_is_not() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    for url in [
+        "",
+        "localhost:6379",
+        "http://:geheim@localhost",
+        "redis://",
+        "redis://:geheim@localhost:99999",
+        "redis://:geheim@localhost/eleven",
+        "redis-sentinel://:geheim@localhost",
+        "redis-cluster://:geheim@localhost:1?node=geheim",
+    ] {
+        let error = Store::connect(url, Settings::default()).err().unwrap_or_else(|| panic!("{url} is accepted"));
+        assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{url}: {error}");
+        if !url.contains("node=") {
+            assert!(!error.to_string().contains("geheim"), "{error}");
+        }
+    }
+    if cfg!(not(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls"))) {
+        let error = Store::connect("rediss://localhost", Settings::default()).err().unwrap();
+        assert!(error.to_string().contains("redis-rustls"), "{error}");
+    }
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error_and_no_panic() {
+    let error = Store::connect("redis://localhost", Settings::default()).err().unwrap();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let store = runtime.block_on(async { Store::connect("redis://127.0.0.1:1", Settings::default()).unwrap() });
+    let call = increment("key");
+    let mut future = Box::pin(store.run(&call, 0));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(Err(error)) = future.as_mut().poll(&mut context) else { panic!("an error, at once") };
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wrong_password_is_told_once_and_the_right_one_is_found_without_a_restart() {
+    let server = Server::with(&["--requirepass", "secret"]);
+    let heard = Heard::default();
+    let url = format!("redis://:wrong@127.0.0.1:{}", server.port());
+    let store = Store::connect(&url, heard.settings()).unwrap();
+    eventually("it is told", || heard.misconfigured() > 0).await;
+    for _ in 0..20 {
+        let error = run(&store, "key").await.unwrap_err();
+        assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+        assert!(error.to_string().contains("password"), "{error}");
+    }
+    assert!(store.is_open(0), "there is no connection: nothing is to be asked of it");
+    sleep(500 * MS).await;
+    assert_eq!(heard.misconfigured(), 1, "once a minute");
+    let admin = redis::Client::open(format!("redis://:secret@127.0.0.1:{}", server.port())).unwrap();
+    let () =
+        redis::cmd("CONFIG").arg(&["SET", "requirepass", "wrong"]).query(&mut admin.get_connection().unwrap()).unwrap();
+    eventually("the breaker closes", || !store.is_open(0)).await;
+    assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
+    assert_eq!((heard.downs(), heard.ups()), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_missing_right_is_told_with_what_gives_it_and_does_not_open_the_breaker() {
+    let server = Server::start();
+    let acl = |rights: &[&str]| {
+        let () = redis::cmd("ACL").arg("SETUSER").arg("app").arg(rights).query(&mut server.connection()).unwrap();
+    };
+    acl(&["on", ">pass", "~*", "+ping", "+client", "+info"]);
+    let heard = Heard::default();
+    let store = connected(&format!("redis://app:pass@127.0.0.1:{}", server.port()), heard.settings()).await;
+    for rights in [&["+evalsha"][..], &["+eval"], &["+incrby"]] {
+        for _ in 0..10 {
+            let error = run(&store, "key").await.unwrap_err();
+            assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+            assert!(error.to_string().contains("ACL SETUSER"), "{error}");
+        }
+        assert!(!store.is_open(0));
+        acl(rights);
+    }
+    assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
+    assert_eq!(heard.misconfigured(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_comes_after_the_store_is_found() {
+    let mut server = Server::start();
+    server.kill();
+    let began = Instant::now();
+    let store = Store::connect(&server.url(), Settings::default()).unwrap();
+    assert!(began.elapsed() < SLACK, "it does not wait");
+    let mut load = Load::start(&store, 1, &["key"]);
+    sleep(500 * MS).await;
+    server.restart();
+    load.mended();
+    sleep(1_500 * MS).await;
+    load.end().await.check("refused at start, then up");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_accepts_and_never_answers_costs_little() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    proxy.hold(true);
+    let store = Store::connect(&proxy.url(), Settings::default()).unwrap();
+    let mut load = Load::start(&store, 1, &["key"]);
+    sleep(1_500 * MS).await;
+    proxy.hold(false);
+    load.mended();
+    sleep(2_000 * MS).await;
+    let report = load.end().await.check("accepts, never answers, then does");
+    assert!(report.waited < 20, "{} calls waited for a server that was never there", report.waited);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_store_answers_at_once_and_lets_go_of_the_server() {
+    let server = Server::start();
+    let store = connected(&server.url(), Settings::default()).await;
+    run(&store, "key").await.unwrap();
+    let clients = || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+        list.lines().count() - 1
+    };
+    assert_eq!(clients(), 1);
+    store.close();
+    assert_eq!(run(&store, "key").await.unwrap_err().kind(), RedisErrorKind::Unavailable);
+    assert!(store.is_open(0));
+    eventually("no connection is left", || clients() == 0).await;
+
+    let dropped = connected(&server.url(), Settings::default()).await;
+    assert_eq!(clients(), 1);
+    drop(dropped);
+    eventually("no connection is left of a dropped store", || clients() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_of_a_cluster_is_not_taken_for_one_alone_nor_the_other_way() {
+    let server = Server::start();
+    let heard = Heard::default();
+    let store = Store::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.settings()).unwrap();
+    assert!(store.is_open(0), "nothing is known yet");
+    eventually("it is told", || heard.misconfigured() > 0).await;
+    let error = store.connected(SLACK).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+    assert!(error.to_string().contains("redis://"), "{error}");
+    assert_eq!(run(&store, "key").await.unwrap_err(), error);
+}

@@ -1,0 +1,112 @@
+//! A TCP proxy that can be told to misbehave.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+
+/// Passes bytes between its port and another of this machine.
+pub(crate) struct Proxy {
+    port: u16,
+    orders: Arc<Orders>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Orders {
+    /// Bytes are kept, and connections stay.
+    hold: AtomicBool,
+    /// Of every connection the answers are passed on up to so many bytes, then it is cut. 0: not at all.
+    cut_after: AtomicUsize,
+    cuts: AtomicUsize,
+}
+
+impl Proxy {
+    /// Within a tokio runtime.
+    pub(crate) fn start(to: u16) -> Self {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let listener = TcpListener::from_std(listener).unwrap();
+        let orders = Arc::new(Orders::default());
+        let shared = Arc::clone(&orders);
+        let task = tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(pass(client, to, Arc::clone(&shared)));
+            }
+        });
+        Self { port, orders, task }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Whether it is a black hole.
+    pub(crate) fn hold(&self, hold: bool) {
+        self.orders.hold.store(hold, Ordering::Relaxed);
+    }
+
+    /// Cuts each connection after so many bytes of answers; 0 does not.
+    pub(crate) fn cut_after(&self, bytes: usize) {
+        self.orders.cut_after.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Connections cut so far.
+    pub(crate) fn cuts(&self) -> usize {
+        self.orders.cuts.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
+    let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { return };
+    let (mut asked, mut answered) = ([0; 4_096], [0; 4_096]);
+    let mut passed = 0;
+    loop {
+        while orders.hold.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        tokio::select! {
+            read = client.read(&mut asked) => match read {
+                Ok(read) if read > 0 => {
+                    while orders.hold.load(Ordering::Relaxed) {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    if server.write_all(&asked[..read]).await.is_err() {
+                        return;
+                    }
+                }
+                _ => return,
+            },
+            read = server.read(&mut answered) => match read {
+                Ok(read) if read > 0 => {
+                    while orders.hold.load(Ordering::Relaxed) {
+                        tokio::time::sleep(Duration::from_millis(5)).await;
+                    }
+                    let most = orders.cut_after.load(Ordering::Relaxed);
+                    if most > 0 && passed + read > most {
+                        orders.cuts.fetch_add(1, Ordering::Relaxed);
+                        let _ = client.write_all(&answered[..most.saturating_sub(passed).min(read)]).await;
+                        return;
+                    }
+                    passed += read;
+                    if client.write_all(&answered[..read]).await.is_err() {
+                        return;
+                    }
+                }
+                _ => return,
+            },
+        }
+    }
+}
