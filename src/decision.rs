@@ -67,7 +67,6 @@ impl Decision {
 /// `remaining` is rounded down, every wait is rounded up to a microsecond.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChargeDecision {
-    allowed: bool,
     limit: u64,
     remaining: u64,
     reset_us: u64,
@@ -90,7 +89,7 @@ impl ChargeDecision {
     /// A charge that its quota allows: of a capacity of `limit`, `remaining` could still pass after it.
     #[must_use]
     pub fn allowed(limit: u64, remaining: u64) -> Self {
-        Self { allowed: true, limit, remaining, ..Self::blank() }
+        Self { retry_us: 0, limit, remaining, ..Self::blank() }
     }
 
     /// A charge that its quota denies, until `retry_after` has passed; `None` if no wait helps.
@@ -132,7 +131,7 @@ impl ChargeDecision {
     /// Whether this charge's own quota allows it. One that is only observed may be denied in a decision that is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.allowed
+        self.retry_us == 0
     }
 
     /// The capacity: the most units that can pass at one instant.
@@ -195,13 +194,13 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
+    /// In the place of a decision: denies for good.
     pub(crate) const fn blank() -> Self {
         Self {
-            allowed: false,
             limit: 0,
             remaining: 0,
             reset_us: 0,
-            retry_us: 0,
+            retry_us: NEVER,
             window_us: 0,
             delay_us: 0,
             position: 0,
@@ -213,7 +212,7 @@ impl ChargeDecision {
     #[inline]
     pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
         let retry_us = retry_us.unwrap_or(NEVER);
-        Self { allowed: retry_us == 0, limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
+        Self { limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
     }
 
     #[inline]

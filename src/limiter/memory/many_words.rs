@@ -13,7 +13,7 @@ use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Now, Seen, version_of};
+use super::words::{Now, Seen};
 
 /// A state that was read, and the word that is to replace it.
 struct Planned {
@@ -32,7 +32,7 @@ impl Store {
             let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
             let version = self.registry.version(charge.policy);
             let key = self.fingerprint(charge.policy, charge.key);
-            let seen = self.words.find_quietly(key).filter(|seen| version_of(seen.tag) == version)?;
+            let seen = self.words.find_quietly(key, version)?;
             if version == UNNAMED || planned.iter().any(|other| other.seen.place == seen.place) {
                 return None;
             }
