@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, Layout, Next, Rules};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
@@ -24,7 +24,7 @@ struct Planned {
 impl Store {
     /// Takes all charges or none, if this is the usual case; else nothing was done.
     pub(super) fn charge_words(&self, charges: &[Charge<'_>], now: Now) -> Option<Decision> {
-        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
         let mut planned: SmallVec<[Planned; 4]> = SmallVec::new();
         let mut allowed = true;
         let mut mends = false;
