@@ -24,6 +24,7 @@ pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
 /// The answer for one charge is apart from the others, so that it is not moved as if there were several.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
 enum Answers {
     One(ChargeDecision),
     Several(Several),
@@ -58,6 +59,7 @@ impl Decision {
 
     /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
     #[inline]
+    #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]
     pub(crate) fn into_one(self) -> Result<(bool, ChargeDecision), Self> {
         match self.answers {
             Answers::One(charge) => Ok((self.allowed, charge)),

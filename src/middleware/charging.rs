@@ -87,6 +87,7 @@ impl Charges {
 }
 
 /// What a request's head says.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Asking {
     Exempt,
     KeyMissing,
@@ -316,6 +317,7 @@ impl<L: Limiter> Shared<L> {
 
     /// One charge that is allowed, if nobody else looks at that; else what it means for the request.
     #[inline(always)]
+    #[expect(clippy::result_large_err, reason = "no error, but the other case; both are taken apart by the caller")]
     pub(super) fn quickly(
         &self,
         charges: Charges,

@@ -24,18 +24,17 @@ impl Store {
     pub(super) fn charge(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
         let version = self.registry.version(policy);
         let fingerprint = self.fingerprint(policy, key);
+        // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
         let now = self.now();
-        // Two ways out instead of one, so that the answer is written once, where the caller wants it.
+        // Several ways out instead of one, so that the answer is written once, where the caller wants it.
         match policy.quota().rules() {
             Rules::Pair(PairRules::Gcra(Gcra { one_unit: Some(unit), .. }), Layout::Word(_)) if cost == 1 && !force => {
                 if let Some(decision) = self.try_unit(unit, fingerprint, version, now) {
                     return decision;
                 }
             }
-            Rules::Pair(rules, Layout::Word(layout)) => {
-                if let Some(decision) = self.try_word(rules, *layout, fingerprint, version, now, cost, force) {
-                    return decision;
-                }
+            Rules::Pair(rules, Layout::Word(_)) => {
+                return self.charge_word(policy, rules, fingerprint, now, cost, force);
             }
             _ => {}
         }
@@ -60,33 +59,35 @@ impl Store {
         None
     }
 
-    /// The same for the other charges, out of the way of the first.
+    /// The same for the other charges, out of the way of the first; and if that did not do, whatever the case.
     #[inline(never)]
-    fn try_word(
+    fn charge_word(
         &self,
+        policy: &Policy,
         rules: &PairRules,
-        layout: WordLayout,
         key: Fingerprint,
-        version: u16,
         now: Now,
         cost: u64,
         force: bool,
-    ) -> Option<ChargeDecision> {
-        by_type!(rules, rules => {
-            for _ in 0..ATTEMPTS {
-                let seen = self.words.find_quietly(key, version)?;
-                let Answer { decision, next } = rules.decide(layout.unpack(seen.word, now), now.at, cost, force);
-                let written = match next {
-                    Next::Keep => true,
-                    Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
-                    Next::Clear => self.words.replace(seen, layout.cleared(now)),
-                };
-                if written {
-                    return Some(decision);
+    ) -> ChargeDecision {
+        let version = self.registry.version(policy);
+        if let Layout::Word(layout) = policy.quota().rules().layout() {
+            by_type!(rules, rules => {
+                for _ in 0..ATTEMPTS {
+                    let Some(seen) = self.words.find_quietly(key, version) else { break };
+                    let Answer { decision, next } = rules.decide(layout.unpack(seen.word, now), now.at, cost, force);
+                    let written = match next {
+                        Next::Keep => true,
+                        Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
+                        Next::Clear => self.words.replace(seen, layout.cleared(now)),
+                    };
+                    if written {
+                        return decision;
+                    }
                 }
-            }
-            None
-        })
+            });
+        }
+        self.charge_slowly(policy, key, version, now, cost, force)
     }
 
     /// Takes one charge, whatever the case.
