@@ -2,6 +2,24 @@
 //! allocations.
 //!
 //! `cargo bench --bench layer --features fast-clock`
+//!
+//! What was aimed at, and what it is: ratios of what is added for 10k addresses, on two shared CPUs, of several runs.
+//!
+//! | case | at most | is |
+//! |---|---|---|
+//! | allowed, header fields, against tower_governor with its own | 0.60 | 0.99–1.13 |
+//! | refused, header fields, against tower_governor with its own | 0.015 | 0.017–0.022 |
+//! | allowed, no header fields, monotonic clock | 0.90 | 2.3–2.7 |
+//! | allowed, no header fields, fast clock | 0.65 | 2.2–2.5 |
+//! | one layer of three policies of one key, against three layers | 0.60 | 0.51–0.77 |
+//! | one layer of three policies of three keys, against three layers | 0.75 | 0.74–0.79 |
+//!
+//! Why not better. Beside the check (31 ns of about 130 with the fast clock and no fields) the layer takes some 600
+//! instructions: a request is taken apart into its head and body and put together again, since a key may be made from
+//! anything in the head (two copies of it); the peer's address is looked for under three types before axum's (116);
+//! the key and the decision go into the future, which may have to give the charge back; and its shared part is counted up
+//! and down. tower_governor looks up one type, moves nothing and gives nothing back. Of the header fields' 1,600
+//! instructions half are the map's. Of three policies of one key, each still hashes that key under its own name.
 
 mod support;
 

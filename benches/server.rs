@@ -5,6 +5,11 @@
 //!
 //! Server and clients share the process, each side on a thread of its own, over the loopback interface. Every client sends
 //! its next request when it has the answer to the last, on a connection that stays open.
+//!
+//! What was aimed at: 0.95 of the bare server's throughput with everything refused. It is 0.86 with header fields and 0.91
+//! without (rounds within 12 % of each other); tower_governor's is 0.11 to 0.18. A refusal takes 0.4 to 0.6 µs beside the
+//! 4.6 µs of the bare server: five header fields instead of two, their map, the outcome in the extensions; and it is the
+//! longer response, which the client has to read too.
 
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
