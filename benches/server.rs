@@ -113,7 +113,7 @@ fn main() {
         ("ours, all refused, no header fields", b"429", serve(app().layer(ours(one, Headers::none())))),
         ("tower_governor, all refused", b"429", serve(app().layer(governor()))),
     ];
-    let (rounds, time) = if is_smoke() { (1, Duration::ZERO) } else { (9, Duration::from_millis(700)) };
+    let (rounds, time) = if is_smoke() { (1, Duration::from_millis(20)) } else { (9, Duration::from_millis(700)) };
     // The quota of one is used up first: by a request of any status.
     let used_up = |server: SocketAddr| {
         runtime().block_on(async move {
