@@ -13,7 +13,21 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Decision {
     allowed: bool,
-    charges: SmallVec<[ChargeDecision; 2]>,
+    answers: Answers,
+}
+
+/// The answers for so many charges need no memory of their own.
+pub(crate) const INLINE: usize = 4;
+
+/// The answers for several charges.
+pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
+
+/// The answer for one charge is apart from the others, so that it is not moved as if there were several.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
+enum Answers {
+    One(ChargeDecision),
+    Several(Several),
 }
 
 impl Decision {
@@ -21,21 +35,36 @@ impl Decision {
     #[inline]
     #[must_use]
     pub fn one(allowed: bool, charge: ChargeDecision) -> Self {
-        let mut charges = SmallVec::new();
-        charges.push(charge);
-        Self { allowed, charges }
+        Self { allowed, answers: Answers::One(charge) }
     }
 
     /// The answer for several charges, in their order.
     #[must_use]
     pub fn new(allowed: bool, charges: impl IntoIterator<Item = ChargeDecision>) -> Self {
-        Self { allowed, charges: charges.into_iter().collect() }
+        let mut charges: Several = charges.into_iter().collect();
+        match charges.pop() {
+            Some(charge) if charges.is_empty() => Self::one(allowed, charge),
+            last => {
+                charges.extend(last);
+                Self::of(allowed, charges)
+            }
+        }
     }
 
     /// The answer for several charges that are in their place already.
     #[inline]
-    pub(crate) fn of(allowed: bool, charges: SmallVec<[ChargeDecision; 2]>) -> Self {
-        Self { allowed, charges }
+    pub(crate) fn of(allowed: bool, charges: Several) -> Self {
+        Self { allowed, answers: Answers::Several(charges) }
+    }
+
+    /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
+    #[inline]
+    #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]
+    pub(crate) fn into_one(self) -> Result<(bool, ChargeDecision), Self> {
+        match self.answers {
+            Answers::One(charge) => Ok((self.allowed, charge)),
+            answers => Err(Self { answers, ..self }),
+        }
     }
 
     /// Whether the charges were taken: all of them, or none.
@@ -47,18 +76,28 @@ impl Decision {
     /// The answer for each charge, in the order in which they were given.
     #[must_use]
     pub fn charges(&self) -> &[ChargeDecision] {
-        &self.charges
+        match &self.answers {
+            Answers::One(charge) => std::slice::from_ref(charge),
+            Answers::Several(charges) => charges,
+        }
+    }
+
+    fn charges_mut(&mut self) -> &mut [ChargeDecision] {
+        match &mut self.answers {
+            Answers::One(charge) => std::slice::from_mut(charge),
+            Answers::Several(charges) => charges,
+        }
     }
 
     /// The receipt of each charge that was taken, in their order. Each can be had once.
     #[must_use]
     pub fn take_receipts(&mut self) -> SmallVec<[Option<Receipt>; 2]> {
-        self.charges.iter_mut().map(ChargeDecision::take_receipt).collect()
+        self.charges_mut().iter_mut().map(ChargeDecision::take_receipt).collect()
     }
 
     /// Mutable access to the answer for one charge, for taking its receipt.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
-        self.charges.get_mut(index)
+        self.charges_mut().get_mut(index)
     }
 }
 
@@ -67,7 +106,6 @@ impl Decision {
 /// `remaining` is rounded down, every wait is rounded up to a microsecond.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChargeDecision {
-    allowed: bool,
     limit: u64,
     remaining: u64,
     reset_us: u64,
@@ -90,7 +128,7 @@ impl ChargeDecision {
     /// A charge that its quota allows: of a capacity of `limit`, `remaining` could still pass after it.
     #[must_use]
     pub fn allowed(limit: u64, remaining: u64) -> Self {
-        Self { allowed: true, limit, remaining, ..Self::blank() }
+        Self { retry_us: 0, limit, remaining, ..Self::blank() }
     }
 
     /// A charge that its quota denies, until `retry_after` has passed; `None` if no wait helps.
@@ -132,7 +170,7 @@ impl ChargeDecision {
     /// Whether this charge's own quota allows it. One that is only observed may be denied in a decision that is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.allowed
+        self.retry_us == 0
     }
 
     /// The capacity: the most units that can pass at one instant.
@@ -195,13 +233,13 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
+    /// In the place of a decision: denies for good.
     pub(crate) const fn blank() -> Self {
         Self {
-            allowed: false,
             limit: 0,
             remaining: 0,
             reset_us: 0,
-            retry_us: 0,
+            retry_us: NEVER,
             window_us: 0,
             delay_us: 0,
             position: 0,
@@ -213,7 +251,7 @@ impl ChargeDecision {
     #[inline]
     pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
         let retry_us = retry_us.unwrap_or(NEVER);
-        Self { allowed: retry_us == 0, limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
+        Self { limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
     }
 
     #[inline]
