@@ -8,6 +8,9 @@ use smallvec::SmallVec;
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
+/// In place of a position, of a charge that was not asked about.
+const UNASKED: u64 = u64::MAX;
+
 /// In place of a wait that never ends.
 const NEVER: u64 = u64::MAX;
 
@@ -17,7 +20,21 @@ const NEVER: u64 = u64::MAX;
 #[derive(Debug)]
 pub struct Decision {
     allowed: bool,
-    charges: SmallVec<[ChargeDecision; 2]>,
+    answers: Answers,
+}
+
+/// The answers for so many charges need no memory of their own.
+pub(crate) const INLINE: usize = 4;
+
+/// The answers for several charges.
+pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
+
+/// The answer for one charge is apart from the others, so that it is not moved as if there were several.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
+enum Answers {
+    One(ChargeDecision),
+    Several(Several),
 }
 
 impl Decision {
@@ -25,21 +42,36 @@ impl Decision {
     #[inline]
     #[must_use]
     pub fn one(allowed: bool, charge: ChargeDecision) -> Self {
-        let mut charges = SmallVec::new();
-        charges.push(charge);
-        Self { allowed, charges }
+        Self { allowed, answers: Answers::One(charge) }
     }
 
     /// The answer for several charges, in their order.
     #[must_use]
     pub fn new(allowed: bool, charges: impl IntoIterator<Item = ChargeDecision>) -> Self {
-        Self { allowed, charges: charges.into_iter().collect() }
+        let mut charges: Several = charges.into_iter().collect();
+        match charges.pop() {
+            Some(charge) if charges.is_empty() => Self::one(allowed, charge),
+            last => {
+                charges.extend(last);
+                Self::of(allowed, charges)
+            }
+        }
     }
 
     /// The answer for several charges that are in their place already.
     #[inline]
-    pub(crate) fn of(allowed: bool, charges: SmallVec<[ChargeDecision; 2]>) -> Self {
-        Self { allowed, charges }
+    pub(crate) fn of(allowed: bool, charges: Several) -> Self {
+        Self { allowed, answers: Answers::Several(charges) }
+    }
+
+    /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
+    #[inline]
+    #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]
+    pub(crate) fn into_one(self) -> Result<(bool, ChargeDecision), Self> {
+        match self.answers {
+            Answers::One(charge) => Ok((self.allowed, charge)),
+            answers => Err(Self { answers, ..self }),
+        }
     }
 
     /// Whether the charges were taken: all of them, or none.
@@ -51,24 +83,38 @@ impl Decision {
     /// The answer for each charge, in the order in which they were given.
     #[must_use]
     pub fn charges(&self) -> &[ChargeDecision] {
-        &self.charges
+        match &self.answers {
+            Answers::One(charge) => std::slice::from_ref(charge),
+            Answers::Several(charges) => charges,
+        }
+    }
+
+    fn charges_mut(&mut self) -> &mut [ChargeDecision] {
+        match &mut self.answers {
+            Answers::One(charge) => std::slice::from_mut(charge),
+            Answers::Several(charges) => charges,
+        }
     }
 
     /// The receipt of each charge that was taken, in their order. Each can be had once.
     #[must_use]
     pub fn take_receipts(&mut self) -> SmallVec<[Option<Receipt>; 2]> {
-        self.charges.iter_mut().map(ChargeDecision::take_receipt).collect()
+        self.charges_mut().iter_mut().map(ChargeDecision::take_receipt).collect()
     }
 
     /// The answers, taken out.
     #[cfg(feature = "redis")]
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
-        self.charges.into_iter()
+        let (one, several) = match self.answers {
+            Answers::One(charge) => (Some(charge), Several::new()),
+            Answers::Several(charges) => (None, charges),
+        };
+        one.into_iter().chain(several)
     }
 
     /// Mutable access to the answer for one charge, for taking its receipt.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
-        self.charges.get_mut(index)
+        self.charges_mut().get_mut(index)
     }
 }
 
@@ -77,7 +123,6 @@ impl Decision {
 /// `remaining` is rounded down, every wait is rounded up to a microsecond.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChargeDecision {
-    allowed: bool,
     limit: u64,
     remaining: u64,
     reset_us: u64,
@@ -100,7 +145,7 @@ impl ChargeDecision {
     /// A charge that its quota allows: of a capacity of `limit`, `remaining` could still pass after it.
     #[must_use]
     pub fn allowed(limit: u64, remaining: u64) -> Self {
-        Self { allowed: true, limit, remaining, ..Self::blank() }
+        Self { retry_us: 0, limit, remaining, ..Self::blank() }
     }
 
     /// A charge that its quota denies, until `retry_after` has passed; `None` if no wait helps.
@@ -114,7 +159,7 @@ impl ChargeDecision {
     /// nothing else is known of it.
     #[must_use]
     pub fn unasked(limit: u64) -> Self {
-        Self { allowed: true, limit, retry_us: NEVER, ..Self::blank() }
+        Self { retry_us: 0, limit, position: UNASKED, ..Self::blank() }
     }
 
     /// Sets the time until the whole quota is back.
@@ -135,7 +180,7 @@ impl ChargeDecision {
     #[must_use]
     pub fn with_delay(mut self, delay: Duration, position: u64) -> Self {
         self.delay_us = crate::time::micros_ceil(delay);
-        self.position = position;
+        self.position = position.min(UNASKED - 1);
         self
     }
 
@@ -149,13 +194,13 @@ impl ChargeDecision {
     /// Whether this charge's own quota allows it. One that is only observed may be denied in a decision that is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
-        self.allowed
+        self.retry_us == 0
     }
 
     /// Whether the quota was asked at all: see [`unasked`](Self::unasked). If it was not, only the limit is known.
     #[must_use]
     pub fn is_known(&self) -> bool {
-        !(self.allowed && self.retry_us == NEVER)
+        self.position != UNASKED
     }
 
     /// The capacity: the most units that can pass at one instant.
@@ -189,7 +234,7 @@ impl ChargeDecision {
     /// Denied, and no wait helps: the cost is above the capacity.
     #[must_use]
     pub fn is_never(&self) -> bool {
-        !self.allowed && self.retry_us == NEVER
+        self.retry_us == NEVER
     }
 
     /// Within this time no more than [`remaining`](Self::remaining) may be used: the `t` of the `RateLimit` header since
@@ -208,7 +253,7 @@ impl ChargeDecision {
     /// How many units wait ahead of this request in a leaky queue.
     #[must_use]
     pub fn position(&self) -> u64 {
-        self.position
+        if self.is_known() { self.position } else { 0 }
     }
 
     /// Takes the receipt out: enough to give back what this charge took, once. Nothing if it took nothing.
@@ -222,13 +267,13 @@ impl ChargeDecision {
         self.receipt = receipt.0;
     }
 
+    /// In the place of a decision: denies for good.
     pub(crate) const fn blank() -> Self {
         Self {
-            allowed: false,
             limit: 0,
             remaining: 0,
             reset_us: 0,
-            retry_us: 0,
+            retry_us: NEVER,
             window_us: 0,
             delay_us: 0,
             position: 0,
@@ -240,7 +285,7 @@ impl ChargeDecision {
     #[inline]
     pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
         let retry_us = retry_us.unwrap_or(NEVER);
-        Self { allowed: retry_us == 0, limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
+        Self { limit, remaining, reset_us, retry_us, window_us, ..Self::blank() }
     }
 
     #[inline]

@@ -280,27 +280,42 @@ impl IntoKey for bool {
     }
 }
 
+/// The key of an address, as [`single`] would write it, but in whole words: who hashes it at once reads across kind, length
+/// and address, and would have to wait for them if they were written one by one.
+#[inline]
+fn address(kind: Kind, len: u8, octets: u128) -> Option<Key> {
+    let first = (octets as u64) << 16 | u64::from(len) << 8 | kind as u64; // the lowest six octets
+    let words = [first, (octets >> 48) as u64, (octets >> 112) as u64]; // the next eight, and the last two
+    let mut bytes = [0; INLINE];
+    for (room, word) in bytes.chunks_exact_mut(8).zip(words) {
+        room.copy_from_slice(&word.to_le_bytes());
+    }
+    Some(Key(Repr::Inline { len: len + 2, bytes }))
+}
+
 impl IntoKey for Ipv4Addr {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        single(Kind::V4, &self.octets())
+        address(Kind::V4, 4, u128::from(u32::from_le_bytes(self.octets())))
     }
 }
 
 impl IntoKey for Ipv6Addr {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        single(Kind::V6, &self.octets())
+        address(Kind::V6, 16, u128::from_le_bytes(self.octets()))
     }
 }
 
 impl IntoKey for IpAddr {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        match self {
-            Self::V4(address) => address.into_key(),
-            Self::V6(address) => address.into_key(),
-        }
+        // One way out for both, so that the key is written once.
+        let (kind, len, octets) = match self {
+            Self::V4(address) => (Kind::V4, 4, u128::from(u32::from_le_bytes(address.octets()))),
+            Self::V6(address) => (Kind::V6, 16, u128::from_le_bytes(address.octets())),
+        };
+        address(kind, len, octets)
     }
 }
 

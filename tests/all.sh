@@ -51,6 +51,7 @@ rust=(ca-certificates cargo rustc rustfmt rust-clippy)
 if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
     rust=(ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy)
 fi
+need 'valgrind' 'valgrind --version' valgrind
 need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
 minor=$(rustc --version | cut -d. -f2)
 if [ "$minor" -lt 85 ]; then
@@ -97,6 +98,9 @@ step 'benchmarks, once through'
 for bench in benches/*.rs; do
     run cargo test --locked --features "$features" --bench "$(basename "$bench" .rs)" -- --smoke
 done
+
+step 'instructions of a check and of a request, beside their baseline'
+run cargo bench --locked --all-features --bench instructions
 
 step 'loom: every interleaving of the lock-free steps'
 run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --lib loom

@@ -15,7 +15,7 @@ use http_body_util::Full;
 use support::Scripted;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt};
-use tower_ratelimit::{Quota, RateLimit, RateLimitLayer, key};
+use tower_ratelimit::{Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimit, RateLimitLayer, key};
 
 type Body = Full<Bytes>;
 
@@ -140,6 +140,32 @@ async fn a_future_that_was_never_polled_gives_its_charge_back() {
         drop(service.ready().await.unwrap().call(request()));
         assert_eq!(limiter.refunds().len(), given_back);
         assert_eq!(limiter.used(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_future_that_was_never_polled_gives_back_to_each_policy_and_key_what_it_took() {
+    for headers in [Headers::none(), Headers::default()] {
+        let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().unwrap();
+        let quotas = [Quota::per_minute(1), Quota::per_hour(1), Quota::per_day(1)];
+        let own = |number: u64| move |_: &http::request::Parts| Some(number);
+        let layer =
+            RateLimitLayer::new(limiter.clone(), quotas[0], own(0)).and(quotas[1], own(1)).and(quotas[2], own(2));
+        let calls = Arc::new(AtomicUsize::new(0));
+        let mut service = layer.headers(headers).layer(Strict { ready: false, calls });
+        let left = || {
+            let left = |at: usize| {
+                let key = Key::of(at as u64).unwrap();
+                limiter.peek_one(&Policy::from(quotas[at]), &key, 1).is_allowed()
+            };
+            [left(0), left(1), left(2)]
+        };
+        let future = service.ready().await.unwrap().call(request());
+        assert_eq!(left(), [false; 3]);
+        drop(future);
+        assert_eq!(left(), [true; 3]);
+        assert_eq!(service.ready().await.unwrap().call(request()).await.unwrap().status(), StatusCode::OK);
+        assert_eq!(left(), [false; 3]);
     }
 }
 

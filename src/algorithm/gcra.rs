@@ -33,6 +33,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
 use super::divisor::Divisor;
+use super::one_unit::OneUnit;
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
@@ -83,11 +84,13 @@ pub(crate) struct Gcra {
     quick: Option<Divisor>,
     /// What passes at once in a queue; nothing if this is no queue.
     queue: Option<Span>,
+    /// For charges of one unit, unless this is a queue.
+    pub(crate) one_unit: Option<OneUnit>,
 }
 
 /// What deciding has found, before it is told.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Admission {
+struct Admission {
     /// After the charge, if it is admitted.
     backlog: Span,
     retry_us: Option<u64>,
@@ -107,6 +110,7 @@ impl Gcra {
         };
         let span = |units: u64| span_of(units, l, p);
         let capacity = span(spec.burst);
+        let queue = (spec.algorithm == Algorithm::LeakyQueue).then(|| span(spec.delay_after));
         let narrow = (u128::from(capacity.us) + 1) * u128::from(l) < 1 << 63;
         Self {
             l,
@@ -117,7 +121,8 @@ impl Gcra {
             burst: spec.burst,
             debt: spec.debt,
             quick: narrow.then(|| Divisor::new(p)),
-            queue: (spec.algorithm == Algorithm::LeakyQueue).then(|| span(spec.delay_after)),
+            queue,
+            one_unit: if queue.is_none() { OneUnit::new(l, p, spec.burst) } else { None },
         }
     }
 
@@ -127,14 +132,19 @@ impl Gcra {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
+    #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        if let Some(unit) = self.one_unit.as_ref().filter(|_| cost == 1 && !force) {
+            if let Some(answer) = unit.decide(state, now) {
+                return answer;
+            }
+        }
         let (next, found) = self.admit(state, now, cost, force);
         Answer { decision: self.tell(found), next }
     }
 
     /// The first half of deciding: what is to be written.
-    #[inline(always)]
-    pub(crate) fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Admission) {
+    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Admission) {
         let (before, clamped) = self.backlog(state, now);
         let refused = |wait| {
             let found =
@@ -164,8 +174,7 @@ impl Gcra {
     }
 
     /// The second half: the decision, from what the first found.
-    #[inline(always)]
-    pub(crate) fn tell(&self, found: Admission) -> ChargeDecision {
+    fn tell(&self, found: Admission) -> ChargeDecision {
         let mut decision =
             self.describe(found.backlog, found.retry_us).receipted(found.units, found.tail.at, found.tail.n);
         if let Some(at_once) = self.queue {
@@ -275,7 +284,6 @@ impl Gcra {
         if clamped { Next::Set(Pair { at: now + backlog.us, n: backlog.num }) } else { Next::Keep }
     }
 
-    #[inline(always)]
     fn describe(&self, backlog: Span, retry_us: Option<u64>) -> ChargeDecision {
         let (remaining, room_us) = if backlog > self.capacity {
             (0, 0)

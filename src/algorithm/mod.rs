@@ -40,6 +40,7 @@ pub(crate) mod gcra;
 pub(crate) mod laws;
 #[cfg(test)]
 pub(crate) mod naive;
+pub(crate) mod one_unit;
 pub(crate) mod sliding_window;
 pub(crate) mod step_bucket;
 pub(crate) mod trail;
@@ -249,52 +250,6 @@ macro_rules! by_type {
     };
 }
 pub(crate) use by_type;
-
-/// What the hot path asks of a pair's rules, by their own type, so that it is compiled once for each; and in two halves,
-/// so that between them the state can be written while little has to be kept.
-pub(crate) trait Decide {
-    type Found;
-
-    /// What is to be written, and what was found: see [`PairRules::decide`].
-    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Self::Found);
-
-    /// The decision.
-    fn tell(&self, found: Self::Found) -> ChargeDecision;
-}
-
-impl Decide for Gcra {
-    type Found = gcra::Admission;
-
-    #[inline(always)]
-    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, gcra::Admission) {
-        self.admit(state, now, cost, force)
-    }
-
-    #[inline(always)]
-    fn tell(&self, found: gcra::Admission) -> ChargeDecision {
-        self.tell(found)
-    }
-}
-
-macro_rules! decides {
-    ($($rules:ty)*) => {$(
-        impl Decide for $rules {
-            type Found = ChargeDecision;
-
-            #[inline]
-            fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, ChargeDecision) {
-                let answer = self.decide(state, now, cost, force);
-                (answer.next, answer.decision)
-            }
-
-            #[inline]
-            fn tell(&self, found: ChargeDecision) -> ChargeDecision {
-                found
-            }
-        }
-    )*};
-}
-decides!(StepBucket FixedWindow TwoCounters);
 
 impl PairRules {
     /// The decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the state to

@@ -13,7 +13,7 @@ use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
 use super::rule::{Asked, BoundRule};
 use crate::clock::wall_now;
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
@@ -63,9 +63,31 @@ pub(super) struct OwnedCharge {
 }
 
 /// What a request is charged. No two charges are for the same policy and key: the policies of a layer differ by name.
-pub(super) type Charges = SmallVec<[OwnedCharge; 2]>;
+///
+/// One charge, the usual case, is apart from several here and below, so that it is not moved as if there were several.
+pub(super) enum Charges {
+    One(OwnedCharge),
+    Several(SmallVec<[OwnedCharge; decision::INLINE]>),
+}
+
+impl Charges {
+    pub(super) fn as_slice(&self) -> &[OwnedCharge] {
+        match self {
+            Self::One(charge) => std::slice::from_ref(charge),
+            Self::Several(charges) => charges,
+        }
+    }
+
+    fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
+        match self {
+            Self::One(charge) => std::slice::from_mut(charge),
+            Self::Several(charges) => charges,
+        }
+    }
+}
 
 /// What a request's head says.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Asking {
     Exempt,
     KeyMissing,
@@ -75,18 +97,65 @@ pub(super) enum Asking {
 /// What was decided about a request.
 pub(super) struct Decided {
     kind: OutcomeKind,
+    answer: Answer,
+}
+
+/// What the limiter answered, and to what.
+enum Answer {
+    /// It was not asked.
+    Nothing,
+    One {
+        charge: OwnedCharge,
+        decision: ChargeDecision,
+    },
+    /// Of several charges only what may have to be given back: nothing else will be asked for.
+    Owed(SmallVec<[Owed; decision::INLINE]>),
+    Several(Box<Answered>),
+}
+
+/// Charges, and the answer if there was one.
+struct Answered {
     charges: Charges,
-    /// The limiter's answer to the charges, if it was asked and gave one.
     decision: Option<Decision>,
+}
+
+impl Answered {
+    fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
+        Answer::Several(Box::new(Self { charges, decision }))
+    }
+}
+
+/// What a charge took.
+struct Owed {
+    rule: usize,
+    key: Key,
+    receipt: Receipt,
 }
 
 impl Decided {
     pub(super) fn without_charges(kind: OutcomeKind) -> Self {
-        Self { kind, charges: Charges::new(), decision: None }
+        Self { kind, answer: Answer::Nothing }
+    }
+
+    /// One charge that was allowed.
+    #[inline(always)]
+    pub(super) fn allowed(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { kind: OutcomeKind::Allowed, answer: Answer::One { charge, decision } }
     }
 
     pub(super) fn passes(&self) -> bool {
         self.kind.passed()
+    }
+
+    /// The charges, and how many of them were answered: all or none.
+    fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
+        match &self.answer {
+            Answer::Nothing | Answer::Owed(_) => (&[], &[]),
+            Answer::One { charge, decision } => (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+            Answer::Several(answered) => {
+                (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
+            }
+        }
     }
 }
 
@@ -104,7 +173,18 @@ impl<L> Shared<L> {
         if self.settings.exempt_preflight && is_preflight(parts) {
             return Asking::Exempt;
         }
-        let mut charges = Charges::new();
+        // The usual layer has one rule.
+        let [bound] = self.settings.rules.as_slice() else { return self.ask_all(parts) };
+        match bound.ask(parts) {
+            Asked::Nothing => Asking::Exempt,
+            Asked::Charge { key, cost } => Asking::Charges(Charges::One(OwnedCharge { rule: 0, key, cost })),
+            Asked::Key => Asking::KeyMissing,
+        }
+    }
+
+    #[inline(never)]
+    fn ask_all(&self, parts: &Parts) -> Asking {
+        let mut charges = SmallVec::new();
         for (rule, bound) in self.settings.rules.iter().enumerate() {
             match bound.ask(parts) {
                 Asked::Nothing => {}
@@ -112,13 +192,19 @@ impl<L> Shared<L> {
                 Asked::Key => return Asking::KeyMissing,
             }
         }
-        if charges.is_empty() { Asking::Exempt } else { Asking::Charges(charges) }
+        if charges.is_empty() { Asking::Exempt } else { Asking::Charges(Charges::Several(charges)) }
+    }
+
+    /// Whether nobody sees what becomes of a request other than by the response.
+    #[inline(always)]
+    pub(super) fn is_unobserved(&self) -> bool {
+        self.settings.observer.is_none() && !self.settings.expose_outcome
     }
 
     /// Tells the observer, and returns the outcome if the request is to carry it on.
     #[inline(always)]
     pub(super) fn tell(&self, decided: &Decided) -> Option<Outcome> {
-        if self.settings.observer.is_none() && !self.settings.expose_outcome {
+        if self.is_unobserved() {
             return None;
         }
         let outcome = self.outcome(decided);
@@ -135,7 +221,7 @@ impl<L> Shared<L> {
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
         }
-        let seed = seed(&decided.charges);
+        let seed = seed(decided.answers().0);
         let wait = self.headers.told_wait(&outcome, seed);
         let mut response = self.refusals.respond(&Refusal::new(parts, &outcome, wait));
         self.write_headers(&mut response, decided, Some(seed));
@@ -146,7 +232,7 @@ impl<L> Shared<L> {
     /// Writes the fields of a response to a request that passed.
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
         self.write_headers(response, decided, None);
-        if self.settings.expose_outcome {
+        if self.settings.expose_outcome && self.settings.enabled {
             let refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
             if !refused {
                 response.extensions_mut().insert(self.outcome(decided));
@@ -156,19 +242,22 @@ impl<L> Shared<L> {
 
     /// The seed is that of a refusal's jitter; nothing else is jittered.
     fn write_headers<B>(&self, response: &mut Response<B>, decided: &Decided, seed: Option<u64>) {
-        let Some(decision) = &decided.decision else { return };
         let refused = seed.is_some();
         if !refused && self.headers.is_silent_if_passed() {
             return;
         }
+        let (charges, decisions) = decided.answers();
+        if decisions.is_empty() {
+            return;
+        }
         // The usual layer has one rule.
-        if let ([charge], [decision]) = (decided.charges.as_slice(), decision.charges()) {
+        if let ([charge], [decision]) = (charges, decisions) {
             if let Some(view) = self.view(charge, decision, refused) {
                 self.write_views(response, &[view], seed);
             }
             return;
         }
-        let answers = decided.charges.iter().zip(decision.charges());
+        let answers = charges.iter().zip(decisions);
         let views: SmallVec<[View<'_>; 4]> =
             answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect();
         self.write_views(response, &views, seed);
@@ -178,7 +267,7 @@ impl<L> Shared<L> {
         if !decision.is_known() {
             return None;
         }
-        Some(View { policy: self.policy(charge)?, decision, refuses: refused && !decision.is_allowed() })
+        Some(View { policy: self.policy(charge.rule)?, decision, refuses: refused && !decision.is_allowed() })
     }
 
     #[inline]
@@ -189,56 +278,92 @@ impl<L> Shared<L> {
 
     fn outcome(&self, decided: &Decided) -> Outcome {
         let mut standings = SmallVec::new();
-        if let Some(decision) = &decided.decision {
-            for (charge, decision) in decided.charges.iter().zip(decision.charges()) {
-                if let Some(policy) = self.policy(charge) {
-                    standings.push(Standing {
-                        policy: policy.clone(),
-                        cost: charge.cost,
-                        effect: Effect::Enforce,
-                        decision: decision.clone(),
-                    });
-                }
+        let (charges, decisions) = decided.answers();
+        for (charge, decision) in charges.iter().zip(decisions) {
+            if let Some(policy) = self.policy(charge.rule) {
+                standings.push(Standing {
+                    policy: policy.clone(),
+                    cost: charge.cost,
+                    effect: Effect::Enforce,
+                    decision: decision.clone(),
+                });
             }
         }
         Outcome::new(decided.kind, standings)
     }
 
-    fn policy(&self, charge: &OwnedCharge) -> Option<&Policy> {
-        self.settings.rules.get(charge.rule).map(BoundRule::policy)
+    fn policy(&self, rule: usize) -> Option<&Policy> {
+        self.settings.rules.get(rule).map(BoundRule::policy)
     }
 }
 
 impl<L: Limiter> Shared<L> {
     #[inline(always)]
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        // The usual layer has one rule.
-        if let [charge] = charges.as_slice() {
-            if let Some(policy) = self.policy(charge) {
-                return self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)]);
-            }
+        match charges {
+            Charges::One(charge) => match self.policy(charge.rule) {
+                Some(policy) => self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)]),
+                None => self.limiter.take(&[]), // there is one
+            },
+            Charges::Several(charges) => self.take_all(charges),
         }
-        let borrowed: SmallVec<[Charge<'_>; 4]> = charges
+    }
+
+    #[inline(never)]
+    fn take_all(&self, charges: &[OwnedCharge]) -> Reply<Decision, L::Error, L::Future<Decision>> {
+        let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> = charges
             .iter()
-            .filter_map(|charge| Some(Charge::new(self.policy(charge)?, &charge.key).cost(charge.cost)))
+            .filter_map(|charge| Some(Charge::new(self.policy(charge.rule)?, &charge.key).cost(charge.cost)))
             .collect();
         self.limiter.take(&borrowed)
     }
 
-    /// What the limiter's answer means for the request.
+    /// One charge that is allowed, if nobody else looks at that; else what it means for the request.
     #[inline(always)]
-    pub(super) fn decide(&self, charges: Charges, answer: Result<Decision, L::Error>) -> Decided {
-        match answer {
-            Ok(decision) => {
-                let kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
-                Decided { kind, charges, decision: Some(decision) }
-            }
-            Err(error) => self.failed(charges, &error),
+    #[expect(clippy::result_large_err, reason = "no error, but the other case; both are taken apart by the caller")]
+    pub(super) fn quickly(
+        &self,
+        charges: Charges,
+        answer: Result<Decision, L::Error>,
+    ) -> Result<(OwnedCharge, ChargeDecision), Decided> {
+        match (charges, answer) {
+            (Charges::One(charge), Ok(decision)) if self.is_unobserved() => match decision.into_one() {
+                Ok((true, decision)) => Ok((charge, decision)),
+                Ok((false, decision)) => {
+                    Err(Decided { kind: OutcomeKind::Limited, answer: Answer::One { charge, decision } })
+                }
+                Err(decision) => Err(self.decide(Charges::One(charge), Ok(decision))),
+            },
+            (charges, answer) => Err(self.decide(charges, answer)),
         }
     }
 
+    /// What the limiter's answer means for the request.
+    #[inline(never)]
+    pub(super) fn decide(&self, mut charges: Charges, mut answer: Result<Decision, L::Error>) -> Decided {
+        // By reference as far as possible: an answer has room for several charges, and so is large.
+        let decision = match &mut answer {
+            Ok(decision) => decision,
+            Err(error) => return self.failed(error, charges),
+        };
+        let kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
+        let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
+        if kind == OutcomeKind::Allowed && self.is_unobserved() && self.headers.is_silent_if_passed() {
+            if let Answer::Owed(owed) = &mut decided.answer {
+                owe(owed, &mut charges, decision);
+            }
+        } else if let Ok(decision) = answer {
+            decided.answer = match (charges, decision.into_one()) {
+                (Charges::One(charge), Ok((_, decision))) => Answer::One { charge, decision },
+                (charges, Ok((allowed, one))) => Answered::boxed(charges, Some(Decision::one(allowed, one))),
+                (charges, Err(several)) => Answered::boxed(charges, Some(several)),
+            };
+        }
+        decided
+    }
+
     #[cold]
-    fn failed(&self, charges: Charges, error: &L::Error) -> Decided {
+    fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
         if let Some(observer) = &self.settings.observer {
             observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
         }
@@ -246,21 +371,28 @@ impl<L: Limiter> Shared<L> {
             OnError::Deny => OutcomeKind::FailedClosed,
             OnError::Allow => OutcomeKind::FailedOpen,
         };
-        Decided { kind, charges, decision: None }
+        Decided { kind, answer: Answered::boxed(charges, None) }
     }
 
     /// Gives back what a request took that never reached the service.
     #[cold]
     pub(super) fn give_back(&self, decided: Decided) {
-        let Some(mut decision) = decided.decision else { return };
-        let refunds: Vec<Refund> = decided
-            .charges
+        let mut owed = SmallVec::new();
+        match decided.answer {
+            Answer::Nothing => {}
+            Answer::One { charge, decision } => {
+                owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
+            }
+            Answer::Owed(all) => owed = all,
+            Answer::Several(mut answered) => {
+                if let Answered { charges, decision: Some(decision) } = &mut *answered {
+                    owe(&mut owed, charges, decision);
+                }
+            }
+        }
+        let refunds: Vec<Refund> = owed
             .into_iter()
-            .zip(decision.take_receipts())
-            .filter_map(|(charge, receipt)| {
-                let policy = self.policy(&charge)?.clone();
-                Some(Refund::new(policy, charge.key, receipt?))
-            })
+            .filter_map(|owed| Some(Refund::new(self.policy(owed.rule)?.clone(), owed.key, owed.receipt)))
             .collect();
         if refunds.is_empty() {
             return;
@@ -280,8 +412,17 @@ fn is_preflight(parts: &Parts) -> bool {
         && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
+/// Moves over what charges took.
+fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
+    for (at, OwnedCharge { rule, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
+        if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
+            owed.push(Owed { rule: *rule, key: std::mem::replace(key, Key::global()), receipt });
+        }
+    }
+}
+
 /// The same for every refusal of one client, so that a client cannot draw its jitter again.
-fn seed(charges: &Charges) -> u64 {
+fn seed(charges: &[OwnedCharge]) -> u64 {
     let hash = foldhash::fast::FixedState::default();
     charges.first().map_or(0, |charge| hash.hash_one(&charge.key))
 }

@@ -15,6 +15,7 @@ use super::body::Body;
 use super::charging::{Charges, Decided, Shared};
 use crate::decision::Decision;
 use crate::limiter::Limiter;
+use crate::outcome::OutcomeKind;
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
@@ -41,9 +42,8 @@ pin_project! {
             let this = this.project();
             if !*this.polled {
                 if let StateProjection::Passing { decided, .. } = this.state.project() {
-                    if let Some(decided) = decided.take() {
-                        this.shared.give_back(decided);
-                    }
+                    let nothing = Decided::without_charges(OutcomeKind::Exempt);
+                    this.shared.give_back(std::mem::replace(decided, nothing));
                 }
             }
         }
@@ -57,16 +57,27 @@ pin_project! {
         S: Service<Request<B>>,
         L: Limiter,
     {
-        // Nothing is decided about what the layer leaves untouched.
-        Passing { #[pin] response: S::Future, decided: Option<Decided> },
+        Passing { #[pin] response: S::Future, decided: Decided },
         // Boxed, since limiters that answer at once would else carry room for it in each future.
-        Deciding { #[pin] answer: L::Future<Decision>, waiting: Option<Box<Waiting<S, B>>> },
+        Deciding { waiting: Pin<Box<Waiting<S, L, B>>> },
         Refused { response: Option<Response<Bytes>> },
     }
 }
 
-/// What waits for the limiter's answer.
-struct Waiting<S, B> {
+pin_project! {
+    // What waits for the limiter's answer.
+    struct Waiting<S, L, B>
+    where
+        L: Limiter,
+    {
+        #[pin]
+        answer: L::Future<Decision>,
+        asked: Option<Asked<S, B>>,
+    }
+}
+
+/// What was asked, and for whom.
+struct Asked<S, B> {
     charges: Charges,
     ready: S,
     request: Request<B>,
@@ -78,12 +89,13 @@ where
     L: Limiter,
 {
     pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response, decided: None }, polled: false, shared }
+        let decided = Decided::without_charges(OutcomeKind::Exempt);
+        Self { state: State::Passing { response, decided }, polled: false, shared }
     }
 
     #[inline(always)]
     pub(super) fn passing(response: S::Future, decided: Decided, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response, decided: Some(decided) }, polled: false, shared }
+        Self { state: State::Passing { response, decided }, polled: false, shared }
     }
 
     pub(super) fn deciding(
@@ -93,8 +105,9 @@ where
         request: Request<B>,
         shared: Arc<Shared<L>>,
     ) -> Self {
-        let waiting = Some(Box::new(Waiting { charges, ready, request }));
-        Self { state: State::Deciding { answer, waiting }, polled: false, shared }
+        let asked = Some(Asked { charges, ready, request });
+        let waiting = Box::pin(Waiting { answer, asked });
+        Self { state: State::Deciding { waiting }, polled: false, shared }
     }
 
     pub(super) fn refused(response: Response<Bytes>, shared: Arc<Shared<L>>) -> Self {
@@ -117,16 +130,16 @@ where
                 StateProjection::Passing { response, decided } => {
                     let mut response = ready!(response.poll(cx))?;
                     // Left where it is, since it is large; nothing gives it back once this was polled.
-                    if let Some(decided) = decided {
-                        this.shared.finish(&mut response, decided);
-                    }
+                    this.shared.finish(&mut response, decided);
                     return Poll::Ready(Ok(response.map(Body::inner)));
                 }
-                StateProjection::Deciding { answer, waiting } => {
-                    let answer = ready!(answer.poll(cx));
+                StateProjection::Deciding { waiting } => {
+                    let waiting = waiting.as_mut().project();
+                    let answer = ready!(waiting.answer.poll(cx));
                     // There until the answer came, and then this state is left.
-                    let Some(waiting) = waiting.take() else { return Poll::Pending };
-                    let Waiting { charges, mut ready, request } = *waiting;
+                    let Some(Asked { charges, mut ready, request }) = waiting.asked.take() else {
+                        return Poll::Pending;
+                    };
                     let (parts, body) = request.into_parts();
                     let decided = this.shared.decide(charges, answer);
                     if decided.passes() {
@@ -135,7 +148,7 @@ where
                             request.extensions_mut().insert(outcome);
                         }
                         let response = ready.call(request);
-                        this.state.set(State::Passing { response, decided: Some(decided) });
+                        this.state.set(State::Passing { response, decided });
                     } else {
                         let response = Some(this.shared.refuse(&parts, &decided));
                         this.state.set(State::Refused { response });

@@ -72,7 +72,15 @@ where
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
             Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
             Asking::Charges(charges) => match self.shared.take(&charges) {
-                Reply::Now(answer) => self.shared.decide(charges, answer),
+                Reply::Now(answer) => match self.shared.quickly(charges, answer) {
+                    // The usual case in straight-line code, so that what was decided is written once.
+                    Ok((charge, decision)) => {
+                        let response = self.inner.call(Request::from_parts(parts, body));
+                        let decided = Decided::allowed(charge, decision);
+                        return ResponseFuture::passing(response, decided, Arc::clone(&self.shared));
+                    }
+                    Err(decided) => decided,
+                },
                 Reply::Later(answer) => {
                     let next = self.inner.clone();
                     let ready = std::mem::replace(&mut self.inner, next);

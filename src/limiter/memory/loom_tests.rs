@@ -63,6 +63,54 @@ fn two_charges_of_one_key_are_both_counted() {
     });
 }
 
+/// What the usual charge does: finds the very tag, and replaces; again if another was quicker.
+fn charge_quickly(words: &Words, key: Fingerprint, version: u16) -> Option<()> {
+    loop {
+        let seen = words.find_quietly(key, version)?;
+        let n = number(seen.word).unwrap_or(0);
+        if words.replace(seen, live(n + 1)) {
+            return Some(());
+        }
+    }
+}
+
+#[test]
+fn two_quick_charges_of_one_key_are_both_counted_at_once() {
+    loom::model(|| {
+        let words = Arc::new(Words::new(1));
+        assert!(put(&words, key(1), 1, 0));
+        let other = words.clone();
+        let thread = thread::spawn(move || charge_quickly(&other, key(1), 1));
+        // Neither ever finds the slot held: no one holds it.
+        assert_eq!(charge_quickly(&words, key(1), 1), Some(()));
+        assert_eq!(thread.join().expect("the thread ends"), Some(()));
+        assert_eq!(read(&words, key(1)), Some((1, Some(2))));
+    });
+}
+
+#[test]
+fn a_quick_charge_lands_in_its_own_version_or_nowhere() {
+    loom::model(|| {
+        let words = Arc::new(Words::new(1));
+        assert!(put(&words, key(1), 1, 11));
+        let other = words.clone();
+        let thread = thread::spawn(move || {
+            let Some(seen) = other.find(key(1)) else { return false };
+            let locked = other.lock(seen);
+            if locked {
+                other.publish(seen, key(1).tag(2), live(22));
+            }
+            locked
+        });
+        let charged = charge_quickly(&words, key(1), 1).is_some();
+        let converted = thread.join().expect("the thread ends");
+        // The conversion goes ahead on what it has read: a charge before that is in it, one between makes it try again.
+        assert!(charged || converted);
+        let expected = if converted { (2, Some(22)) } else { (1, Some(12)) };
+        assert_eq!(read(&words, key(1)), Some(expected));
+    });
+}
+
 #[test]
 fn who_reads_while_another_key_moves_in_sees_either_key_whole() {
     loom::model(|| {

@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, Layout, Next, Rules};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::{Charge, Effect};
 
 use super::large::{Change, Index, Shard};
@@ -99,7 +99,7 @@ impl Store {
             held.push(next);
         }
 
-        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
         let mut writes: SmallVec<[Write; INLINE]> = SmallVec::new();
         for (charge, held) in charges.iter().zip(&held) {
             let (decision, write) = held.decide(charge, now, &shards);
@@ -143,7 +143,7 @@ impl Store {
 
     /// The decision as the states are now, one after the other, and whether anything is to be written.
     fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
-        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
         let (mut takes, mut refusals) = (false, false);
         for charge in charges {
             let (decision, writes) = self.look_at(charge, now);

@@ -8,12 +8,12 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, Layout, Next, Rules};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Now, Seen, version_of};
+use super::words::{Now, Seen};
 
 /// A state that was read, and the word that is to replace it.
 struct Planned {
@@ -24,7 +24,7 @@ struct Planned {
 impl Store {
     /// Takes all charges or none, if this is the usual case; else nothing was done.
     pub(super) fn charge_words(&self, charges: &[Charge<'_>], now: Now) -> Option<Decision> {
-        let mut decisions: SmallVec<[ChargeDecision; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
         let mut planned: SmallVec<[Planned; 4]> = SmallVec::new();
         let mut allowed = true;
         let mut mends = false;
@@ -32,7 +32,7 @@ impl Store {
             let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
             let version = self.registry.version(charge.policy);
             let key = self.fingerprint(charge.policy, charge.key);
-            let seen = self.words.find_quietly(key).filter(|seen| version_of(seen.tag) == version)?;
+            let seen = self.words.find_quietly(key, version)?;
             if version == UNNAMED || planned.iter().any(|other| other.seen.place == seen.place) {
                 return None;
             }

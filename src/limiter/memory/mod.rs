@@ -91,7 +91,7 @@ impl MemoryLimiter {
     }
 
     /// Takes all charges or none.
-    #[inline]
+    #[inline(always)]
     #[must_use = "denied charges were not taken"]
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
         match charges {
@@ -154,7 +154,7 @@ impl Limiter for MemoryLimiter {
     type Error = Infallible;
     type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
 
-    #[inline]
+    #[inline(always)]
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
         Reply::Now(Ok(self.take_now(charges)))
     }

@@ -1,6 +1,8 @@
 //! One charge: the usual case in straight-line code, and from there to the ways that wait.
 
-use crate::algorithm::{Answer, Decide, Layout, Next, PairRules, Rules, WordLayout, by_type};
+use crate::algorithm::gcra::Gcra;
+use crate::algorithm::one_unit::{OneUnit, Verdict};
+use crate::algorithm::{Answer, Layout, Next, PairRules, Rules, WordLayout, by_type};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::limiter::{Charge, Effect};
@@ -10,68 +12,82 @@ use super::one_large::LargeCharge;
 use super::one_word::WordCharge;
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Fingerprint, Now, Seen, version_of};
+use super::words::{Fingerprint, Now};
+
+/// How often a charge tries again when another thread was quicker. One of them always gets through; who does not for so
+/// long locks the slot.
+const ATTEMPTS: usize = 16;
 
 impl Store {
     /// Takes one charge.
     #[inline(always)]
     pub(super) fn charge(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
-        let now = self.now();
         let version = self.registry.version(policy);
         let fingerprint = self.fingerprint(policy, key);
-        if let Some(seen) = self.words.find_quietly(fingerprint) {
-            // Two ways out instead of one, so that the answer is written once, where the caller wants it.
-            match policy.quota().rules() {
-                Rules::Pair(PairRules::Gcra(rules), Layout::Word(_)) if version_of(seen.tag) == version => {
-                    let layout = WordLayout::MICROSECONDS;
-                    if let Some(decision) = self.try_word(rules, layout, seen, now, cost, force) {
-                        return decision;
-                    }
+        // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
+        let now = self.now();
+        // Several ways out instead of one, so that the answer is written once, where the caller wants it.
+        match policy.quota().rules() {
+            Rules::Pair(PairRules::Gcra(Gcra { one_unit: Some(unit), .. }), Layout::Word(_)) if cost == 1 && !force => {
+                if let Some(decision) = self.try_unit(unit, fingerprint, version, now) {
+                    return decision;
                 }
-                Rules::Pair(rules, Layout::Word(layout)) if version_of(seen.tag) == version => {
-                    if let Some(decision) = self.try_rare(rules, *layout, seen, now, cost, force) {
-                        return decision;
-                    }
-                }
-                _ => {}
             }
+            Rules::Pair(rules, Layout::Word(_)) => {
+                return self.charge_word(policy, rules, fingerprint, now, cost, force);
+            }
+            _ => {}
         }
         self.charge_slowly(policy, fingerprint, version, now, cost, force)
     }
 
-    /// The usual case of a charge whose state is a word: the key has its slot, nobody interferes. It is straight-line code;
-    /// nothing was taken if it returns nothing.
+    /// The usual case of the usual charge: one unit of a bucket, the key has its slot. It is straight-line code; nothing
+    /// was taken if it returns nothing.
     #[inline(always)]
-    fn try_word(
-        &self,
-        rules: &impl Decide,
-        layout: WordLayout,
-        seen: Seen,
-        now: Now,
-        cost: u64,
-        force: bool,
-    ) -> Option<ChargeDecision> {
-        let (next, found) = rules.admit(layout.unpack(seen.word, now), now.at, cost, force);
-        let written = match next {
-            Next::Keep => true,
-            Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
-            Next::Clear => self.words.replace(seen, layout.cleared(now)),
-        };
-        if written { Some(rules.tell(found)) } else { None }
+    fn try_unit(&self, unit: &OneUnit, key: Fingerprint, version: u16, now: Now) -> Option<ChargeDecision> {
+        for _ in 0..ATTEMPTS {
+            let seen = self.words.find_quietly(key, version)?;
+            let verdict = unit.look(WordLayout::unpack_ahead(seen.word, now))?;
+            let written = match verdict {
+                Verdict::Allowed { ahead, .. } => self.words.replace(seen, WordLayout::pack_ahead(ahead, now)),
+                Verdict::Denied { .. } => true, // it only reads
+            };
+            if written {
+                return Some(unit.tell(verdict, now.at));
+            }
+        }
+        None
     }
 
-    /// The same for the other algorithms, out of the way of the first.
+    /// The same for the other charges, out of the way of the first; and if that did not do, whatever the case.
     #[inline(never)]
-    fn try_rare(
+    fn charge_word(
         &self,
+        policy: &Policy,
         rules: &PairRules,
-        layout: WordLayout,
-        seen: Seen,
+        key: Fingerprint,
         now: Now,
         cost: u64,
         force: bool,
-    ) -> Option<ChargeDecision> {
-        by_type!(rules, rules => self.try_word(rules, layout, seen, now, cost, force))
+    ) -> ChargeDecision {
+        let version = self.registry.version(policy);
+        if let Layout::Word(layout) = policy.quota().rules().layout() {
+            by_type!(rules, rules => {
+                for _ in 0..ATTEMPTS {
+                    let Some(seen) = self.words.find_quietly(key, version) else { break };
+                    let Answer { decision, next } = rules.decide(layout.unpack(seen.word, now), now.at, cost, force);
+                    let written = match next {
+                        Next::Keep => true,
+                        Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
+                        Next::Clear => self.words.replace(seen, layout.cleared(now)),
+                    };
+                    if written {
+                        return decision;
+                    }
+                }
+            });
+        }
+        self.charge_slowly(policy, key, version, now, cost, force)
     }
 
     /// Takes one charge, whatever the case.

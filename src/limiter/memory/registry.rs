@@ -24,7 +24,7 @@ const NUMBER_MASK: u64 = NUMBERS as u64 - 1;
 /// The versions of policies that a limiter has met.
 pub(super) struct Registry {
     /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits name.
-    cache: Box<[AtomicU64]>,
+    cache: Box<[AtomicU64; CACHED]>,
     versions: RwLock<Versions>,
     /// For each version in words the [shift](WordLayout::shift) of its layout: enough to tell what has expired.
     shifts: Box<[AtomicU8]>,
@@ -56,7 +56,7 @@ impl Versions {
 impl Registry {
     pub(super) fn new() -> Self {
         Self {
-            cache: (0..CACHED).map(|_| AtomicU64::new(0)).collect(),
+            cache: bytemuck::zeroed_box(),
             versions: RwLock::default(),
             shifts: bytemuck::zeroed_slice_box(NUMBERS),
             mixed: AtomicBool::new(false),

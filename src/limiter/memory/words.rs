@@ -17,6 +17,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::divisor::Divisor;
+use crate::algorithm::one_unit::Ahead;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
 use crate::sync::{AtomicU64, Backoff, Ordering};
@@ -112,6 +113,21 @@ impl WordLayout {
         ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n << GENERATION_BITS
     }
 
+    /// Packs a state that is so far ahead, where instants are microseconds.
+    #[inline]
+    pub(super) fn pack_ahead(ahead: Ahead, now: Now) -> u64 {
+        (now.relative + ahead.us) << LOWER_BITS | ahead.num << GENERATION_BITS
+    }
+
+    /// How far the state in a word is ahead, where instants are microseconds. One that has expired is not.
+    #[inline]
+    pub(super) fn unpack_ahead(word: u64, now: Now) -> Ahead {
+        match Self::MICROSECONDS.unpack(word, now) {
+            Some(state) => Ahead { us: state.at - now.at, num: state.n },
+            None => Ahead { us: 0, num: 0 },
+        }
+    }
+
     /// The state in a word, unless it has expired.
     #[inline]
     pub(super) fn unpack(self, word: u64, now: Now) -> Option<Pair> {
@@ -203,7 +219,7 @@ impl Words {
     pub(super) fn find(&self, key: Fingerprint) -> Option<Seen> {
         let mut backoff = Backoff::default();
         loop {
-            match self.look_for(key) {
+            match self.look_for(key, |tag| key.matches(tag)) {
                 Found::Slot(seen) => return Some(seen),
                 Found::Nothing => return None,
                 Found::Changing => backoff.wait(),
@@ -211,29 +227,30 @@ impl Words {
         }
     }
 
-    /// Finds the key's slot, if it has one and nobody is changing it.
+    /// Finds the key's slot, if it has one of this version and nobody is changing it.
     #[inline(always)]
-    pub(super) fn find_quietly(&self, key: Fingerprint) -> Option<Seen> {
-        match self.look_for(key) {
+    pub(super) fn find_quietly(&self, key: Fingerprint, version: u16) -> Option<Seen> {
+        let tag = key.tag(version);
+        match self.look_for(key, |other| other == tag) {
             Found::Slot(seen) => Some(seen),
             Found::Nothing | Found::Changing => None,
         }
     }
 
     #[inline(always)]
-    fn look_for(&self, key: Fingerprint) -> Found {
+    fn look_for(&self, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Found {
         let first = self.first_line(key);
-        match self.look_in(first, key) {
-            Found::Nothing => self.look_in(self.second_line(key, first), key),
+        match self.look_in(first, &is_it) {
+            Found::Nothing => self.look_in(self.second_line(key, first), &is_it),
             found => found,
         }
     }
 
     #[inline(always)]
-    fn look_in(&self, line: usize, key: Fingerprint) -> Found {
+    fn look_in(&self, line: usize, is_it: &impl Fn(u64) -> bool) -> Found {
         let Some(words) = self.line(line) else { return Found::Nothing };
         // All four tags at once: which slot it is cannot be predicted, whether it is one can. Relaxed: only a hint.
-        let hit = |slot: usize| usize::from(key.matches(words[2 * slot].load(Ordering::Relaxed))) << slot;
+        let hit = |slot: usize| usize::from(is_it(words[2 * slot].load(Ordering::Relaxed))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
         if hits == 0 {
             return Found::Nothing;
@@ -244,7 +261,7 @@ impl Words {
         // Acquire, with the Release of the state in `publish`: whoever sees a new state sees its tag.
         let word = words[2 * slot + 1].load(Ordering::Acquire);
         let unchanged = words[2 * slot].load(Ordering::Relaxed) == tag;
-        if !key.matches(tag) || word == LOCKED || !unchanged {
+        if !is_it(tag) || word == LOCKED || !unchanged {
             return Found::Changing;
         }
         Found::Slot(Seen { place: self.place(line, slot), tag, word })

@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 use super::form::{Kind, Verb};
 use super::{Answer, Ask, Item, nonsense};
 use crate::algorithm::{Pair, PairRules, Rules};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::Effect;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::value::Value;
@@ -72,7 +72,7 @@ impl Reader<'_> {
                     }
                 }
                 let charges = ask.items.iter().map(|item| self.charge(item, now));
-                let mut charges = charges.collect::<Option<SmallVec<[ChargeDecision; 2]>>>()?;
+                let mut charges = charges.collect::<Option<Several>>()?;
                 let counts = |(item, decision): (&Item, &ChargeDecision)| {
                     item.effect != Effect::Enforce || decision.is_allowed()
                 };
@@ -80,7 +80,7 @@ impl Reader<'_> {
                 if !allowed || ask.verb == Verb::Peek {
                     charges.iter_mut().for_each(ChargeDecision::untaken);
                 }
-                Some(Answer::Decided(Decision::of(allowed, charges)))
+                Some(Answer::Decided(Decision::new(allowed, charges)))
             }
         }
     }

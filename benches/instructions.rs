@@ -1,0 +1,274 @@
+//! Instructions of one check and of one request: unlike times, the same on a busy machine as on a quiet one.
+//!
+//! `cargo bench --all-features --bench instructions` counts them with callgrind and compares them with
+//! `benches/instructions.txt`. More than 3 % above it is a failure; `-- --update` writes the file anew.
+//!
+//! Each case is counted twice in a process of its own, at two numbers of runs, so that what it takes to set up falls out.
+//! A compiler of another version makes other code: then the counts are shown beside the baseline, and nothing fails.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::future::{Future, Ready, ready};
+use std::hint::black_box;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::pin::pin;
+use std::process::{Command, ExitCode};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http::{Request, Response};
+use tower::{Layer, Service};
+use tower_ratelimit::{Charge, Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+
+const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
+
+/// Keys that take turns.
+const KEYS: u32 = 10_000;
+
+/// So far a count may lie from its baseline, in hundredths of it.
+const TOLERANCE: u64 = 3;
+
+/// The service that does nothing; what it takes is not the layer's.
+const BARE: &str = "the request alone";
+
+type Run = Box<dyn FnMut(u64)>;
+
+/// A case's name, and what sets it up.
+type Case = (&'static str, fn() -> Run);
+
+fn address(n: u64) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::from(0x0a00_0000 + (n % u64::from(KEYS)) as u32)) // below 2^32
+}
+
+fn limiter() -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(20_000).clock(ManualClock::new()).build().expect("the setup is possible")
+}
+
+/// So much that nothing runs dry here.
+fn plenty() -> Quota {
+    Quota::per_hour(1_000_000)
+}
+
+fn check(quota: Quota) -> Run {
+    let (limiter, policy) = (limiter(), Policy::from(quota));
+    let mut next = 0;
+    Box::new(move |n| {
+        for _ in 0..n {
+            next += 1;
+            let key = Key::of(address(next)).unwrap_or(Key::global());
+            let decision = limiter.take_one(&policy, &key, 1);
+            black_box(&decision);
+        }
+    })
+}
+
+/// A set of so many policies, each with the same key.
+fn check_set(policies: usize) -> Run {
+    let limiter = limiter();
+    let named = |name: &&str| Policy::new(*name, plenty()).expect("it is a name");
+    let policies: Vec<Policy> = ["a", "b", "c"][..policies].iter().map(named).collect();
+    let mut next = 0;
+    Box::new(move |n| {
+        for _ in 0..n {
+            next += 1;
+            let key = Key::of(address(next)).unwrap_or(Key::global());
+            let charge = |policy| Charge::new(policy, &key);
+            let decision = match policies.as_slice() {
+                [a, b] => limiter.take_now(&[charge(a), charge(b)]),
+                [a, b, c] => limiter.take_now(&[charge(a), charge(b), charge(c)]),
+                _ => unreachable!("sets of two and of three"),
+            };
+            black_box(&decision);
+        }
+    })
+}
+
+#[derive(Clone)]
+struct Bare;
+
+impl Service<Request<Body>> for Bare {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<Body>) -> Self::Future {
+        ready(Ok(Response::new(Body::empty())))
+    }
+}
+
+fn drive<S: Service<Request<Body>> + 'static>(mut service: S) -> Run {
+    let mut next = 0;
+    Box::new(move |n| {
+        let mut context = Context::from_waker(Waker::noop());
+        for _ in 0..n {
+            next += 1;
+            let mut request = Request::new(Body::empty());
+            request.extensions_mut().insert(ConnectInfo(SocketAddr::new(address(next), 4711)));
+            let _ = service.poll_ready(&mut context);
+            match pin!(service.call(request)).poll(&mut context) {
+                Poll::Ready(Ok(response)) => drop(black_box(response)),
+                _ => unreachable!("the service answers at once"),
+            }
+        }
+    })
+}
+
+fn layer(quota: Quota, headers: Headers) -> RateLimitLayer<MemoryLimiter> {
+    RateLimitLayer::new(limiter(), quota, key::peer_ip()).headers(headers)
+}
+
+fn three_policies() -> RateLimitLayer<MemoryLimiter> {
+    layer(plenty(), Headers::none())
+        .and(Quota::per_minute(900_000), key::peer_ip())
+        .and(Quota::per_day(8_000_000), key::peer_ip())
+}
+
+/// Every case by its name.
+fn cases() -> Vec<Case> {
+    const HOUR: Duration = Duration::from_secs(3_600);
+    vec![
+        ("check, token bucket", || check(plenty())),
+        ("check, token bucket, interval not whole", || check(Quota::per_hour(7_000_000))),
+        ("check, token bucket, state of two words", || check(Quota::per_hour(7_000_003))),
+        ("check, fixed window", || check(Quota::fixed_window(1_000_000, HOUR).expect("possible"))),
+        ("check, sliding window", || check(Quota::sliding_window(1_000_000, HOUR).expect("possible"))),
+        ("check, denied", || check(Quota::per_hour(1))),
+        ("check of two policies", || check_set(2)),
+        ("check of three policies", || check_set(3)),
+        (BARE, || drive(Bare)),
+        ("layer, allowed, no header fields", || drive(layer(plenty(), Headers::none()).layer(Bare))),
+        ("layer, allowed, header fields", || drive(layer(plenty(), Headers::default()).layer(Bare))),
+        ("layer, refused, header fields", || drive(layer(Quota::per_hour(1), Headers::default()).layer(Bare))),
+        ("layer of three policies, no header fields", || drive(three_policies().layer(Bare))),
+    ]
+}
+
+/// The argument that follows this one.
+fn argument(name: &str) -> Option<String> {
+    std::env::args().skip_while(|argument| argument != name).nth(1)
+}
+
+fn is_given(name: &str) -> bool {
+    std::env::args().any(|argument| argument == name)
+}
+
+/// Instructions of a process of this bench that runs the case so many times.
+fn count(case: &str, times: u64) -> Result<u64, String> {
+    let bench = std::env::current_exe().map_err(|error| error.to_string())?;
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(bench)
+        .args(["--case", case, "--times", &times.to_string()])
+        .output()
+        .map_err(|error| format!("valgrind: {error}. Install it, on Debian with: apt-get install valgrind"))?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    let collected = told.lines().find_map(|line| line.split("Collected :").nth(1)?.trim().parse().ok());
+    match collected {
+        Some(collected) if output.status.success() => Ok(collected),
+        _ => Err(format!("{case}: valgrind failed: {told}")),
+    }
+}
+
+/// Instructions of one run.
+fn measure(case: &str) -> Result<u64, String> {
+    let (few, many) = (u64::from(KEYS), 2 * u64::from(KEYS));
+    Ok((count(case, many)? - count(case, few)?) / (many - few))
+}
+
+/// What compiles: other code from another one is no news.
+fn compiler() -> Result<String, String> {
+    let output = Command::new("rustc").arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let of = |name: &str| told.lines().find_map(|line| line.strip_prefix(name)).map(str::trim).unwrap_or("unknown");
+    Ok(format!("rustc {} for {}", of("release:"), of("host:")))
+}
+
+/// The baseline's compiler, and the count of each case.
+fn baseline() -> (String, Vec<(String, u64)>) {
+    let text = std::fs::read_to_string(BASELINE).unwrap_or_default();
+    let mut lines = text.lines().filter(|line| !line.starts_with('#'));
+    let compiler = lines.next().unwrap_or_default().to_owned();
+    let count = |line: &str| {
+        let (case, count) = line.rsplit_once("  ")?;
+        Some((case.trim_end().to_owned(), count.trim().parse().ok()?))
+    };
+    (compiler, lines.filter_map(count).collect())
+}
+
+fn compare(cases: &[Case]) -> Result<ExitCode, String> {
+    let compiler = compiler()?;
+    let (known_compiler, known) = baseline();
+    let update = is_given("--update");
+    let mut file = format!(
+        "# Instructions of one operation of {KEYS} keys that take turns; of a layer, those that it adds to {BARE}.\n\
+         # Written by: cargo bench --all-features --bench instructions -- --update\n{compiler}\n"
+    );
+    let (mut above, mut below, mut bare) = (0, 0, 0);
+    println!("{:<44} {:>8} {:>8}", compiler, "baseline", "now");
+    for (case, _) in cases {
+        let mut now = measure(case)?;
+        if *case == BARE {
+            bare = now;
+        } else if case.starts_with("layer") {
+            now = now.saturating_sub(bare);
+        }
+        let _ = writeln!(file, "{case:<44}  {now:>6}"); // a string takes all
+        let Some((_, before)) = known.iter().find(|(name, _)| name == case) else {
+            println!("{case:<44} {:>8} {now:>8}   new", "-");
+            above += 1;
+            continue;
+        };
+        let mark = if now * 100 > before * (100 + TOLERANCE) {
+            above += 1;
+            "   MORE"
+        } else if now * 100 < before * (100 - TOLERANCE) {
+            below += 1;
+            "   less"
+        } else {
+            ""
+        };
+        println!("{case:<44} {before:>8} {now:>8}{mark}");
+    }
+    if update {
+        std::fs::write(BASELINE, file).map_err(|error| format!("{BASELINE}: {error}"))?;
+        println!("{} is written.", Path::new(BASELINE).display());
+        return Ok(ExitCode::SUCCESS);
+    }
+    if compiler != known_compiler {
+        println!("The baseline is of {known_compiler}: this shows, and fails nothing.");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if below > 0 {
+        println!("{below} of them take less than {TOLERANCE} % below their baseline: keep that with `-- --update`.");
+    }
+    if above > 0 {
+        println!("{above} of them take more than {TOLERANCE} % above their baseline, or have none.");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn main() -> Result<ExitCode, String> {
+    let cases = cases();
+    if let Some(case) = argument("--case") {
+        let times = argument("--times").and_then(|times| times.parse().ok()).ok_or("--times wants a number")?;
+        let (_, make) = cases.iter().find(|(name, _)| *name == case).ok_or("there is no such case")?;
+        let mut run = make();
+        // Every key is there before.
+        run(u64::from(KEYS));
+        run(times);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if is_given("--smoke") || is_given("--test") {
+        cases.iter().for_each(|(_, make)| make()(10));
+        return Ok(ExitCode::SUCCESS);
+    }
+    compare(&cases)
+}
