@@ -41,6 +41,7 @@ pub(super) enum Misconfigured {
     Slots,
     Command,
     Script,
+    Certificate,
     Other,
 }
 
@@ -69,6 +70,14 @@ impl Failure {
             ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
                 cause: Cause::Misconfigured(Misconfigured::Other),
                 error: misconfigured(format!("Redis at {server} cannot be used so: {}", error.details())),
+            },
+            _ if error.details().to_ascii_lowercase().contains("certificate") => Self {
+                cause: Cause::Misconfigured(Misconfigured::Certificate),
+                error: misconfigured(format!(
+                    "the certificate of Redis at {server} is not trusted; with redis-rustls and redis-rustls-ring \
+                     SSL_CERT_FILE may name the authority's: {}",
+                    error.details()
+                )),
             },
             _ => Self::lost(RedisErrorKind::Unavailable, format!("no connection to Redis at {server}: {error}")),
         }
@@ -222,6 +231,13 @@ mod tests {
             assert_eq!(kind_of(kind, text), (RedisErrorKind::Unavailable, Cause::Lost), "{text}");
         }
         assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (RedisErrorKind::Timeout, Cause::Lost));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_for_somebody_to_mend() {
+        let text = "Custom { kind: InvalidData, error: InvalidCertificate(UnknownIssuer) }";
+        let (kind, cause) = kind_of(ErrorKind::IO, text);
+        assert_eq!((kind, cause), (RedisErrorKind::Misconfigured, Cause::Misconfigured(Misconfigured::Certificate)));
     }
 
     #[test]

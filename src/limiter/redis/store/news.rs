@@ -60,3 +60,37 @@ impl News {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limiter::redis::error::RedisErrorKind;
+
+    #[derive(Default)]
+    struct Count(Mutex<usize>);
+
+    impl Observer for Count {
+        fn on_event(&self, _: &LimiterEvent) {
+            *self.0.lock().unwrap() += 1;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_to_be_mended_is_told_once_a_minute_for_each_kind() {
+        let count = Arc::new(Count::default());
+        let news = News::new(Some(Arc::clone(&count) as Arc<dyn Observer>));
+        let error = RedisError::new(RedisErrorKind::Misconfigured, "wrong");
+        let told = |kind| {
+            let before = *count.0.lock().unwrap();
+            news.misconfigured(kind, &error);
+            *count.0.lock().unwrap() - before
+        };
+        assert_eq!(told(Misconfigured::Password), 1);
+        assert_eq!(told(Misconfigured::Password), 0);
+        assert_eq!(told(Misconfigured::Rights), 1, "of another kind");
+        tokio::time::advance(AGAIN - Duration::from_millis(1)).await;
+        assert_eq!(told(Misconfigured::Password), 0);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(told(Misconfigured::Password), 1);
+    }
+}

@@ -136,6 +136,9 @@ impl Link {
 
     /// Runs a script. `until` is when its time is over; `asking` is said before it if the slot is on its way to here.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant, asking: bool) -> Result<Value, Failure> {
+        if self.is_open() {
+            return Err(self.believed_dead());
+        }
         match self.run_by(By::Sha, call, slot, until, asking).await {
             Err(Failure { cause: Cause::NoScript, .. }) => self.run_by(By::Text, call, slot, until, asking).await,
             answer => answer,
@@ -165,7 +168,7 @@ impl Link {
         self.send(command, args, 0, until, false).await
     }
 
-    /// What is asked for a user: it fails at once while the server is believed dead, and its end is counted.
+    /// What is asked for a user: its end is counted.
     async fn ask(
         &self,
         command: &'static str,
@@ -174,9 +177,6 @@ impl Link {
         until: Instant,
         asking: bool,
     ) -> Result<Value, Failure> {
-        if self.is_open() {
-            return Err(self.believed_dead());
-        }
         let answer = self.send(command, args, slot, until, asking).await;
         match &answer {
             Ok(_) => self.breaker.answered(),

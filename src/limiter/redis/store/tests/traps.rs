@@ -2,6 +2,7 @@
 
 use fred::interfaces::MetricsInterface;
 
+use super::proxy::Proxy;
 use super::*;
 
 fn link(store: &Store) -> &server::Link {
@@ -95,4 +96,56 @@ async fn what_a_script_says_against_a_value_is_told_and_does_not_open_the_breake
             Value::Integer(1),
         ]))
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_for_a_connection_that_never_comes_opens_the_breaker() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    proxy.hold(true);
+    let store = Store::connect(&proxy.url(), Settings::default()).unwrap();
+    for _ in 0..Settings::default().failures {
+        assert!(!store.is_open(0));
+        let failure = link(&store).wait(Instant::now() + 20 * MS).await.unwrap_err();
+        assert_eq!(failure.error.kind(), RedisErrorKind::Timeout);
+    }
+    assert!(store.is_open(0));
+    assert!(link(&store).wait(Instant::now() + 20 * MS).await.is_ok(), "nothing is waited for then");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_observer_that_panics_does_not_keep_a_server_away() {
+    struct Panics;
+    impl Observer for Panics {
+        fn on_event(&self, _: &LimiterEvent) {
+            panic!("an observer that panics");
+        }
+    }
+    let mut server = Server::start();
+    let settings = Settings { observer: Some(Arc::new(Panics)), ..Settings::default() };
+    let store = connected(&server.url(), settings).await;
+    server.kill();
+    while !store.is_open(0) {
+        run(&store, "key").await.unwrap_err();
+    }
+    server.restart();
+    eventually("it is used again", || !store.is_open(0)).await;
+    assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shorter_deadline_is_kept_as_well() {
+    let server = Server::start();
+    let settings = Settings { deadline: 10 * MS, failures: u32::MAX, ..Settings::default() };
+    let store = connected(&server.url(), settings).await;
+    run(&store, "key").await.unwrap();
+    server.pause();
+    let mut times = Vec::new();
+    for _ in 0..10 {
+        let began = Instant::now();
+        run(&store, "key").await.unwrap_err();
+        times.push(began.elapsed());
+    }
+    times.sort_unstable();
+    assert!(times[5] < 40 * MS && times[9] < 10 * MS + SLACK, "{times:?}");
 }
