@@ -1,5 +1,6 @@
 //! A limiter's answer.
 
+use std::fmt;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -17,7 +18,6 @@ const NEVER: u64 = u64::MAX;
 /// A limiter's answer to a set of charges: all are taken or none is.
 ///
 /// The set is allowed when every enforced charge is; see [`Effect`](crate::Effect).
-#[derive(Debug)]
 pub struct Decision {
     allowed: bool,
     answers: Answers,
@@ -30,7 +30,6 @@ pub(crate) const INLINE: usize = 4;
 pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
 /// The answer for one charge is apart from the others, so that it is not moved as if there were several.
-#[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
 enum Answers {
     One(ChargeDecision),
@@ -115,6 +114,12 @@ impl Decision {
     /// Mutable access to the answer for one charge, for taking its receipt.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
         self.charges_mut().get_mut(index)
+    }
+}
+
+impl fmt::Debug for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Decision").field("allowed", &self.allowed).field("charges", &self.charges()).finish()
     }
 }
 
@@ -305,13 +310,13 @@ impl ChargeDecision {
         self.receipt = RawReceipt::default();
     }
 
-    /// The same denial, told so much later.
+    /// The same, told so much later.
     #[cfg(feature = "redis")]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
         let left = |us: u64, least: u64| if us == NEVER { NEVER } else { us.saturating_sub(passed_us).max(least) };
         Self {
             reset_us: left(self.reset_us, 0),
-            retry_us: left(self.retry_us, 1),
+            retry_us: left(self.retry_us, u64::from(self.retry_us > 0)),
             window_us: left(self.window_us, u64::from(self.window_us > 0)),
             ..self.clone()
         }

@@ -1,7 +1,5 @@
 //! The answers out of a script's reply.
 
-use smallvec::SmallVec;
-
 use super::form::{Kind, Verb};
 use super::{Answer, Ask, Item, nonsense};
 use crate::algorithm::{Pair, PairRules, Rules};
