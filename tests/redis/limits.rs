@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tower_ratelimit::{Charge, Limiter, Quota, RedisErrorKind, RedisLimiter, Refund};
 
-use super::server::Server;
+use super::redis_server::Server;
 use super::{MINUTE, calls, connect, key, keys, passes, policy, take};
 
 /// Long enough that nothing drains while a test runs.

@@ -1,16 +1,19 @@
 //! `RedisLimiter` on real servers, from the outside.
 #![cfg(feature = "redis")]
 
+mod cluster;
 mod limits;
 mod promises;
 mod troubles;
 
+#[path = "../support/redis_cluster.rs"]
+mod redis_cluster;
 #[path = "../support/redis.rs"]
-mod server;
+mod redis_server;
 
 use std::time::Duration;
 
-use server::Server;
+use redis_server::Server;
 use tower_ratelimit::{Charge, Decision, Key, Limiter, Policy, Quota, RedisError, RedisLimiter};
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tower_ratelimit::conformance::{Subject, check};
 use tower_ratelimit::{ManualClock, RedisLimiter, Timestamp};
 
-use super::server::Server;
+use super::redis_server::Server;
 
 struct OnRedis {
     server: Server,

@@ -13,7 +13,7 @@ use tower_ratelimit::{
     RedisLimiter, key as extract,
 };
 
-use super::server::{Server, free_port};
+use super::redis_server::{Server, free_port};
 use super::{connect, passes, policy, take};
 
 /// How soon it has to be back once Redis is.

@@ -172,5 +172,5 @@ async fn taken_over(
 /// A busy machine may cost some calls, a dead master would cost most.
 fn others_are_served(samples: &Samples, master: usize) {
     let report = samples.of("  the other masters' slots", |key| key != master);
-    assert!(report.failed * 20 < report.calls, "{} of {} failed", report.failed, report.calls);
+    assert!(report.failed * 4 < report.calls, "{} of {} failed", report.failed, report.calls);
 }

@@ -1,0 +1,161 @@
+//! A real cluster of three masters and their replicas.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use tower_ratelimit::{Atomicity, Charge, Limiter, Policy, Quota, RedisLimiter};
+
+use super::redis_cluster::Cluster;
+use super::{MINUTE, key, policy};
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+fn lasting(limit: u64) -> Quota {
+    Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).unwrap()
+}
+
+async fn limiter(cluster: &Cluster, prefix: &str, groups: Option<u16>) -> RedisLimiter {
+    let builder = RedisLimiter::builder().prefix(prefix).deadline(DEADLINE);
+    let builder = groups.into_iter().fold(builder, |builder, groups| builder.groups(groups));
+    builder.connect(&cluster.url()).await.expect("the cluster is there")
+}
+
+async fn remaining(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
+    let key = key(name);
+    let charge = [Charge::new(policy, &key).cost(0)];
+    for _ in 0..50 {
+        if let Ok(decision) = limiter.peek(&charge).wait().await {
+            return decision.charges()[0].remaining();
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the cluster does not answer");
+}
+
+/// One cluster for all, since it takes seconds to start.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_in_a_cluster() {
+    let mut cluster = tokio::task::block_in_place(Cluster::start);
+    callers_are_spread(&cluster).await;
+    what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
+    sets_of_many_tasks_add_up(&cluster).await;
+    a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
+}
+
+/// Each master has some callers, and all policies of one caller are in one slot.
+async fn callers_are_spread(cluster: &Cluster) {
+    for groups in [None, Some(24)] {
+        let prefix = format!("spread-{}", groups.unwrap_or(0));
+        let limiter = limiter(cluster, &prefix, groups).await;
+        let (one, two) = (policy("one", lasting(10)), policy("two", lasting(10)));
+        for caller in 0..60 {
+            let key = key(&format!("caller {caller}"));
+            let decision = limiter.take(&[Charge::new(&one, &key), Charge::new(&two, &key)]).wait().await.unwrap();
+            assert!(decision.is_allowed());
+        }
+        let mut slots = BTreeSet::new();
+        for master in 0..Cluster::MASTERS {
+            let mut connection = cluster.servers[master].connection();
+            let pattern = format!("{prefix}:*");
+            let stored: Vec<String> = redis::cmd("KEYS").arg(pattern).query(&mut connection).unwrap();
+            assert!(stored.len() >= 20, "master {master} has {} of 120 keys", stored.len());
+            for key in &stored {
+                slots.insert(redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query::<u16>(&mut connection).unwrap());
+                let left_ms: i64 = redis::cmd("PTTL").arg(key).query(&mut connection).unwrap();
+                assert!(left_ms > 0, "{key} has no end");
+            }
+        }
+        assert!(if groups.is_some() { slots.len() <= 24 } else { slots.len() > 50 }, "{} slots", slots.len());
+    }
+}
+
+async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
+    let limiter = limiter(cluster, "sets", None).await;
+    assert_eq!(limiter.atomicity(), Atomicity::Compensated);
+    let (everybody, caller) = (policy("everybody", lasting(1_000)), policy("caller", lasting(1)));
+    for name in ["a", "b", "c", "d", "e", "f"] {
+        let (all, one) = (key("all"), key(name));
+        let set = [Charge::new(&everybody, &all).cost(7), Charge::new(&caller, &one)];
+        assert!(limiter.take(&set).wait().await.unwrap().is_allowed());
+        let refused = limiter.take(&set).wait().await.unwrap();
+        assert!(!refused.is_allowed() && refused.charges()[0].is_allowed() && !refused.charges()[1].is_allowed());
+    }
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(remaining(&limiter, &everybody, "all").await, 1_000 - 6 * 7);
+}
+
+/// What was charged in each slot is what passed, when all is quiet again.
+async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
+    let limiters = [limiter(cluster, "many", None).await, limiter(cluster, "many", None).await];
+    let (everybody, caller) = (policy("everybody", lasting(700)), policy("caller", lasting(20)));
+    let passed = Arc::new(AtomicU64::new(0));
+    let tasks: Vec<_> = (0..64)
+        .map(|task| {
+            let (limiter, passed) = (limiters[task % 2].clone(), Arc::clone(&passed));
+            let (everybody, caller) = (everybody.clone(), caller.clone());
+            tokio::spawn(async move {
+                let (all, one) = (key("all"), key(&format!("caller {}", task / 2)));
+                for _ in 0..40 {
+                    let set = [Charge::new(&everybody, &all), Charge::new(&caller, &one)];
+                    // A check that failed may have been charged: it is not, where none is away.
+                    if limiter.take(&set).wait().await.is_ok_and(|decision| decision.is_allowed()) {
+                        passed.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let passed = passed.load(Ordering::Relaxed);
+    assert!(passed <= 32 * 20, "{passed} passed");
+    let mut of_callers = 0;
+    for caller_at in 0..32 {
+        of_callers += 20 - remaining(&limiters[0], &caller, &format!("caller {caller_at}")).await;
+    }
+    let of_all = 700 - remaining(&limiters[0], &everybody, "all").await;
+    // A busy machine may let checks time out after they were charged: never the other way round.
+    assert!(of_callers >= passed && of_all >= passed, "{of_callers} and {of_all} charged for {passed}");
+    assert!(of_callers <= passed + 64 && of_all <= passed + 64, "{of_callers} and {of_all} charged for {passed}");
+}
+
+async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut Cluster) {
+    let limiter = limiter(cluster, "dies", None).await;
+    let caller = policy("caller", lasting(50));
+    let passed: Arc<Vec<AtomicU64>> = Arc::new((0..30).map(|_| AtomicU64::new(0)).collect());
+    let slowest = Arc::new(AtomicU64::new(0));
+    let until = Instant::now() + Duration::from_secs(8);
+    let tasks: Vec<_> = (0..30)
+        .map(|task| {
+            let (limiter, caller) = (limiter.clone(), caller.clone());
+            let (passed, slowest) = (Arc::clone(&passed), Arc::clone(&slowest));
+            tokio::spawn(async move {
+                let key = key(&format!("caller {task}"));
+                while Instant::now() < until {
+                    let began = Instant::now();
+                    let answer = limiter.take(&[Charge::new(&caller, &key)]).wait().await;
+                    slowest.fetch_max(u64::try_from(began.elapsed().as_millis()).unwrap(), Ordering::Relaxed);
+                    passed[task].fetch_add(u64::from(answer.is_ok_and(|it| it.is_allowed())), Ordering::Relaxed);
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    tokio::task::block_in_place(|| cluster.servers[0].kill());
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for (caller, passed) in passed.iter().enumerate() {
+        let passed = passed.load(Ordering::Relaxed);
+        // What the replica had not heard of may pass once more: at most what passed before.
+        assert!(passed <= 2 * 50, "{passed} of caller {caller}");
+        assert!(passed >= 50, "caller {caller} was not served again: {passed} passed");
+    }
+    let slowest = slowest.load(Ordering::Relaxed);
+    assert!(slowest < 1_000, "a check took {slowest} ms");
+}
