@@ -46,6 +46,7 @@ struct Item {
 
 /// What came of a request.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly every answer is a decision")]
 pub(super) enum Answer {
     Decided(Decision),
     Done,

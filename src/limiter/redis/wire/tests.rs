@@ -4,6 +4,7 @@ mod parity;
 mod sets;
 mod troubles;
 
+#[allow(clippy::disallowed_methods, clippy::duplicate_mod, reason = "shared by all tests that need servers")]
 #[path = "../../../../tests/support/redis.rs"]
 mod servers;
 
@@ -17,7 +18,7 @@ use crate::time::Timestamp;
 
 /// A server, and a connection to it, with all scripts loaded.
 struct Bench {
-    server: servers::Server,
+    _server: servers::Server,
     connection: Connection,
     space: KeySpace,
 }
@@ -31,7 +32,7 @@ impl Bench {
             let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script.text).query(&mut connection).unwrap();
             assert_eq!(sha, *script.sha);
         }
-        Self { server, connection, space: KeySpace::new("test", None, None).unwrap() }
+        Self { _server: server, connection, space: KeySpace::new("test", None, None).unwrap() }
     }
 
     /// What one call after the other is answered.

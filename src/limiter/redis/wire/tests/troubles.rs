@@ -93,6 +93,26 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
 }
 
 #[test]
+fn a_set_that_names_a_key_twice_is_answered_and_the_key_lives_on() {
+    let mut bench = Bench::start();
+    for quota in quotas() {
+        let policy = Policy::new("p", quota).unwrap();
+        let key = Key::of("twice").unwrap();
+        let stored = bench.space.key(&policy, &key);
+        let charge = Charge::new(&policy, &key).cost(2);
+        for _ in 0..4 {
+            let ask = Ask::take([(&charge, &stored), (&charge, &stored)].into_iter());
+            let answers = take(&mut bench, &[&ask]);
+            assert!(matches!(&answers[..], [Answer::Decided(_)]), "{quota}: {answers:?}");
+        }
+        let (ask, _) = one(&bench, &policy, "twice");
+        let answers = take(&mut bench, &[&ask]);
+        assert!(matches!(&answers[..], [Answer::Decided(_)]), "{quota}: {answers:?}");
+        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+    }
+}
+
+#[test]
 fn a_garbled_value_of_ours_is_overwritten() {
     let mut bench = Bench::start();
     for quota in quotas() {
@@ -132,7 +152,6 @@ fn a_garbled_value_of_ours_is_overwritten() {
             assert!(matches!(&first[..], [Answer::Decided(_)]), "{quota} {value:?}: {first:?}");
             let second = take(&mut bench, &[&ask]);
             assert!(matches!(&second[..], [Answer::Decided(_)]), "{quota} {value:?}: {second:?}");
-            println!("{quota} {value:?}: {first:?} {second:?}");
             assert_eq!(bench.check_ttls(), 1);
         }
         let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
