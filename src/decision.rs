@@ -268,7 +268,7 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
-    pub(crate) fn put_receipt(&mut self, receipt: Receipt) {
+    pub(crate) fn put_receipt(&mut self, receipt: &Receipt) {
         self.receipt = receipt.0;
     }
 

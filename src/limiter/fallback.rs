@@ -178,7 +178,7 @@ fn noted(mut decision: Decision, second: bool) -> Decision {
     for index in 0..decision.charges().len() {
         if let Some(charge) = decision.charge_mut(index) {
             if let Some(receipt) = charge.take_receipt() {
-                charge.put_receipt(receipt.noted(second));
+                charge.put_receipt(&receipt.noted(second));
             }
         }
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use tokio::time::Instant;
 use tower_ratelimit::{Atomicity, Charge, Limiter, Policy, Quota, RedisLimiter};
 
 use super::redis_cluster::Cluster;

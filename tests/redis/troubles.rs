@@ -2,11 +2,12 @@
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
+use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     FallbackLimiter, Limiter, LimiterEvent, MemoryLimiter, Observer, OnError, Quota, RateLimitLayer, RedisErrorKind,

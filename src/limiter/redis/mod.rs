@@ -9,6 +9,9 @@ mod leases;
 #[cfg(test)]
 mod processes;
 mod queue;
+#[cfg(test)]
+#[path = "../../../tests/support/redis.rs"]
+mod redis_server;
 mod set;
 mod store;
 mod tag;
@@ -74,7 +77,6 @@ impl RedisLimiter {
     }
 
     /// Sets up a limiter.
-    #[must_use]
     pub fn builder() -> RedisLimiterBuilder {
         RedisLimiterBuilder::new()
     }

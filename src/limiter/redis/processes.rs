@@ -10,14 +10,10 @@ use crate::algorithm::naive::Oracle;
 use crate::limiter::{Charge, Limiter};
 
 use super::RedisLimiter;
+use super::redis_server::Server;
 use super::value::Value;
 use super::wire::{Answer, Ask};
 use crate::{Key, Policy, Quota};
-
-#[path = "../../../tests/support/redis.rs"]
-mod server;
-
-use server::Server;
 
 const PROCESSES: usize = 8;
 const TASKS: u64 = 16;
@@ -27,8 +23,11 @@ const CHECKS: u64 = 60;
 const URL: &str = "RATELIMIT_TEST_URL";
 const QUOTA: &str = "RATELIMIT_TEST_QUOTA";
 
-/// The costs and answers of this process, in the order in which Redis gave them: the instant of each call, and its checks.
-static LOG: Mutex<Vec<(i64, Vec<(u64, bool)>)>> = Mutex::new(Vec::new());
+/// The calls of this process.
+static LOG: Mutex<Vec<LoggedCall>> = Mutex::new(Vec::new());
+
+/// The server's instant, and the costs and answers in the order of the call.
+type LoggedCall = (u64, Vec<(u64, bool)>);
 
 /// What each process does; nothing, if this is the parent.
 #[test]
@@ -76,7 +75,7 @@ fn hammer(server: &Server, quota: Quota) {
                 .unwrap()
         })
         .collect();
-    let mut calls: Vec<(u64, Vec<(u64, bool)>)> = Vec::new();
+    let mut calls: Vec<LoggedCall> = Vec::new();
     for process in processes {
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success());
@@ -136,7 +135,7 @@ pub(super) fn log(reply: &Value, asks: &[&Ask], answers: &[Answer]) {
         return;
     }
     let Value::Bytes(bytes) = reply else { panic!("a reply is one string") };
-    let now = f64::from_le_bytes(bytes[..8].try_into().unwrap()) as i64;
+    let now = f64::from_le_bytes(bytes[..8].try_into().unwrap()) as u64;
     let checks = asks.iter().zip(answers).map(|(ask, answer)| match answer {
         Answer::Decided(decision) => (ask.cost(), decision.is_allowed()),
         other => panic!("{other:?}"),

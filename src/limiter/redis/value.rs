@@ -9,7 +9,7 @@ pub(super) enum Value {
     Integer(i64),
     /// A string. A script tells of the failure of one check among several by one.
     Bytes(Bytes),
-    Array(Vec<Value>),
+    Array(Vec<Self>),
 }
 
 /// A script to be run, once or for many checks, on keys of one slot.

@@ -109,7 +109,8 @@ async fn a_check_dropped_in_flight_lets_the_next_ones_go() {
     let first = start(&queue, 1).await;
     let second = start(&queue, 2).await;
     let third = start(&queue, 3).await;
-    (first.abort(), second.abort());
+    first.abort();
+    second.abort();
     settle().await;
     assert_eq!(held.carried(), [[1], [2], [3]]);
     held.lets.add_permits(1);

@@ -4,28 +4,25 @@ mod parity;
 mod sets;
 mod troubles;
 
-#[allow(clippy::disallowed_methods, clippy::duplicate_mod, reason = "shared by all tests that need servers")]
-#[path = "../../../../tests/support/redis.rs"]
-mod servers;
-
 use redis::{Connection, ConnectionLike};
 
 use super::form::Kind;
 use super::{Answer, Ask, answers, call, scripts};
 use crate::limiter::redis::keys::KeySpace;
+use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::value::{Call, Value};
 use crate::time::Timestamp;
 
 /// A server, and a connection to it, with all scripts loaded.
 struct Bench {
-    _server: servers::Server,
+    _server: Server,
     connection: Connection,
     space: KeySpace,
 }
 
 impl Bench {
     fn start() -> Self {
-        let server = servers::Server::start();
+        let server = Server::start();
         let mut connection = server.connection();
         let kinds = [Kind::Whole, Kind::Parts, Kind::StepBucket, Kind::FixedWindow, Kind::TwoCounters, Kind::Narrow];
         for script in kinds.map(scripts::lean).into_iter().chain([scripts::full()]) {

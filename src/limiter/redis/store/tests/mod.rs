@@ -10,8 +10,6 @@ mod faults;
 mod proxy;
 #[path = "../../../../../tests/support/redis_cluster.rs"]
 mod redis_cluster;
-#[path = "../../../../../tests/support/redis.rs"]
-mod redis_server;
 mod sentinel;
 mod setup;
 mod traps;
@@ -27,8 +25,8 @@ use bytes::Bytes;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-use self::redis_server::Server;
 use super::*;
+use crate::limiter::redis::redis_server::{self, Server};
 use crate::limiter::redis::value::Script;
 use crate::outcome::{LimiterEvent, Observer};
 

@@ -121,7 +121,7 @@ impl Life {
         }
         if let Some(receipt) = decision.take_receipt() {
             self.receipts.push((receipt.units(), receipt.at_us(), receipt.part()));
-            decision.put_receipt(receipt);
+            decision.put_receipt(&receipt);
         }
         self.retry_us = decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
         (self.reset_us, self.remaining) = (decision.reset_us(), decision.remaining());
@@ -167,7 +167,7 @@ impl Life {
 fn is_same(decision: &mut Decision, expected: &ChargeDecision) -> bool {
     if let Some(charge) = decision.charge_mut(0) {
         if let Some(receipt) = charge.take_receipt() {
-            charge.put_receipt(receipt);
+            charge.put_receipt(&receipt);
         }
     }
     decision.charges() == std::slice::from_ref(expected)
