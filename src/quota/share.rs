@@ -27,7 +27,7 @@ impl Quota {
         let parts = u64::from(parts.get());
         spec.limit = (spec.limit / parts).max(1);
         spec.burst = (spec.burst / parts).max(1);
-        spec.debt /= parts;
+        spec.debt = if self.debt_follows { spec.burst } else { spec.debt / parts };
         spec.delay_after = (spec.delay_after / parts).min(spec.burst - 1);
         match spec.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
