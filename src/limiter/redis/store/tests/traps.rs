@@ -149,3 +149,20 @@ async fn a_shorter_deadline_is_kept_as_well() {
     times.sort_unstable();
     assert!(times[5] < 40 * MS && times[9] < 10 * MS + SLACK, "{times:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_setting_is_too_short_or_too_long() {
+    let mut server = Server::start();
+    for time in [Duration::ZERO, Duration::MAX] {
+        let settings =
+            Settings { deadline: time, failures: 0, probe_every: time, connect_timeout: time, observer: None };
+        let store = connected(&server.url(), settings).await;
+        run(&store, "key").await.unwrap();
+        server.kill();
+        while !store.is_open(0) {
+            let _ = tokio::time::timeout(SLACK, run(&store, "key")).await;
+        }
+        server.restart();
+        eventually("it is used again", || !store.is_open(0)).await;
+    }
+}
