@@ -159,7 +159,10 @@ impl Drop for Server {
 fn directory() -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let directory = std::env::temp_dir().join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
+    // Servers of a cluster wait for the disk when they vote, and answer nobody meanwhile.
+    let memory = PathBuf::from("/dev/shm");
+    let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
+    let directory = parent.join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
     std::fs::create_dir_all(&directory).unwrap();
     directory
 }

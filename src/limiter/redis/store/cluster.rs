@@ -176,6 +176,11 @@ impl Map {
         self.servers.get(usize::from(*owner))
     }
 
+    /// A server, or the owner of a slot: nobody calls for these, so nobody would say when they are back.
+    fn lacks_something(&self) -> bool {
+        self.owners.contains(&NOBODY) || self.servers.iter().any(|server| server.link.is_open())
+    }
+
     fn find(&self, address: &Address) -> Option<usize> {
         self.servers.iter().position(|server| server.link.address == *address)
     }
@@ -355,7 +360,7 @@ async fn refresh(shared: Arc<Shared>) {
             }
         };
         sleep(jitter(NO_SOONER)).await;
-        let away = failed || shared.map().servers.iter().any(|server| server.link.is_open());
+        let away = failed || shared.map().lacks_something();
         let pause = if away { WHILE_AWAY } else { EVERY };
         let _ = timeout(jitter(pause), shared.alarm.notified()).await;
     }

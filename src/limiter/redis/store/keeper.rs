@@ -11,7 +11,7 @@ use fred::types::config::Server;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::failure::{Cause, Failure};
 use super::server::Link;
@@ -117,18 +117,17 @@ async fn probe(link: &Link, settings: &Settings) {
         }
         let mut since = Instant::now();
         while link.breaker.is_open() {
-            match link.command("PING", &[], Instant::now() + settings.deadline).await {
-                Err(Failure { cause: Cause::Lost, .. }) => {}
-                Ok(_) | Err(_) => {
-                    link.recovered();
-                    break;
-                }
+            // An answer is waited for until the next probe: it comes when the server wakes.
+            let next = Instant::now() + jitter(settings.probe_every());
+            if !matches!(link.command("PING", &[], next).await, Err(Failure { cause: Cause::Lost, .. })) {
+                link.recovered();
+                break;
             }
             if since.elapsed() >= PATIENCE && link.role.is_own() {
                 link.restart();
                 since = Instant::now();
             }
-            sleep(jitter(settings.probe_every())).await;
+            sleep_until(next).await;
         }
     }
 }

@@ -50,6 +50,7 @@ impl Store {
     ///
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
+        let settings = settings.bounded();
         let target = Target::parse(url)?;
         let runtime = runtime()?;
         let news = Arc::new(News::new(settings.observer.clone()));
@@ -86,7 +87,7 @@ impl Store {
     }
 
     fn of_clients(clients: Vec<Client>, settings: Settings) -> Result<Self, RedisError> {
-        let runtime = runtime()?;
+        let (settings, runtime) = (settings.bounded(), runtime()?);
         let Some(first) = clients.first() else { return Err(misconfigured("a pool without clients")) };
         let hosts = first.client_config().server.hosts();
         let address = hosts.first().map_or_else(|| Address::new("?", 0), |host| Address::new(&host.host, host.port));

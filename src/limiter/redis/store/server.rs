@@ -290,6 +290,10 @@ impl Link {
         if let Cause::Misconfigured(kind) = failure.cause {
             self.news.misconfigured(kind, &failure.error);
         }
+        if failure.cause == Cause::Demoted {
+            // fred gives the connection up when a server says that its cluster is down, and the caller does not hear why.
+            self.raise();
+        }
         *self.trouble() = Some(failure.error);
     }
 

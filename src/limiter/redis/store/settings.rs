@@ -15,13 +15,13 @@ use crate::outcome::Observer;
 /// How a store behaves.
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct Settings {
-    /// How long a call may take.
+    /// How long a call may take: from 2 ms, below which fred's timers cannot tell, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// Calls in a row without an answer after which a server is believed dead.
     pub(in crate::limiter::redis) failures: u32,
-    /// How often a server that is believed dead is probed.
+    /// How often a server that is believed dead is probed: from 10 ms to a minute.
     pub(in crate::limiter::redis) probe_every: Duration,
-    /// How long a connection may take, and again its greeting.
+    /// How long a connection may take, and again its greeting: from 10 ms to a minute.
     pub(in crate::limiter::redis) connect_timeout: Duration,
     /// Who is told.
     pub(in crate::limiter::redis) observer: Option<Arc<dyn Observer>>,
@@ -40,6 +40,15 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What is out of its range is taken to the next end of it.
+    pub(super) fn bounded(mut self) -> Self {
+        let (least, most) = (Duration::from_millis(10), Duration::from_secs(60));
+        self.deadline = self.deadline.clamp(Duration::from_millis(2), most);
+        self.probe_every = self.probe_every.clamp(least, most);
+        self.connect_timeout = self.connect_timeout.clamp(least, most);
+        self
+    }
+
     /// A connection that owes an answer for so long is given up.
     fn patience(&self) -> Duration {
         self.deadline.saturating_mul(3).max(Duration::from_millis(150))

@@ -28,6 +28,7 @@ async fn slots_and_masters_may_move_while_calls_come() {
     assert!(store.is_cluster());
     a_slot_moves(&servers, &store).await;
     keys_are_apart(&servers, &store).await;
+    nobody_has_a_slot(&servers, &store).await;
     a_replica_takes_over(&servers, &store).await;
     a_client_of_the_users(&servers).await;
 }
@@ -75,6 +76,25 @@ async fn keys_are_apart(servers: &Servers, store: &Store) {
     assert_eq!(count(late), 2, "it waits for the other key, which comes soon");
     servers.end_to_move(slot(&tag), 2, 1);
     assert_eq!(count(run().await), 3);
+}
+
+async fn nobody_has_a_slot(servers: &Servers, store: &Store) {
+    let (lost, other) = (key_of(0, "lost"), key_of(0, "kept"));
+    let number = slot(&lost).to_string();
+    tokio::task::block_in_place(|| {
+        for at in 0..servers.servers.len() {
+            servers.tell(at, &["DELSLOTS", &number]);
+        }
+    });
+    let began = Instant::now();
+    while !(store.is_open(slot(&lost)) && run(store, &other).await.is_ok()) {
+        let _ = run(store, &lost).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "it is not known that nobody has the slot");
+        sleep(5 * MS).await;
+    }
+    tokio::task::block_in_place(|| servers.tell(0, &["ADDSLOTS", &number]));
+    eventually("its new owner is found without a call", || !store.is_open(slot(&lost))).await;
+    assert_eq!(count(run(store, &lost).await), 1);
 }
 
 async fn a_replica_takes_over(servers: &Servers, store: &Store) {
