@@ -4,7 +4,7 @@
 //! redis-server --save "" &
 //! cargo run --example redis --features redis -- 3000 &
 //! cargo run --example redis --features redis -- 3001 &
-//! for i in $(seq 6); do curl -s -o /dev/null -w '%{http_code}\n' http://127.0.0.1:300{0,1}/; done
+//! for i in $(seq 6); do for port in 3000 3001; do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:$port/; done; done
 //! ```
 //!
 //! The first ten of these twelve requests pass. `REDIS_URL` names another server.
