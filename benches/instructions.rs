@@ -1,6 +1,6 @@
 //! Instructions of one check and of one request: unlike times, the same on a busy machine as on a quiet one.
 //!
-//! `cargo bench --all-features --bench instructions` counts them with callgrind and compares them with
+//! `cargo bench --features fast-clock --bench instructions` counts them with callgrind and compares them with
 //! `benches/instructions.txt`. More than 3 % above it is a failure; `-- --update` writes the file anew.
 //!
 //! Each case is counted twice in a process of its own, at two numbers of runs, so that what it takes to set up falls out.
@@ -208,7 +208,7 @@ fn compare(cases: &[Case]) -> Result<ExitCode, String> {
     let update = is_given("--update");
     let mut file = format!(
         "# Instructions of one operation of {KEYS} keys that take turns; of a layer, those that it adds to {BARE}.\n\
-         # Written by: cargo bench --all-features --bench instructions -- --update\n{compiler}\n"
+         # Written by: cargo bench --features fast-clock --bench instructions -- --update\n{compiler}\n"
     );
     let (mut above, mut below, mut bare) = (0, 0, 0);
     println!("{:<44} {:>8} {:>8}", compiler, "baseline", "now");

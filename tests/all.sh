@@ -118,7 +118,7 @@ for bench in benches/*.rs; do
 done
 
 step 'instructions of a check and of a request, beside their baseline'
-run cargo bench --locked --all-features --bench instructions
+run cargo bench --locked --features fast-clock --bench instructions
 
 step 'loom: every interleaving of the lock-free steps'
 run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --lib loom
