@@ -8,8 +8,10 @@
 
 mod support;
 
+#[path = "../tests/support/redis_cluster.rs"]
+mod redis_cluster;
 #[path = "../tests/support/redis.rs"]
-mod server;
+mod redis_server;
 
 use std::io::{BufRead, Write};
 use std::process::Command;
@@ -20,7 +22,8 @@ use std::time::{Duration, Instant};
 use fred::clients::Client;
 use fred::prelude::{ClientLike, Config};
 use fred::types::{ClusterHash, CustomCommand, Value};
-use server::Server;
+use redis_cluster::Cluster;
+use redis_server::Server;
 use support::{Numbers, is_smoke, is_wanted, median};
 use tokio::runtime::Runtime;
 use tower_ratelimit::{Charge, Key, Limiter, Policy, Quota, RedisLimiter};
@@ -47,6 +50,9 @@ fn main() {
     }
     if is_wanted("lease") {
         lease(&runtime, &server);
+    }
+    if is_wanted("cluster") {
+        cluster(&runtime);
     }
 }
 
@@ -412,4 +418,33 @@ fn lease(runtime: &Runtime, server: &Server) {
     });
     let (took, (_, calls)) = (began.elapsed().as_secs_f64(), spent(server));
     println!("\nlease: {:.0} checks/s of one key, {:.0} calls/s", count as f64 / took, calls as f64 / took);
+}
+
+/// Three masters: a slot for each caller, or one for each group of them.
+fn cluster(runtime: &Runtime) {
+    let (rounds, count) = if is_smoke() { (1, 2_000) } else { (7, 40_000) };
+    let cluster = Cluster::start();
+    let policy = plenty();
+    let sorts = [None, Some(256), Some(64), Some(16)];
+    let limiters = sorts.map(|groups| {
+        let builder = RedisLimiter::builder().prefix(format!("{groups:?}")).deadline(Duration::from_secs(5));
+        let builder = groups.into_iter().fold(builder, |builder, groups| builder.groups(groups));
+        runtime.block_on(builder.connect(&cluster.url())).unwrap()
+    });
+    let mut rates = sorts.map(|_| Vec::new());
+    for _ in 0..rounds {
+        for (limiter, rates) in limiters.iter().zip(&mut rates) {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            rates.push(rate(runtime, 200, count, move |key| {
+                let (limiter, policy) = (limiter.clone(), policy.clone());
+                async move { assert!(check(&limiter, &policy, key).await) }
+            }));
+        }
+    }
+    println!("\ncluster of three masters, 200 in flight");
+    let medians = rates.map(median);
+    for (sort, rate) in sorts.iter().zip(&medians) {
+        let name = sort.map_or_else(|| "a slot for each caller".to_owned(), |groups| format!("{groups} groups"));
+        println!("  {name:<44} {rate:>9.0} /s   {:>5.2}x", rate / medians[0]);
+    }
 }

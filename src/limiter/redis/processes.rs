@@ -10,6 +10,7 @@ use crate::algorithm::naive::Oracle;
 use crate::limiter::{Charge, Limiter};
 
 use super::RedisLimiter;
+use super::leases::HELD;
 use super::redis_server::Server;
 use super::value::Value;
 use super::wire::{Answer, Ask};
@@ -22,6 +23,8 @@ const CHECKS: u64 = 60;
 /// Where a process is told the server and the quota.
 const URL: &str = "RATELIMIT_TEST_URL";
 const QUOTA: &str = "RATELIMIT_TEST_QUOTA";
+/// Units that it may lease.
+const LEASES: &str = "RATELIMIT_TEST_LEASES";
 
 /// The calls of this process.
 static LOG: Mutex<Vec<LoggedCall>> = Mutex::new(Vec::new());
@@ -35,34 +38,44 @@ fn one_of_the_processes() {
     let (Ok(url), Ok(quota)) = (std::env::var(URL), std::env::var(QUOTA)) else { return };
     let policy = Policy::new("shared", quota.parse::<Quota>().unwrap()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let builder = RedisLimiter::builder().deadline(Duration::from_secs(30)).denials(0);
+    let admitted: u64 = runtime.block_on(async {
+        let leases = std::env::var(LEASES).map_or(0, |units| units.parse().unwrap());
+        let builder = RedisLimiter::builder().deadline(Duration::from_secs(30)).denials(0).leases(leases);
         let limiter = builder.connect(&url).await.unwrap();
         let tasks = (0..TASKS).map(|task| {
             let (limiter, policy) = (limiter.clone(), policy.clone());
             tokio::spawn(async move {
                 let key = Key::of("one").unwrap();
+                let mut admitted = 0;
                 for check in 0..CHECKS {
                     let cost = [1, 1, 2, 1, 3, 1][((task + check) % 6) as usize];
-                    limiter.take(&[Charge::new(&policy, &key).cost(cost)]).wait().await.unwrap();
+                    let decision = limiter.take(&[Charge::new(&policy, &key).cost(cost)]).wait().await.unwrap();
+                    admitted += if decision.is_allowed() { cost } else { 0 };
                     if check % 7 == task % 7 {
                         tokio::time::sleep(Duration::from_micros(300 * (task % 5))).await;
                     }
                 }
+                admitted
             })
         });
+        let mut admitted = 0;
         for task in tasks.collect::<Vec<_>>() {
-            task.await.unwrap();
+            admitted += task.await.unwrap();
         }
+        // What is leased and not used goes back.
+        tokio::time::sleep(if leases > 0 { 3 * HELD } else { Duration::ZERO }).await;
+        admitted
     });
     let mut out = std::io::stdout().lock();
+    writeln!(out, "admitted {admitted}").unwrap();
     for (now, checks) in &*LOG.lock().unwrap() {
         let checks: Vec<String> = checks.iter().map(|(cost, allowed)| format!("{cost}:{allowed}")).collect();
         writeln!(out, "call {now} {}", checks.join(" ")).unwrap();
     }
 }
 
-fn hammer(server: &Server, quota: Quota) {
+/// What the eight have printed.
+fn run(server: &Server, quota: Quota, leases: u64) -> Vec<String> {
     let name = "limiter::redis::processes::one_of_the_processes";
     let processes: Vec<_> = (0..PROCESSES)
         .map(|_| {
@@ -70,16 +83,24 @@ fn hammer(server: &Server, quota: Quota) {
                 .args([name, "--exact", "--nocapture", "--test-threads=1"])
                 .env(URL, server.url())
                 .env(QUOTA, quota.to_string())
+                .env(LEASES, leases.to_string())
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap()
         })
         .collect();
-    let mut calls: Vec<LoggedCall> = Vec::new();
-    for process in processes {
+    let printed = processes.into_iter().map(|process| {
         let output = process.wait_with_output().unwrap();
         assert!(output.status.success());
-        for line in String::from_utf8(output.stdout).unwrap().lines() {
+        String::from_utf8(output.stdout).unwrap()
+    });
+    printed.collect()
+}
+
+fn hammer(server: &Server, quota: Quota) {
+    let mut calls: Vec<LoggedCall> = Vec::new();
+    for printed in run(server, quota, 0) {
+        for line in printed.lines() {
             let Some(call) = line.split_once("call ").map(|(_, call)| call) else { continue };
             let mut words = call.split(' ');
             let now = words.next().unwrap().parse().unwrap();
@@ -136,9 +157,33 @@ pub(super) fn log(reply: &Value, asks: &[&Ask], answers: &[Answer]) {
     }
     let Value::Bytes(bytes) = reply else { panic!("a reply is one string") };
     let now = f64::from_le_bytes(bytes[..8].try_into().unwrap()) as u64;
-    let checks = asks.iter().zip(answers).map(|(ask, answer)| match answer {
-        Answer::Decided(decision) => (ask.cost(), decision.is_allowed()),
-        other => panic!("{other:?}"),
+    let checks = asks.iter().zip(answers).filter_map(|(ask, answer)| match answer {
+        Answer::Decided(decision) => Some((ask.cost(), decision.is_allowed())),
+        _ => None, // something went back
     });
     LOG.lock().unwrap().push((now, checks.collect()));
+}
+
+#[test]
+fn eight_processes_with_leases_never_admit_more_than_there_is_and_give_back_the_rest() {
+    let server = Server::start();
+    let month = Duration::from_secs(30 * 86_400);
+    let most = PROCESSES as u64 * TASKS * CHECKS * 9 / 6;
+    for limit in [most / 2, 2 * most] {
+        let quota = Quota::fixed_window(limit, month).unwrap();
+        let printed = run(&server, quota, 200);
+        let admitted = printed.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once("admitted "));
+        let admitted: u64 = admitted.map(|(_, units)| units.parse::<u64>().unwrap()).sum();
+        assert!(admitted <= limit.min(most), "{admitted} of {limit}");
+        let policy = Policy::new("shared", quota).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let left = runtime.block_on(async {
+            let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
+            let key = Key::of("one").unwrap();
+            let peeked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).wait().await.unwrap();
+            peeked.charges()[0].remaining()
+        });
+        assert_eq!(limit - left, admitted, "all that was charged was used");
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    }
 }
