@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // API keys are secrets: Redis sees a keyed hash of them. Take the secret from where yours are.
         .hash_keys(*b"change me please")
         // So many sets of callers, each on one slot, instead of a slot for each caller: fuller calls.
-        .groups(64)
+        .groups(16)
         // The policy of everybody is the busiest key there is: each process takes up to 500 units at a time.
         .leases(500)
         .connect(&url)

@@ -70,7 +70,8 @@ impl RedisLimiterBuilder {
     }
 
     /// In a cluster: lets callers share one of so many groups, whose slots are spread evenly, instead of a slot of their
-    /// own each. Checks of one slot go together in one call, so fewer groups mean fuller calls; 1 to 16,384. All processes
+    /// own each. Checks of one slot go together in one call, so fewer groups mean fuller calls: it pays when several checks
+    /// of each group are in flight at a time, and there should be some groups for each master; 1 to 16,384. All processes
     /// need the same number; with another one all states begin anew. Has no effect on one server.
     pub fn groups(mut self, groups: u16) -> Self {
         self.groups = Some(groups);
