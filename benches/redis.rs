@@ -272,13 +272,13 @@ const TEXTBOOK: [(&str, &str); 4] = [
         "sliding window",
         "local t = redis.call('TIME')
         local now = t[1] + t[2] / 1000000
-        local w = math.floor(now / 86400)
+        local w = math.floor(now / 60)
         local current, before = KEYS[1] .. w, KEYS[1] .. (w - 1)
         local n = tonumber(redis.call('GET', current) or 0)
         local p = tonumber(redis.call('GET', before) or 0)
-        if n + p * (1 - (now / 86400 - w)) >= 1000000000 then return {0, n, p} end
+        if n + p * (1 - (now / 60 - w)) >= 1000000 then return {0, n, p} end
         redis.call('INCRBY', current, 1)
-        redis.call('EXPIRE', current, 172800)
+        redis.call('EXPIRE', current, 120)
         return {1, n, p}",
     ),
     (
@@ -314,7 +314,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
     let quotas = [
         Quota::token_bucket(1_000_000, second).unwrap(),
         Quota::fixed_window(1_000_000_000, DAY).unwrap(),
-        Quota::sliding_window(1_000_000_000, DAY).unwrap(),
+        Quota::sliding_window(1_000_000, 60 * second).unwrap(),
         Quota::sliding_log(10_000, second).unwrap(),
     ];
     let limiter = limiter(runtime, server);
