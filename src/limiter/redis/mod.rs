@@ -270,11 +270,8 @@ impl Limiter for RedisLimiter {
         if asks.is_empty() {
             return Reply::Now(Ok(owed.decide()));
         }
-        if asks.iter().any(|(ask, _)| inner.queue.carrier().store.is_open(ask.slot())) {
-            return Reply::Now(Err(RedisError::new(
-                RedisErrorKind::Unavailable,
-                "not asked: Redis did not answer the checks before, and has not answered a probe since",
-            )));
+        if let Some(error) = asks.iter().find_map(|(ask, _)| inner.queue.carrier().store.trouble(ask.slot())) {
+            return Reply::Now(Err(error));
         }
         Reply::Later(Box::pin(Arc::clone(inner).take(asks, owed)))
     }

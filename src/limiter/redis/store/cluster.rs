@@ -91,10 +91,7 @@ impl Cluster {
     }
 
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
-        let Some(mut server) = self.shared.owner(slot) else {
-            self.shared.alarm.notify_one();
-            return Err(self.shared.unknown(slot));
-        };
+        let Some(mut server) = self.shared.owner(slot) else { return Err(self.without_owner(slot)) };
         let mut asking = false;
         let mut hops = 0;
         loop {
@@ -131,9 +128,16 @@ impl Cluster {
         }
     }
 
-    pub(super) fn is_open(&self, slot: u16) -> bool {
-        let map = self.shared.map();
-        map.owner(slot).is_none_or(|server| server.link.is_open())
+    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
+        let dead = |server: &Arc<Server>| server.link.is_open().then(|| server.link.believed_dead().error);
+        let known = self.shared.map().owner(slot).map(dead);
+        known.unwrap_or_else(|| Some(self.without_owner(slot)))
+    }
+
+    /// Somebody may have the slot by now.
+    fn without_owner(&self, slot: u16) -> RedisError {
+        self.shared.alarm.notify_one();
+        self.shared.unknown(slot)
     }
 
     /// Whether every slot has a server and every such server answers.

@@ -119,12 +119,17 @@ impl Store {
         }
     }
 
-    /// Whether the slot's server is believed dead. Takes nanoseconds.
-    pub(super) fn is_open(&self, slot: u16) -> bool {
+    /// Why a call to the slot's server is not worth a try, if it is believed dead or not known. Takes nanoseconds if it is not.
+    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
         match &self.0.reach {
-            Reach::One(server) => server.link.is_open(),
-            Reach::Cluster(cluster) => cluster.is_open(slot),
+            Reach::One(server) => server.link.is_open().then(|| server.link.believed_dead().error),
+            Reach::Cluster(cluster) => cluster.trouble(slot),
         }
+    }
+
+    #[cfg(test)]
+    fn is_open(&self, slot: u16) -> bool {
+        self.trouble(slot).is_some()
     }
 
     /// Whether it is a cluster, whose keys of one call have to be of one slot.

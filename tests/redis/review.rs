@@ -1,0 +1,70 @@
+//! What only shows between the parts.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_ratelimit::{Limiter, LimiterEvent, Observer, Quota, RedisErrorKind, RedisLimiter};
+
+use super::redis_server::Server;
+use super::{connect, key, passes, policy, take};
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Seen {
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+fn acl(server: &Server, rights: &str) {
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg("app").arg("reset").arg("on").arg(">pass");
+    rights.split_whitespace().for_each(|right| {
+        command.arg(right);
+    });
+    command.exec(&mut server.connection()).unwrap();
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://app:pass@127.0.0.1:{}", server.port())
+}
+
+const README: &str = "~ratelimit:* +evalsha +eval +time +get +psetex +del +lindex +lrange +lset +ltrim +rpush +rpop \
+                      +llen +pexpire +ping +client|id +info";
+
+#[tokio::test]
+async fn a_password_that_changes_is_no_outage() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(passes(&limiter, &policy, "a").await);
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "requirepass", "new"]).exec(&mut admin).unwrap();
+    redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
+    sleep(Duration::from_millis(500)).await;
+    for _ in 0..20 {
+        let _ = take(&limiter, &policy, "a", 1).await;
+    }
+    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+}
+
+#[tokio::test]
+async fn slots_that_get_a_server_later_are_found_soon() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    let tell = |words: &[&str]| redis::cmd("CLUSTER").arg(words).exec(&mut server.connection()).unwrap();
+    redis::cmd("CONFIG").arg(&["SET", "cluster-require-full-coverage", "no"]).exec(&mut server.connection()).unwrap();
+    tell(&["ADDSLOTSRANGE", "0", "99"]);
+    let limiter = RedisLimiter::connect(&format!("redis-cluster://127.0.0.1:{}", server.port())).await.unwrap();
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(take(&limiter, &policy, "a", 1).await.is_err());
+    sleep(Duration::from_millis(1_500)).await;
+    tell(&["ADDSLOTSRANGE", "100", "16383"]);
+    let began = Instant::now();
+    while take(&limiter, &policy, "a", 1).await.is_err() {
+        assert!(began.elapsed() < Duration::from_secs(5), "{}", take(&limiter, &policy, "a", 1).await.unwrap_err());
+        sleep(Duration::from_millis(10)).await;
+    }
+}
