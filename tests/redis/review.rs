@@ -35,6 +35,25 @@ const README: &str = "~ratelimit:* +evalsha +eval +time +get +psetex +del +linde
                       +llen +pexpire +ping +client|id +info";
 
 #[tokio::test]
+async fn a_value_that_cannot_be_converted_fails_no_other_check() {
+    let server = Server::start();
+    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
+    let admin = connect(&server).await;
+    assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
+    // It may run the scripts that are known already, and not the one that converts.
+    acl(&server, &README.replace("+eval ", ""));
+    let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+    let checks = (0..20).map(|at| {
+        let (limiter, new) = (limiter.clone(), new.clone());
+        tokio::spawn(async move { take(&limiter, &new, if at == 10 { "a" } else { "b" }, 1).await })
+    });
+    for (at, check) in checks.collect::<Vec<_>>().into_iter().enumerate() {
+        let answer = check.await.unwrap();
+        assert_eq!(answer.is_ok(), at != 10, "{at}: {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_password_that_changes_is_no_outage() {
     let server = Server::start();
     let limiter = connect(&server).await;

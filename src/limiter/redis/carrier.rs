@@ -28,8 +28,10 @@ impl Carrier for Courier {
             (0..answers.len()).filter(|index| matches!(answers[*index], Answer::Again)).collect();
         if !again.is_empty() {
             let asks: SmallVec<[&Ask; 8]> = again.iter().filter_map(|index| asks.get(*index)).collect();
-            for (index, answer) in again.into_iter().zip(self.run(&asks, slot, true).await?) {
-                answers[index] = answer;
+            match self.run(&asks, slot, true).await {
+                Ok(told) => again.into_iter().zip(told).for_each(|(index, answer)| answers[index] = answer),
+                // The others have their answers, and what they were charged.
+                Err(error) => again.into_iter().for_each(|index| answers[index] = Answer::Failed(error.clone())),
             }
         }
         Ok(answers)
