@@ -87,3 +87,20 @@ async fn slots_that_get_a_server_later_are_found_soon() {
         sleep(Duration::from_millis(10)).await;
     }
 }
+
+#[tokio::test]
+async fn a_stopped_server_is_noticed_by_callers_who_do_not_wait_for_the_deadline() {
+    let server = Server::start();
+    let seen = Seen::default();
+    let builder = RedisLimiter::builder().observer(seen.clone()).deadline(Duration::from_millis(100));
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(passes(&limiter, &policy, "a").await);
+    server.pause();
+    let mut abandoned = 0;
+    for _ in 0..150 {
+        abandoned += u32::from(timeout(Duration::from_millis(20), take(&limiter, &policy, "a", 1)).await.is_err());
+    }
+    server.resume();
+    assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.0.lock().unwrap());
+}
