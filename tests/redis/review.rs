@@ -71,6 +71,18 @@ async fn a_password_that_changes_is_no_outage() {
 }
 
 #[tokio::test]
+async fn a_right_that_scripts_miss_is_told_by_an_event() {
+    let server = Server::start();
+    acl(&server, &README.replace("+psetex", ""));
+    let seen = Seen::default();
+    let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.unwrap();
+    let error = take(&limiter, &policy("p", Quota::per_hour(100)), "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+    let seen = seen.0.lock().unwrap();
+    assert!(seen.iter().any(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. })), "{seen:?}");
+}
+
+#[tokio::test]
 async fn slots_that_get_a_server_later_are_found_soon() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     let tell = |words: &[&str]| redis::cmd("CLUSTER").arg(words).exec(&mut server.connection()).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::error::RedisError;
+use super::error::{RedisError, RedisErrorKind};
 use super::queue::Carrier;
 use super::store::Store;
 use super::wire::{self, Answer, Ask};
@@ -43,6 +43,12 @@ impl Courier {
         let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
         let reply = self.store.run(&call, slot).await?;
         let answers = wire::answers(asks, reply.clone())?;
+        for answer in &answers {
+            match answer {
+                Answer::Failed(error) if error.kind() == RedisErrorKind::Misconfigured => self.store.lacks_right(error),
+                _ => {}
+            }
+        }
         #[cfg(test)]
         super::processes::log(&reply, asks, &answers);
         Ok(answers)

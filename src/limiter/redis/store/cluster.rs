@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::address::Address;
-use super::failure::{Cause, Failure, misconfigured};
+use super::failure::{Cause, Failure, Misconfigured, misconfigured};
 use super::keeper::jitter;
 use super::news::News;
 use super::server::{self, Link, Role, Server};
@@ -132,6 +132,10 @@ impl Cluster {
         let dead = |server: &Arc<Server>| server.link.is_open().then(|| server.link.believed_dead().error);
         let known = self.shared.map().owner(slot).map(dead);
         known.unwrap_or_else(|| Some(self.without_owner(slot)))
+    }
+
+    pub(super) fn complain(&self, kind: Misconfigured, error: &RedisError) {
+        self.shared.news.misconfigured(kind, error);
     }
 
     /// Somebody may have the slot by now.

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::address::Address;
 use self::cluster::Cluster;
-use self::failure::{Cause, misconfigured};
+use self::failure::{Cause, Misconfigured, misconfigured};
 use self::news::News;
 use self::server::{Role, Server};
 pub(super) use self::settings::Settings;
@@ -108,14 +108,24 @@ impl Store {
             Reach::One(server) => {
                 server.link.run(call, slot, until, false).await.map_err(|failure| match failure.cause {
                     Cause::Moved(_) | Cause::Ask(_) if server.link.role != Role::TheirsClustered => {
-                        misconfigured(format!(
+                        let error = misconfigured(format!(
                             "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
                             server.link.address
-                        ))
+                        ));
+                        server.link.complain(Misconfigured::Slots, &error);
+                        error
                     }
                     _ => failure.error,
                 })
             }
+        }
+    }
+
+    /// A script ran, and met that it lacks a right: the observer is told, as if the server had refused the script.
+    pub(super) fn lacks_right(&self, error: &RedisError) {
+        match &self.0.reach {
+            Reach::One(server) => server.link.complain(Misconfigured::Rights, error),
+            Reach::Cluster(cluster) => cluster.complain(Misconfigured::Rights, error),
         }
     }
 

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::address::Address;
 use super::breaker::Breaker;
-use super::failure::{Cause, Failure};
+use super::failure::{Cause, Failure, Misconfigured};
 use super::keeper;
 use super::news::News;
 use super::settings::Settings;
@@ -296,6 +296,11 @@ impl Link {
         let first = if count == 1 { 0 } else { self.next.fetch_add(1, Ordering::Relaxed) % count };
         let connected = (0..count).map(|step| (first + step) % count).find(|at| self.clients[*at].is_connected());
         &self.clients[connected.unwrap_or(first)]
+    }
+
+    /// Says that somebody has to mend it.
+    pub(super) fn complain(&self, kind: Misconfigured, error: &RedisError) {
+        self.news.misconfigured(kind, error);
     }
 
     /// Remembers why there is no connection, and says so if somebody has to mend it.
