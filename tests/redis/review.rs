@@ -31,8 +31,18 @@ fn url(server: &Server) -> String {
     format!("redis://app:pass@127.0.0.1:{}", server.port())
 }
 
-const README: &str = "~ratelimit:* +evalsha +eval +time +get +psetex +del +lindex +lrange +lset +ltrim +rpush +rpop \
-                      +llen +pexpire +ping +client|id +info";
+/// The rights that the README names.
+fn documented() -> &'static str {
+    include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1.lines().next().unwrap()
+}
+
+/// The rights that a user without any is told of.
+async fn advised(server: &Server) -> String {
+    acl(server, "+ping +info +client|id");
+    let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
+    let rights = refused.split_once("ACL SETUSER <user> ").unwrap().1.split_once("<prefix>:*").unwrap().0;
+    format!("{rights}ratelimit:*")
+}
 
 #[tokio::test]
 async fn a_value_that_cannot_be_converted_fails_no_other_check() {
@@ -41,7 +51,7 @@ async fn a_value_that_cannot_be_converted_fails_no_other_check() {
     let admin = connect(&server).await;
     assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
     // It may run the scripts that are known already, and not the one that converts.
-    acl(&server, &README.replace("+eval ", ""));
+    acl(&server, &documented().replace("+eval ", ""));
     let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
     let checks = (0..20).map(|at| {
         let (limiter, new) = (limiter.clone(), new.clone());
@@ -71,15 +81,59 @@ async fn a_password_that_changes_is_no_outage() {
 }
 
 #[tokio::test]
+async fn a_missing_right_is_told_by_connect() {
+    let server = Server::start();
+    for without in ["+evalsha", "+eval ", "+time", "+get", "~ratelimit:*"] {
+        acl(&server, &documented().replace(without, ""));
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        let refused = RedisLimiter::connect(&url(&server)).await.err().unwrap_or_else(|| panic!("{without}"));
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{without}: {refused}");
+    }
+}
+
+#[tokio::test]
 async fn a_right_that_scripts_miss_is_told_by_an_event() {
     let server = Server::start();
-    acl(&server, &README.replace("+psetex", ""));
+    acl(&server, &documented().replace("+psetex", ""));
     let seen = Seen::default();
     let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.unwrap();
     let error = take(&limiter, &policy("p", Quota::per_hour(100)), "a", 1).await.unwrap_err();
     assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
     let seen = seen.0.lock().unwrap();
     assert!(seen.iter().any(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. })), "{seen:?}");
+}
+
+#[tokio::test]
+async fn the_rights_that_are_advised_are_enough() {
+    let server = Server::start();
+    for rights in [documented().to_owned(), advised(&server).await] {
+        acl(&server, &rights);
+        let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+        let hour = Duration::from_secs(3600);
+        for (at, quota) in [
+            Quota::per_hour(100),
+            Quota::per_hour(7),
+            Quota::step_bucket(100, hour).unwrap(),
+            Quota::fixed_window(100, hour).unwrap(),
+            Quota::sliding_window(100, hour).unwrap(),
+            Quota::sliding_window(100, hour).unwrap().buckets(60).unwrap(),
+            Quota::sliding_log(100, hour).unwrap(),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for name in ["same", &format!("p{at}")] {
+                let policy = policy(name, quota);
+                let mut taken =
+                    take(&limiter, &policy, "a", 1).await.unwrap_or_else(|error| panic!("{rights}: {error}"));
+                let receipt = taken.take_receipts().pop().flatten().unwrap();
+                let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
+                limiter.refund(vec![refund]).wait().await.unwrap();
+                take(&limiter, &policy, "a", 1).await.unwrap();
+            }
+        }
+        limiter.reset(&policy("same", Quota::per_hour(1)), &key("a")).wait().await.unwrap();
+    }
 }
 
 #[tokio::test]

@@ -126,15 +126,20 @@ impl RedisLimiterBuilder {
     /// It waits for the first connection, but no longer than half a second: if Redis is not up yet, checks fail until it is.
     ///
     /// # Errors
-    /// If the URL or the setup means nothing, the server refuses what is needed (a password, a right), or there is no tokio
-    /// runtime.
+    /// If the URL or the setup means nothing, the server refuses what a look at a state needs (a password, a right), or
+    /// there is no tokio runtime. The rights to write are not tried: a check that lacks one fails.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = Store::connect(url, self.settings()?)?;
-        match store.connected(FIRST).await {
-            Err(error) if error.kind() == RedisErrorKind::Misconfigured => return Err(error),
-            _ => {} // up, or to be found when it is
+        let there = store.connected(FIRST).await;
+        let limiter = self.build(store)?;
+        let looked = match there {
+            Ok(()) => limiter.look().await,
+            Err(error) => Err(error),
+        };
+        match looked {
+            Err(error) if error.kind() == RedisErrorKind::Misconfigured => Err(error),
+            _ => Ok(limiter), // up, or to be found when it is
         }
-        self.build(store)
     }
 
     /// Uses a client of your own, which you have connected. Its settings are yours: without a reconnect policy fred does

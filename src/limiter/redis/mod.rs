@@ -31,6 +31,7 @@ use super::{Atomicity, Charge, Limiter, Refund, Reply};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 use carrier::Courier;
 use denials::Denials;
@@ -79,6 +80,12 @@ impl RedisLimiter {
     /// Sets up a limiter.
     pub fn builder() -> RedisLimiterBuilder {
         RedisLimiterBuilder::new()
+    }
+
+    /// Looks at a state that nobody has, for what is wrong with the server.
+    async fn look(&self) -> Result<(), RedisError> {
+        let policy = Policy::from(Quota::per_second(1));
+        self.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).wait().await.map(drop)
     }
 
     /// Checks that wait for an answer.
