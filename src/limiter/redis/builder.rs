@@ -101,7 +101,8 @@ impl RedisLimiterBuilder {
     ///
     /// The total is never exceeded. With `n` processes, what is admitted in any interval is at most the quota's bound and
     /// `n · units`, since units leased before may be used in it; and up to `units` are denied to other processes for up to
-    /// 0.1 s, after which what is unused goes back. `remaining` is then what this process last saw.
+    /// 0.1 s, after which what is unused goes back. `remaining` is then what this process last saw. What a process holds
+    /// when it ends, drops the limiter or loses Redis does not go back: it is there again once it has drained.
     pub fn leases(mut self, units: u64) -> Self {
         self.leases = units;
         self
