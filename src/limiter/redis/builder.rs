@@ -84,7 +84,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once.
+    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once. As many refunds may
+    /// wait besides.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.in_flight = checks;
         self
