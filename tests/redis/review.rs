@@ -170,3 +170,25 @@ async fn a_stopped_server_is_noticed_by_callers_who_do_not_wait_for_the_deadline
     server.resume();
     assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.0.lock().unwrap());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_that_is_asked_twice_has_one_deadline() {
+    let server = Server::start();
+    let deadline = Duration::from_millis(200);
+    let limiter = RedisLimiter::builder().deadline(deadline).connect(&server.url()).await.unwrap();
+    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
+    assert!(passes(&limiter, &old, "a").await && passes(&limiter, &old, "b").await);
+    assert!(passes(&limiter, &new, "b").await, "both scripts are known");
+    let [mut first, mut second] = [server.connection(), server.connection()];
+    // The second pause begins when the first is over, right after the check has been asked once.
+    redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut first).unwrap();
+    let began = Instant::now();
+    let check = tokio::spawn(async move { take(&limiter, &new, "a", 1).await.map(drop) });
+    sleep(Duration::from_millis(30)).await;
+    let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut second).unwrap());
+    let answer = check.await.unwrap();
+    let took = began.elapsed();
+    pause.join().unwrap();
+    assert_eq!(answer.map_err(|error| error.kind()), Err(RedisErrorKind::Timeout), "after {took:?}");
+    assert!(took < deadline + Duration::from_millis(70), "{took:?}");
+}

@@ -96,13 +96,22 @@ impl Store {
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
     }
 
-    /// Runs a script on the server that has the slot, within the deadline. It runs at most once. A future that is dropped may
-    /// have run it.
-    pub(super) async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
+    /// Runs a script within the deadline.
+    #[cfg(test)]
+    async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
+        self.run_until(call, slot, self.until()).await
+    }
+
+    /// When a call that begins now has to end.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.0.settings.deadline
+    }
+
+    /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.
+    pub(super) async fn run_until(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }
-        let until = Instant::now() + self.0.settings.deadline;
         match &self.0.reach {
             Reach::Cluster(cluster) => cluster.run(call, slot, until).await,
             Reach::One(server) => {
