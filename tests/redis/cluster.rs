@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tower_ratelimit::{Atomicity, Charge, Limiter, Policy, Quota, RedisLimiter};
+use tower_ratelimit::{Atomicity, Charge, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter};
 
 use super::redis_cluster::Cluster;
 use super::{MINUTE, key, policy};
@@ -40,6 +40,8 @@ async fn remaining(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
 async fn a_limit_in_a_cluster() {
     let mut cluster = tokio::task::block_in_place(Cluster::start);
     callers_are_spread(&cluster).await;
+    the_url_of_a_lone_server_is_refused(&cluster).await;
+    the_rights_of_the_readme_are_enough(&cluster).await;
     what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
@@ -69,6 +71,41 @@ async fn callers_are_spread(cluster: &Cluster) {
             }
         }
         assert!(if groups.is_some() { slots.len() <= 24 } else { slots.len() > 50 }, "{} slots", slots.len());
+    }
+}
+
+/// Unless it is the one that has the slot which is looked at.
+async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
+    let mut refused = 0;
+    for server in &cluster.servers[..Cluster::MASTERS] {
+        match RedisLimiter::connect(&server.url()).await {
+            Err(error) if error.to_string().contains("redis-cluster://") => {
+                assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+                refused += 1;
+            }
+            answer => drop(answer.unwrap()),
+        }
+    }
+    assert_eq!(refused, Cluster::MASTERS - 1);
+}
+
+async fn the_rights_of_the_readme_are_enough(cluster: &Cluster) {
+    let rights = include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1;
+    let rights = format!("{} +cluster|slots +asking", rights.lines().next().unwrap());
+    for server in &cluster.servers {
+        let mut command = redis::cmd("ACL");
+        command.arg(&["SETUSER", "app", "on", ">pass"]);
+        rights.split_whitespace().for_each(|right| {
+            command.arg(right);
+        });
+        command.exec(&mut server.connection()).unwrap();
+    }
+    let url = cluster.url().replace("://", "://app:pass@");
+    let limiter = RedisLimiter::builder().deadline(DEADLINE).connect(&url).await.unwrap();
+    let policy = policy("rights", lasting(10));
+    for caller in 0..30 {
+        let key = key(&format!("caller {caller}"));
+        assert!(limiter.take(&[Charge::new(&policy, &key)]).wait().await.unwrap().is_allowed());
     }
 }
 

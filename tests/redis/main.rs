@@ -4,6 +4,7 @@
 mod cluster;
 mod limits;
 mod promises;
+mod seams;
 mod troubles;
 
 #[path = "../support/redis_cluster.rs"]

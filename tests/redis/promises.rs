@@ -10,7 +10,6 @@ use super::redis_server::Server;
 
 struct OnRedis {
     server: Server,
-    url: String,
     clock: ManualClock,
     hashed: bool,
     made: AtomicU32,
@@ -19,8 +18,7 @@ struct OnRedis {
 impl OnRedis {
     fn new(hashed: bool) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-        let server = Server::start();
-        Self { url: server.url(), server, clock, hashed, made: AtomicU32::new(0) }
+        Self { server: Server::start(), clock, hashed, made: AtomicU32::new(0) }
     }
 }
 
@@ -32,7 +30,7 @@ impl Subject for OnRedis {
         let builder = RedisLimiter::builder().clock(self.clock.clone()).denials(0);
         let builder = builder.prefix(format!("ratelimit:suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
         let builder = if self.hashed { builder.hash_keys(*b"0123456789abcdef") } else { builder };
-        builder.connect(&self.url).await.expect("the server is there")
+        builder.connect(&self.server.url()).await.expect("the server is there")
     }
 
     async fn advance(&self, by: Duration) {
@@ -63,16 +61,4 @@ async fn so_does_one_whose_keys_are_hashed() {
     let subject = OnRedis::new(true);
     check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
     audit(&subject.server);
-}
-
-#[tokio::test]
-async fn the_rights_that_the_readme_names_are_enough() {
-    let readme = include_str!("../../README.md");
-    let rights = readme.split("ACL SETUSER ").nth(1).and_then(|rest| rest.split("```").next()).expect("it names them");
-    let rights: Vec<&str> = rights.split_whitespace().collect();
-    let mut subject = OnRedis::new(false);
-    let mut connection = subject.server.connection();
-    redis::cmd("ACL").arg("SETUSER").arg(&rights).exec(&mut connection).unwrap();
-    subject.url = format!("redis://ratelimit:password@127.0.0.1:{}", subject.server.port());
-    check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
 }

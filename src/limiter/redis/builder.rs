@@ -85,7 +85,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once.
+    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once. As many refunds may
+    /// wait besides.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.in_flight = checks;
         self
@@ -102,7 +103,8 @@ impl RedisLimiterBuilder {
     ///
     /// The total is never exceeded. With `n` processes, what is admitted in any interval is at most the quota's bound and
     /// `n · units`, since units leased before may be used in it; and up to `units` are denied to other processes for up to
-    /// 0.1 s, after which what is unused goes back. `remaining` is then what this process last saw.
+    /// 0.1 s, after which what is unused goes back. `remaining` is then what this process last saw. What a process holds
+    /// when it ends, drops the limiter or loses Redis does not go back: it is there again once it has drained.
     pub fn leases(mut self, units: u64) -> Self {
         self.leases = units;
         self
@@ -127,15 +129,20 @@ impl RedisLimiterBuilder {
     /// It waits for the first connection, but no longer than half a second: if Redis is not up yet, checks fail until it is.
     ///
     /// # Errors
-    /// If the URL or the setup means nothing, the server refuses what is needed (a password, a right), or there is no tokio
-    /// runtime.
+    /// If the URL or the setup means nothing, the server refuses what a look at a state needs (a password, a right), or
+    /// there is no tokio runtime. The rights to write are not tried: a check that lacks one fails.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = Store::connect(url, self.settings()?)?;
-        match store.connected(FIRST).await {
-            Err(error) if error.kind() == RedisErrorKind::Misconfigured => return Err(error),
-            _ => {} // up, or to be found when it is
+        let there = store.connected(FIRST).await;
+        let limiter = self.build(store)?;
+        let looked = match there {
+            Ok(()) => limiter.look().await,
+            Err(error) => Err(error),
+        };
+        match looked {
+            Err(error) if error.kind() == RedisErrorKind::Misconfigured => Err(error),
+            _ => Ok(limiter), // up, or to be found when it is
         }
-        self.build(store)
     }
 
     /// Uses a client of your own, which you have connected. Its settings are yours: without a reconnect policy fred does

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
-use super::error::RedisError;
+use super::error::{RedisError, RedisErrorKind};
 use super::queue::Carrier;
 use super::store::Store;
 use super::wire::{self, Answer, Ask};
@@ -22,14 +23,17 @@ impl Carrier for Courier {
 
     async fn carry(&self, lane: u16, asks: Vec<Ask>) -> Result<Vec<Answer>, RedisError> {
         let slot = asks.first().map_or(lane, Ask::slot);
-        let mut answers = self.run(&asks.iter().collect::<SmallVec<[&Ask; 8]>>(), slot, false).await?;
+        let until = self.store.until();
+        let mut answers = self.run(&asks.iter().collect::<SmallVec<[&Ask; 8]>>(), slot, until, false).await?;
         // What was written under another quota is asked again, with the script that can convert it. Nothing was done.
         let again: SmallVec<[usize; 8]> =
             (0..answers.len()).filter(|index| matches!(answers[*index], Answer::Again)).collect();
         if !again.is_empty() {
             let asks: SmallVec<[&Ask; 8]> = again.iter().filter_map(|index| asks.get(*index)).collect();
-            for (index, answer) in again.into_iter().zip(self.run(&asks, slot, true).await?) {
-                answers[index] = answer;
+            match self.run(&asks, slot, until, true).await {
+                Ok(told) => again.into_iter().zip(told).for_each(|(index, answer)| answers[index] = answer),
+                // The others have their answers, and what they were charged.
+                Err(error) => again.into_iter().for_each(|index| answers[index] = Answer::Failed(error.clone())),
             }
         }
         Ok(answers)
@@ -37,10 +41,16 @@ impl Carrier for Courier {
 }
 
 impl Courier {
-    async fn run(&self, asks: &[&Ask], slot: u16, full: bool) -> Result<Vec<Answer>, RedisError> {
+    async fn run(&self, asks: &[&Ask], slot: u16, until: Instant, full: bool) -> Result<Vec<Answer>, RedisError> {
         let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
-        let reply = self.store.run(&call, slot).await?;
+        let reply = self.store.run_until(&call, slot, until).await?;
         let answers = wire::answers(asks, reply.clone())?;
+        for answer in &answers {
+            match answer {
+                Answer::Failed(error) if error.kind() == RedisErrorKind::Misconfigured => self.store.lacks_right(error),
+                _ => {}
+            }
+        }
         #[cfg(test)]
         super::processes::log(&reply, asks, &answers);
         Ok(answers)

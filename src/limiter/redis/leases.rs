@@ -64,6 +64,8 @@ struct Watched {
     leases: VecDeque<Lease>,
     /// A lease is under way.
     asking: bool,
+    /// It was asked for before the key was reset: what it brings is of a state that is gone.
+    void: bool,
     paused_until: Timestamp,
 }
 
@@ -132,6 +134,7 @@ impl Leases {
         self.with(self.tags.of(&wanted.policy, &wanted.key), |watched| {
             watched.asking = false;
             match (receipt.take(), answer.take()) {
+                _ if std::mem::take(&mut watched.void) => {}
                 (Some(receipt), Some(decision)) => {
                     watched.remaining = decision.remaining();
                     let until = now.saturating_add(HELD);
@@ -166,6 +169,7 @@ impl Leases {
     pub(super) fn forget(&self, tag: Tag) {
         self.with(tag, |watched| {
             watched.leases.clear();
+            watched.void = watched.asking;
             watched.paused_until = self.clock.now().saturating_add(PAUSE);
         });
     }
@@ -198,6 +202,7 @@ impl Watched {
             remaining: 0,
             leases: VecDeque::new(),
             asking: false,
+            void: false,
             paused_until: now,
         }
     }

@@ -31,6 +31,7 @@ use super::{Atomicity, Charge, Limiter, Refund, Reply};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 use carrier::Courier;
 use denials::Denials;
@@ -79,6 +80,12 @@ impl RedisLimiter {
     /// Sets up a limiter.
     pub fn builder() -> RedisLimiterBuilder {
         RedisLimiterBuilder::new()
+    }
+
+    /// Looks at a state that nobody has, for what is wrong with the server.
+    async fn look(&self) -> Result<(), RedisError> {
+        let policy = Policy::from(Quota::per_second(1));
+        self.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).wait().await.map(drop)
     }
 
     /// Checks that wait for an answer.
@@ -270,11 +277,8 @@ impl Limiter for RedisLimiter {
         if asks.is_empty() {
             return Reply::Now(Ok(owed.decide()));
         }
-        if asks.iter().any(|(ask, _)| inner.queue.carrier().store.is_open(ask.slot())) {
-            return Reply::Now(Err(RedisError::new(
-                RedisErrorKind::Unavailable,
-                "not asked: Redis did not answer the checks before, and has not answered a probe since",
-            )));
+        if let Some(error) = asks.iter().find_map(|(ask, _)| inner.queue.carrier().store.trouble(ask.slot())) {
+            return Reply::Now(Err(error));
         }
         Reply::Later(Box::pin(Arc::clone(inner).take(asks, owed)))
     }

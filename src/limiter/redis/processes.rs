@@ -152,7 +152,8 @@ fn eight_processes_admit_what_the_oracle_admits_at_the_servers_times() {
 
 /// Remembers what a call answered, in a process that is one of the eight.
 pub(super) fn log(reply: &Value, asks: &[&Ask], answers: &[Answer]) {
-    if std::env::var(URL).is_err() {
+    let is_look = asks.iter().all(|ask| ask.cost() == 0);
+    if is_look || std::env::var(URL).is_err() {
         return;
     }
     let Value::Bytes(bytes) = reply else { panic!("a reply is one string") };

@@ -125,7 +125,7 @@ impl<C: Carrier> Queue<C> {
 
     /// The answer to a check, no later than the deadline. Dropped before it was sent, it is not sent.
     pub(super) async fn ask(&self, lane: u16, ask: C::Ask) -> Result<C::Answer, RedisError> {
-        let place = self.0.lanes.place()?;
+        let place = self.0.lanes.place(self.0.lanes.most)?;
         let waiting = {
             let mut queue = self.0.lanes.lock(lane);
             if queue.flights < FLIGHTS && queue.waiting.is_empty() {
@@ -161,7 +161,8 @@ impl<C: Carrier> Queue<C> {
         ask: C::Ask,
         then: impl FnOnce(Result<C::Answer, RedisError>) + Send + 'static,
     ) -> Result<(), RedisError> {
-        let place = self.0.lanes.place()?;
+        // What is given back has room of its own: lost, it would be missing until it has drained.
+        let place = self.0.lanes.place(self.0.lanes.most.saturating_mul(2))?;
         let mut queue = self.0.lanes.lock(lane);
         queue.waiting.push_back(Waiting { ask, whose: Whose::Then(Box::new(then)), _place: place });
         self.0.rouse(&mut queue, lane);
@@ -190,12 +191,12 @@ impl<C: Carrier> Lanes<C> {
         self.lanes[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self) -> Result<Place, RedisError> {
-        if self.inside.fetch_add(1, Ordering::Relaxed) >= self.most {
+    fn place(&self, most: usize) -> Result<Place, RedisError> {
+        if self.inside.fetch_add(1, Ordering::Relaxed) >= most {
             self.inside.fetch_sub(1, Ordering::Relaxed);
             return Err(RedisError::new(
                 RedisErrorKind::Overloaded,
-                format!("{} checks wait for Redis already: this one was not sent", self.most),
+                format!("{most} checks wait for Redis already: this one was not sent"),
             ));
         }
         Ok(Place(Arc::clone(&self.inside)))

@@ -146,6 +146,30 @@ fn a_lease_that_nobody_watches_any_more_goes_back() {
 }
 
 #[test]
+fn what_was_leased_before_a_reset_is_not_handed_out_or_given_back_after_it() {
+    let mut world = World::new(1, 1_000, Quota::fixed_window(1_000_000, Duration::from_secs(86_400)).unwrap());
+    let clock = world.clock.clone();
+    let Process { store, leases, policy, key, .. } = &mut world.processes[0];
+    let charge = Charge::new(policy, key);
+    let tag = leases.tags.charge(&charge);
+    let mut under_way = None;
+    while under_way.is_none() {
+        clock.advance(MS / 100);
+        let (Found::Granted(_, wanted) | Found::Ask(wanted)) = leases.take(&charge);
+        leases.told(tag, &store.take_one(policy, key, 1));
+        under_way = wanted;
+    }
+    let wanted = under_way.unwrap();
+    let answer = store.take_one(policy, key, wanted.units);
+    leases.forget(tag);
+    store.reset_now(policy, key);
+    assert!(leases.came(&wanted, Some(answer)).is_none(), "it was of the state that is gone");
+    assert!(matches!(leases.take(&charge), Found::Ask(_)));
+    clock.advance(HELD);
+    assert!(leases.over().is_empty());
+}
+
+#[test]
 fn the_receipt_of_a_leased_unit_is_that_of_its_own_place_in_the_lease() {
     for quota in
         [Quota::per_second(700), Quota::step_bucket(70, Duration::from_millis(100)).unwrap().burst(700).unwrap()]

@@ -137,6 +137,9 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
         tasks.push(start(&queue, ask).await);
     }
     assert_eq!(kind(queue.ask(0, 9).await), Some(RedisErrorKind::Overloaded));
+    for _ in 0..5 {
+        assert_eq!(kind(queue.send(0, 8, drop)), None, "what is given back has as many places again");
+    }
     assert_eq!(kind(queue.send(0, 9, drop)), Some(RedisErrorKind::Overloaded));
     held.lets.add_permits(10);
     for task in tasks {

@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::address::Address;
-use super::failure::{Cause, Failure, misconfigured};
+use super::failure::{Cause, Failure, Misconfigured, misconfigured};
 use super::keeper::jitter;
 use super::news::News;
 use super::server::{self, Link, Role, Server};
@@ -91,10 +91,7 @@ impl Cluster {
     }
 
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
-        let Some(mut server) = self.shared.owner(slot) else {
-            self.shared.alarm.notify_one();
-            return Err(self.shared.unknown(slot));
-        };
+        let Some(mut server) = self.shared.owner(slot) else { return Err(self.without_owner(slot)) };
         let mut asking = false;
         let mut hops = 0;
         loop {
@@ -131,9 +128,20 @@ impl Cluster {
         }
     }
 
-    pub(super) fn is_open(&self, slot: u16) -> bool {
-        let map = self.shared.map();
-        map.owner(slot).is_none_or(|server| server.link.is_open())
+    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
+        let dead = |server: &Arc<Server>| server.link.is_open().then(|| server.link.believed_dead().error);
+        let known = self.shared.map().owner(slot).map(dead);
+        known.unwrap_or_else(|| Some(self.without_owner(slot)))
+    }
+
+    pub(super) fn complain(&self, kind: Misconfigured, error: &RedisError) {
+        self.shared.news.misconfigured(kind, error);
+    }
+
+    /// Somebody may have the slot by now.
+    fn without_owner(&self, slot: u16) -> RedisError {
+        self.shared.alarm.notify_one();
+        self.shared.unknown(slot)
     }
 
     /// Whether every slot has a server and every such server answers.

@@ -160,7 +160,8 @@ fn answer(text: &str, server: &Address) -> Failure {
 }
 
 fn rights(text: &str, server: &Address) -> (Cause, RedisError) {
-    let advice = "for example ACL SETUSER <user> +ping +eval +evalsha +cluster|slots +@read +@write ~<prefix>*";
+    let advice = "for example ACL SETUSER <user> +ping +info +client|id +eval +evalsha +time +cluster|slots +asking +@read +@write \
+                  ~<prefix>:*";
     (
         Cause::Misconfigured(Misconfigured::Rights),
         misconfigured(format!("Redis at {server} gives its user too few rights; give it more, {advice}: {text}")),

@@ -113,7 +113,10 @@ async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Err
 async fn probe(link: &Link, settings: &Settings) {
     loop {
         while !link.breaker.is_open() {
-            link.opened.notified().await;
+            tokio::select! {
+                () = link.opened.notified() => {}
+                () = link.doubted.notified() => resolve(link, settings).await,
+            }
         }
         let mut since = Instant::now();
         while link.breaker.is_open() {
@@ -129,6 +132,20 @@ async fn probe(link: &Link, settings: &Settings) {
             }
             sleep_until(next).await;
         }
+    }
+}
+
+/// Finds out whether a server answers whose callers do not wait for the deadline: else no failure of its would be counted.
+async fn resolve(link: &Link, settings: &Settings) {
+    while !link.is_open() {
+        match link.command("PING", &[], Instant::now() + settings.deadline).await {
+            Err(failure) if failure.cause == Cause::Lost => drop(link.count(failure)),
+            Ok(_) | Err(_) => {
+                link.breaker.answered();
+                return;
+            }
+        }
+        sleep(PAUSES.0).await;
     }
 }
 

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use self::address::Address;
 use self::cluster::Cluster;
-use self::failure::{Cause, misconfigured};
+use self::failure::{Cause, Misconfigured, misconfigured};
 use self::news::News;
 use self::server::{Role, Server};
 pub(super) use self::settings::Settings;
@@ -97,22 +97,33 @@ impl Store {
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
     }
 
-    /// Runs a script on the server that has the slot, within the deadline. It runs at most once. A future that is dropped may
-    /// have run it.
-    pub(super) async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
+    /// Runs a script within the deadline.
+    #[cfg(test)]
+    async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
+        self.run_until(call, slot, self.until()).await
+    }
+
+    /// When a call that begins now has to end.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.0.settings.deadline
+    }
+
+    /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.
+    pub(super) async fn run_until(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }
-        let until = Instant::now() + self.0.settings.deadline;
         match &self.0.reach {
             Reach::Cluster(cluster) => cluster.run(call, slot, until).await,
             Reach::One(server) => {
                 server.link.run(call, slot, until, false).await.map_err(|failure| match failure.cause {
                     Cause::Moved(_) | Cause::Ask(_) if server.link.role != Role::TheirsClustered => {
-                        misconfigured(format!(
+                        let error = misconfigured(format!(
                             "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
                             server.link.address
-                        ))
+                        ));
+                        server.link.complain(Misconfigured::Slots, &error);
+                        error
                     }
                     _ => failure.error,
                 })
@@ -120,12 +131,25 @@ impl Store {
         }
     }
 
-    /// Whether the slot's server is believed dead. Takes nanoseconds.
-    pub(super) fn is_open(&self, slot: u16) -> bool {
+    /// A script ran, and met that it lacks a right: the observer is told, as if the server had refused the script.
+    pub(super) fn lacks_right(&self, error: &RedisError) {
         match &self.0.reach {
-            Reach::One(server) => server.link.is_open(),
-            Reach::Cluster(cluster) => cluster.is_open(slot),
+            Reach::One(server) => server.link.complain(Misconfigured::Rights, error),
+            Reach::Cluster(cluster) => cluster.complain(Misconfigured::Rights, error),
         }
+    }
+
+    /// Why a call to the slot's server is not worth a try, if it is believed dead or not known. Takes nanoseconds if it is not.
+    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
+        match &self.0.reach {
+            Reach::One(server) => server.link.is_open().then(|| server.link.believed_dead().error),
+            Reach::Cluster(cluster) => cluster.trouble(slot),
+        }
+    }
+
+    #[cfg(test)]
+    fn is_open(&self, slot: u16) -> bool {
+        self.trouble(slot).is_some()
     }
 
     /// Whether it is a cluster, whose keys of one call have to be of one slot.

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::address::Address;
 use super::breaker::Breaker;
-use super::failure::{Cause, Failure};
+use super::failure::{Cause, Failure, Misconfigured};
 use super::keeper;
 use super::news::News;
 use super::settings::Settings;
@@ -66,6 +66,8 @@ pub(super) struct Link {
     pub(super) breaker: Breaker,
     /// Woken when the breaker opens.
     pub(super) opened: Notify,
+    /// Woken when a call was dropped before its end, which may be because it took too long.
+    pub(super) doubted: Notify,
     /// Woken too: whoever has to look for another server then.
     alarm: Option<Arc<Notify>>,
     /// Why there is no connection, or why the breaker is open.
@@ -89,6 +91,15 @@ enum By {
     Text,
 }
 
+/// A call under way. Dropped before its end, it is not known whether the server would have answered.
+struct Doubt<'a>(&'a Notify);
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
 impl Server {
     /// Starts to connect, if the client is ours, and to watch.
     pub(super) fn start(
@@ -107,6 +118,7 @@ impl Server {
             role,
             breaker: Breaker::new(settings.failures),
             opened: Notify::new(),
+            doubted: Notify::new(),
             alarm,
             trouble: Mutex::new(None),
             router: Mutex::default(),
@@ -177,7 +189,9 @@ impl Link {
         until: Instant,
         asking: bool,
     ) -> Result<Value, Failure> {
+        let doubt = Doubt(&self.doubted);
         let answer = self.send(command, args, slot, until, asking).await;
+        std::mem::forget(doubt);
         match &answer {
             Ok(_) => self.breaker.answered(),
             Err(failure) => return Err(self.count(failure.clone())),
@@ -198,7 +212,7 @@ impl Link {
         }
     }
 
-    fn count(&self, failure: Failure) -> Failure {
+    pub(super) fn count(&self, failure: Failure) -> Failure {
         match failure.cause {
             Cause::Lost => {
                 if self.breaker.failed() {
@@ -282,6 +296,11 @@ impl Link {
         let first = if count == 1 { 0 } else { self.next.fetch_add(1, Ordering::Relaxed) % count };
         let connected = (0..count).map(|step| (first + step) % count).find(|at| self.clients[*at].is_connected());
         &self.clients[connected.unwrap_or(first)]
+    }
+
+    /// Says that somebody has to mend it.
+    pub(super) fn complain(&self, kind: Misconfigured, error: &RedisError) {
+        self.news.misconfigured(kind, error);
     }
 
     /// Remembers why there is no connection, and says so if somebody has to mend it.

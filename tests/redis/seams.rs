@@ -1,0 +1,194 @@
+//! What only shows between the parts.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout};
+use tower_ratelimit::{Limiter, LimiterEvent, Observer, Quota, RedisErrorKind, RedisLimiter};
+
+use super::redis_server::Server;
+use super::{connect, key, passes, policy, take};
+
+#[derive(Clone, Default)]
+struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Seen {
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+fn acl(server: &Server, rights: &str) {
+    let mut command = redis::cmd("ACL");
+    command.arg("SETUSER").arg("app").arg("reset").arg("on").arg(">pass");
+    rights.split_whitespace().for_each(|right| {
+        command.arg(right);
+    });
+    command.exec(&mut server.connection()).unwrap();
+}
+
+fn url(server: &Server) -> String {
+    format!("redis://app:pass@127.0.0.1:{}", server.port())
+}
+
+/// The rights that the README names.
+fn documented() -> &'static str {
+    include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1.lines().next().unwrap()
+}
+
+/// The rights that a user without any is told of.
+async fn advised(server: &Server) -> String {
+    acl(server, "+ping +info +client|id");
+    let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
+    let rights = refused.split_once("ACL SETUSER <user> ").unwrap().1.split_once("<prefix>:*").unwrap().0;
+    format!("{rights}ratelimit:*")
+}
+
+#[tokio::test]
+async fn a_value_that_cannot_be_converted_fails_no_other_check() {
+    let server = Server::start();
+    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
+    let admin = connect(&server).await;
+    assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
+    // It may run the scripts that are known already, and not the one that converts.
+    acl(&server, &documented().replace("+eval ", ""));
+    let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+    let checks = (0..20).map(|at| {
+        let (limiter, new) = (limiter.clone(), new.clone());
+        tokio::spawn(async move { take(&limiter, &new, if at == 10 { "a" } else { "b" }, 1).await })
+    });
+    for (at, check) in checks.collect::<Vec<_>>().into_iter().enumerate() {
+        let answer = check.await.unwrap();
+        assert_eq!(answer.is_ok(), at != 10, "{at}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_password_that_changes_is_no_outage() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(passes(&limiter, &policy, "a").await);
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "requirepass", "new"]).exec(&mut admin).unwrap();
+    redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
+    sleep(Duration::from_millis(500)).await;
+    for _ in 0..20 {
+        let _ = take(&limiter, &policy, "a", 1).await;
+    }
+    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+}
+
+#[tokio::test]
+async fn a_missing_right_is_told_by_connect() {
+    let server = Server::start();
+    for without in ["+evalsha", "+eval ", "+time", "+get", "~ratelimit:*"] {
+        acl(&server, &documented().replace(without, ""));
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        let refused = RedisLimiter::connect(&url(&server)).await.err().unwrap_or_else(|| panic!("{without}"));
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{without}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn a_right_that_scripts_miss_is_told_by_an_event() {
+    let server = Server::start();
+    acl(&server, &documented().replace("+psetex", ""));
+    let seen = Seen::default();
+    let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.unwrap();
+    let error = take(&limiter, &policy("p", Quota::per_hour(100)), "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+    let seen = seen.0.lock().unwrap();
+    assert!(seen.iter().any(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. })), "{seen:?}");
+}
+
+#[tokio::test]
+async fn the_rights_that_are_advised_are_enough() {
+    let server = Server::start();
+    for rights in [documented().to_owned(), advised(&server).await] {
+        acl(&server, &rights);
+        let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+        let hour = Duration::from_secs(3600);
+        for (at, quota) in [
+            Quota::per_hour(100),
+            Quota::per_hour(7),
+            Quota::step_bucket(100, hour).unwrap(),
+            Quota::fixed_window(100, hour).unwrap(),
+            Quota::sliding_window(100, hour).unwrap(),
+            Quota::sliding_window(100, hour).unwrap().buckets(60).unwrap(),
+            Quota::sliding_log(100, hour).unwrap(),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for name in ["same", &format!("p{at}")] {
+                let policy = policy(name, quota);
+                let mut taken =
+                    take(&limiter, &policy, "a", 1).await.unwrap_or_else(|error| panic!("{rights}: {error}"));
+                let receipt = taken.take_receipts().pop().flatten().unwrap();
+                let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
+                limiter.refund(vec![refund]).wait().await.unwrap();
+                take(&limiter, &policy, "a", 1).await.unwrap();
+            }
+        }
+        limiter.reset(&policy("same", Quota::per_hour(1)), &key("a")).wait().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn slots_that_get_a_server_later_are_found_soon() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    let tell = |words: &[&str]| redis::cmd("CLUSTER").arg(words).exec(&mut server.connection()).unwrap();
+    redis::cmd("CONFIG").arg(&["SET", "cluster-require-full-coverage", "no"]).exec(&mut server.connection()).unwrap();
+    tell(&["ADDSLOTSRANGE", "0", "99"]);
+    let limiter = RedisLimiter::connect(&format!("redis-cluster://127.0.0.1:{}", server.port())).await.unwrap();
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(take(&limiter, &policy, "a", 1).await.is_err());
+    sleep(Duration::from_millis(1_500)).await;
+    tell(&["ADDSLOTSRANGE", "100", "16383"]);
+    let began = Instant::now();
+    while take(&limiter, &policy, "a", 1).await.is_err() {
+        assert!(began.elapsed() < Duration::from_secs(5), "{}", take(&limiter, &policy, "a", 1).await.unwrap_err());
+        sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stopped_server_is_noticed_by_callers_who_do_not_wait_for_the_deadline() {
+    let server = Server::start();
+    let seen = Seen::default();
+    let builder = RedisLimiter::builder().observer(seen.clone()).deadline(Duration::from_millis(100));
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(passes(&limiter, &policy, "a").await);
+    server.pause();
+    let mut abandoned = 0;
+    for _ in 0..150 {
+        abandoned += u32::from(timeout(Duration::from_millis(20), take(&limiter, &policy, "a", 1)).await.is_err());
+    }
+    server.resume();
+    assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.0.lock().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_check_that_is_asked_twice_has_one_deadline() {
+    let server = Server::start();
+    let deadline = Duration::from_millis(200);
+    let limiter = RedisLimiter::builder().deadline(deadline).connect(&server.url()).await.unwrap();
+    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
+    assert!(passes(&limiter, &old, "a").await && passes(&limiter, &old, "b").await);
+    assert!(passes(&limiter, &new, "b").await, "both scripts are known");
+    let [mut first, mut second] = [server.connection(), server.connection()];
+    // The second pause begins when the first is over, right after the check has been asked once.
+    redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut first).unwrap();
+    let began = Instant::now();
+    let check = tokio::spawn(async move { take(&limiter, &new, "a", 1).await.map(drop) });
+    sleep(Duration::from_millis(30)).await;
+    let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut second).unwrap());
+    let answer = check.await.unwrap();
+    let took = began.elapsed();
+    pause.join().unwrap();
+    assert_eq!(answer.map_err(|error| error.kind()), Err(RedisErrorKind::Timeout), "after {took:?}");
+    assert!(took < deadline + Duration::from_millis(70), "{took:?}");
+}
