@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tokio::time::Instant;
 
 use super::error::{RedisError, RedisErrorKind};
 use super::queue::Carrier;
-use super::store::Store;
+use super::store::{Store, Until};
 use super::wire::{self, Answer, Ask};
 use crate::clock::Clock;
 
@@ -41,7 +40,7 @@ impl Carrier for Courier {
 }
 
 impl Courier {
-    async fn run(&self, asks: &[&Ask], slot: u16, until: Instant, full: bool) -> Result<Vec<Answer>, RedisError> {
+    async fn run(&self, asks: &[&Ask], slot: u16, until: Until, full: bool) -> Result<Vec<Answer>, RedisError> {
         let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
         let reply = self.store.run_until(&call, slot, until).await?;
         let answers = wire::answers(asks, reply.clone())?;

@@ -38,6 +38,10 @@ struct Inner {
     reach: Reach,
 }
 
+/// When a call has to end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Until(Instant);
+
 enum Reach {
     One(Server),
     Cluster(Cluster),
@@ -104,12 +108,12 @@ impl Store {
     }
 
     /// When a call that begins now has to end.
-    pub(super) fn until(&self) -> Instant {
-        Instant::now() + self.0.settings.deadline
+    pub(super) fn until(&self) -> Until {
+        Until(Instant::now() + self.0.settings.deadline)
     }
 
     /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.
-    pub(super) async fn run_until(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
+    pub(super) async fn run_until(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Value, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }
