@@ -78,8 +78,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. After that it fails, and the charge may or may
-    /// not have been taken.
+    /// Sets how long a check may take, from 1 ms to 60 s; 50 ms by default. After that, and at most
+    /// 20 ms later, it fails, and the charge may or may not have been taken.
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
@@ -145,21 +145,24 @@ impl RedisLimiterBuilder {
         }
     }
 
-    /// Uses a client of your own, which you have connected. Its settings are yours: without a reconnect policy fred does
-    /// not come back after a lost connection. The deadline is kept whatever they are.
+    /// Uses a client of fred's of your own, which you have connected. Its settings are yours: without a reconnect policy
+    /// fred does not come back after a lost connection. The deadline is kept whatever they are.
+    ///
+    /// Of a cluster it is weaker than [`connect`](Self::connect): fred reaches none of the servers while it looks for one
+    /// that is away, and they are believed away or there together.
     ///
     /// # Errors
     /// If the setup means nothing, or there is no tokio runtime.
-    pub fn client(self, client: Client) -> Result<RedisLimiter, RedisError> {
+    pub fn fred_client(self, client: Client) -> Result<RedisLimiter, RedisError> {
         let store = Store::of_client(client, self.settings()?)?;
         self.build(store)
     }
 
-    /// Uses a pool of your own; see [`client`](Self::client).
+    /// Uses a pool of fred's of your own; see [`fred_client`](Self::fred_client).
     ///
     /// # Errors
     /// If the setup means nothing, or there is no tokio runtime.
-    pub fn pool(self, pool: &Pool) -> Result<RedisLimiter, RedisError> {
+    pub fn fred_pool(self, pool: &Pool) -> Result<RedisLimiter, RedisError> {
         let store = Store::of_pool(pool, self.settings()?)?;
         self.build(store)
     }

@@ -47,7 +47,7 @@ pub use error::{RedisError, RedisErrorKind};
 
 /// The answer of a [`RedisLimiter`], under way.
 ///
-/// Nothing is sent before it is first polled, except for refunds, which are sent at once.
+/// Nothing is sent before it is first polled, except for refunds and leases, which are sent at once.
 pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + Send>>;
 
 /// A limiter whose states are in Redis: one limit for any number of processes.
@@ -188,7 +188,7 @@ impl Inner {
             self.denials.forget(self.tags.of(&refund.policy, &refund.key));
             let stored = self.space.key(&refund.policy, &refund.key);
             let lane = self.lane(stored.slot);
-            match lanes.iter_mut().find(|(number, _)| *number == lane) {
+            match lanes.iter_mut().find(|(number, refunds)| *number == lane && refunds.len() < REFUNDS) {
                 Some((_, refunds)) => refunds.push((refund, stored)),
                 None => lanes.push((lane, vec![(refund, stored)])),
             }
@@ -242,6 +242,9 @@ impl Drop for Owed {
         }
     }
 }
+
+/// Refunds that go together at most.
+const REFUNDS: usize = 64;
 
 /// Which charges of a set an ask is for.
 type Places = SmallVec<[usize; 2]>;
