@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::key::{IntoKey, Key};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyError};
 use crate::quota::Quota;
 
-type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+pub(super) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
 /// A policy as a layer applies it: to which requests, at what cost, and what becomes of a request that has no key.
 ///
@@ -29,10 +28,11 @@ type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 /// ```
 #[derive(Clone)]
 pub struct Rule {
-    policy: Policy,
-    when: Option<Read<bool>>,
-    cost: Option<Read<u64>>,
-    missing_key: MissingKey,
+    /// At least one.
+    pub(super) policies: Vec<Policy>,
+    pub(super) when: Option<Read<bool>>,
+    pub(super) cost: Option<Read<u64>>,
+    pub(super) missing_key: MissingKey,
 }
 
 impl Rule {
@@ -70,17 +70,21 @@ impl Rule {
         self
     }
 
-    /// The policy.
+    /// The policies: one, unless the rule is of [several quotas](Policy::several).
     #[must_use]
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    fn of(policies: Vec<Policy>) -> Self {
+        Self { policies, when: None, cost: None, missing_key: MissingKey::default() }
     }
 }
 
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
-            .field("policy", &self.policy)
+            .field("policies", &self.policies)
             .field("conditional", &self.when.is_some())
             .field("costed", &self.cost.is_some())
             .field("missing_key", &self.missing_key)
@@ -122,7 +126,7 @@ impl IntoRule for Rule {
 
 impl IntoRule for Policy {
     fn into_rule(self) -> Rule {
-        Rule { policy: self, when: None, cost: None, missing_key: MissingKey::default() }
+        Rule::of(vec![self])
     }
 }
 
@@ -139,6 +143,30 @@ impl IntoRule for Quota {
 }
 
 impl Policy {
+    /// A rule of several quotas that a request must all meet: 60 per minute, and 1,000 per hour, and 10,000 per day.
+    ///
+    /// They have the key, the cost, the condition and the answer to a missing key in common; the key is extracted once. As
+    /// with everything in a layer, a request takes from all of them or from none. Each is a policy of its own, named after
+    /// `name` and its words, so that header fields, refusals and metrics tell them apart.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
+    /// let client = Policy::several("client", quotas)?;
+    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
+    ///
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no quota, if one is there twice, or if a policy's name would not be as [`Policy::new`] wants it: the
+    /// words of a quota count too, about 15 characters for a usual one.
+    pub fn several(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
+        Self::each(name.as_ref(), quotas).map(Rule::of)
+    }
+
     /// A rule that applies this policy only to requests for which `predicate` holds; see [`Rule::when`].
     #[must_use]
     pub fn when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
@@ -155,121 +183,5 @@ impl Policy {
     #[must_use]
     pub fn missing_key(self, missing_key: MissingKey) -> Rule {
         self.into_rule().missing_key(missing_key)
-    }
-}
-
-/// A rule with the extractor of its key.
-#[derive(Clone)]
-pub(super) struct BoundRule {
-    rule: Rule,
-    extract: Read<Option<Key>>,
-}
-
-/// What a rule asks of a request.
-pub(super) enum Asked {
-    Nothing,
-    Charge {
-        key: Key,
-        cost: u64,
-    },
-    /// A key, and there is none.
-    Key,
-}
-
-impl BoundRule {
-    pub(super) fn new<E, K>(rule: Rule, extract: E) -> Self
-    where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
-        K: IntoKey,
-    {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()) }
-    }
-
-    pub(super) fn policy(&self) -> &Policy {
-        &self.rule.policy
-    }
-
-    /// Gives the policy a name that none of `others` has: `api` becomes `api-2`, `api-3` and so on.
-    pub(super) fn rename_beside(&mut self, others: &[Self]) {
-        /// The longest name of a policy.
-        const NAME_MAX: usize = 128;
-        let taken = |name: &str| others.iter().any(|other| other.policy().name() == name);
-        if !taken(self.policy().name()) {
-            return;
-        }
-        // One of these is free, since there are more of them than others.
-        for number in 2..=others.len() + 1 {
-            let suffix = format!("-{number}");
-            // A name is ASCII, so every index is a boundary.
-            let kept = self.policy().name().len().min(NAME_MAX - suffix.len());
-            let name = format!("{}{suffix}", self.policy().name().get(..kept).unwrap_or_default());
-            if !taken(&name) {
-                if let Ok(policy) = Policy::new(name, *self.policy().quota()) {
-                    self.rule.policy = policy;
-                }
-                return;
-            }
-        }
-    }
-
-    #[inline]
-    pub(super) fn ask(&self, parts: &Parts) -> Asked {
-        if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
-            return Asked::Nothing;
-        }
-        let key = match ((self.extract)(parts), self.rule.missing_key) {
-            (Some(key), _) => key,
-            (None, MissingKey::Reject) => return Asked::Key,
-            (None, MissingKey::Shared) => Key::keyless(),
-            (None, MissingKey::Exempt) => return Asked::Nothing,
-        };
-        Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
-    }
-}
-
-impl fmt::Debug for BoundRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rule.fmt(f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bound(name: &str, quota: Quota) -> BoundRule {
-        BoundRule::new(Policy::new(name, quota).unwrap().into_rule(), |_: &Parts| ())
-    }
-
-    #[test]
-    fn a_name_that_is_taken_is_numbered() {
-        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
-        let mut third = bound("api", Quota::per_second(9));
-        third.rename_beside(&others);
-        assert_eq!(third.policy().name(), "api-3");
-        assert_eq!(third.policy().quota().limit(), 9);
-    }
-
-    #[test]
-    fn the_longest_name_can_be_numbered_too() {
-        let long = "n".repeat(128);
-        let others = [bound(&long, Quota::per_second(1))];
-        let mut second = bound(&long, Quota::per_second(1));
-        second.rename_beside(&others);
-        assert_eq!(second.policy().name(), format!("{}-2", "n".repeat(126)));
-    }
-
-    #[test]
-    fn several_predicates_must_all_hold() {
-        let rule =
-            Rule::new(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
-        let bound = BoundRule::new(rule, |_: &Parts| ());
-        let asks = |method: &str, path: &str| {
-            let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
-            matches!(bound.ask(&parts), Asked::Charge { .. })
-        };
-        assert!(asks("GET", "/a"));
-        assert!(!asks("POST", "/a"));
-        assert!(!asks("GET", "/b"));
     }
 }
