@@ -69,6 +69,16 @@ impl Policy {
         if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
     }
 
+    /// One policy of this name for each quota. Each can hold what was used under any other, so that a key which changes
+    /// from one to another and back has used as much as before.
+    pub(crate) fn plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
+        let quotas: Vec<Quota> = quotas.into_iter().collect();
+        let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
+        let plans: Vec<Self> =
+            quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))).collect::<Result<_, _>>()?;
+        if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
+    }
+
     /// The same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
         Self::build(self.name().to_owned(), quota)
@@ -143,7 +153,7 @@ impl PolicyError {
         Self(Fault::Name(name.chars().take(NAME_MAX).collect()))
     }
 
-    pub(crate) fn no_quota(name: &str) -> Self {
+    fn no_quota(name: &str) -> Self {
         Self(Fault::NoQuota { name: name.to_owned() })
     }
 }

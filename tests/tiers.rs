@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
+use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
@@ -19,7 +20,6 @@ use tower_ratelimit::{
 
 type Body = Full<Bytes>;
 
-#[expect(clippy::needless_pass_by_value, reason = "a service takes its request")]
 fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
     ready(Ok(Response::new(Body::default())))
 }
@@ -170,4 +170,150 @@ fn several_quotas_that_make_no_sense_are_refused_with_a_sentence() {
     let long = "n".repeat(128 - "-60-per-minute".len());
     assert!(Policy::several(&long, [Quota::per_minute(60)]).is_ok());
     assert!(error(&format!("{long}n"), &[Quota::per_minute(60)]).contains("1 to 128"));
+}
+
+/// Three plans, of which a request's field tells.
+fn plans() -> Rule {
+    let quotas = [Quota::per_hour(2), Quota::per_hour(10), Quota::per_hour(100)];
+    Policy::choose("customer", quotas, |request| {
+        request.headers.get("plan").and_then(|plan| plan.to_str().ok()?.parse().ok())
+    })
+    .unwrap()
+}
+
+fn of_plan(plan: &str) -> Request<Body> {
+    Request::builder().header("plan", plan).body(Body::default()).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_charged_to_the_quota_of_its_plan() {
+    for (plan, limit) in [("0", 2_usize), ("1", 10), ("2", 100)] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+        for remaining in (0..limit).rev() {
+            let passed = send(&layer, of_plan(plan)).await;
+            assert_eq!(left(&passed), [("customer".to_owned(), remaining as u64)]);
+            assert_eq!(field(&passed, "ratelimit-policy"), format!("\"customer\";q={limit};w=3600"));
+        }
+        let refused = send(&layer, of_plan(plan)).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(field(&refused, "ratelimit-policy"), format!("\"customer\";q={limit};w=3600"));
+        let wait = 3_600_usize.div_ceil(limit);
+        assert_eq!(field(&refused, "retry-after"), wait.to_string());
+        let outcome = refused.extensions().get::<Outcome>().unwrap();
+        let capacities: Vec<u64> =
+            outcome.standings().iter().map(|standing| standing.policy().quota().capacity()).collect();
+        assert_eq!(capacities, [limit as u64]);
+    }
+}
+
+#[tokio::test]
+async fn without_a_known_plan_the_first_quota_applies() {
+    for plan in ["", "enterprise", "3", "-1", "18446744073709551615"] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+        assert_eq!(left(&send(&layer, of_plan(plan)).await), [("customer".to_owned(), 1)], "{plan:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_plan_may_be_told_without_an_option_and_stand_among_other_rules() {
+    let limiter = memory(&ManualClock::new());
+    let everyone = Policy::new("everyone", Quota::per_hour(50)).unwrap();
+    let chosen = Policy::choose("customer", [Quota::per_hour(2), Quota::per_hour(10)], |_| 1).unwrap();
+    let layer =
+        RateLimitLayer::new(limiter, everyone, key::global()).and(chosen, key::global()).and(plans(), key::global());
+    let passed = send(&layer, of_plan("2")).await;
+    let expected = [("everyone", 49), ("customer", 9), ("customer-2", 99)].map(|(name, left)| (name.to_owned(), left));
+    assert_eq!(left(&passed), expected);
+    let policies = "\"everyone\";q=50;w=3600, \"customer\";q=10;w=3600, \"customer-2\";q=100;w=3600";
+    assert_eq!(field(&passed, "ratelimit-policy"), policies);
+}
+
+#[tokio::test]
+async fn what_was_used_under_one_plan_is_used_under_the_next() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+    let left_under = async |plan: &str| left(&send(&layer, of_plan(plan)).await).first().map(|(_, left)| *left);
+    assert_eq!(left_under("1").await, Some(9));
+    assert_eq!(left_under("1").await, Some(8));
+    // Upgraded with two used.
+    assert_eq!(left_under("2").await, Some(97));
+    // And back, with three.
+    assert_eq!(left_under("1").await, Some(6));
+    // More is used than the smallest plan gives.
+    assert_eq!(send(&layer, of_plan("0")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    // Which took nothing, and loses nobody more than a unit.
+    assert!(left_under("1").await >= Some(4));
+}
+
+#[test]
+fn plans_that_make_no_sense_are_refused_with_a_sentence() {
+    let error = Policy::choose("customer", [], |_| 0).unwrap_err();
+    assert_eq!(error.to_string(), "\"customer\" has no quota: give it at least one");
+    assert!(Policy::choose("", [Quota::per_hour(1)], |_| 0).is_err());
+    // Two plans may be alike for now.
+    assert!(Policy::choose("customer", [Quota::per_hour(1), Quota::per_hour(1)], |_| 0).is_ok());
+}
+
+/// Quotas of every algorithm, of so many units in an hour.
+fn every_algorithm(limit: u64) -> Vec<Quota> {
+    let hour = Duration::from_secs(3_600);
+    vec![
+        Quota::token_bucket(limit, hour).unwrap(),
+        Quota::step_bucket(limit, hour).unwrap(),
+        Quota::gcra(limit, hour).unwrap().burst(limit).unwrap(),
+        Quota::leaky_bucket(limit, hour).unwrap(),
+        Quota::leaky_queue(limit, hour).unwrap(),
+        Quota::fixed_window(limit, hour).unwrap(),
+        Quota::sliding_window(limit, hour).unwrap(),
+        Quota::sliding_window(limit, hour).unwrap().buckets(4).unwrap(),
+        Quota::sliding_log(limit, hour).unwrap(),
+    ]
+}
+
+/// Policies of one name, as the rule of a layer has them.
+fn customer(quotas: Vec<Quota>) -> Vec<Policy> {
+    Policy::choose("customer", quotas, |_| 0).unwrap().policies().to_vec()
+}
+
+proptest! {
+    /// Whatever the algorithms of the plans: no order of requests under them passes more than the largest one alone.
+    #[test]
+    fn changing_plans_back_and_forth_gives_no_burst(
+        plans in proptest::collection::vec((0..9_usize, 1..20_u64), 2..4),
+        requests in proptest::collection::vec((0..4_usize, 1..4_u64), 1..200),
+        offset_ms in 0..3_600_000_u64,
+    ) {
+        let clock = ManualClock::new();
+        clock.advance(Duration::from_millis(offset_ms));
+        let limiter = memory(&clock);
+        let quotas = plans.iter().filter_map(|(algorithm, limit)| every_algorithm(*limit).get(*algorithm).copied());
+        let plans = customer(quotas.collect());
+        let largest = plans.iter().map(|plan| plan.quota().capacity()).max().unwrap_or(0);
+        let mut passed = 0;
+        for (plan, cost) in requests {
+            let plan = &plans[plan % plans.len()];
+            let before = limiter.peek_one(plan, &Key::global(), 0).remaining();
+            if limiter.take_one(plan, &Key::global(), cost).is_allowed() {
+                passed += cost;
+            } else {
+                prop_assert!(before < cost, "{before} were left of {plan:?}, which refused {cost}");
+            }
+        }
+        prop_assert!(passed <= largest, "{passed} passed at one instant under {plans:?}");
+    }
+}
+
+#[test]
+fn a_plan_that_is_used_up_many_times_over_is_remembered_by_a_smaller_one() {
+    for (from, large) in every_algorithm(1_000).into_iter().enumerate() {
+        for (to, small) in every_algorithm(10).into_iter().enumerate() {
+            let limiter = memory(&ManualClock::new());
+            let plans = customer(vec![small, large]);
+            let [small, large] = plans.as_slice() else { panic!("two plans") };
+            assert!(limiter.take_one(large, &Key::global(), 900).is_allowed());
+            assert!(!limiter.take_one(small, &Key::global(), 1).is_allowed());
+            let left = limiter.peek_one(large, &Key::global(), 0).remaining();
+            let unused = large.quota().capacity() - 900;
+            assert!((unused - 2..=unused).contains(&left), "{left} left, from {from} to {to} and back");
+        }
+    }
 }

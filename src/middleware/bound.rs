@@ -50,20 +50,20 @@ impl BoundRule {
     pub(super) fn place_behind(&mut self, others: &[Self]) {
         self.first = others.iter().map(|other| other.policies().len()).sum();
         for at in 0..self.policies().len() {
-            let Some((policy, name)) = self.policies().get(at).and_then(|policy| {
-                let own =
-                    self.policies().iter().enumerate().filter(|(other, _)| *other != at).map(|(_, policy)| policy);
-                let theirs = others.iter().flat_map(Self::policies);
-                let taken: Vec<&str> = theirs.chain(own).map(Policy::name).collect();
-                Some((policy, free_name(policy.name(), &taken)?))
-            }) else {
-                continue;
-            };
-            let renamed = Policy::new(name, *policy.quota());
-            if let (Ok(renamed), Some(policy)) = (renamed, self.rule.policies.get_mut(at)) {
+            if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
                 *policy = renamed;
             }
         }
+    }
+
+    /// The policy with another name, if its name is taken.
+    fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
+        let policy = self.policies().get(at)?;
+        let theirs = others.iter().flat_map(Self::policies);
+        // Plans have their name in common.
+        let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
+        let taken: Vec<&str> = theirs.chain(own).map(Policy::name).collect();
+        Policy::new(free_name(policy.name(), &taken)?, *policy.quota()).ok()
     }
 
     #[inline]
@@ -77,7 +77,13 @@ impl BoundRule {
             (None, MissingKey::Shared) => Key::keyless(),
             (None, MissingKey::Exempt) => return Asked::Nothing,
         };
-        let policies = self.first..self.first + self.rule.policies.len();
+        let policies = match &self.rule.choose {
+            None => self.first..self.first + self.rule.policies.len(),
+            Some(choose) => {
+                let chosen = choose(parts).filter(|plan| *plan < self.rule.policies.len()).unwrap_or(0);
+                self.first + chosen..self.first + chosen + 1
+            }
+        };
         Asked::Charge { policies, key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
     }
 }
@@ -143,6 +149,16 @@ mod tests {
         let names: Vec<&str> = second.policies().iter().map(Policy::name).collect();
         assert_eq!(names, ["api-1-per-second-2", "api-9-per-hour-3"]);
         assert_eq!(second.first, 3);
+    }
+
+    #[test]
+    fn plans_are_numbered_alike_if_their_name_is_taken() {
+        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
+        let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
+        let mut plans = BoundRule::new(Policy::choose("api", quotas, |_| 1).unwrap(), |_: &Parts| ());
+        plans.place_behind(&others);
+        let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
+        assert_eq!(names, ["api-3"; 3]);
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub(super) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 pub struct Rule {
     /// At least one.
     pub(super) policies: Vec<Policy>,
+    /// Which of the policies applies; without it all do.
+    pub(super) choose: Option<Read<Option<usize>>>,
     pub(super) when: Option<Read<bool>>,
     pub(super) cost: Option<Read<u64>>,
     pub(super) missing_key: MissingKey,
@@ -70,14 +72,14 @@ impl Rule {
         self
     }
 
-    /// The policies: one, unless the rule is of [several quotas](Policy::several).
+    /// The policies: one, unless the rule is of [several quotas](Policy::several) or [plans](Policy::choose).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
     }
 
     fn of(policies: Vec<Policy>) -> Self {
-        Self { policies, when: None, cost: None, missing_key: MissingKey::default() }
+        Self { policies, choose: None, when: None, cost: None, missing_key: MissingKey::default() }
     }
 }
 
@@ -85,6 +87,7 @@ impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
             .field("policies", &self.policies)
+            .field("chosen", &self.choose.is_some())
             .field("conditional", &self.when.is_some())
             .field("costed", &self.cost.is_some())
             .field("missing_key", &self.missing_key)
@@ -165,6 +168,52 @@ impl Policy {
     /// words of a quota count too, about 15 characters for a usual one.
     pub fn several(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
         Self::each(name.as_ref(), quotas).map(Rule::of)
+    }
+
+    /// A rule of several plans, of which each request is under one: free, pro and enterprise customers have quotas of their
+    /// own under one name. `choose` returns the plan's place in `quotas`, from 0; it may return an `Option`.
+    ///
+    /// The first quota is for whoever has no known plan: it applies where `choose` returns `None` or a place that is not
+    /// there, so that nobody is unlimited by mistake. Put the strictest first. To exempt requests, see [`Rule::when`].
+    ///
+    /// When the plan of a key changes, the amount that it has used is kept: who has used 80 of 100 and upgrades to 1,000
+    /// has 920 left. Who goes back with more used than the smaller plan has in all waits until enough of it is over, at
+    /// the smaller plan's pace. To this end each quota is given the [debt](Quota::max_debt) that the largest one needs, as
+    /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
+    /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// enum Plan {
+    ///     Free,
+    ///     Pro,
+    ///     Enterprise,
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
+    /// let customer = Policy::choose("customer", quotas, |request| {
+    ///     request.extensions.get::<Plan>().map(|plan| *plan as usize) // no plan: as `Free`
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no quota, or if the name is not as [`Policy::new`] wants it.
+    pub fn choose<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Rule, PolicyError>
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Rule { choose: Some(choose), ..Rule::of(Self::plans(name.as_ref(), quotas)?) })
     }
 
     /// A rule that applies this policy only to requests for which `predicate` holds; see [`Rule::when`].
