@@ -40,7 +40,7 @@ impl Policy {
     pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, PolicyError> {
         let name = name.into();
         if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
-            return Err(PolicyError { name: name.chars().take(NAME_MAX).collect() });
+            return Err(PolicyError::name(&name));
         }
         Ok(Self::build(name, quota))
     }
@@ -55,6 +55,28 @@ impl Policy {
     #[must_use]
     pub fn quota(&self) -> &Quota {
         &self.0.quota
+    }
+
+    /// One policy for each quota, named after the name and the quota's words: `api-60-per-minute`.
+    pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
+        let mut policies: Vec<Self> = Vec::new();
+        for quota in quotas {
+            if policies.iter().any(|other| *other.quota() == quota) {
+                return Err(PolicyError(Fault::Twice { name: name.to_owned(), quota: quota.to_string() }));
+            }
+            policies.push(Self::new(format!("{name}-{}", words(&quota)), quota)?);
+        }
+        if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
+    }
+
+    /// One policy of this name for each quota. Each can hold what was used under any other, so that a key which changes
+    /// from one to another and back has used as much as before.
+    pub(crate) fn plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
+        let quotas: Vec<Quota> = quotas.into_iter().collect();
+        let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
+        let plans: Vec<Self> =
+            quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))).collect::<Result<_, _>>()?;
+        if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
     }
 
     /// The same name with another quota.
@@ -83,17 +105,22 @@ impl Policy {
 impl From<Quota> for Policy {
     /// A policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`.
     fn from(quota: Quota) -> Self {
-        let words = quota.to_string();
-        let words = words.strip_suffix(", token bucket").unwrap_or(&words);
-        let mut name = String::with_capacity(words.len());
-        for part in words.split([' ', ',']).filter(|part| !part.is_empty()) {
-            if !name.is_empty() {
-                name.push('-');
-            }
-            name.push_str(part);
-        }
-        Self::build(name, quota)
+        Self::build(words(&quota), quota)
     }
+}
+
+/// The quota's words as a name.
+fn words(quota: &Quota) -> String {
+    let words = quota.to_string();
+    let words = words.strip_suffix(", token bucket").unwrap_or(&words);
+    let mut name = String::with_capacity(words.len());
+    for part in words.split([' ', ',']).filter(|part| !part.is_empty()) {
+        if !name.is_empty() {
+            name.push('-');
+        }
+        name.push_str(part);
+    }
+    name
 }
 
 impl PartialEq for Policy {
@@ -110,20 +137,43 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// A policy's name was refused: it stands in header fields, so it is 1 to 128 printable ASCII characters.
+/// A policy was refused: its name cannot stand in header fields, or its quotas make no sense together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicyError {
-    name: String,
+pub struct PolicyError(Fault);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Fault {
+    Name(String),
+    NoQuota { name: String },
+    Twice { name: String, quota: String },
+}
+
+impl PolicyError {
+    fn name(name: &str) -> Self {
+        Self(Fault::Name(name.chars().take(NAME_MAX).collect()))
+    }
+
+    fn no_quota(name: &str) -> Self {
+        Self(Fault::NoQuota { name: name.to_owned() })
+    }
 }
 
 impl fmt::Display for PolicyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
-             characters; letters, digits, `.`, `_` and `-` are best",
-            self.name
-        )
+        match &self.0 {
+            Fault::Name(name) => write!(
+                f,
+                "{name:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
+                 ASCII characters; letters, digits, `.`, `_` and `-` are best"
+            ),
+            Fault::NoQuota { name } => write!(f, "{name:?} has no quota: give it at least one"),
+            Fault::Twice { name, quota } => {
+                write!(
+                    f,
+                    "{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit"
+                )
+            }
+        }
     }
 }
 

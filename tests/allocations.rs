@@ -11,7 +11,9 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
 use http_body_util::Empty;
 use tower::{Layer, Service};
-use tower_ratelimit::{Charge, Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Refund, key};
+use tower_ratelimit::{
+    Charge, Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Refund, Rule, key,
+};
 
 /// Keys in use: an address, a number, a short text.
 fn keys() -> Vec<Key> {
@@ -170,6 +172,21 @@ fn an_allowed_request_without_fields_asks_for_no_memory_with_up_to_four_policies
             several = several.and(quota, move |_: &http::request::Parts| Some(number as u64));
             assert_eq!(of_one_request(several.clone().layer(Bare), 200), bare, "{quota}, {} policies", number + 2);
         }
+    }
+}
+
+#[test]
+fn plans_and_several_quotas_ask_for_no_more_memory_than_one_quota() {
+    let bare = of_one_request(Bare, 200);
+    let quotas = || [Quota::per_minute(1_000_000), Quota::per_hour(9_000_000), Quota::per_day(70_000_000)];
+    let layer = |rule: Rule| RateLimitLayer::new(limiter(), rule, key::peer_ip());
+    let several = Policy::several("client", quotas()).expect("they differ");
+    assert_eq!(of_one_request(layer(several.clone()).headers(Headers::none()).layer(Bare), 200), bare);
+    for plan in 0..3 {
+        let chosen = Policy::choose("client", quotas(), move |_| plan).expect("a name");
+        assert_eq!(of_one_request(layer(chosen.clone()).headers(Headers::none()).layer(Bare), 200), bare);
+        // For `RateLimit`; `RateLimit-Policy` is prepared for each plan.
+        assert_eq!(of_one_request(layer(chosen).layer(Bare), 200), bare + 1);
     }
 }
 

@@ -1,6 +1,7 @@
 //! From a request to its charges, and from the limiter's answer to what becomes of the request.
 
 use std::hash::BuildHasher;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -8,10 +9,10 @@ use http::request::Parts;
 use http::{Method, Response, header};
 use smallvec::SmallVec;
 
+use super::bound::{Asked, BoundRule};
 use super::headers::{Headers, Prepared, View};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
-use super::rule::{Asked, BoundRule};
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
@@ -51,13 +52,15 @@ impl Settings {
 pub(super) struct Shared<L> {
     pub(super) limiter: L,
     pub(super) settings: Settings,
+    /// Those of all rules, in their order.
+    policies: Vec<Policy>,
     headers: Prepared,
     refusals: PreparedRefusals,
 }
 
-/// A charge that owns its key; its policy is the rule's.
+/// A charge that owns its key; its policy is one of the layer's.
 pub(super) struct OwnedCharge {
-    rule: usize,
+    policy: usize,
     key: Key,
     cost: u64,
 }
@@ -127,7 +130,7 @@ impl Answered {
 
 /// What a charge took.
 struct Owed {
-    rule: usize,
+    policy: usize,
     key: Key,
     receipt: Receipt,
 }
@@ -161,10 +164,10 @@ impl Decided {
 
 impl<L> Shared<L> {
     pub(super) fn new(limiter: L, settings: Settings) -> Self {
-        let policies: Vec<Policy> = settings.rules.iter().map(|rule| rule.policy().clone()).collect();
+        let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
-        Self { limiter, settings, headers, refusals }
+        Self { limiter, settings, policies, headers, refusals }
     }
 
     /// The charges of a request.
@@ -173,11 +176,18 @@ impl<L> Shared<L> {
         if self.settings.exempt_preflight && is_preflight(parts) {
             return Asking::Exempt;
         }
-        // The usual layer has one rule.
+        // The usual layer has one rule, of one policy.
         let [bound] = self.settings.rules.as_slice() else { return self.ask_all(parts) };
         match bound.ask(parts) {
             Asked::Nothing => Asking::Exempt,
-            Asked::Charge { key, cost } => Asking::Charges(Charges::One(OwnedCharge { rule: 0, key, cost })),
+            Asked::Charge { policies, key, cost } if policies.len() == 1 => {
+                Asking::Charges(Charges::One(OwnedCharge { policy: policies.start, key, cost }))
+            }
+            Asked::Charge { policies, key, cost } => {
+                let mut charges = SmallVec::new();
+                charge_each(&mut charges, policies, key, cost);
+                Asking::Charges(Charges::Several(charges))
+            }
             Asked::Key => Asking::KeyMissing,
         }
     }
@@ -185,10 +195,10 @@ impl<L> Shared<L> {
     #[inline(never)]
     fn ask_all(&self, parts: &Parts) -> Asking {
         let mut charges = SmallVec::new();
-        for (rule, bound) in self.settings.rules.iter().enumerate() {
+        for bound in &self.settings.rules {
             match bound.ask(parts) {
                 Asked::Nothing => {}
-                Asked::Charge { key, cost } => charges.push(OwnedCharge { rule, key, cost }),
+                Asked::Charge { policies, key, cost } => charge_each(&mut charges, policies, key, cost),
                 Asked::Key => return Asking::KeyMissing,
             }
         }
@@ -267,7 +277,7 @@ impl<L> Shared<L> {
         if !decision.is_known() {
             return None;
         }
-        Some(View { policy: self.policy(charge.rule)?, decision, refuses: refused && !decision.is_allowed() })
+        Some(View { policy: self.policy(charge.policy)?, decision, refuses: refused && !decision.is_allowed() })
     }
 
     #[inline]
@@ -280,7 +290,7 @@ impl<L> Shared<L> {
         let mut standings = SmallVec::new();
         let (charges, decisions) = decided.answers();
         for (charge, decision) in charges.iter().zip(decisions) {
-            if let Some(policy) = self.policy(charge.rule) {
+            if let Some(policy) = self.policy(charge.policy) {
                 standings.push(Standing {
                     policy: policy.clone(),
                     cost: charge.cost,
@@ -292,8 +302,8 @@ impl<L> Shared<L> {
         Outcome::new(decided.kind, standings)
     }
 
-    fn policy(&self, rule: usize) -> Option<&Policy> {
-        self.settings.rules.get(rule).map(BoundRule::policy)
+    fn policy(&self, at: usize) -> Option<&Policy> {
+        self.policies.get(at)
     }
 }
 
@@ -301,7 +311,7 @@ impl<L: Limiter> Shared<L> {
     #[inline(always)]
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
         match charges {
-            Charges::One(charge) => match self.policy(charge.rule) {
+            Charges::One(charge) => match self.policy(charge.policy) {
                 Some(policy) => self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)]),
                 None => self.limiter.take(&[]), // there is one
             },
@@ -313,7 +323,7 @@ impl<L: Limiter> Shared<L> {
     fn take_all(&self, charges: &[OwnedCharge]) -> Reply<Decision, L::Error, L::Future<Decision>> {
         let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> = charges
             .iter()
-            .filter_map(|charge| Some(Charge::new(self.policy(charge.rule)?, &charge.key).cost(charge.cost)))
+            .filter_map(|charge| Some(Charge::new(self.policy(charge.policy)?, &charge.key).cost(charge.cost)))
             .collect();
         self.limiter.take(&borrowed)
     }
@@ -392,7 +402,7 @@ impl<L: Limiter> Shared<L> {
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
-            .filter_map(|owed| Some(Refund::new(self.policy(owed.rule)?.clone(), owed.key, owed.receipt)))
+            .filter_map(|owed| Some(Refund::new(self.policy(owed.policy)?.clone(), owed.key, owed.receipt)))
             .collect();
         if refunds.is_empty() {
             return;
@@ -405,6 +415,14 @@ impl<L: Limiter> Shared<L> {
     }
 }
 
+/// Charges each policy with the same.
+#[inline]
+fn charge_each(charges: &mut SmallVec<[OwnedCharge; decision::INLINE]>, policies: Range<usize>, key: Key, cost: u64) {
+    let Some(last) = policies.end.checked_sub(1) else { return };
+    charges.extend((policies.start..last).map(|policy| OwnedCharge { policy, key: key.clone(), cost }));
+    charges.push(OwnedCharge { policy: last, key, cost });
+}
+
 /// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
 fn is_preflight(parts: &Parts) -> bool {
     parts.method == Method::OPTIONS
@@ -414,9 +432,9 @@ fn is_preflight(parts: &Parts) -> bool {
 
 /// Moves over what charges took.
 fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
-    for (at, OwnedCharge { rule, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
+    for (at, OwnedCharge { policy, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
         if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
-            owed.push(Owed { rule: *rule, key: std::mem::replace(key, Key::global()), receipt });
+            owed.push(Owed { policy: *policy, key: std::mem::replace(key, Key::global()), receipt });
         }
     }
 }

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::bound::BoundRule;
 use super::charging::{Settings, Shared};
 use super::headers::Headers;
 use super::refusal::Refusals;
-use super::rule::{BoundRule, IntoRule};
+use super::rule::IntoRule;
 use super::service::RateLimit;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
@@ -81,7 +82,7 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
     {
         let mut rule = BoundRule::new(rule.into_rule(), extract);
         self.change(|settings| {
-            rule.rename_beside(&settings.rules);
+            rule.place_behind(&settings.rules);
             settings.rules.push(rule);
         })
     }

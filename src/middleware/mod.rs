@@ -76,6 +76,7 @@
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
 mod body;
+mod bound;
 mod charging;
 pub(crate) mod extract;
 mod future;

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use crate::key::{IntoKey, Key};
-use crate::policy::Policy;
+use crate::policy::{Policy, PolicyError};
 use crate::quota::Quota;
 
-type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+pub(super) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
 /// A policy as a layer applies it: to which requests, at what cost, and what becomes of a request that has no key.
 ///
@@ -29,10 +28,13 @@ type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 /// ```
 #[derive(Clone)]
 pub struct Rule {
-    policy: Policy,
-    when: Option<Read<bool>>,
-    cost: Option<Read<u64>>,
-    missing_key: MissingKey,
+    /// At least one.
+    pub(super) policies: Vec<Policy>,
+    /// Which of the policies applies; without it all do.
+    pub(super) choose: Option<Read<Option<usize>>>,
+    pub(super) when: Option<Read<bool>>,
+    pub(super) cost: Option<Read<u64>>,
+    pub(super) missing_key: MissingKey,
 }
 
 impl Rule {
@@ -70,17 +72,22 @@ impl Rule {
         self
     }
 
-    /// The policy.
+    /// The policies: one, unless the rule is of [several quotas](Policy::several) or [plans](Policy::choose).
     #[must_use]
-    pub fn policy(&self) -> &Policy {
-        &self.policy
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    fn of(policies: Vec<Policy>) -> Self {
+        Self { policies, choose: None, when: None, cost: None, missing_key: MissingKey::default() }
     }
 }
 
 impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
-            .field("policy", &self.policy)
+            .field("policies", &self.policies)
+            .field("chosen", &self.choose.is_some())
             .field("conditional", &self.when.is_some())
             .field("costed", &self.cost.is_some())
             .field("missing_key", &self.missing_key)
@@ -122,7 +129,7 @@ impl IntoRule for Rule {
 
 impl IntoRule for Policy {
     fn into_rule(self) -> Rule {
-        Rule { policy: self, when: None, cost: None, missing_key: MissingKey::default() }
+        Rule::of(vec![self])
     }
 }
 
@@ -139,6 +146,76 @@ impl IntoRule for Quota {
 }
 
 impl Policy {
+    /// A rule of several quotas that a request must all meet: 60 per minute, and 1,000 per hour, and 10,000 per day.
+    ///
+    /// They have the key, the cost, the condition and the answer to a missing key in common; the key is extracted once. As
+    /// with everything in a layer, a request takes from all of them or from none. Each is a policy of its own, named after
+    /// `name` and its words, so that header fields, refusals and metrics tell them apart.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
+    /// let client = Policy::several("client", quotas)?;
+    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
+    ///
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no quota, if one is there twice, or if a policy's name would not be as [`Policy::new`] wants it: the
+    /// words of a quota count too, about 15 characters for a usual one.
+    pub fn several(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
+        Self::each(name.as_ref(), quotas).map(Rule::of)
+    }
+
+    /// A rule of several plans, of which each request is under one: free, pro and enterprise customers have quotas of their
+    /// own under one name. `choose` returns the plan's place in `quotas`, from 0; it may return an `Option`.
+    ///
+    /// The first quota is for whoever has no known plan: it applies where `choose` returns `None` or a place that is not
+    /// there, so that nobody is unlimited by mistake. Put the strictest first. To exempt requests, see [`Rule::when`].
+    ///
+    /// When the plan of a key changes, the amount that it has used is kept: who has used 80 of 100 and upgrades to 1,000
+    /// has 920 left. Who goes back with more used than the smaller plan has in all waits until enough of it is over, at
+    /// the smaller plan's pace. To this end each quota is given the [debt](Quota::max_debt) that the largest one needs, as
+    /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
+    /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// enum Plan {
+    ///     Free,
+    ///     Pro,
+    ///     Enterprise,
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
+    /// let customer = Policy::choose("customer", quotas, |request| {
+    ///     request.extensions.get::<Plan>().map(|plan| *plan as usize) // no plan: as `Free`
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no quota, or if the name is not as [`Policy::new`] wants it.
+    pub fn choose<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Rule, PolicyError>
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Rule { choose: Some(choose), ..Rule::of(Self::plans(name.as_ref(), quotas)?) })
+    }
+
     /// A rule that applies this policy only to requests for which `predicate` holds; see [`Rule::when`].
     #[must_use]
     pub fn when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
@@ -155,121 +232,5 @@ impl Policy {
     #[must_use]
     pub fn missing_key(self, missing_key: MissingKey) -> Rule {
         self.into_rule().missing_key(missing_key)
-    }
-}
-
-/// A rule with the extractor of its key.
-#[derive(Clone)]
-pub(super) struct BoundRule {
-    rule: Rule,
-    extract: Read<Option<Key>>,
-}
-
-/// What a rule asks of a request.
-pub(super) enum Asked {
-    Nothing,
-    Charge {
-        key: Key,
-        cost: u64,
-    },
-    /// A key, and there is none.
-    Key,
-}
-
-impl BoundRule {
-    pub(super) fn new<E, K>(rule: Rule, extract: E) -> Self
-    where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
-        K: IntoKey,
-    {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()) }
-    }
-
-    pub(super) fn policy(&self) -> &Policy {
-        &self.rule.policy
-    }
-
-    /// Gives the policy a name that none of `others` has: `api` becomes `api-2`, `api-3` and so on.
-    pub(super) fn rename_beside(&mut self, others: &[Self]) {
-        /// The longest name of a policy.
-        const NAME_MAX: usize = 128;
-        let taken = |name: &str| others.iter().any(|other| other.policy().name() == name);
-        if !taken(self.policy().name()) {
-            return;
-        }
-        // One of these is free, since there are more of them than others.
-        for number in 2..=others.len() + 1 {
-            let suffix = format!("-{number}");
-            // A name is ASCII, so every index is a boundary.
-            let kept = self.policy().name().len().min(NAME_MAX - suffix.len());
-            let name = format!("{}{suffix}", self.policy().name().get(..kept).unwrap_or_default());
-            if !taken(&name) {
-                if let Ok(policy) = Policy::new(name, *self.policy().quota()) {
-                    self.rule.policy = policy;
-                }
-                return;
-            }
-        }
-    }
-
-    #[inline]
-    pub(super) fn ask(&self, parts: &Parts) -> Asked {
-        if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
-            return Asked::Nothing;
-        }
-        let key = match ((self.extract)(parts), self.rule.missing_key) {
-            (Some(key), _) => key,
-            (None, MissingKey::Reject) => return Asked::Key,
-            (None, MissingKey::Shared) => Key::keyless(),
-            (None, MissingKey::Exempt) => return Asked::Nothing,
-        };
-        Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
-    }
-}
-
-impl fmt::Debug for BoundRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rule.fmt(f)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bound(name: &str, quota: Quota) -> BoundRule {
-        BoundRule::new(Policy::new(name, quota).unwrap().into_rule(), |_: &Parts| ())
-    }
-
-    #[test]
-    fn a_name_that_is_taken_is_numbered() {
-        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
-        let mut third = bound("api", Quota::per_second(9));
-        third.rename_beside(&others);
-        assert_eq!(third.policy().name(), "api-3");
-        assert_eq!(third.policy().quota().limit(), 9);
-    }
-
-    #[test]
-    fn the_longest_name_can_be_numbered_too() {
-        let long = "n".repeat(128);
-        let others = [bound(&long, Quota::per_second(1))];
-        let mut second = bound(&long, Quota::per_second(1));
-        second.rename_beside(&others);
-        assert_eq!(second.policy().name(), format!("{}-2", "n".repeat(126)));
-    }
-
-    #[test]
-    fn several_predicates_must_all_hold() {
-        let rule =
-            Rule::new(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
-        let bound = BoundRule::new(rule, |_: &Parts| ());
-        let asks = |method: &str, path: &str| {
-            let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
-            matches!(bound.ask(&parts), Asked::Charge { .. })
-        };
-        assert!(asks("GET", "/a"));
-        assert!(!asks("POST", "/a"));
-        assert!(!asks("GET", "/b"));
     }
 }

@@ -377,6 +377,27 @@ impl Quota {
         self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
     }
 
+    /// The same quota, whose states can have as many units in use as a quota of this capacity: or as many as come back in
+    /// 8.9 years.
+    pub(crate) fn holding(self, capacity: u64) -> Self {
+        let missing = capacity.saturating_sub(self.capacity());
+        if missing <= self.spec.debt {
+            return self;
+        }
+        if let Ok(holding) = self.max_debt(missing) {
+            return holding;
+        }
+        let (mut most, mut too_much) = (self, missing);
+        while too_much - most.spec.debt > 1 {
+            let between = most.spec.debt.midpoint(too_much);
+            match self.max_debt(between) {
+                Ok(holding) if holding.spec.debt == between => most = holding,
+                _ => too_much = between,
+            }
+        }
+        most
+    }
+
     /// The limit: units per period.
     #[must_use]
     pub fn limit(&self) -> u64 {

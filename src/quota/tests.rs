@@ -236,3 +236,18 @@ fn a_debt_that_was_chosen_stays_whatever_the_burst_becomes() {
     assert_eq!("5/s burst 10 debt 5".parse(), Ok(chosen));
     assert_eq!(chosen.to_string(), "5 per second, burst 10, debt 5, token bucket");
 }
+
+#[test]
+fn a_quota_holds_what_another_may_have_used() {
+    let small = Quota::per_minute(10);
+    assert_eq!(small.holding(20), small, "it owes as much as its capacity by default");
+    assert_eq!(small.holding(21), small.max_debt(11).unwrap());
+    let owing = small.max_debt(500).unwrap();
+    assert_eq!(owing.holding(100), owing);
+    // One per day: 3,257 days' worth, since nothing takes longer than 8.9 years to come back.
+    let slow = Quota::per_day(1).holding(1_000_000);
+    assert_eq!(slow, Quota::per_day(1).max_debt(3_257).unwrap());
+    assert!(Quota::per_day(1).max_debt(3_258).is_err());
+    let closed = Quota::per_day(0);
+    assert_eq!(closed.holding(100), closed);
+}

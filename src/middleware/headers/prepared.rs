@@ -55,6 +55,8 @@ struct PreparedList {
     list: List,
     /// Its value if all policies apply; nothing for what changes from response to response.
     whole: Option<HeaderValue>,
+    /// Its value for each policy, if that is the only one that applies: a plan.
+    alone: Vec<HeaderValue>,
 }
 
 #[derive(Debug)]
@@ -182,8 +184,8 @@ impl Prepared {
             return Some(whole.clone());
         }
         // The usual layer has one policy.
-        if let ([view], [known], List::Limits) = (response.views, self.policies.as_slice(), list.list) {
-            if known.policy == *view.policy {
+        if let ([view], List::Limits) = (response.views, list.list) {
+            if let Some(known) = self.known(0, view.policy) {
                 let (remaining, window) = self.limit_of(view, response.seed);
                 return item_value(&known.item_start, remaining, window);
             }
@@ -193,7 +195,11 @@ impl Prepared {
 
     /// The list as it was rendered before, if it does not change from response to response.
     fn whole_list<'a>(&self, list: &'a PreparedList, response: &Response<'_>) -> Option<&'a HeaderValue> {
-        list.whole.as_ref().filter(|_| self.all_apply(response.views))
+        if self.all_apply(response.views) {
+            return list.whole.as_ref();
+        }
+        let [view] = response.views else { return None };
+        list.alone.get(self.policies.iter().position(|known| known.policy == *view.policy)?)
     }
 
     fn list_text(&self, list: List, response: &Response<'_>) -> Text {
@@ -330,12 +336,17 @@ impl PreparedFormat {
                     continue;
                 }
             };
-            let whole = (list != List::Limits).then(|| {
+            let rendered = |policies: &[Policy]| {
                 let mut text = Text::new();
                 policies.iter().for_each(|policy| push_policy(&mut text, policy, list));
                 text.to_shared_value()
-            });
-            format.lists.push(PreparedList { name: field.name.clone(), list, whole: whole.flatten() });
+            };
+            let (mut whole, mut alone) = (None, Vec::new());
+            if list != List::Limits {
+                whole = rendered(policies);
+                alone = policies.chunks(1).map_while(rendered).collect();
+            }
+            format.lists.push(PreparedList { name: field.name.clone(), list, whole, alone });
         }
         format
     }

@@ -1,0 +1,177 @@
+//! A rule in its place in a layer: with the extractor of its key, and with policies whose names no other rule has.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::rule::{MissingKey, Read, Rule};
+use crate::key::{IntoKey, Key};
+use crate::policy::Policy;
+
+/// A rule with the extractor of its key.
+#[derive(Clone)]
+pub(super) struct BoundRule {
+    rule: Rule,
+    extract: Read<Option<Key>>,
+    /// The place of its first policy among those of the layer.
+    first: usize,
+}
+
+/// What a rule asks of a request.
+pub(super) enum Asked {
+    Nothing,
+    /// The same charge to each of these policies of the layer, at least one.
+    Charge {
+        policies: Range<usize>,
+        key: Key,
+        cost: u64,
+    },
+    /// A key, and there is none.
+    Key,
+}
+
+impl BoundRule {
+    pub(super) fn new<E, K>(rule: Rule, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0 }
+    }
+
+    pub(super) fn policies(&self) -> &[Policy] {
+        &self.rule.policies
+    }
+
+    /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api` becomes `api-2`,
+    /// `api-3` and so on.
+    pub(super) fn place_behind(&mut self, others: &[Self]) {
+        self.first = others.iter().map(|other| other.policies().len()).sum();
+        for at in 0..self.policies().len() {
+            if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
+                *policy = renamed;
+            }
+        }
+    }
+
+    /// The policy with another name, if its name is taken.
+    fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
+        let policy = self.policies().get(at)?;
+        let theirs = others.iter().flat_map(Self::policies);
+        // Plans have their name in common.
+        let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
+        let taken: Vec<&str> = theirs.chain(own).map(Policy::name).collect();
+        Policy::new(free_name(policy.name(), &taken)?, *policy.quota()).ok()
+    }
+
+    #[inline]
+    pub(super) fn ask(&self, parts: &Parts) -> Asked {
+        if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
+            return Asked::Nothing;
+        }
+        let key = match ((self.extract)(parts), self.rule.missing_key) {
+            (Some(key), _) => key,
+            (None, MissingKey::Reject) => return Asked::Key,
+            (None, MissingKey::Shared) => Key::keyless(),
+            (None, MissingKey::Exempt) => return Asked::Nothing,
+        };
+        let policies = match &self.rule.choose {
+            None => self.first..self.first + self.rule.policies.len(),
+            Some(choose) => {
+                let chosen = choose(parts).filter(|plan| *plan < self.rule.policies.len()).unwrap_or(0);
+                self.first + chosen..self.first + chosen + 1
+            }
+        };
+        Asked::Charge { policies, key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
+    }
+}
+
+impl fmt::Debug for BoundRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rule.fmt(f)
+    }
+}
+
+/// A name like `name` that is not among those taken, if it is.
+fn free_name(name: &str, taken: &[&str]) -> Option<String> {
+    /// The longest name of a policy.
+    const NAME_MAX: usize = 128;
+    if !taken.contains(&name) {
+        return None;
+    }
+    // One of these is free, since there are more of them than names.
+    (2..=taken.len() + 1).find_map(|number| {
+        let suffix = format!("-{number}");
+        // A name is ASCII, so every index is a boundary.
+        let kept = name.len().min(NAME_MAX - suffix.len());
+        let numbered = format!("{}{suffix}", name.get(..kept).unwrap_or_default());
+        (!taken.contains(&numbered.as_str())).then_some(numbered)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::middleware::rule::IntoRule;
+    use crate::quota::Quota;
+
+    fn bound(name: &str, quota: Quota) -> BoundRule {
+        BoundRule::new(Policy::new(name, quota).unwrap().into_rule(), |_: &Parts| ())
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_numbered() {
+        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
+        let mut third = bound("api", Quota::per_second(9));
+        third.place_behind(&others);
+        assert_eq!(third.policies()[0].name(), "api-3");
+        assert_eq!(third.policies()[0].quota().limit(), 9);
+    }
+
+    #[test]
+    fn the_longest_name_can_be_numbered_too() {
+        let long = "n".repeat(128);
+        let others = [bound(&long, Quota::per_second(1))];
+        let mut second = bound(&long, Quota::per_second(1));
+        second.place_behind(&others);
+        assert_eq!(second.policies()[0].name(), format!("{}-2", "n".repeat(126)));
+    }
+
+    #[test]
+    fn each_of_several_policies_is_numbered_if_its_name_is_taken() {
+        let quotas = || [Quota::per_second(1), Quota::per_hour(9)];
+        let several = || BoundRule::new(Policy::several("api", quotas()).unwrap(), |_: &Parts| ());
+        let others = [several(), bound("api-9-per-hour-2", Quota::per_second(1))];
+        let mut second = several();
+        second.place_behind(&others);
+        let names: Vec<&str> = second.policies().iter().map(Policy::name).collect();
+        assert_eq!(names, ["api-1-per-second-2", "api-9-per-hour-3"]);
+        assert_eq!(second.first, 3);
+    }
+
+    #[test]
+    fn plans_are_numbered_alike_if_their_name_is_taken() {
+        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
+        let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
+        let mut plans = BoundRule::new(Policy::choose("api", quotas, |_| 1).unwrap(), |_: &Parts| ());
+        plans.place_behind(&others);
+        let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
+        assert_eq!(names, ["api-3"; 3]);
+    }
+
+    #[test]
+    fn several_predicates_must_all_hold() {
+        let rule =
+            Rule::new(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
+        let bound = BoundRule::new(rule, |_: &Parts| ());
+        let asks = |method: &str, path: &str| {
+            let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
+            matches!(bound.ask(&parts), Asked::Charge { .. })
+        };
+        assert!(asks("GET", "/a"));
+        assert!(!asks("POST", "/a"));
+        assert!(!asks("GET", "/b"));
+    }
+}

@@ -1,0 +1,319 @@
+//! What a layer promises of several quotas under one name: all of them at once, or the one of a client's plan.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use proptest::prelude::*;
+use support::Scripted;
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Key, Limiter, ManualClock, MemoryLimiter, MissingKey, Outcome, Policy, Quota, RateLimitLayer, Rule, key,
+};
+
+type Body = Full<Bytes>;
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+async fn send<L: Limiter + 'static>(
+    layer: &RateLimitLayer<L>,
+    request: Request<Body>,
+) -> Response<tower_ratelimit::middleware::Body<Body>> {
+    layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap()
+}
+
+fn get() -> Request<Body> {
+    Request::new(Body::default())
+}
+
+fn field<'a, B>(response: &'a Response<B>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+/// What is left of each policy, by its `RateLimit` field.
+fn left<B>(response: &Response<B>) -> Vec<(String, u64)> {
+    let items = field(response, "ratelimit").split(", ").map(|item| {
+        let (name, rest) = item.split_once(";r=").expect("an item tells what remains");
+        let remaining = rest.split(';').next().unwrap_or_default();
+        (name.trim_matches('"').to_owned(), remaining.parse().expect("a number"))
+    });
+    items.collect()
+}
+
+fn memory(clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().clock(clock.clone()).build().unwrap()
+}
+
+fn three() -> Rule {
+    Policy::several("client", [Quota::per_minute(3), Quota::per_hour(5), Quota::per_day(7)]).unwrap()
+}
+
+#[tokio::test]
+async fn several_quotas_are_charged_together_or_not_at_all() {
+    let clock = ManualClock::new();
+    let layer = RateLimitLayer::new(memory(&clock), three(), key::global());
+    let mut passed = Vec::new();
+    for minute in 0..60 {
+        for _ in 0..4 {
+            if send(&layer, get()).await.status() == StatusCode::OK {
+                passed.push(minute);
+            }
+        }
+        clock.advance(Duration::from_secs(60));
+    }
+    // Three at once by the minute's quota, then by the hour's two more of five, then one each 720 s of it; by the day's
+    // seven at most, and none comes back within the hour.
+    assert_eq!(passed, [0, 0, 0, 1, 1, 12, 24]);
+}
+
+#[tokio::test]
+async fn a_refused_request_takes_nothing_from_any_of_several_quotas() {
+    let clock = ManualClock::new();
+    let layer = RateLimitLayer::new(memory(&clock), three(), key::global());
+    for _ in 0..3 {
+        assert_eq!(send(&layer, get()).await.status(), StatusCode::OK);
+    }
+    for _ in 0..100 {
+        assert_eq!(send(&layer, get()).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+    clock.advance(Duration::from_secs(60));
+    let names = ["client-3-per-minute", "client-5-per-hour", "client-7-per-day"].map(str::to_owned);
+    let left = left(&send(&layer, get()).await);
+    assert_eq!(left, names.into_iter().zip([2, 1, 3]).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn every_one_of_several_quotas_is_in_the_fields_and_the_outcome() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), three(), key::global());
+    for remaining in (0..3).rev() {
+        let passed = send(&layer, get()).await;
+        assert_eq!(left(&passed).first().map(|(_, left)| *left), Some(remaining));
+        let policies =
+            "\"client-3-per-minute\";q=3;w=60, \"client-5-per-hour\";q=5;w=3600, \"client-7-per-day\";q=7;w=86400";
+        assert_eq!(field(&passed, "ratelimit-policy"), policies);
+    }
+    let refused = send(&layer, get()).await;
+    assert_eq!(field(&refused, "retry-after"), "20", "a third of a minute");
+    let outcome = refused.extensions().get::<Outcome>().unwrap();
+    assert_eq!(outcome.standings().len(), 3);
+    let violated: Vec<&str> = outcome.violated().map(|standing| standing.policy().name()).collect();
+    assert_eq!(violated, ["client-3-per-minute"]);
+}
+
+#[tokio::test]
+async fn several_quotas_have_one_key_cost_and_condition() {
+    let extracted = Arc::new(AtomicU32::new(0));
+    let counted = {
+        let extracted = Arc::clone(&extracted);
+        move |request: &http::request::Parts| {
+            extracted.fetch_add(1, Ordering::Relaxed);
+            Key::of(request.headers.get("x-api-key"))
+        }
+    };
+    let rule = three().when(|request| request.uri.path() == "/limited").cost(|_| 2).missing_key(MissingKey::Shared);
+    let limiter = Scripted::new();
+    let layer = RateLimitLayer::new(limiter.clone(), rule, counted);
+    let request = |path: &str| Request::builder().uri(path).header("x-api-key", "k").body(Body::default()).unwrap();
+    send(&layer, request("/free")).await;
+    assert!(limiter.takes().is_empty());
+    send(&layer, request("/limited")).await;
+    assert_eq!(extracted.load(Ordering::Relaxed), 1);
+    let takes = limiter.takes();
+    let [charges] = takes.as_slice() else { panic!("one call for all: {takes:?}") };
+    let key = Key::of("k").unwrap();
+    let expected =
+        ["client-3-per-minute", "client-5-per-hour", "client-7-per-day"].map(|name| (name.to_owned(), key.clone(), 2));
+    assert_eq!(*charges, expected);
+}
+
+#[tokio::test]
+async fn several_quotas_stand_beside_other_rules() {
+    let limiter = Scripted::new();
+    let everyone = Policy::new("everyone", Quota::per_second(100)).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), everyone, key::global())
+        .and(three(), key::global())
+        .and(three(), key::global());
+    send(&layer, get()).await;
+    let names: Vec<String> = limiter.takes().concat().into_iter().map(|(name, _, _)| name).collect();
+    let expected = [
+        "everyone",
+        "client-3-per-minute",
+        "client-5-per-hour",
+        "client-7-per-day",
+        "client-3-per-minute-2",
+        "client-5-per-hour-2",
+        "client-7-per-day-2",
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn several_quotas_that_make_no_sense_are_refused_with_a_sentence() {
+    let error = |name: &str, quotas: &[Quota]| Policy::several(name, quotas.to_vec()).unwrap_err().to_string();
+    assert_eq!(error("client", &[]), "\"client\" has no quota: give it at least one");
+    let twice = [Quota::per_minute(60), Quota::per_hour(9), Quota::per_minute(60)];
+    assert_eq!(
+        error("client", &twice),
+        "\"client\" has the quota \"60 per minute, token bucket\" twice, which would charge each request twice for one limit"
+    );
+    assert!(error("\n", &[Quota::per_minute(60)]).contains("printable ASCII"));
+    // With the words of the quota it is one too many.
+    let long = "n".repeat(128 - "-60-per-minute".len());
+    assert!(Policy::several(&long, [Quota::per_minute(60)]).is_ok());
+    assert!(error(&format!("{long}n"), &[Quota::per_minute(60)]).contains("1 to 128"));
+}
+
+/// Three plans, of which a request's field tells.
+fn plans() -> Rule {
+    let quotas = [Quota::per_hour(2), Quota::per_hour(10), Quota::per_hour(100)];
+    Policy::choose("customer", quotas, |request| {
+        request.headers.get("plan").and_then(|plan| plan.to_str().ok()?.parse().ok())
+    })
+    .unwrap()
+}
+
+fn of_plan(plan: &str) -> Request<Body> {
+    Request::builder().header("plan", plan).body(Body::default()).unwrap()
+}
+
+#[tokio::test]
+async fn a_request_is_charged_to_the_quota_of_its_plan() {
+    for (plan, limit) in [("0", 2_usize), ("1", 10), ("2", 100)] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+        for remaining in (0..limit).rev() {
+            let passed = send(&layer, of_plan(plan)).await;
+            assert_eq!(left(&passed), [("customer".to_owned(), remaining as u64)]);
+            assert_eq!(field(&passed, "ratelimit-policy"), format!("\"customer\";q={limit};w=3600"));
+        }
+        let refused = send(&layer, of_plan(plan)).await;
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(field(&refused, "ratelimit-policy"), format!("\"customer\";q={limit};w=3600"));
+        let wait = 3_600_usize.div_ceil(limit);
+        assert_eq!(field(&refused, "retry-after"), wait.to_string());
+        let outcome = refused.extensions().get::<Outcome>().unwrap();
+        let capacities: Vec<u64> =
+            outcome.standings().iter().map(|standing| standing.policy().quota().capacity()).collect();
+        assert_eq!(capacities, [limit as u64]);
+    }
+}
+
+#[tokio::test]
+async fn without_a_known_plan_the_first_quota_applies() {
+    for plan in ["", "enterprise", "3", "-1", "18446744073709551615"] {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+        assert_eq!(left(&send(&layer, of_plan(plan)).await), [("customer".to_owned(), 1)], "{plan:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_plan_may_be_told_without_an_option_and_stand_among_other_rules() {
+    let limiter = memory(&ManualClock::new());
+    let everyone = Policy::new("everyone", Quota::per_hour(50)).unwrap();
+    let chosen = Policy::choose("customer", [Quota::per_hour(2), Quota::per_hour(10)], |_| 1).unwrap();
+    let layer =
+        RateLimitLayer::new(limiter, everyone, key::global()).and(chosen, key::global()).and(plans(), key::global());
+    let passed = send(&layer, of_plan("2")).await;
+    let expected = [("everyone", 49), ("customer", 9), ("customer-2", 99)].map(|(name, left)| (name.to_owned(), left));
+    assert_eq!(left(&passed), expected);
+    let policies = "\"everyone\";q=50;w=3600, \"customer\";q=10;w=3600, \"customer-2\";q=100;w=3600";
+    assert_eq!(field(&passed, "ratelimit-policy"), policies);
+}
+
+#[tokio::test]
+async fn what_was_used_under_one_plan_is_used_under_the_next() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), plans(), key::global());
+    let left_under = async |plan: &str| left(&send(&layer, of_plan(plan)).await).first().map(|(_, left)| *left);
+    assert_eq!(left_under("1").await, Some(9));
+    assert_eq!(left_under("1").await, Some(8));
+    // Upgraded with two used.
+    assert_eq!(left_under("2").await, Some(97));
+    // And back, with three.
+    assert_eq!(left_under("1").await, Some(6));
+    // More is used than the smallest plan gives.
+    assert_eq!(send(&layer, of_plan("0")).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    // Which took nothing, and loses nobody more than a unit.
+    assert!(left_under("1").await >= Some(4));
+}
+
+#[test]
+fn plans_that_make_no_sense_are_refused_with_a_sentence() {
+    let error = Policy::choose("customer", [], |_| 0).unwrap_err();
+    assert_eq!(error.to_string(), "\"customer\" has no quota: give it at least one");
+    assert!(Policy::choose("", [Quota::per_hour(1)], |_| 0).is_err());
+    // Two plans may be alike for now.
+    assert!(Policy::choose("customer", [Quota::per_hour(1), Quota::per_hour(1)], |_| 0).is_ok());
+}
+
+/// Quotas of every algorithm, of so many units in an hour.
+fn every_algorithm(limit: u64) -> Vec<Quota> {
+    let hour = Duration::from_secs(3_600);
+    vec![
+        Quota::token_bucket(limit, hour).unwrap(),
+        Quota::step_bucket(limit, hour).unwrap(),
+        Quota::gcra(limit, hour).unwrap().burst(limit).unwrap(),
+        Quota::leaky_bucket(limit, hour).unwrap(),
+        Quota::leaky_queue(limit, hour).unwrap(),
+        Quota::fixed_window(limit, hour).unwrap(),
+        Quota::sliding_window(limit, hour).unwrap(),
+        Quota::sliding_window(limit, hour).unwrap().buckets(4).unwrap(),
+        Quota::sliding_log(limit, hour).unwrap(),
+    ]
+}
+
+/// Policies of one name, as the rule of a layer has them.
+fn customer(quotas: Vec<Quota>) -> Vec<Policy> {
+    Policy::choose("customer", quotas, |_| 0).unwrap().policies().to_vec()
+}
+
+proptest! {
+    /// Whatever the algorithms of the plans: no order of requests under them passes more than the largest one alone.
+    #[test]
+    fn changing_plans_back_and_forth_gives_no_burst(
+        plans in proptest::collection::vec((0..9_usize, 1..20_u64), 2..4),
+        requests in proptest::collection::vec((0..4_usize, 1..4_u64), 1..200),
+        offset_ms in 0..3_600_000_u64,
+    ) {
+        let clock = ManualClock::new();
+        clock.advance(Duration::from_millis(offset_ms));
+        let limiter = memory(&clock);
+        let quotas = plans.iter().filter_map(|(algorithm, limit)| every_algorithm(*limit).get(*algorithm).copied());
+        let plans = customer(quotas.collect());
+        let largest = plans.iter().map(|plan| plan.quota().capacity()).max().unwrap_or(0);
+        let mut passed = 0;
+        for (plan, cost) in requests {
+            let plan = &plans[plan % plans.len()];
+            let before = limiter.peek_one(plan, &Key::global(), 0).remaining();
+            if limiter.take_one(plan, &Key::global(), cost).is_allowed() {
+                passed += cost;
+            } else {
+                prop_assert!(before < cost, "{before} were left of {plan:?}, which refused {cost}");
+            }
+        }
+        prop_assert!(passed <= largest, "{passed} passed at one instant under {plans:?}");
+    }
+}
+
+#[test]
+fn a_plan_that_is_used_up_many_times_over_is_remembered_by_a_smaller_one() {
+    for (from, large) in every_algorithm(1_000).into_iter().enumerate() {
+        for (to, small) in every_algorithm(10).into_iter().enumerate() {
+            let limiter = memory(&ManualClock::new());
+            let plans = customer(vec![small, large]);
+            let [small, large] = plans.as_slice() else { panic!("two plans") };
+            assert!(limiter.take_one(large, &Key::global(), 900).is_allowed());
+            assert!(!limiter.take_one(small, &Key::global(), 1).is_allowed());
+            let left = limiter.peek_one(large, &Key::global(), 0).remaining();
+            let unused = large.quota().capacity() - 900;
+            assert!((unused - 2..=unused).contains(&left), "{left} left, from {from} to {to} and back");
+        }
+    }
+}
