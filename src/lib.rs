@@ -21,7 +21,7 @@
 //! * A [`Policy`] is a *named* quota. The name is in header fields, in outcomes, and part of what a limiter stores.
 //! * A [`Key`] is whose allowance is charged. An extractor takes it from the request: one of those in [`key`], or a closure.
 //! * The cost is how many units a request takes, by default 1.
-//! * A [`Limiter`] keeps the states and decides. [`MemoryLimiter`] does so in this process.
+//! * A [`Limiter`] keeps the states and decides. [`MemoryLimiter`] does so in this process, `RedisLimiter` for many.
 //! * A [`Decision`] is the limiter's answer, an [`Outcome`] is what the middleware did with the request.
 //!
 //! `remaining` is rounded down and every wait is rounded up. All charges of a request are taken, or none is.
@@ -32,13 +32,12 @@
 //! * [`Quota`] and [`algorithm`]: how to write a limit, and which algorithm to choose.
 //! * [`key`]: ready-made extractors, trusted proxies, prefixes of addresses.
 //! * [`Headers`] and [`Refusals`]: what clients are told.
-//! * [`limiter`]: the [`Limiter`] trait with its contract, and [`limiter::memory`].
+//! * [`limiter`]: the [`Limiter`] trait with its contract, [`limiter::memory`], `limiter::redis`, and [`FallbackLimiter`].
 //! * [`Outcome`] and [`Observer`]: what happened, for handlers, logs and metrics.
 //! * [`Clock`]: where a limiter's time comes from, [`ManualClock`] for tests.
 //!
 //! # What it does not do
 //!
-//! * It keeps states in one process's memory. With *n* processes a client has up to *n* quotas.
 //! * It does not wait: a request passes at once or is refused at once.
 //! * Layers in several places of a stack decide by themselves; what one has taken stays taken if another refuses.
 //! * It is no load shedder and no concurrency limiter; `tower` has those.
@@ -54,6 +53,9 @@
 //! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
 //!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
 //!   millisecond or more.
+//! * **`redis`**: `RedisLimiter`, whose states are in Redis, for one limit across many processes. It depends on fred without
+//!   its default features and on tokio. **`redis-rustls`**, **`redis-rustls-ring`** and **`redis-native-tls`** choose how
+//!   `rediss://` is reached; take one.
 //! * **`conformance`**: the suite that a limiter of one's own has to pass. It depends on nothing, and may grow stricter in
 //!   any release.
 //!

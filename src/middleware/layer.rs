@@ -167,6 +167,8 @@ impl<L> fmt::Debug for RateLimitLayer<L> {
 }
 
 /// What becomes of a request when the limiter fails to decide.
+///
+/// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::FallbackLimiter).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
