@@ -141,12 +141,17 @@ async fn slots_that_get_a_server_later_are_found_soon() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     let tell = |words: &[&str]| redis::cmd("CLUSTER").arg(words).exec(&mut server.connection()).unwrap();
     redis::cmd("CONFIG").arg(&["SET", "cluster-require-full-coverage", "no"]).exec(&mut server.connection()).unwrap();
-    tell(&["ADDSLOTSRANGE", "0", "99"]);
+    // 6.2 knows no ranges.
+    let add = |slots: std::ops::Range<u16>| {
+        let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+        tell(&std::iter::once("ADDSLOTS").chain(slots.iter().map(String::as_str)).collect::<Vec<_>>());
+    };
+    add(0..100);
     let limiter = RedisLimiter::connect(&format!("redis-cluster://127.0.0.1:{}", server.port())).await.unwrap();
     let policy = policy("p", Quota::per_hour(100));
     assert!(take(&limiter, &policy, "a", 1).await.is_err());
     sleep(Duration::from_millis(1_500)).await;
-    tell(&["ADDSLOTSRANGE", "100", "16383"]);
+    add(100..16_384);
     let began = Instant::now();
     while take(&limiter, &policy, "a", 1).await.is_err() {
         assert!(began.elapsed() < Duration::from_secs(5), "{}", take(&limiter, &policy, "a", 1).await.unwrap_err());
