@@ -40,7 +40,6 @@
 //!
 //! * It keeps states in one process's memory. With *n* processes a client has up to *n* quotas.
 //! * It does not wait: a request passes at once or is refused at once.
-//! * Layers in several places of a stack decide by themselves; what one has taken stays taken if another refuses.
 //! * It is no load shedder and no concurrency limiter; `tower` has those.
 //!
 //! # Crate features
