@@ -39,7 +39,6 @@
 //! # What it does not do
 //!
 //! * It does not wait: a request passes at once or is refused at once.
-//! * Layers in several places of a stack decide by themselves; what one has taken stays taken if another refuses.
 //! * It is no load shedder and no concurrency limiter; `tower` has those.
 //!
 //! # Crate features

@@ -22,9 +22,7 @@ pub(super) struct BoundRule {
 /// What a rule asks of a request.
 pub(super) enum Asked {
     Nothing,
-    /// The same charge to each of these policies of the layer, at least one.
     Charge {
-        policies: Range<usize>,
         key: Key,
         cost: u64,
     },
@@ -66,7 +64,20 @@ impl BoundRule {
         Policy::new(free_name(policy.name(), &taken)?, *policy.quota()).ok()
     }
 
+    /// The policies that a request is charged to, among those of the layer.
     #[inline]
+    pub(super) fn charged(&self, parts: &Parts) -> Range<usize> {
+        let count = self.rule.policies.len();
+        match &self.rule.choose {
+            None => self.first..self.first + count,
+            Some(choose) => {
+                let plan = choose(parts).filter(|plan| *plan < count).unwrap_or(0);
+                self.first + plan..self.first + plan + 1
+            }
+        }
+    }
+
+    #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asked {
         if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
             return Asked::Nothing;
@@ -77,14 +88,7 @@ impl BoundRule {
             (None, MissingKey::Shared) => Key::keyless(),
             (None, MissingKey::Exempt) => return Asked::Nothing,
         };
-        let policies = match &self.rule.choose {
-            None => self.first..self.first + self.rule.policies.len(),
-            Some(choose) => {
-                let chosen = choose(parts).filter(|plan| *plan < self.rule.policies.len()).unwrap_or(0);
-                self.first + chosen..self.first + chosen + 1
-            }
-        };
-        Asked::Charge { policies, key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
+        Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -10,6 +11,7 @@ use http::{Method, Response, header};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
+use super::composed::Passage;
 use super::headers::{Headers, Prepared, View};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
@@ -54,8 +56,12 @@ pub(super) struct Shared<L> {
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
     policies: Vec<Policy>,
+    /// The rule, if there is one, of one policy.
+    only_rule: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
+    /// Other layers were noticed within this one.
+    pub(super) has_inner: AtomicBool,
 }
 
 /// A charge that owns its key; its policy is one of the layer's.
@@ -140,10 +146,19 @@ impl Decided {
         Self { kind, answer: Answer::Nothing }
     }
 
+    /// Where nothing was decided, or nothing is left to be done.
+    pub(super) fn nothing() -> Self {
+        Self::without_charges(OutcomeKind::Exempt)
+    }
+
     /// One charge that was allowed.
     #[inline(always)]
     pub(super) fn allowed(charge: OwnedCharge, decision: ChargeDecision) -> Self {
         Self { kind: OutcomeKind::Allowed, answer: Answer::One { charge, decision } }
+    }
+
+    pub(super) fn kind(&self) -> OutcomeKind {
+        self.kind
     }
 
     pub(super) fn passes(&self) -> bool {
@@ -167,7 +182,8 @@ impl<L> Shared<L> {
         let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
-        Self { limiter, settings, policies, headers, refusals }
+        let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
+        Self { limiter, settings, policies, only_rule, headers, refusals, has_inner: AtomicBool::new(false) }
     }
 
     /// The charges of a request.
@@ -176,33 +192,36 @@ impl<L> Shared<L> {
         if self.settings.exempt_preflight && is_preflight(parts) {
             return Asking::Exempt;
         }
-        // The usual layer has one rule, of one policy.
-        let [bound] = self.settings.rules.as_slice() else { return self.ask_all(parts) };
+        // The usual layer has one policy.
+        let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
         match bound.ask(parts) {
             Asked::Nothing => Asking::Exempt,
-            Asked::Charge { policies, key, cost } if policies.len() == 1 => {
-                Asking::Charges(Charges::One(OwnedCharge { policy: policies.start, key, cost }))
-            }
-            Asked::Charge { policies, key, cost } => {
-                let mut charges = SmallVec::new();
-                charge_each(&mut charges, policies, key, cost);
-                Asking::Charges(Charges::Several(charges))
-            }
+            Asked::Charge { key, cost } => Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost })),
             Asked::Key => Asking::KeyMissing,
         }
     }
 
     #[inline(never)]
     fn ask_all(&self, parts: &Parts) -> Asking {
-        let mut charges = SmallVec::new();
+        let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         for bound in &self.settings.rules {
             match bound.ask(parts) {
                 Asked::Nothing => {}
-                Asked::Charge { policies, key, cost } => charge_each(&mut charges, policies, key, cost),
+                Asked::Charge { key, cost } => {
+                    let Range { start, end } = bound.charged(parts);
+                    let last = end.saturating_sub(1);
+                    for policy in start..last {
+                        charges.push(OwnedCharge { policy, key: key.clone(), cost });
+                    }
+                    charges.push(OwnedCharge { policy: last, key, cost });
+                }
                 Asked::Key => return Asking::KeyMissing,
             }
         }
-        if charges.is_empty() { Asking::Exempt } else { Asking::Charges(Charges::Several(charges)) }
+        if charges.len() > 1 {
+            return Asking::Charges(Charges::Several(charges));
+        }
+        charges.pop().map_or(Asking::Exempt, |charge| Asking::Charges(Charges::One(charge)))
     }
 
     /// Whether nobody sees what becomes of a request other than by the response.
@@ -227,6 +246,9 @@ impl<L> Shared<L> {
     /// The response to a request that does not pass.
     #[cold]
     pub(super) fn refuse(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
+        if let Some(around) = Passage::around(&parts.extensions) {
+            around.refuse();
+        }
         let outcome = self.outcome(decided);
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
@@ -384,7 +406,7 @@ impl<L: Limiter> Shared<L> {
         Decided { kind, answer: Answered::boxed(charges, None) }
     }
 
-    /// Gives back what a request took that never reached the service.
+    /// Gives back what a request took that never reached the service, or was refused on its way.
     #[cold]
     pub(super) fn give_back(&self, decided: Decided) {
         let mut owed = SmallVec::new();
@@ -413,14 +435,6 @@ impl<L: Limiter> Shared<L> {
             }
         }
     }
-}
-
-/// Charges each policy with the same.
-#[inline]
-fn charge_each(charges: &mut SmallVec<[OwnedCharge; decision::INLINE]>, policies: Range<usize>, key: Key, cost: u64) {
-    let Some(last) = policies.end.checked_sub(1) else { return };
-    charges.extend((policies.start..last).map(|policy| OwnedCharge { policy, key: key.clone(), cost }));
-    charges.push(OwnedCharge { policy: last, key, cost });
 }
 
 /// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.

@@ -13,15 +13,15 @@ use tower_service::Service;
 
 use super::body::Body;
 use super::charging::{Charges, Decided, Shared};
+use super::composed::Passage;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
-use crate::outcome::OutcomeKind;
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
     /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
-    /// later, it does not: the service may have done all the work.
+    /// later, it does not, unless a layer within has refused the request: the service may have done all the work.
     pub struct ResponseFuture<S, L, B>
     where
         S: Service<Request<B>>,
@@ -40,10 +40,11 @@ pin_project! {
     {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if !*this.polled {
-                if let StateProjection::Passing { decided, .. } = this.state.project() {
-                    let nothing = Decided::without_charges(OutcomeKind::Exempt);
-                    this.shared.give_back(std::mem::replace(decided, nothing));
+            if let StateProjection::Passing { decided, passage, .. } = this.state.project() {
+                if *this.polled {
+                    this.shared.settle(decided, passage);
+                } else {
+                    this.shared.give_back(std::mem::replace(decided, Decided::nothing()));
                 }
             }
         }
@@ -57,7 +58,8 @@ pin_project! {
         S: Service<Request<B>>,
         L: Limiter,
     {
-        Passing { #[pin] response: S::Future, decided: Decided },
+        // The passage if there are layers within this one.
+        Passing { #[pin] response: S::Future, decided: Decided, passage: Option<Passage> },
         // Boxed, since limiters that answer at once would else carry room for it in each future.
         Deciding { waiting: Pin<Box<Waiting<S, L, B>>> },
         Refused { response: Option<Response<Bytes>> },
@@ -89,13 +91,17 @@ where
     L: Limiter,
 {
     pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
-        let decided = Decided::without_charges(OutcomeKind::Exempt);
-        Self { state: State::Passing { response, decided }, polled: false, shared }
+        Self { state: State::Passing { response, decided: Decided::nothing(), passage: None }, polled: false, shared }
     }
 
     #[inline(always)]
-    pub(super) fn passing(response: S::Future, decided: Decided, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response, decided }, polled: false, shared }
+    pub(super) fn passing(
+        response: S::Future,
+        decided: Decided,
+        passage: Option<Passage>,
+        shared: Arc<Shared<L>>,
+    ) -> Self {
+        Self { state: State::Passing { response, decided, passage }, polled: false, shared }
     }
 
     pub(super) fn deciding(
@@ -127,10 +133,14 @@ where
         *this.polled = true;
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response, decided } => {
-                    let mut response = ready!(response.poll(cx))?;
-                    // Left where it is, since it is large; nothing gives it back once this was polled.
+                StateProjection::Passing { response, decided, passage } => {
+                    let noticing = this.shared.noticing();
+                    let polled = response.poll(cx);
+                    noticing.end();
+                    let mut response = ready!(polled)?;
+                    // Left where it is, since it is large.
                     this.shared.finish(&mut response, decided);
+                    this.shared.settle_with(decided, passage, &response);
                     return Poll::Ready(Ok(response.map(Body::inner)));
                 }
                 StateProjection::Deciding { waiting } => {
@@ -141,14 +151,11 @@ where
                         return Poll::Pending;
                     };
                     let (parts, body) = request.into_parts();
-                    let decided = this.shared.decide(charges, answer);
+                    let mut decided = this.shared.decide(charges, answer);
                     if decided.passes() {
-                        let mut request = Request::from_parts(parts, body);
-                        if let Some(outcome) = this.shared.tell(&decided) {
-                            request.extensions_mut().insert(outcome);
-                        }
-                        let response = ready.call(request);
-                        this.state.set(State::Passing { response, decided });
+                        let request = Request::from_parts(parts, body);
+                        let (response, passage) = this.shared.pass(&mut ready, request, &mut decided);
+                        this.state.set(State::Passing { response, decided, passage });
                     } else {
                         let response = Some(this.shared.refuse(&parts, &decided));
                         this.state.set(State::Refused { response });

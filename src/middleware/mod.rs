@@ -48,8 +48,27 @@
 //!   layer is the outermost, with several calls of `Router::layer` the last one is.
 //! * **With tonic**, `Server::layer`; one layer value serves HTTP and gRPC alike, since a refusal takes the shape that the
 //!   request's content type asks for. A `GrpcWebLayer` belongs outside of it.
-//! * **In several layers**, each decides by itself: what an outer layer has taken stays taken if an inner one refuses.
-//!   Policies in one layer are all or nothing; prefer [`RateLimitLayer::and`].
+//! * **In several layers**, each decides by itself, from the outermost in; see below. Prefer [`RateLimitLayer::and`] where
+//!   one layer can do it: it makes one decision, and one round trip.
+//!
+//! # Several layers around each other
+//!
+//! When an inner layer refuses a request, fails closed, or is dropped before its limiter has answered, the layers around it
+//! give back what the request took: one client that is refused cannot use up what all clients share. They do so whatever
+//! middleware in between makes of the response, and also if it panics, or if the client goes away first. A request that
+//! was tried again has passed if one attempt did.
+//!
+//! The request itself tells its way, by its extensions. So a refusal by a limited *client* that a handler calls concerns
+//! nobody, unless the handler gives it the extensions of the request that it answers. Where middleware in between drops the
+//! extensions of requests, nothing is given back.
+//!
+//! A layer notices the layers within it when the first request reaches one. Only after that it asks for memory on behalf
+//! of them: twice for each request, and twice more if the request had no extensions. What is in flight at that moment, or
+//! reaches an inner layer only in another task, is judged by its response: it is given back if its
+//! [`Outcome`](crate::Outcome) is a refusal.
+//!
+//! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
+//! the longest `Retry-After`. An outer layer's fields tell of the request as charged, also if that was given back.
 //!
 //! # Deployment
 //!
@@ -78,6 +97,7 @@
 mod body;
 mod bound;
 mod charging;
+mod composed;
 pub(crate) mod extract;
 mod future;
 mod headers;

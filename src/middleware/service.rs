@@ -10,6 +10,7 @@ use tower_service::Service;
 
 use super::body::Body;
 use super::charging::{Asking, Decided, Shared};
+use super::composed::{self, Passage};
 use super::future::ResponseFuture;
 use crate::limiter::{Limiter, Reply};
 use crate::outcome::OutcomeKind;
@@ -41,6 +42,17 @@ impl<S, L> RateLimit<S, L> {
         &mut self.inner
     }
 
+    /// Where layers are around each other. Apart, so that the usual request is not moved for it.
+    #[inline(never)]
+    fn pass<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B>
+    where
+        S: Service<Request<B>>,
+        L: Limiter,
+    {
+        let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
+        ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
+    }
+
     /// The inner service, without its limit.
     #[must_use]
     pub fn into_inner(self) -> S {
@@ -67,21 +79,32 @@ where
         if !self.shared.settings.enabled {
             return ResponseFuture::untouched(self.inner.call(request), Arc::clone(&self.shared));
         }
+        composed::count_call();
         let (parts, body) = request.into_parts();
-        let decided = match self.shared.ask(&parts) {
+        let mut decided = match self.shared.ask(&parts) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
             Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
             Asking::Charges(charges) => match self.shared.take(&charges) {
                 Reply::Now(answer) => match self.shared.quickly(charges, answer) {
                     // The usual case in straight-line code, so that what was decided is written once.
                     Ok((charge, decision)) => {
+                        if composed::is_used() {
+                            let decided = Decided::allowed(charge, decision);
+                            return self.pass(Request::from_parts(parts, body), decided);
+                        }
+                        let noticing = self.shared.noticing();
                         let response = self.inner.call(Request::from_parts(parts, body));
+                        noticing.end();
                         let decided = Decided::allowed(charge, decision);
-                        return ResponseFuture::passing(response, decided, Arc::clone(&self.shared));
+                        return ResponseFuture::passing(response, decided, None, Arc::clone(&self.shared));
                     }
                     Err(decided) => decided,
                 },
                 Reply::Later(answer) => {
+                    // Until it is known to pass.
+                    if let Some(around) = Passage::around(&parts.extensions) {
+                        around.refuse();
+                    }
                     let next = self.inner.clone();
                     let ready = std::mem::replace(&mut self.inner, next);
                     let request = Request::from_parts(parts, body);
@@ -90,11 +113,9 @@ where
             },
         };
         if decided.passes() {
-            let mut request = Request::from_parts(parts, body);
-            if let Some(outcome) = self.shared.tell(&decided) {
-                request.extensions_mut().insert(outcome);
-            }
-            ResponseFuture::passing(self.inner.call(request), decided, Arc::clone(&self.shared))
+            let request = Request::from_parts(parts, body);
+            let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
+            ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
         } else {
             let response = self.shared.refuse(&parts, &decided);
             // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.

@@ -1,0 +1,87 @@
+//! What a gateway does: one limit for everybody, one for a costly endpoint, and for each client the quotas of its plan.
+//!
+//! ```sh
+//! cargo run --example tiers
+//! for i in $(seq 6); do curl -si http://127.0.0.1:3000/ | grep -iE '^(HTTP|ratelimit|retry)'; done
+//! curl -si http://127.0.0.1:3000/search -H 'authorization: Bearer pro-key'
+//! ```
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::get;
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+
+/// A known customer. Requests without one are anonymous.
+#[derive(Clone, Copy)]
+struct Customer {
+    id: u64,
+    plan: Plan,
+}
+
+#[derive(Clone, Copy)]
+enum Plan {
+    Anonymous,
+    Free,
+    Pro,
+}
+
+/// In place of a look-up in a database.
+async fn authenticate(mut request: Request, next: Next) -> Response {
+    let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
+    let customer = match token.and_then(|value| value.strip_prefix("Bearer ")) {
+        Some("free-key") => Some(Customer { id: 1, plan: Plan::Free }),
+        Some("pro-key") => Some(Customer { id: 2, plan: Plan::Pro }),
+        _ => None,
+    };
+    if let Some(customer) = customer {
+        request.extensions_mut().insert(customer);
+    }
+    next.run(request).await
+}
+
+fn customer(request: &Parts) -> Option<Customer> {
+    request.extensions.get().copied()
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let limiter = MemoryLimiter::new();
+
+    // All clients together, before anything else is done for a request. What the layers within refuse is given back, so
+    // one client that hammers does not use this up.
+    let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+    let everyone = RateLimitLayer::new(limiter.clone(), everyone, key::global());
+
+    // Each client, within its plan: a customer by its number, anybody else by address.
+    let quotas = [Quota::per_minute(5), Quota::per_minute(60), Quota::per_minute(600)];
+    let plan = Policy::choose("client", quotas, |request| {
+        customer(request).map_or(Plan::Anonymous, |customer| customer.plan) as usize
+    })?;
+    let address = key::peer_ip();
+    let client = move |request: &Parts| match customer(request) {
+        Some(customer) => Key::of(("customer", customer.id)),
+        None => Key::of(("address", address(request)?)),
+    };
+    // In the same layer, since both are to be taken or none.
+    let search = Policy::several("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
+        .when(|request| request.uri.path() == "/search");
+    let clients = RateLimitLayer::new(limiter, plan, client.clone()).and(search, client);
+
+    let app = Router::new()
+        .route("/", get(|| async { "hello\n" }))
+        .route("/search", get(|| async { "found\n" }))
+        .layer(clients)
+        .layer(from_fn(authenticate))
+        .layer(everyone);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("curl -si http://127.0.0.1:3000/");
+    println!("curl -si http://127.0.0.1:3000/search -H 'authorization: Bearer pro-key'");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}
