@@ -249,7 +249,7 @@ fn plans_that_make_no_sense_are_refused_with_a_sentence() {
     let error = Policy::choose("customer", [], |_| 0).unwrap_err();
     assert_eq!(error.to_string(), "\"customer\" has no quota: give it at least one");
     assert!(Policy::choose("", [Quota::per_hour(1)], |_| 0).is_err());
-    // Two plans may be alike for now.
+    // Two plans may be alike.
     assert!(Policy::choose("customer", [Quota::per_hour(1), Quota::per_hour(1)], |_| 0).is_ok());
 }
 
