@@ -51,6 +51,7 @@ rust=(ca-certificates cargo rustc rustfmt rust-clippy)
 if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
     rust=(ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy)
 fi
+need 'OpenSSL' 'command -v openssl' openssl
 need 'valgrind' 'valgrind --version' valgrind
 need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
 minor=$(rustc --version | cut -d. -f2)
@@ -93,6 +94,9 @@ run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$fea
 
 step 'tests, examples and documentation examples'
 run cargo test --locked --features "$features"
+
+step 'TLS'
+run cargo test --locked --features redis-rustls-ring --test redis_tls
 
 step 'the same limits on Redis 6.2'
 if [ "$(uname -sm)" = 'Linux x86_64' ]; then

@@ -48,22 +48,25 @@ local function trail_leaves(q, start, units, room)
   return edge + q.grain - covered + 1
 end
 
--- The clock stepped back by more than a period: the entries come along, to `start`.
+-- The clock stepped back by more than a period: the entries come along, to `start`. Those that are there already are few, if
+-- any; how many units the others have together is known without reading them.
 local function trail_gather(x, q, start)
-  while not x.all do trail_read(x, x.have + 1) end
-  local starts, units, have, total = {}, {}, 0, 0
-  for at = 1, x.have do
-    local from = math.min(x.starts[at], start)
-    if x.units[at] > 0 then
-      if have == 0 or starts[have] ~= from then
-        have = have + 1
-        starts[have], units[have] = from, 0
-      end
-      units[have] = math.min(units[have] + x.units[at], q.most)
-    end
+  local starts, units, have, total, rest, number = {}, {}, 0, 0, x.total, 0
+  local function keep(from, held)
+    if held <= 0 then return end
+    have = have + 1
+    starts[have], units[have] = from, math.min(held, q.most)
+    total = total + units[have]
   end
-  for at = 1, have do total = total + units[at] end
-  x.starts, x.units, x.have, x.total = starts, units, have, total
+  while true do
+    number = number + 1
+    local from, held = trail_read(x, number)
+    if not from or from >= start then break end
+    keep(from, held)
+    rest = rest - held
+  end
+  keep(start, rest)
+  x.starts, x.units, x.have, x.total, x.all = starts, units, have, total, true
   x.newest, x.newest_units, x.last, x.moved = starts[have], units[have], starts[have], true
 end
 

@@ -4,14 +4,14 @@ local function trail_plain(
   key, entry, head, size, mode, cost, bound, limit, most, period, grain, oldest, log, count_denied, life
 )
   if mode == 0 then return nil end
-  local list = try('LRANGE', key, 0, 3)
+  local list = try('LRANGE', key, '0', '3')
   if list.err then return nil end
   local found = #list
   local start = now - now % grain
   local newest, newest_units, total, gone, used, counted, first = nil, 0, 0, 0, 0, 0
   if found > 0 then
     local last = list[found]
-    if found > 3 then last = try('LINDEX', key, -1) end
+    if found > 3 then last = try('LINDEX', key, '-1') end
     if list[1] ~= head or found < 2 or #last ~= size then return nil end
     newest, newest_units, total = unpack(entry, last)
     if not (newest >= 0 and newest <= start and total >= newest_units) then return nil end
@@ -90,14 +90,14 @@ local function trail_plain(
   if ok then
     local done
     if gone > 0 then
-      try('LTRIM', key, gone, -1)
-      try('LSET', key, 0, head)
+      try('LTRIM', key, gone, '-1')
+      try('LSET', key, '0', head)
     end
     local changed = pack(entry, start, newest_units, counted)
     if not newest then
       done = try('RPUSH', key, head, changed)
     elseif newest == start then
-      done = try('LSET', key, -1, changed)
+      done = try('LSET', key, '-1', changed)
     else
       done = try('RPUSH', key, changed)
     end

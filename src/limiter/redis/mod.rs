@@ -54,6 +54,10 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 ///
 /// Clones are the same limiter. One script call decides a request's whole set of charges, at the server's time. While
 /// calls are in flight, the checks that come meanwhile go together in the next one.
+///
+/// It works in the tokio runtime in which it was connected: once that has ended, checks fail, as
+/// [`Unavailable`](RedisErrorKind::Unavailable) or, when as many as may wait are never answered,
+/// [`Overloaded`](RedisErrorKind::Overloaded).
 #[derive(Clone)]
 pub struct RedisLimiter(Arc<Inner>);
 

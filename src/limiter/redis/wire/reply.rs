@@ -189,13 +189,17 @@ fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64) -> Char
     rules.decide(state, now, item.cost, item.effect == Effect::Force).decision
 }
 
+/// It names the policy and what all keys of the prefix begin with: the caller's key may be a secret.
 fn foreign(unit: &Unit) -> RedisError {
+    let policy = unit.items.iter().flatten().next().map_or("", |item| item.policy.name());
+    let prefix = unit.key.split(|byte| *byte == b'{').next().unwrap_or_default().escape_ascii();
     RedisError::new(
         RedisErrorKind::Foreign,
         format!(
-            "what is stored under `{}` is not a state of this version's: something else uses the key; delete it, or \
+            "what is stored for the policy \"{policy}\" under a key of {} bytes is not a state of this version's: something \
+             else uses keys that begin with `{prefix}`; delete it (redis-cli --scan --pattern '{prefix}*' lists them), or \
              choose another prefix",
-            unit.key.escape_ascii()
+            unit.key.len()
         ),
     )
 }
