@@ -65,11 +65,14 @@ enum Family {
     Redis,
 }
 
+/// Runs the cases of a family.
+type Cases = fn(&race::Plan) -> Vec<report::Case>;
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     let is_wanted = |family| arguments.families.is_empty() || arguments.families.contains(&family);
     let plan = race::Plan::new(arguments.seconds, arguments.smoke, arguments.only);
-    let runs: [(Family, &str, fn(&race::Plan) -> Vec<report::Case>); 8] = [
+    let runs: [(Family, &str, Cases); 8] = [
         (Family::Check, "check", cases::check::run),
         (Family::Algorithms, "algorithms", cases::algorithms::run),
         (Family::Layer, "layer", cases::layer::run),
