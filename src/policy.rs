@@ -30,13 +30,16 @@ struct Inner {
     name_fingerprint: u64,
     /// Of the name and the quota.
     fingerprint: u64,
+    #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
     siblings: Option<Siblings>,
 }
 
 /// The quotas of one rule of several, which hold together for the same keys.
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Siblings(Arc<(Box<str>, Box<[Quota]>)>);
 
+#[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
 impl Siblings {
     /// The name that they have in common.
     pub(crate) fn name(&self) -> &str {
