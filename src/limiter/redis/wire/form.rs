@@ -23,6 +23,9 @@ pub(super) enum Kind {
     Narrow = 6,
     /// A list of others.
     Wide = 7,
+    /// An instant, a span, and counts.
+    Block = 8,
+    Meter = 9,
 }
 
 /// Format version 1, in the upper half of a value's first byte.
@@ -46,6 +49,8 @@ impl Kind {
             Rules::Pair(PairRules::StepBucket(_), _) => Self::StepBucket,
             Rules::Pair(PairRules::FixedWindow(_), _) => Self::FixedWindow,
             Rules::Pair(PairRules::TwoCounters(_), _) => Self::TwoCounters,
+            Rules::Pair(PairRules::Block(_), _) => Self::Block,
+            Rules::Pair(PairRules::Meter(_), _) => Self::Meter,
             // Each sub-window may hold the most, and denied ones the limit.
             Rules::Trail(trail) => match trail.most().checked_mul(u64::from(spec.buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
@@ -58,7 +63,8 @@ impl Kind {
     fn layout(self) -> (&'static str, usize) {
         match self {
             Self::Whole => ("d", 8),
-            Self::Parts | Self::StepBucket | Self::FixedWindow => ("dd", 16),
+            Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
+            Self::Block => ("ddd", 24),
             Self::TwoCounters => ("dI4I4", 16),
             Self::Narrow => ("dI4I4", 16),
             Self::Wide => ("ddd", 24),
@@ -74,6 +80,7 @@ impl Kind {
 pub(super) fn is_lean(quota: &Quota) -> bool {
     match quota.rules() {
         Rules::Pair(PairRules::TwoCounters(counters), _) => !counters.is_wide(),
+        Rules::Pair(PairRules::Block(_) | PairRules::Meter(_), _) => false,
         Rules::Pair(..) => true,
         Rules::Trail(trail) => !trail.is_wide(),
     }
@@ -98,7 +105,8 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             Oldest::Dropped => 1,
             Oldest::Counted => 2,
         }),
-        Kind::Whole | Kind::Parts => {}
+        Kind::Whole | Kind::Parts | Kind::Meter => {}
+        Kind::Block => number(spec.lasting.memory_us),
     }
     number(spec.limit);
     number(spec.period_us);
@@ -123,6 +131,8 @@ pub(super) fn form(quota: &Quota, verb: Verb, cost: u64, effect: Effect, receipt
         Rules::Pair(PairRules::StepBucket(bucket), _) => bucket.numbers(cost, force),
         Rules::Pair(PairRules::FixedWindow(window), _) => window.numbers(cost, force),
         Rules::Pair(PairRules::TwoCounters(counters), _) => counters.numbers(cost, force),
+        Rules::Pair(PairRules::Block(block), _) => block.numbers(cost, force),
+        Rules::Pair(PairRules::Meter(meter), _) => meter.numbers(cost, force),
         Rules::Trail(trail) => Numbers::from_slice(&trail.numbers(cost, force)),
     };
     // A value's layout has the head in front; a list has it in an element of its own.
@@ -135,7 +145,7 @@ pub(super) fn form(quota: &Quota, verb: Verb, cost: u64, effect: Effect, receipt
         (Verb::Peek, _) => 0,
         (Verb::Refund | Verb::Reset, _) => 3,
         (Verb::Take, Effect::Enforce) => 1,
-        (Verb::Take, Effect::Observe | Effect::Force) => 2,
+        (Verb::Take, Effect::Observe | Effect::Force | Effect::OnRefusal { .. }) => 2,
     };
     let mut form = Vec::with_capacity(16 + head.len() + 8 * numbers.len());
     form.push(kind as u8);

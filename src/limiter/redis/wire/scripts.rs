@@ -109,7 +109,7 @@ static SCRIPTS: LazyLock<[Script; 7]> = LazyLock::new(|| {
 
 /// The lean script of a kind.
 pub(super) fn lean(kind: Kind) -> &'static Script {
-    let [_, whole, parts, step_bucket, fixed_window, two_counters, trail] = &*SCRIPTS;
+    let [full, whole, parts, step_bucket, fixed_window, two_counters, trail] = &*SCRIPTS;
     match kind {
         Kind::Whole => whole,
         Kind::Parts => parts,
@@ -117,6 +117,7 @@ pub(super) fn lean(kind: Kind) -> &'static Script {
         Kind::FixedWindow => fixed_window,
         Kind::TwoCounters => two_counters,
         Kind::Narrow | Kind::Wide => trail,
+        Kind::Block | Kind::Meter => full,
     }
 }
 
