@@ -27,11 +27,11 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 
 use carrier::Courier;
 use denials::Denials;
@@ -255,6 +255,9 @@ impl Limiter for RedisLimiter {
 
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
         if let Some(refusal) = inner.denials.refusal(charges) {
             return Reply::Now(Ok(refusal));
         }
@@ -288,6 +291,9 @@ impl Limiter for RedisLimiter {
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
         let asks = inner.asks(charges, true, |_| true);
         let mut set: Set =
             charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
@@ -339,6 +345,17 @@ impl Limiter for RedisLimiter {
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
     }
+}
+
+/// What the scripts do not know.
+fn not_here(charges: &[Charge<'_>]) -> Option<RedisError> {
+    let unknown = |charge: &&Charge<'_>| {
+        let algorithm = charge.policy.quota().algorithm();
+        matches!(charge.effect, Effect::OnRefusal { .. }) || matches!(algorithm, Algorithm::Block | Algorithm::Meter)
+    };
+    let charge = charges.iter().find(unknown)?;
+    let message = format!("{:?} is a block, a meter or on refusal, which is only in memory", charge.policy.name());
+    Some(RedisError::new(RedisErrorKind::Misconfigured, message))
 }
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
