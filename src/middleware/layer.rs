@@ -14,6 +14,7 @@ use super::rule::IntoRule;
 use super::service::RateLimit;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
+use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
 /// A [`Layer`] that limits the rate of requests.
@@ -118,6 +119,16 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
     #[must_use]
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)
+    }
+
+    /// Sets a [`Mode`](crate::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
+    /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
+    ///
+    /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
+    #[must_use]
+    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
+        let mode = mode.into();
+        self.change(|settings| settings.mode = Some(mode))
     }
 
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off

@@ -102,9 +102,11 @@ pub(crate) mod extract;
 mod future;
 mod headers;
 mod layer;
+mod modes;
 mod refusal;
 mod rule;
 mod service;
+mod telling;
 
 pub use body::Body;
 pub use future::ResponseFuture;

@@ -12,6 +12,7 @@ use super::body::Body;
 use super::charging::{Asking, Decided, Shared};
 use super::composed::{self, Passage};
 use super::future::ResponseFuture;
+use super::modes::kind_of_unkeyed;
 use crate::limiter::{Limiter, Reply};
 use crate::outcome::OutcomeKind;
 
@@ -83,7 +84,7 @@ where
         let (parts, body) = request.into_parts();
         let mut decided = match self.shared.ask(&parts) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
-            Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
+            Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
             Asking::Charges(charges) => match self.shared.take(&charges) {
                 Reply::Now(answer) => match self.shared.quickly(charges, answer) {
                     // The usual case in straight-line code, so that what was decided is written once.
