@@ -10,8 +10,8 @@ use crate::policy::Policy;
 
 /// What the middleware did with a request, and how each policy stands.
 ///
-/// It is in the extensions of a refused request's response, of a degraded request and its response, of every request and
-/// response if the layer's `expose_outcome` asks for it, and in the hands of responders and of an [`Observer`].
+/// It is in the extensions of a refused request's response, of a request that is degraded or goes to the
+/// overflow and of its response, of every request and response if the layer's `expose_outcome` asks for it, and in the hands of responders and of an [`Observer`].
 #[derive(Clone, Debug)]
 pub struct Outcome {
     kind: OutcomeKind,
@@ -30,6 +30,8 @@ pub enum OutcomeKind {
     Degraded,
     /// It was over a quota of a rule that only [looks](Mode::Shadow), or had no key for one, and passed.
     ShadowLimited,
+    /// It was over a quota, and went to the [overflow](crate::RateLimitLayer::overflow) instead of the service.
+    Overflowed,
     /// No policy applied to it, and it passed.
     Exempt,
     /// It had no key, and was refused.
@@ -41,8 +43,8 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `limited`, `degraded`, `shadow_limited`, `exempt`, `key_missing`,
-    /// `failed_open`, `failed_closed`.
+    /// The name in metrics and logs: `allowed`, `limited`, `degraded`, `shadow_limited`, `overflowed`, `exempt`,
+    /// `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -50,6 +52,7 @@ impl OutcomeKind {
             Self::Limited => "limited",
             Self::Degraded => "degraded",
             Self::ShadowLimited => "shadow_limited",
+            Self::Overflowed => "overflowed",
             Self::Exempt => "exempt",
             Self::KeyMissing => "key_missing",
             Self::FailedOpen => "failed_open",
@@ -57,11 +60,12 @@ impl OutcomeKind {
         }
     }
 
-    /// Whether the request went on to the service.
+    /// Whether the request went on to a service: that within the layer, or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {
         match self {
-            Self::Allowed | Self::Degraded | Self::ShadowLimited | Self::Exempt | Self::FailedOpen => true,
+            Self::Allowed | Self::Degraded | Self::ShadowLimited | Self::Overflowed => true,
+            Self::Exempt | Self::FailedOpen => true,
             Self::Limited | Self::KeyMissing | Self::FailedClosed => false,
         }
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Response, header};
+use http::{Method, Request, Response, header};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
@@ -189,7 +189,7 @@ impl Decided {
     /// Whether the outcome is told to the service, whether or not the layer exposes outcomes.
     #[inline(always)]
     pub(super) fn is_told(&self) -> bool {
-        self.kind == OutcomeKind::Degraded
+        matches!(self.kind, OutcomeKind::Degraded | OutcomeKind::Overflowed)
     }
 
     pub(super) fn passes(&self) -> bool {
@@ -287,7 +287,12 @@ impl<L> Shared<L> {
 
     /// The response to a request that does not pass.
     #[cold]
-    pub(super) fn refuse(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
+    pub(super) fn refuse<B>(&self, request: Request<B>, decided: &Decided) -> Response<Bytes> {
+        let (parts, _) = request.into_parts();
+        self.respond(&parts, decided)
+    }
+
+    fn respond(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
         if let Some(around) = Passage::around(&parts.extensions) {
             around.refuse();
         }
@@ -312,6 +317,10 @@ impl<L> Shared<L> {
                 response.extensions_mut().insert(self.outcome(decided));
             }
         }
+    }
+
+    pub(super) fn write_refusals_headers<B>(&self, response: &mut Response<B>, decided: &Decided) {
+        self.write_headers(response, decided, Some(seed(decided.answers().0)));
     }
 
     /// The seed is that of a refusal's jitter; nothing else is jittered.

@@ -162,6 +162,7 @@ impl Reason {
             | OutcomeKind::Allowed
             | OutcomeKind::Degraded
             | OutcomeKind::ShadowLimited
+            | OutcomeKind::Overflowed
             | OutcomeKind::Exempt
             | OutcomeKind::FailedOpen => Self::Limited,
         }
