@@ -72,6 +72,7 @@ mod decision;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+mod mode;
 mod outcome;
 mod policy;
 mod quota;
@@ -93,6 +94,7 @@ pub use middleware::{
     GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
     RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, When,
 };
+pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};

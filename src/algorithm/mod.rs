@@ -30,6 +30,7 @@
 //!    half-open.
 //! 6. Several charges: all are taken or none is.
 //! 7. A refund gives back, once, what its own receipt still holds, and is then never laxer than if the charge had not been.
+//!    A leaky queue gives back only what is still its tail, since those behind were told when they depart.
 //!    It does not undo what else the request did: where it anchored windows or steps, which entries it displaced in a log
 //!    that counts denied requests, and which debt was not remembered because it stood in the way.
 //! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits (an edge

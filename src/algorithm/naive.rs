@@ -108,6 +108,8 @@ impl Oracle {
 
     /// Gives back so many units of what `own` was taken as.
     pub(super) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
+        // Unless it is where a clock that stepped back has put it.
+        let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);
         if matches!(self.model, Model::Fluid(_) | Model::Steps(_)) {
             self.meet_clock(now); // a window or an instant is known by its own time, wherever the clock is
         }
@@ -115,7 +117,10 @@ impl Oracle {
         let before = self.used(now);
         let own_left = Self { spec: self.spec, model: own.0.clone() }.used(now).min(self.ceiling());
         let life_us = self.life_us();
+        let is_queue = self.spec.algorithm == Algorithm::LeakyQueue;
         match &mut self.model {
+            // Others have joined the queue since, and know when they depart.
+            Model::Fluid(_) if is_queue && !is_last => {}
             Model::Fluid(level) => {
                 let left = before - wanted.min(own_left).min(before);
                 *level = (left > 0).then_some((left, now));
@@ -147,6 +152,12 @@ impl Oracle {
                 }
             }
         }
+    }
+
+    /// When a fluid has drained, in parts of `1/limit` µs.
+    fn empty_at(&self, model: &Model) -> Option<i128> {
+        let Model::Fluid(level) = model else { return None };
+        level.map(|(level, since)| i128::from(since) * i128::from(self.spec.limit) + level)
     }
 
     /// What is in use, as a fraction.

@@ -39,6 +39,10 @@ impl BoundRule {
         Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0 }
     }
 
+    pub(super) fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
     }

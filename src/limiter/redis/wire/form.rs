@@ -120,6 +120,11 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     head
 }
 
+/// What is above 2^53 is of no receipt of ours: as good as the most that is exact.
+fn most_exact(number: u64) -> f64 {
+    number.min(1 << 53) as f64
+}
+
 /// The form of a charge, or of a look at it.
 pub(super) fn form(quota: &Quota, verb: Verb, cost: u64, effect: Effect, receipt: Option<&Receipt>) -> Bytes {
     let kind = Kind::of(quota);
@@ -158,11 +163,10 @@ pub(super) fn form(quota: &Quota, verb: Verb, cost: u64, effect: Effect, receipt
     if let Some(receipt) = receipt {
         let (units, num) = match quota.rules() {
             Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
-            _ => (receipt.units(), 0),
+            _ => (most_exact(receipt.units()), 0.0),
         };
-        for number in [units, num, receipt.at_us(), receipt.part()] {
-            // What is above is of no receipt of ours: as good as the most that is exact.
-            form.extend_from_slice(&(number.min(1 << 53) as f64).to_le_bytes());
+        for number in [units, num, most_exact(receipt.at_us()), most_exact(receipt.part())] {
+            form.extend_from_slice(&number.to_le_bytes());
         }
     }
     form.into()
