@@ -26,6 +26,11 @@ pub enum OutcomeKind {
     Allowed,
     /// It was over a quota, and refused.
     Limited,
+    /// Its key is closed by a [block](crate::Rule::block), since it was refused too often, and it was refused: the request
+    /// that was refused last before that, too.
+    Blocked,
+    /// It was beyond the quota of a rule that [meters](crate::Rule::overage) it, and passed.
+    Overage,
     /// It was over a quota of a rule that [degrades](Mode::Degrade), or had no key for one, and passed, to be served less.
     Degraded,
     /// It was over a quota of a rule that only [looks](Mode::Shadow), or had no key for one, and passed.
@@ -43,13 +48,15 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `limited`, `degraded`, `shadow_limited`, `overflowed`, `exempt`,
+    /// The name in metrics and logs: `allowed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`, `overflowed`, `exempt`,
     /// `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Limited => "limited",
+            Self::Blocked => "blocked",
+            Self::Overage => "overage",
             Self::Degraded => "degraded",
             Self::ShadowLimited => "shadow_limited",
             Self::Overflowed => "overflowed",
@@ -64,9 +71,9 @@ impl OutcomeKind {
     #[must_use]
     pub fn passed(self) -> bool {
         match self {
-            Self::Allowed | Self::Degraded | Self::ShadowLimited | Self::Overflowed => true,
+            Self::Allowed | Self::Overage | Self::Degraded | Self::ShadowLimited | Self::Overflowed => true,
             Self::Exempt | Self::FailedOpen => true,
-            Self::Limited | Self::KeyMissing | Self::FailedClosed => false,
+            Self::Limited | Self::Blocked | Self::KeyMissing | Self::FailedClosed => false,
         }
     }
 }
@@ -77,6 +84,7 @@ pub struct Standing {
     pub(crate) policy: Policy,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
+    pub(crate) refuses: bool,
     pub(crate) near: bool,
     pub(crate) decision: ChargeDecision,
 }
@@ -168,7 +176,7 @@ impl Standing {
     /// Whether this policy refused the request.
     #[must_use]
     pub fn refuses(&self) -> bool {
-        self.mode == Mode::Enforce && self.is_exceeded()
+        self.refuses
     }
 
     /// Whether the request was over this policy's quota, whatever the policy's mode made of it.

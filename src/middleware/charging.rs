@@ -11,6 +11,7 @@ use http::{Method, Request, Response, header};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
+use super::companions::{self, Companions};
 use super::composed::Passage;
 use super::headers::{Headers, Prepared, View};
 use super::layer::OnError;
@@ -18,7 +19,7 @@ use super::refusal::{PreparedRefusals, Refusal, Refusals};
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::{Charge, Limiter, Refund, Reply};
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind};
 use crate::policy::Policy;
@@ -67,6 +68,9 @@ pub(super) struct Shared<L> {
     pub(super) near: Vec<Option<u8>>,
     /// Rules may let pass what is over their quota.
     has_modes: bool,
+    companions: Companions,
+    /// Rules have blocks or meters.
+    has_companions: bool,
     /// An allowed request needs nothing but its header fields.
     is_plain: bool,
     /// Other layers were noticed within this one.
@@ -76,15 +80,17 @@ pub(super) struct Shared<L> {
 /// A charge that owns its key; its policy is one of the layer's.
 pub(super) struct OwnedCharge {
     pub(super) policy: usize,
-    key: Key,
+    pub(super) key: Key,
     pub(super) cost: u64,
     pub(super) mode: Mode,
+    /// The mode's, unless the rule has a block or a meter.
+    pub(super) effect: Effect,
 }
 
 impl OwnedCharge {
     #[inline(always)]
     fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
-        Charge::new(policy, &self.key).cost(self.cost).effect(self.mode.effect())
+        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
     }
 }
 
@@ -213,13 +219,29 @@ impl<L> Shared<L> {
         let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
+        let mut policies = policies;
+        let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
+        let has_companions = companions.are_there();
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
         let is_plain = !has_modes && settings.observer.is_none() && !settings.expose_outcome;
         let has_inner = AtomicBool::new(false);
-        Self { limiter, settings, policies, only_rule, headers, refusals, near, has_modes, is_plain, has_inner }
+        Self {
+            limiter,
+            settings,
+            policies,
+            only_rule,
+            headers,
+            refusals,
+            near,
+            has_modes,
+            companions,
+            has_companions,
+            is_plain,
+            has_inner,
+        }
     }
 
     /// The charges of a request.
@@ -234,7 +256,7 @@ impl<L> Shared<L> {
             Asked::Nothing => Asking::Exempt,
             Asked::Charge { key, cost } => {
                 let mode = self.mode_of(bound);
-                Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost, mode }))
+                Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost, mode, effect: mode.effect() }))
             }
             Asked::Key => Asking::Unkeyed(self.mode_of(bound)),
         }
@@ -244,17 +266,19 @@ impl<L> Shared<L> {
     fn ask_all(&self, parts: &Parts) -> Asking {
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         let mut unkeyed = None;
-        for bound in &self.settings.rules {
+        for (rule, bound) in self.settings.rules.iter().enumerate() {
             match bound.ask(parts) {
                 Asked::Nothing => {}
                 Asked::Charge { key, cost } => {
                     let Range { start, end } = bound.charged(parts);
                     let last = end.saturating_sub(1);
                     let mode = self.mode_of(bound);
+                    let (first, effect) = (charges.len(), mode.effect());
                     for policy in start..last {
-                        charges.push(OwnedCharge { policy, key: key.clone(), cost, mode });
+                        charges.push(OwnedCharge { policy, key: key.clone(), cost, mode, effect });
                     }
-                    charges.push(OwnedCharge { policy: last, key, cost, mode });
+                    charges.push(OwnedCharge { policy: last, key, cost, mode, effect });
+                    self.companions.join(rule, &mut charges, first);
                 }
                 Asked::Key => match (self.mode_of(bound), unkeyed) {
                     (Mode::Enforce, _) => return Asking::Unkeyed(Mode::Enforce),
@@ -340,9 +364,12 @@ impl<L> Shared<L> {
             }
             return;
         }
-        let answers = charges.iter().zip(decisions);
-        let views: SmallVec<[View<'_>; 4]> =
-            answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect();
+        let answers = charges.iter().zip(decisions).enumerate();
+        let views: SmallVec<[View<'_>; 4]> = if self.has_companions {
+            answers.filter_map(|(at, _)| self.view_with_companion(charges, decisions, at, refused)).collect()
+        } else {
+            answers.filter_map(|(_, (charge, decision))| self.view(charge, decision, refused)).collect()
+        };
         self.write_views(response, &views, seed);
     }
 
@@ -355,6 +382,20 @@ impl<L> Shared<L> {
             decision,
             refuses: refused && charge.mode == Mode::Enforce && !decision.is_allowed(),
         })
+    }
+
+    /// Those that go with others have no field of their own.
+    fn view_with_companion<'a>(
+        &'a self,
+        charges: &[OwnedCharge],
+        decisions: &'a [ChargeDecision],
+        at: usize,
+        refused: bool,
+    ) -> Option<View<'a>> {
+        let charge = charges.get(at).filter(|charge| !matches!(charge.effect, Effect::OnRefusal { .. }))?;
+        let stance = companions::stance(charges, decisions, at)?;
+        let view = self.view(charge, stance.told, refused)?;
+        Some(View { refuses: refused && stance.refuses, ..view })
     }
 
     #[inline]
@@ -420,6 +461,7 @@ impl<L: Limiter> Shared<L> {
             true => OutcomeKind::Allowed,
             false => OutcomeKind::Limited,
         };
+        let kind = if self.has_companions { self.kind_with_companions(kind, &charges, decision) } else { kind };
         let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
         if kind == OutcomeKind::Allowed && self.is_unobserved() && self.headers.is_silent_if_passed() {
             if let Answer::Owed(owed) = &mut decided.answer {

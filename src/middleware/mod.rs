@@ -97,6 +97,7 @@
 mod body;
 mod bound;
 mod charging;
+mod companions;
 mod composed;
 pub(crate) mod extract;
 mod future;

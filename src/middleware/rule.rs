@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::companions::Companion;
 use crate::mode::ModeSwitch;
 use crate::policy::{Policy, PolicyError};
 use crate::quota::Quota;
@@ -39,6 +40,7 @@ pub struct Rule {
     /// Without it the rule enforces.
     pub(super) mode: Option<ModeSwitch>,
     pub(super) near_percent: Option<u8>,
+    pub(super) companion: Option<Companion>,
 }
 
 impl Rule {
@@ -112,6 +114,7 @@ impl Rule {
             missing_key: MissingKey::default(),
             mode: None,
             near_percent: None,
+            companion: None,
         }
     }
 }
@@ -126,6 +129,7 @@ impl fmt::Debug for Rule {
             .field("missing_key", &self.missing_key)
             .field("mode", &self.mode)
             .field("near_percent", &self.near_percent)
+            .field("companion", &self.companion)
             .finish()
     }
 }

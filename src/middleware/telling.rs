@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::charging::{Decided, Shared};
+use super::companions;
 use crate::decision::ChargeDecision;
 use crate::outcome::{Outcome, Standing};
 
@@ -23,13 +24,14 @@ impl<L> Shared<L> {
     pub(super) fn outcome(&self, decided: &Decided) -> Outcome {
         let mut standings = SmallVec::new();
         let (charges, decisions) = decided.answers();
-        for (charge, decision) in charges.iter().zip(decisions) {
+        for (at, (charge, decision)) in charges.iter().zip(decisions).enumerate() {
             if let Some(policy) = self.policy(charge.policy) {
                 let near = self.near.get(charge.policy).copied().flatten();
                 standings.push(Standing {
                     policy: policy.clone(),
                     cost: charge.cost,
                     mode: charge.mode,
+                    refuses: companions::refuses(charges, decisions, at),
                     near: near.is_some_and(|percent| is_near(decision, percent)),
                     decision: decision.clone(),
                 });

@@ -159,7 +159,9 @@ impl Reason {
             OutcomeKind::FailedClosed => Self::LimiterFailed,
             // The others are no refusals.
             OutcomeKind::Limited
+            | OutcomeKind::Blocked
             | OutcomeKind::Allowed
+            | OutcomeKind::Overage
             | OutcomeKind::Degraded
             | OutcomeKind::ShadowLimited
             | OutcomeKind::Overflowed
