@@ -378,6 +378,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
     }
     let [one, three] = times.map(median);
     println!("  three policies of one caller {three:>6.2} µs, one {one:>6.2} µs   {:>5.2}x", three / one);
+    several(runtime, server, &limiter);
     let mut batched = Vec::new();
     let policy = plenty();
     for _ in 0..rounds {
@@ -392,6 +393,37 @@ fn server_time(runtime: &Runtime, server: &Server) {
     }
     let batched = median(batched);
     println!("  of 200 in flight, each {batched:>6.2} µs, alone {one:>6.2} µs   {:>5.2}x", batched / one);
+}
+
+/// Several quotas of one rule: of one algorithm, and of three.
+fn several(runtime: &Runtime, server: &Server, limiter: &RedisLimiter) {
+    let (rounds, each) = if is_smoke() { (1, 200) } else { (9, 10_000) };
+    let hour = Duration::from_secs(3_600);
+    let alike = [Quota::per_second(1_000_000), Quota::per_hour(3_600_000), Quota::per_day(86_400_000)];
+    let mixed = [
+        Quota::per_second(1_000_000),
+        Quota::sliding_window(1_000_000, hour).unwrap(),
+        Quota::fixed_window(1_000_000, DAY).unwrap(),
+    ];
+    let rules = [&alike[..1], &alike, &mixed].map(|quotas| Policy::several("client", quotas.to_vec()).unwrap());
+    let mut times = [const { Vec::new() }; 3];
+    for _ in 0..rounds {
+        for (rule, times) in rules.iter().zip(&mut times) {
+            reset_stats(server);
+            runtime.block_on(async {
+                for key in 0..each {
+                    let key = Key::of(key % KEYS).unwrap();
+                    let charges: Vec<Charge<'_>> =
+                        rule.policies().iter().map(|policy| Charge::new(policy, &key)).collect();
+                    assert!(limiter.take(&charges).wait().await.unwrap().is_allowed());
+                }
+            });
+            times.push(spent(server).0);
+        }
+    }
+    let [one, alike, mixed] = times.map(median);
+    println!("  three quotas of one policy   {alike:>6.2} µs, one {one:>6.2} µs   {:>5.2}x", alike / one);
+    println!("  of three algorithms          {mixed:>6.2} µs, one {one:>6.2} µs   {:>5.2}x", mixed / one);
 }
 
 fn attack(runtime: &Runtime, server: &Server) {

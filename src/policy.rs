@@ -30,6 +30,23 @@ struct Inner {
     name_fingerprint: u64,
     /// Of the name and the quota.
     fingerprint: u64,
+    siblings: Option<Siblings>,
+}
+
+/// The quotas of one rule of several, which hold together for the same keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Siblings(Arc<(Box<str>, Box<[Quota]>)>);
+
+impl Siblings {
+    /// The name that they have in common.
+    pub(crate) fn name(&self) -> &str {
+        &self.0.0
+    }
+
+    /// At least one, all different.
+    pub(crate) fn quotas(&self) -> &[Quota] {
+        &self.0.1
+    }
 }
 
 impl Policy {
@@ -38,11 +55,7 @@ impl Policy {
     /// # Errors
     /// If the name is empty, longer than 128 characters, or has others than printable ASCII: it stands in header fields.
     pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, PolicyError> {
-        let name = name.into();
-        if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
-            return Err(PolicyError::name(&name));
-        }
-        Ok(Self::build(name, quota))
+        Ok(Self::build(checked(name.into())?, quota, None))
     }
 
     /// The name.
@@ -59,13 +72,18 @@ impl Policy {
 
     /// One policy for each quota, named after the name and the quota's words: `api-60-per-minute`.
     pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
-        let mut policies: Vec<Self> = Vec::new();
-        for quota in quotas {
-            if policies.iter().any(|other| *other.quota() == quota) {
+        let quotas: Box<[Quota]> = quotas.into_iter().collect();
+        for (at, quota) in quotas.iter().enumerate() {
+            if quotas[..at].contains(quota) {
                 return Err(PolicyError(Fault::Twice { name: name.to_owned(), quota: quota.to_string() }));
             }
-            policies.push(Self::new(format!("{name}-{}", words(&quota)), quota)?);
         }
+        let siblings = Siblings(Arc::new((name.into(), quotas.clone())));
+        let each = quotas.iter().map(|quota| {
+            let name = checked(format!("{name}-{}", words(quota)))?;
+            Ok(Self::build(name, *quota, Some(siblings.clone())))
+        });
+        let policies = each.collect::<Result<Vec<Self>, PolicyError>>()?;
         if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
     }
 
@@ -81,7 +99,13 @@ impl Policy {
 
     /// The same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
-        Self::build(self.name().to_owned(), quota)
+        Self::build(self.name().to_owned(), quota, None)
+    }
+
+    /// The quotas that this one is one of, if it is of a rule of several.
+    #[cfg(feature = "redis")]
+    pub(crate) fn siblings(&self) -> Option<&Siblings> {
+        self.0.siblings.as_ref()
     }
 
     /// Of the name alone: what a state belongs to, whatever its quota. Good within one process only.
@@ -94,19 +118,27 @@ impl Policy {
         self.0.fingerprint
     }
 
-    fn build(name: String, quota: Quota) -> Self {
+    fn build(name: String, quota: Quota, siblings: Option<Siblings>) -> Self {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
-        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint }))
+        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint, siblings }))
     }
 }
 
 impl From<Quota> for Policy {
     /// A policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`.
     fn from(quota: Quota) -> Self {
-        Self::build(words(&quota), quota)
+        Self::build(words(&quota), quota, None)
     }
+}
+
+/// The name, if it can be one.
+fn checked(name: String) -> Result<String, PolicyError> {
+    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
+        return Err(PolicyError::name(&name));
+    }
+    Ok(name)
 }
 
 /// The quota's words as a name.

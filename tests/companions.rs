@@ -73,7 +73,7 @@ fn api() -> Rule {
 }
 
 fn user_key(name: &str) -> Key {
-    Key::of(HeaderValue::from_str(name).unwrap().as_bytes()).unwrap()
+    Key::of(&HeaderValue::from_str(name).unwrap()).unwrap()
 }
 
 #[tokio::test]

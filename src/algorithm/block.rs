@@ -41,7 +41,7 @@ use super::{Numbers, numbers};
 /// The most strikes.
 pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
 
-const SPAN_BITS: u32 = 45;
+pub(crate) const SPAN_BITS: u32 = 45;
 const STRIKE_BITS: u32 = 12;
 /// Further blocks are as long as this one.
 const LEVEL_MAX: u64 = 63;

@@ -132,8 +132,9 @@ pub enum Effect {
     /// It belongs to the `of` charges right before it in the set, its partners, which are for the same key: a block after
     /// their refusals, or a meter of what goes beyond them.
     ///
-    /// If its quota denies one of them, it is taken, whatever is left; only a [meter](crate::Quota::meter) that is full
-    /// denies it. Else it looks, as a cost of 0 does. What is told of it is how it stands after that.
+    /// If the quota of one of them denies it, this one is taken, whatever is left; only a [meter](crate::Quota::meter) that is
+    /// full denies it. (It is for blocks and meters; `RedisLimiter` answers others with an error, `MemoryLimiter` takes them
+    /// as [forced](Self::Force).) Else it looks, as a cost of 0 does. What is told of it is how it stands after that.
     ///
     /// It denies the set if it is denied itself, by a [block](crate::Quota::block) or a full meter; of partners that are
     /// all only observed or forced a block is only observed too. And if one of its partners is enforced, it is taken

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Charge, Limiter, Quota, RedisErrorKind, RedisLimiter, Refund};
+use tower_ratelimit::{Charge, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter, Refund};
 
 use super::redis_server::Server;
 use super::{MINUTE, calls, connect, key, keys, passes, policy, take};
@@ -102,6 +102,41 @@ async fn what_is_given_back_or_reset_passes_again_at_once() {
     assert!(!passes(&limiter, &policy, "a").await);
     limiter.reset(&policy, &a).wait().await.unwrap();
     assert!(passes(&limiter, &policy, "a").await);
+}
+
+#[tokio::test]
+async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_count() {
+    let server = Server::start();
+    let quotas = [lasting(5), Quota::sliding_window(7, 40 * 24 * 60 * MINUTE).unwrap(), Quota::per_day(9)];
+    let rule = Policy::several("client", quotas).unwrap();
+    let [first, second, third] = rule.policies() else { panic!("three quotas") };
+    let a = key("a");
+    let all = [first, second, third].map(|policy| Charge::new(policy, &a));
+    for leases in [0, 100] {
+        let limiter = RedisLimiter::builder().leases(leases).denials(0).connect(&server.url()).await.unwrap();
+        let mut taken = limiter.take(&all).wait().await.unwrap();
+        assert!(taken.is_allowed());
+        assert_eq!(keys(&server).len(), 1);
+        // One at a time, and in another order.
+        assert!(limiter.take(&[all[2].cost(2), all[0]]).wait().await.unwrap().is_allowed());
+        let left = async || {
+            let peeked = limiter.peek(&[all[1].cost(0), all[2].cost(0), all[0].cost(0)]).wait().await.unwrap();
+            peeked.charges().iter().map(|charge| charge.remaining()).collect::<Vec<_>>()
+        };
+        assert_eq!(left().await, [6, 6, 3]);
+        // What would be too much for one takes from none.
+        assert!(!limiter.take(&all.map(|charge| charge.cost(4))).wait().await.unwrap().is_allowed());
+        assert_eq!(left().await, [6, 6, 3]);
+        let receipts = taken.take_receipts();
+        let refunds = [first, second, third].into_iter().zip(receipts);
+        let refunds = refunds.map(|(policy, receipt)| Refund::new(policy.clone(), a.clone(), receipt.unwrap()));
+        limiter.refund(refunds.collect()).wait().await.unwrap();
+        assert_eq!(left().await, [7, 7, 4]);
+        limiter.reset(third, &a).wait().await.unwrap();
+        assert_eq!(left().await, [7, 9, 4]);
+        limiter.reset(first, &a).wait().await.unwrap();
+        assert_eq!(keys(&server).len(), 0, "nothing is left");
+    }
 }
 
 #[tokio::test]

@@ -3,8 +3,10 @@
 //! `prefix:1:{tag}:4:name` and, if the tag is not the caller's key but its group's, the caller's key after it. The tag is
 //! what a cluster hashes: all policies of one caller are in one slot, so that one call can decide them together.
 //!
-//! No two (policy, key) share a stored key: the prefix has no brace, the name's length is told, and a caller's key is the
-//! rest, or stands between braces only if it has none that closes.
+//! The quotas of one rule are kept together, under the rule's name: `4+name` in place of `4:name`.
+//!
+//! No two others share a stored key: the prefix has no brace, the name's length is told, and a caller's key is the rest, or
+//! stands between braces only if it has none that closes.
 
 use std::fmt;
 use std::hash::Hasher;
@@ -13,6 +15,7 @@ use bytes::Bytes;
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::error::{RedisError, RedisErrorKind};
+use super::wire;
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -63,7 +66,8 @@ impl KeySpace {
 
     /// Where the state of this (policy, key) is stored.
     pub(super) fn key(&self, policy: &Policy, key: &Key) -> Stored {
-        let (name, caller) = (policy.name().as_bytes(), key.as_bytes());
+        let (name, sign) = wire::packed(policy).map_or((policy.name(), b':'), |siblings| (siblings.name(), b'+'));
+        let (name, caller) = (name.as_bytes(), key.as_bytes());
         let hash = self.must_hash(caller).then(|| self.hash(caller));
         let mut bytes = Vec::with_capacity(self.before.len() + name.len() + caller.len().min(CLEAR_MAX) + 48);
         bytes.extend_from_slice(self.before.as_bytes());
@@ -82,7 +86,7 @@ impl KeySpace {
         let slot = fred::util::redis_keyslot(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
         bytes.extend_from_slice(name.len().to_string().as_bytes());
-        bytes.push(b':');
+        bytes.push(sign);
         bytes.extend_from_slice(name);
         if grouped.is_some() {
             bytes.push(b':');

@@ -258,13 +258,14 @@ impl Limiter for RedisLimiter {
         if let Some(error) = not_here(charges) {
             return Reply::Now(Err(error));
         }
-        if let Some(refusal) = inner.denials.refusal(charges) {
+        let paired = is_paired(charges);
+        if let Some(refusal) = inner.denials.refusal(charges).filter(|_| !paired) {
             return Reply::Now(Ok(refusal));
         }
         let mut owed = Owed { inner: Arc::clone(inner), set: SmallVec::new() };
         for charge in charges {
             let (mut granted, tag) = (None, inner.tags.charge(charge));
-            if let Some(leases) = &inner.leases {
+            if let Some(leases) = inner.leases.as_ref().filter(|_| !paired) {
                 let wanted = match leases.take(charge) {
                     Found::Granted(decision, wanted) => {
                         granted = Some(decision);
@@ -347,15 +348,25 @@ impl Limiter for RedisLimiter {
     }
 }
 
-/// What the scripts do not know.
+/// What the scripts do not know: other quotas are charged on refusal in memory only.
 fn not_here(charges: &[Charge<'_>]) -> Option<RedisError> {
     let unknown = |charge: &&Charge<'_>| {
-        let algorithm = charge.policy.quota().algorithm();
-        matches!(charge.effect, Effect::OnRefusal { .. }) || matches!(algorithm, Algorithm::Block | Algorithm::Meter)
+        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+        matches!(charge.effect, Effect::OnRefusal { .. }) && !known
     };
     let charge = charges.iter().find(unknown)?;
-    let message = format!("{:?} is a block, a meter or on refusal, which is only in memory", charge.policy.name());
+    let message = format!(
+        "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
+         Quota::meter",
+        charge.policy.name(),
+        charge.policy.quota()
+    );
     Some(RedisError::new(RedisErrorKind::Misconfigured, message))
+}
+
+/// Whether what the set does depends on its refusals: then each of its charges is asked for together with the others.
+fn is_paired(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }))
 }
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {

@@ -1,5 +1,7 @@
 //! What a script answers, whoever brought it.
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 /// A reply.
@@ -23,13 +25,15 @@ pub(super) struct Call {
 /// A script's text, and the name that Redis gives it.
 #[derive(Debug)]
 pub(super) struct Script {
-    pub(super) text: &'static str,
+    pub(super) text: Cow<'static, str>,
     /// The SHA-1 of the text in hexadecimal digits.
     pub(super) sha: Box<str>,
 }
 
 impl Script {
-    pub(super) fn new(text: &'static str) -> Self {
-        Self { text, sha: sha1_smol::Sha1::from(text).digest().to_string().into_boxed_str() }
+    pub(super) fn new(text: impl Into<Cow<'static, str>>) -> Self {
+        let text = text.into();
+        let sha = sha1_smol::Sha1::from(text.as_bytes()).digest().to_string().into_boxed_str();
+        Self { text, sha }
     }
 }

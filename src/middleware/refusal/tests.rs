@@ -21,7 +21,10 @@ fn hundred() -> Policy {
 }
 
 fn outcome(kind: OutcomeKind, standings: Vec<(Policy, ChargeDecision)>) -> Outcome {
-    let standing = |(policy, decision)| Standing { policy, cost: 1, mode: Mode::Enforce, near: false, decision };
+    let standing = |(policy, decision): (Policy, ChargeDecision)| {
+        let refuses = !decision.is_allowed();
+        Standing { policy, cost: 1, mode: Mode::Enforce, refuses, near: false, decision }
+    };
     Outcome::new(kind, standings.into_iter().map(standing).collect())
 }
 

@@ -9,6 +9,11 @@ fn policy(name: &str) -> Policy {
     Policy::new(name, Quota::per_minute(1)).unwrap()
 }
 
+/// One of a rule of this name.
+fn sibling(name: &str) -> Policy {
+    Policy::each(name, [Quota::per_minute(1), Quota::per_hour(1)]).unwrap().swap_remove(1)
+}
+
 fn key(of: &[u8]) -> Key {
     Key::of(of).unwrap()
 }
@@ -35,17 +40,17 @@ fn nasty() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn different_prefixes_policies_and_keys_are_stored_under_different_keys(
-        parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", nasty()), 2..40),
+        parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", any::<bool>(), nasty()), 2..40),
         secret in any::<Option<[u8; 16]>>(),
         groups in prop::option::of(1..4_u16),
     ) {
-        let mut seen: HashMap<Bytes, (String, String, Vec<u8>)> = HashMap::new();
-        for (prefix, name, caller) in parts {
+        let mut seen: HashMap<Bytes, (String, String, bool, Vec<u8>)> = HashMap::new();
+        for (prefix, name, one_of_several, caller) in parts {
             let space = KeySpace::new(&prefix, secret, groups).unwrap();
-            let stored = space.key(&policy(&name), &key(&caller));
+            let stored = space.key(&if one_of_several { sibling(&name) } else { policy(&name) }, &key(&caller));
             prop_assert_eq!(stored.slot, fred::util::redis_keyslot(&stored.bytes), "the slot is the whole key's");
             prop_assert_eq!(stored.slot, space.key(&policy("other"), &key(&caller)).slot, "one caller, one slot");
-            let own = (prefix, name, caller);
+            let own = (prefix, name, one_of_several, caller);
             let before = seen.insert(stored.bytes, own.clone());
             prop_assert!(before.is_none_or(|before| before == own));
         }
@@ -87,4 +92,28 @@ fn groups_are_spread_evenly_over_the_slots() {
             (0..1_000_u64).map(|caller| space.key(&policy("p"), &Key::of(caller).unwrap()).slot).collect();
         assert!(slots.len() >= usize::from(groups).min(500), "{} slots of {groups} groups are used", slots.len());
     }
+}
+
+#[test]
+fn quotas_of_one_rule_are_stored_together_except_lists() {
+    let (space, minute) = (space(None, None), std::time::Duration::from_secs(60));
+    let numbers = [
+        Quota::per_minute(1),
+        Quota::per_second(7),
+        Quota::step_bucket(5, minute).unwrap(),
+        Quota::fixed_window(5, minute).unwrap(),
+        Quota::sliding_window(5, minute).unwrap(),
+    ];
+    let stored = |quotas: &[Quota]| -> Vec<Stored> {
+        let rule = Policy::each("rule", quotas.to_vec()).unwrap();
+        rule.iter().map(|policy| space.key(policy, &key(b"x"))).collect()
+    };
+    let all = stored(&numbers);
+    assert!(all.iter().all(|one| *one == all[0]));
+    let log = Quota::sliding_log(5, minute).unwrap();
+    let [alone, with_log, list] = &[stored(&numbers[..1]), stored(&[numbers[0], log])].concat()[..] else { panic!() };
+    assert_eq!((alone, with_log), (&all[0], &all[0]), "whatever else the rule has, or had");
+    assert_ne!(list, with_log);
+    let many: Vec<Quota> = (1..=33).map(Quota::per_hour).collect();
+    assert!(stored(&many).iter().all(|one| *one != all[0]), "too many");
 }

@@ -160,7 +160,7 @@ impl Link {
     async fn run_by(&self, by: By, call: &Call, slot: u16, until: Instant, asking: bool) -> Result<Value, Failure> {
         let (command, script) = match by {
             By::Sha => ("EVALSHA", &*call.script.sha),
-            By::Text => ("EVAL", call.script.text),
+            By::Text => ("EVAL", &*call.script.text),
         };
         let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
         args.push(FredValue::from_static_str(script));

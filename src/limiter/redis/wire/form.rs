@@ -1,15 +1,17 @@
 //! What a script is told of a charge besides its key: the quota, the cost and the effect, once for all keys of a call.
 
 use bytes::Bytes;
+use smallvec::SmallVec;
 
-use crate::algorithm::{Numbers, PairRules, Rules};
+use crate::algorithm::{PairRules, Rules};
 use crate::decision::Receipt;
 use crate::limiter::Effect;
+use crate::policy::{Policy, Siblings};
 use crate::quota::{Anchor, Oldest, Quota, Spec};
 
 /// How a state is kept in Redis. The number stands in forms and, with the format's version 1 in its upper half, at the
 /// beginning of each value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub(super) enum Kind {
     /// An instant in whole microseconds.
@@ -23,22 +25,19 @@ pub(super) enum Kind {
     Narrow = 6,
     /// A list of others.
     Wide = 7,
-    /// An instant, a span, and counts.
-    Block = 8,
-    Meter = 9,
+    /// An instant, a span, and counts. The number before it stands for values of several states.
+    Block = 9,
+    Meter = 10,
 }
 
 /// Format version 1, in the upper half of a value's first byte.
 const VERSION: u8 = 0x90;
 
-/// What is to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verb {
-    Take,
-    Peek,
-    Refund,
-    Reset,
-}
+/// In place of a kind: a value holds the states of several quotas. It begins with how many, and the heads of all.
+const PACKED: u8 = 8;
+
+/// A rule of more quotas keeps each of their states in a value of its own.
+const PACKED_MAX: usize = 32;
 
 impl Kind {
     pub(super) fn of(quota: &Quota) -> Self {
@@ -60,7 +59,7 @@ impl Kind {
     }
 
     /// What follows the head in a value, or what an entry of a list is.
-    fn layout(self) -> (&'static str, usize) {
+    pub(super) fn layout(self) -> (&'static str, usize) {
         match self {
             Self::Whole => ("d", 8),
             Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
@@ -86,6 +85,19 @@ pub(super) fn is_lean(quota: &Quota) -> bool {
     }
 }
 
+/// The quotas with whose states this policy's is in one value, if it is: those of its rule whose states are a few numbers.
+///
+/// That it is depends on the rule's name and its own quota alone, so that a state is found where it was left when the rule's
+/// other quotas change, and by processes that have them already, or not yet.
+pub(in crate::limiter::redis) fn packed(policy: &Policy) -> Option<&Siblings> {
+    policy.siblings().filter(|siblings| siblings.quotas().len() <= PACKED_MAX && can_be_packed(policy.quota()))
+}
+
+/// Whether the state of a rule's quota can be in one value with others.
+pub(super) fn can_be_packed(quota: &Quota) -> bool {
+    !Kind::of(quota).is_trail() && is_lean(quota)
+}
+
 /// What a value of this quota begins with: its kind, and what of the quota gives the state its meaning, so that it can be
 /// read when the quota has changed.
 pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
@@ -105,8 +117,8 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             Oldest::Dropped => 1,
             Oldest::Counted => 2,
         }),
+        Kind::Block => [spec.lasting.memory_us, spec.lasting.length_us].into_iter().for_each(&mut number),
         Kind::Whole | Kind::Parts | Kind::Meter => {}
-        Kind::Block => number(spec.lasting.memory_us),
     }
     number(spec.limit);
     number(spec.period_us);
@@ -120,54 +132,160 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     head
 }
 
+/// A charge of a form, or a look at it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part<'a> {
+    pub(super) quota: &'a Quota,
+    pub(super) cost: u64,
+    pub(super) effect: Effect,
+    /// What it belongs to, if it is on refusal.
+    pub(super) partners: Option<&'a Partners>,
+    /// It is only looked at.
+    pub(super) looks: bool,
+}
+
+/// What a charge on refusal belongs to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Partners {
+    /// Their places among the answers.
+    pub(super) places: SmallVec<[usize; 4]>,
+    /// Its denial denies the set.
+    pub(super) binds: bool,
+    /// It is written although the set is denied.
+    pub(super) outlives: bool,
+}
+
+/// What is to be done with a charge. The numbers stand in forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Mode {
+    Peek = 0,
+    Enforce = 1,
+    /// Its denial is in nobody's way.
+    Yield = 2,
+    Refund = 3,
+    /// A refund of one of the states that a value holds.
+    RefundPacked = 4,
+    /// One of the states that a value holds is to be forgotten.
+    ResetPacked = 5,
+    /// On refusal, of what is only observed.
+    Seen = 6,
+    /// On refusal; its denial denies the set.
+    Bound = 7,
+    /// And it is written although the set is denied.
+    Struck = 8,
+}
+
+/// The form of what one stored key is asked for: how its value is laid out, and of each charge the mode and the numbers.
+pub(super) fn form(parts: &[Part<'_>], packed: bool) -> Bytes {
+    let mut form = match parts {
+        [part] if !packed => {
+            let kind = Kind::of(part.quota);
+            Form::begin(kind as u8, &head(kind, part.quota.spec()), &[kind])
+        }
+        parts => {
+            let kinds: SmallVec<[Kind; 4]> = parts.iter().map(|part| Kind::of(part.quota)).collect();
+            let mut heads = vec![VERSION | PACKED, parts.len() as u8]; // a few times `PACKED_MAX` at most
+            for (part, kind) in parts.iter().zip(&kinds) {
+                heads.extend(head(*kind, part.quota.spec()));
+            }
+            Form::begin(PACKED, &heads, &kinds)
+        }
+    };
+    for part in parts {
+        let mode = match part.effect {
+            _ if part.looks => Mode::Peek,
+            Effect::Enforce => Mode::Enforce,
+            Effect::Observe | Effect::Force => Mode::Yield,
+            Effect::OnRefusal { .. } => match part.partners {
+                Some(Partners { outlives: true, .. }) => Mode::Struck,
+                Some(Partners { binds: false, .. }) => Mode::Seen,
+                _ => Mode::Bound,
+            },
+        };
+        form.charge(part, mode);
+        if mode as u8 >= Mode::Seen as u8 {
+            form.partners(part.partners);
+        }
+    }
+    form.0.into()
+}
+
 /// What is above 2^53 is of no receipt of ours: as good as the most that is exact.
 fn most_exact(number: u64) -> f64 {
     number.min(1 << 53) as f64
 }
 
-/// The form of a charge, or of a look at it.
-pub(super) fn form(quota: &Quota, verb: Verb, cost: u64, effect: Effect, receipt: Option<&Receipt>) -> Bytes {
-    let kind = Kind::of(quota);
-    let head = head(kind, quota.spec());
-    let (state, state_size) = kind.layout();
-    let force = effect == Effect::Force;
-    let numbers = match quota.rules() {
-        Rules::Pair(PairRules::Gcra(gcra), _) => gcra.numbers(cost, force),
-        Rules::Pair(PairRules::StepBucket(bucket), _) => bucket.numbers(cost, force),
-        Rules::Pair(PairRules::FixedWindow(window), _) => window.numbers(cost, force),
-        Rules::Pair(PairRules::TwoCounters(counters), _) => counters.numbers(cost, force),
-        Rules::Pair(PairRules::Block(block), _) => block.numbers(cost, force),
-        Rules::Pair(PairRules::Meter(meter), _) => meter.numbers(cost, force),
-        Rules::Trail(trail) => Numbers::from_slice(&trail.numbers(cost, force)),
+/// The form of a refund to one policy.
+pub(super) fn refund(policy: &Policy, receipt: &Receipt) -> Bytes {
+    let mode = if packed(policy).is_some() { Mode::RefundPacked } else { Mode::Refund };
+    let mut form = Form::of_one(policy.quota(), mode);
+    let (units, num) = match policy.quota().rules() {
+        Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
+        _ => (most_exact(receipt.units()), 0.0),
     };
-    // A value's layout has the head in front; a list has it in an element of its own.
-    let (layout, size) = if kind.is_trail() {
-        (format!("<{state}"), state_size)
-    } else {
-        (format!("<c{:02}{state}", head.len()), head.len() + state_size)
-    };
-    let mode = match (verb, effect) {
-        (Verb::Peek, _) => 0,
-        (Verb::Refund | Verb::Reset, _) => 3,
-        (Verb::Take, Effect::Enforce) => 1,
-        (Verb::Take, Effect::Observe | Effect::Force | Effect::OnRefusal { .. }) => 2,
-    };
-    let mut form = Vec::with_capacity(16 + head.len() + 8 * numbers.len());
-    form.push(kind as u8);
-    form.extend_from_slice(format!("{layout:<9}").as_bytes());
-    form.push(head.len() as u8); // below 50
-    form.extend_from_slice(&head);
-    form.push(size as u8); // below 100
-    form.push(mode);
-    numbers.iter().for_each(|number| form.extend_from_slice(&number.to_le_bytes()));
-    if let Some(receipt) = receipt {
-        let (units, num) = match quota.rules() {
-            Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
-            _ => (most_exact(receipt.units()), 0.0),
-        };
-        for number in [units, num, most_exact(receipt.at_us()), most_exact(receipt.part())] {
-            form.extend_from_slice(&number.to_le_bytes());
+    form.numbers([units, num, most_exact(receipt.at_us()), most_exact(receipt.part())]);
+    form.0.into()
+}
+
+/// The form with which one of the states that a value holds is forgotten; none if it is the only one.
+pub(super) fn reset(policy: &Policy) -> Option<Bytes> {
+    packed(policy).map(|_| Form::of_one(policy.quota(), Mode::ResetPacked).0.into())
+}
+
+/// The kind, the layout and the head of the value, the value's size, and for each charge its mode and numbers.
+struct Form(Vec<u8>);
+
+impl Form {
+    fn begin(number: u8, head: &[u8], kinds: &[Kind]) -> Self {
+        let mut layout = String::from("<");
+        // A value's layout has the head in front; a list has it in an element of its own.
+        let in_front = if kinds.iter().any(|kind| kind.is_trail()) { 0 } else { head.len() };
+        if in_front > 0 {
+            layout.push_str(&format!("c{in_front}"));
+        }
+        kinds.iter().for_each(|kind| layout.push_str(kind.layout().0));
+        let size = in_front + kinds.iter().map(|kind| kind.layout().1).sum::<usize>();
+        let mut form = Vec::with_capacity(16 + layout.len() + head.len() + 80 * kinds.len());
+        form.push(number);
+        form.extend_from_slice(&(layout.len() as u16).to_le_bytes()); // some five times the kinds
+        form.extend_from_slice(layout.as_bytes());
+        form.extend_from_slice(&(head.len() as u16).to_le_bytes()); // below 50 for each
+        form.extend_from_slice(head);
+        form.extend_from_slice(&(size as u16).to_le_bytes()); // below 80 for each
+        Self(form)
+    }
+
+    fn of_one(quota: &Quota, mode: Mode) -> Self {
+        let kind = Kind::of(quota);
+        let mut form = Self::begin(kind as u8, &head(kind, quota.spec()), &[kind]);
+        let part = Part { quota, cost: 0, effect: Effect::Enforce, partners: None, looks: true };
+        form.charge(&part, mode);
+        form
+    }
+
+    fn charge(&mut self, part: &Part<'_>, mode: Mode) {
+        self.0.push(mode as u8);
+        let on_refusal = matches!(part.effect, Effect::OnRefusal { .. });
+        let (cost, force) = (part.cost, on_refusal || part.effect == Effect::Force);
+        match part.quota.rules() {
+            Rules::Pair(PairRules::Gcra(gcra), _) => self.numbers(gcra.numbers(cost, force)),
+            Rules::Pair(PairRules::StepBucket(bucket), _) => self.numbers(bucket.numbers(cost, force)),
+            Rules::Pair(PairRules::FixedWindow(window), _) => self.numbers(window.numbers(cost, force)),
+            Rules::Pair(PairRules::TwoCounters(counters), _) => self.numbers(counters.numbers(cost, force)),
+            Rules::Pair(PairRules::Block(block), _) => self.numbers(block.numbers(cost, force)),
+            Rules::Pair(PairRules::Meter(meter), _) => self.numbers(meter.numbers(cost, force && !on_refusal)),
+            Rules::Trail(trail) => self.numbers(trail.numbers(cost, force)),
         }
     }
-    form.into()
+
+    fn partners(&mut self, partners: Option<&Partners>) {
+        let places = partners.map_or(&[][..], |partners| partners.places.as_slice());
+        self.0.push(places.len() as u8); // of a charge's `of`
+        places.iter().for_each(|place| self.0.extend_from_slice(&(*place as u16 + 1).to_le_bytes()));
+    }
+
+    fn numbers(&mut self, numbers: impl IntoIterator<Item = f64>) {
+        numbers.into_iter().for_each(|number| self.0.extend_from_slice(&number.to_le_bytes()));
+    }
 }

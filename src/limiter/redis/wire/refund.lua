@@ -41,6 +41,17 @@ local function refund_pair(q, r, at, n, m)
     if count == 0 then return -1 end
     return at, count
   end
+  if kind == 9 then
+    local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
+    if phase ~= 1 or ends ~= r.at then return nil end
+    strikes = math.max(strikes - r.units, 0)
+    if strikes == 0 then phase = 0 end
+    return block_stored(now, phase, ends, strikes, level, forget, q[8])
+  elseif kind == 10 then
+    if at <= now or r.at <= now then return nil end
+    if n <= r.units then return -1 end
+    return math.min(at, now + q[4]), n - r.units
+  end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period
   if r.at + life <= now then return nil end

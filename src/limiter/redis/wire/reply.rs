@@ -1,12 +1,14 @@
 //! The answers out of a script's reply.
 
-use super::form::{Kind, Verb};
-use super::{Answer, Ask, Item, nonsense};
-use crate::algorithm::{Pair, PairRules, Rules};
+use super::ask::{Item, Unit, Verb};
+use super::form::Kind;
+use super::{Answer, Ask, nonsense};
+use crate::algorithm::{How, Pair, PairRules, Rules, block};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::Effect;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::value::Value;
+use crate::quota::Quota;
 
 /// What a script answers for a key. Each is one byte in front of what belongs to it.
 mod status {
@@ -64,21 +66,21 @@ impl Reader<'_> {
         match ask.verb {
             Verb::Refund | Verb::Reset => self.done(ask),
             Verb::Take | Verb::Peek => {
-                if let Some(first) = ask.items.first() {
+                if let Some(first) = ask.units.first() {
                     if let Some(answer) = self.failure(first)? {
                         return Some(answer);
                     }
                 }
-                let charges = ask.items.iter().map(|item| self.charge(item, now));
-                let mut charges = charges.collect::<Option<Several>>()?;
-                let counts = |(item, decision): (&Item, &ChargeDecision)| {
-                    item.effect != Effect::Enforce || decision.is_allowed()
-                };
-                let allowed = ask.items.iter().zip(&charges).all(counts);
+                let mut charges = Several::new();
+                for unit in &ask.units {
+                    self.unit(unit, now, &mut charges)?;
+                }
+                let counts = |(item, decision): (&Item, &ChargeDecision)| !item.binds() || decision.is_allowed();
+                let allowed = ask.items().zip(&charges).all(counts);
                 if !allowed || ask.verb == Verb::Peek {
                     charges.iter_mut().for_each(ChargeDecision::untaken);
                 }
-                Some(Answer::Decided(Decision::new(allowed, charges)))
+                Some(Answer::Decided(Decision::new(allowed, ordered(charges, ask.order.as_deref()))))
             }
         }
     }
@@ -86,8 +88,8 @@ impl Reader<'_> {
     /// Of several the first failure.
     fn done(&mut self, ask: &Ask) -> Option<Answer> {
         let mut failed = None;
-        for item in &ask.items {
-            match self.failure(item)? {
+        for unit in &ask.units {
+            match self.failure(unit)? {
                 Some(answer) => failed = failed.or(Some(answer)),
                 None if self.take()? == [status::DONE] => {}
                 None => return None,
@@ -97,11 +99,11 @@ impl Reader<'_> {
     }
 
     /// Why nothing was done for a request, if nothing was.
-    fn failure(&mut self, item: &Item) -> Option<Option<Answer>> {
+    fn failure(&mut self, unit: &Unit) -> Option<Option<Answer>> {
         let (first, rest) = self.0.split_first()?;
         let answer = match *first {
             status::AGAIN => Answer::Again,
-            status::FOREIGN => Answer::Failed(foreign(item)),
+            status::FOREIGN => Answer::Failed(foreign(unit)),
             status::FAILED => {
                 self.0 = rest;
                 let length = usize::from(u16::from_le_bytes(self.take()?));
@@ -115,54 +117,102 @@ impl Reader<'_> {
         Some(Some(answer))
     }
 
-    fn charge(&mut self, item: &Item, now: u64) -> Option<ChargeDecision> {
-        let quota = item.policy.quota();
-        match (self.take()?, quota.rules()) {
-            ([status::ABSENT], Rules::Pair(rules, _)) => Some(decide(rules, None, item, now)),
-            ([status::FOUND], Rules::Pair(rules, _)) => {
-                let at = self.whole()?;
-                let state = match (Kind::of(quota), rules) {
-                    (Kind::Whole, _) => Pair { at, n: 0 },
-                    (_, PairRules::TwoCounters(counters)) => {
-                        let before = u32::from_le_bytes(self.take()?);
-                        counters.pair(at, before, u32::from_le_bytes(self.take()?))
-                    }
-                    _ => Pair { at, n: self.whole()? },
-                };
-                Some(decide(rules, Some(state), item, now))
-            }
-            ([status::TOLD], Rules::Trail(_)) => {
-                let [ok] = self.take()?;
-                let (remaining, reset_us, window_us) = (self.whole()?, self.whole()?, self.whole()?);
-                let wait = self.float()?;
-                let (units, start) = (self.whole()?, self.whole()?);
-                let retry_us = match ok {
-                    0 if wait < 0.0 => None,
-                    0 => Some((wait as u64).clamp(1, 1 << 53)),
-                    _ => Some(0),
-                };
-                let decision = ChargeDecision::found(quota.capacity(), remaining, reset_us, window_us, retry_us);
-                Some(decision.receipted(units, start, 0))
-            }
-            _ => None,
+    /// The decisions about what is asked of a key.
+    fn unit(&mut self, unit: &Unit, now: u64, charges: &mut Several) -> Option<()> {
+        let [status] = self.take()?;
+        if status == status::TOLD {
+            let item = unit.items.first()?.as_ref()?;
+            charges.push(self.told(item)?);
+            return Some(());
         }
+        if status != status::ABSENT && status != status::FOUND {
+            return None;
+        }
+        for (quota, item) in unit.states() {
+            let Rules::Pair(rules, _) = quota.rules() else { return None };
+            let state = if status == status::FOUND { Some(self.state(quota, rules)?) } else { None };
+            if let Some(item) = item {
+                let how = how(item, charges);
+                charges.push(decide(rules, state, item, now, how));
+            }
+        }
+        Some(())
+    }
+
+    fn state(&mut self, quota: &Quota, rules: &PairRules) -> Option<Pair> {
+        let at = self.whole()?;
+        Some(match (Kind::of(quota), rules) {
+            (Kind::Whole, _) => Pair { at, n: 0 },
+            (Kind::Block, _) => {
+                let (span_us, counts) = (self.whole()?, self.whole()?);
+                // What no block of ours has is as nothing.
+                let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
+                Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
+            }
+            (_, PairRules::TwoCounters(counters)) => {
+                let before = u32::from_le_bytes(self.take()?);
+                counters.pair(at, before, u32::from_le_bytes(self.take()?))
+            }
+            _ => Pair { at, n: self.whole()? },
+        })
+    }
+
+    /// The decision about a trail.
+    fn told(&mut self, item: &Item) -> Option<ChargeDecision> {
+        let quota = item.policy.quota();
+        let Rules::Trail(_) = quota.rules() else { return None };
+        let [ok] = self.take()?;
+        let (remaining, reset_us, window_us) = (self.whole()?, self.whole()?, self.whole()?);
+        let wait = self.float()?;
+        let (units, start) = (self.whole()?, self.whole()?);
+        let retry_us = match ok {
+            0 if wait < 0.0 => None,
+            0 => Some((wait as u64).clamp(1, 1 << 53)),
+            _ => Some(0),
+        };
+        let decision = ChargeDecision::found(quota.capacity(), remaining, reset_us, window_us, retry_us);
+        Some(decision.receipted(units, start, 0))
     }
 }
 
-/// What is told of a state, as the script has decided about it.
-fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64) -> ChargeDecision {
-    // What somebody else wrote may be anything.
-    let state = state.filter(|state| rules.could_be(*state));
-    rules.decide(state, now, item.cost, item.effect == Effect::Force).decision
+/// The answers in the order of the charges. Of charges that were made one the first has the receipt.
+fn ordered(mut charges: Several, order: Option<&[usize]>) -> Several {
+    let Some(order) = order else { return charges };
+    let found = order.iter().map(|place| {
+        let charge = charges.get_mut(*place)?;
+        let receipt = charge.take_receipt();
+        let told = charge.clone();
+        Some(receipt.map_or_else(|| told.clone(), |receipt| told.clone().with_receipt(&receipt)))
+    });
+    found.map(|charge| charge.unwrap_or_else(ChargeDecision::blank)).collect()
 }
 
-fn foreign(item: &Item) -> RedisError {
+/// What is told of a state, as the script has decided about it.
+fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64, how: How) -> ChargeDecision {
+    // What somebody else wrote may be anything. Beside others what is not there is two zeros.
+    let state = state.filter(|state| (state.at > 0 || state.n > 0) && rules.could_be(*state));
+    rules.decide_how(state, now, item.cost, how).decision
+}
+
+/// How a charge was taken, after these answers to others.
+fn how(item: &Item, answers: &[ChargeDecision]) -> How {
+    match (&item.partners, item.effect) {
+        (Some(partners), _) => {
+            let denied = |place: &usize| answers.get(*place).is_some_and(|answer| !answer.is_allowed());
+            How::OnRefusal { refused: partners.places.iter().any(denied) }
+        }
+        (None, Effect::Force) => How::Force,
+        _ => How::IfAllowed,
+    }
+}
+
+fn foreign(unit: &Unit) -> RedisError {
     RedisError::new(
         RedisErrorKind::Foreign,
         format!(
             "what is stored under `{}` is not a state of this version's: something else uses the key; delete it, or \
              choose another prefix",
-            item.key.escape_ascii()
+            unit.key.escape_ascii()
         ),
     )
 }

@@ -1,11 +1,13 @@
 //! The scripts, put together from the algorithms' twins and the drivers.
 //!
-//! A lean one for each kind of state holds what charges of that kind need and nothing else, since each function in a script
-//! costs a call some 60 ns; the full one holds everything.
+//! A lean one for each shape of request holds what such need and nothing else, since each function in a script costs a call
+//! some 60 ns; the full one holds everything.
 
-use std::sync::LazyLock;
+use std::collections::HashMap;
+use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 
-use super::form::Kind;
+use super::ask::Lean;
+use super::shape::Shape;
 use crate::limiter::redis::value::Script;
 
 macro_rules! twin {
@@ -20,43 +22,17 @@ macro_rules! part {
     };
 }
 
-/// A charge's form: the kind, the value's layout, the head, the value's size, the mode and the numbers.
+/// The form of a key with one charge: the kind, the value's layout, the head, the value's size, the mode and the numbers.
 macro_rules! form {
     ($numbers:literal) => {
-        concat!("'<xc9Bc0BB", $numbers, "'")
+        concat!("'<xI2c0I2c0I2B", $numbers, "'")
     };
 }
 
-macro_rules! lean {
-    ($name:literal, $form:literal, $found:literal, [$($part:expr),*]) => {
-        concat!(
-            "local FORM, FOUND, LONE = ", form!($form), ", '<B", $found, "', '<dB", $found, "'\n",
-            part!("clock"), $($part,)* "local decide = ", $name, "\n", part!("lean")
-        )
-    };
-}
-
-/// Forms and states by their kind.
-macro_rules! tables {
+/// What is told of a state that was found, by its kind.
+macro_rules! found {
     () => {
-        concat!(
-            "local FORMS = {",
-            form!("dddd"),
-            ",",
-            form!("ddddddd"),
-            ",",
-            form!("dddddd"),
-            ",",
-            form!("ddddddd"),
-            ",",
-            form!("ddddddd"),
-            ",",
-            form!("dddddddddd"),
-            ",",
-            form!("dddddddddd"),
-            "}\n",
-            "local FOUND = {'<Bd', '<Bdd', '<Bdd', '<Bdd', '<BdI4I4'}\n",
-        )
+        "local FOUND = {'<Bd', '<Bdd', '<Bdd', '<Bdd', '<BdI4I4', [9] = '<Bddd', [10] = '<Bdd'}\n"
     };
 }
 
@@ -70,11 +46,12 @@ const TRAIL: &str = concat!(
     ", ARGV[1]))\n",
     "  if told then return pack('<d', now) .. told end\n",
     "end\n",
-    "local used_of_value, with_used, quota_of, refund_pair, refund_list\n",
+    "local used_of_value, with_used, quota_of, refund_pair, refund_list, adopted, block_view\n",
     part!("narrow"),
     twin!("trail"),
-    tables!(),
+    found!(),
     "local DECIDE = {[6] = trail, [7] = trail}\n",
+    part!("states"),
     part!("full"),
 );
 
@@ -87,42 +64,65 @@ const FULL: &str = concat!(
     twin!("sliding_window"),
     twin!("trail_plain"),
     twin!("trail"),
-    tables!(),
-    "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail}\n",
+    twin!("block"),
+    twin!("meter"),
+    found!(),
+    "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail, false, block, meter}\n",
     part!("convert"),
     part!("refund"),
+    part!("states"),
+    part!("packed"),
     part!("full"),
 );
 
-static SCRIPTS: LazyLock<[Script; 7]> = LazyLock::new(|| {
-    [
-        FULL,
-        lean!("gcra", "dddd", "d", [twin!("gcra")]),
-        lean!("gcra", "ddddddd", "dd", [twin!("gcra")]),
-        lean!("step_bucket", "dddddd", "dd", [twin!("step_bucket")]),
-        lean!("fixed_window", "ddddddd", "dd", [twin!("fixed_window")]),
-        lean!("sliding_window", "ddddddd", "dI4I4", [part!("narrow"), twin!("sliding_window")]),
-        TRAIL,
-    ]
-    .map(Script::new)
-});
+static FULL_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(FULL));
+static TRAIL_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TRAIL));
 
-/// The lean script of a kind.
-pub(super) fn lean(kind: Kind) -> &'static Script {
-    let [full, whole, parts, step_bucket, fixed_window, two_counters, trail] = &*SCRIPTS;
-    match kind {
-        Kind::Whole => whole,
-        Kind::Parts => parts,
-        Kind::StepBucket => step_bucket,
-        Kind::FixedWindow => fixed_window,
-        Kind::TwoCounters => two_counters,
-        Kind::Narrow | Kind::Wide => trail,
-        Kind::Block | Kind::Meter => full,
-    }
-}
+/// Of each kind that of a lone charge.
+static LONE: [OnceLock<Script>; 5] = [const { OnceLock::new() }; 5];
+
+/// Of other shapes; they stay, and so may only be so many. A layer has one, or one for each choice of its rules' conditions.
+static SHAPED: LazyLock<RwLock<HashMap<Shape, &'static Script>>> = LazyLock::new(RwLock::default);
+const SHAPES_MAX: usize = 256;
 
 /// The script for everything.
 pub(super) fn full() -> &'static Script {
-    let [full, ..] = &*SCRIPTS;
-    full
+    &FULL_SCRIPT
+}
+
+/// The lean script for requests like this; the one for everything, if there are too many already.
+pub(super) fn lean(lean: &Lean) -> &'static Script {
+    match lean {
+        Lean::Trail => &TRAIL_SCRIPT,
+        Lean::Shape(shape) => match shape.lone().and_then(|kind| LONE.get(kind as usize - 1)) {
+            Some(script) => script.get_or_init(|| Script::new(written(shape))),
+            None => shaped(shape),
+        },
+    }
+}
+
+fn shaped(shape: &Shape) -> &'static Script {
+    if let Some(script) = SHAPED.read().unwrap_or_else(PoisonError::into_inner).get(shape) {
+        return script;
+    }
+    let mut scripts = SHAPED.write().unwrap_or_else(PoisonError::into_inner);
+    if scripts.len() >= SHAPES_MAX {
+        return scripts.get(shape).copied().unwrap_or_else(full);
+    }
+    scripts.entry(shape.clone()).or_insert_with(|| Box::leak(Box::new(Script::new(written(shape)))))
+}
+
+/// The lean script of a shape.
+fn written(shape: &Shape) -> String {
+    let mut text = part!("clock").to_owned();
+    for function in shape.functions() {
+        text.push_str(match function {
+            "gcra" => twin!("gcra"),
+            "step_bucket" => twin!("step_bucket"),
+            "fixed_window" => twin!("fixed_window"),
+            _ => concat!(part!("narrow"), twin!("sliding_window")),
+        });
+    }
+    text.push_str(&part!("lean").replace("BODY", &shape.body()).replace("UNITS", &shape.key_count().to_string()));
+    text
 }

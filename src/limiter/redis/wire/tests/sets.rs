@@ -16,22 +16,33 @@ use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
 
-const ALGORITHMS: [Algorithm; 6] = [
+const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::TokenBucket,
     Algorithm::LeakyQueue,
     Algorithm::StepBucket,
     Algorithm::FixedWindow,
     Algorithm::SlidingWindow,
     Algorithm::SlidingLog,
+    Algorithm::Block,
+    Algorithm::Meter,
 ];
 
-const EFFECTS: [Effect; 5] = [Effect::Enforce, Effect::Enforce, Effect::Enforce, Effect::Observe, Effect::Force];
+const EFFECTS: [Effect; 8] = [
+    Effect::Enforce,
+    Effect::Enforce,
+    Effect::Enforce,
+    Effect::Observe,
+    Effect::Force,
+    Effect::OnRefusal { of: 1 },
+    Effect::OnRefusal { of: 2 },
+    Effect::OnRefusal { of: 3 },
+];
 
 /// What a request does: how, how much later than the one before, and its charges: a policy, a key, a cost and an effect.
 type Request = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
 fn policies() -> impl Strategy<Value = Vec<Policy>> {
-    prop::collection::vec((shapes(), 0..6_usize, any::<bool>()), 4).prop_map(|shapes| {
+    prop::collection::vec((shapes(), 0..8_usize, any::<bool>()), 4).prop_map(|shapes| {
         let named = shapes.iter().enumerate().map(|(at, (shape, algorithm, first))| {
             let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
             Policy::new(format!("p{at}"), quota(ALGORITHMS[*algorithm], anchor, shape)).unwrap()
@@ -40,8 +51,40 @@ fn policies() -> impl Strategy<Value = Vec<Policy>> {
     })
 }
 
+/// A rule's quotas, whose states are in one value unless one of them has a list.
+fn siblings() -> impl Strategy<Value = Vec<Policy>> {
+    prop::collection::vec((shapes(), 0..11_usize, any::<bool>()), 2..5).prop_filter_map("they differ", |shapes| {
+        let quotas = shapes.iter().map(|(shape, algorithm, first)| {
+            let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
+            quota(ALGORITHMS[*algorithm % 6 % (6 - algorithm / 6)], anchor, shape)
+        });
+        Policy::each("client", quotas).ok()
+    })
+}
+
+/// Policies of their own, and those of one rule.
+fn mixed_policies() -> impl Strategy<Value = Vec<Policy>> {
+    (policies(), siblings()).prop_map(|(mut alone, siblings)| {
+        // Four in all, so that each is asked for often.
+        alone.truncate(4_usize.saturating_sub(siblings.len()));
+        alone.extend(siblings);
+        alone.truncate(4);
+        alone
+    })
+}
+
+/// Two rules of one name that have a quota in common: another's, or one as it was before and as it is now.
+fn changed_rules() -> impl Strategy<Value = Vec<Policy>> {
+    siblings().prop_filter_map("three, at least", |policies| {
+        let quotas: Vec<_> = policies.iter().map(|policy| *policy.quota()).collect();
+        let [first, common, last] = quotas.get(..3)? else { return None };
+        let rules = [[*first, *common], [*common, *last]].map(|quotas| Policy::each("client", quotas).unwrap());
+        Some(rules.concat())
+    })
+}
+
 fn requests() -> impl Strategy<Value = Vec<Request>> {
-    let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..5_u8);
+    let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..8_u8);
     let charges = prop::collection::vec(charge, 1..5);
     prop::collection::vec((0..12_u8, prop_oneof![Just(0), 0..20_u64, 0..100_000_000_u64], charges), 1..40)
 }
@@ -52,7 +95,12 @@ fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, 
     for (policy, key, cost, effect) in wanted {
         let (policy, key) = (&policies[usize::from(*policy)], &keys[usize::from(*key)]);
         if !charges.iter().any(|charge| charge.policy == policy && charge.key == key) {
-            charges.push(Charge::new(policy, key).cost(*cost).effect(EFFECTS[usize::from(*effect)]));
+            let on_refusal = matches!(policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+            let effect = match EFFECTS[usize::from(*effect)] {
+                Effect::OnRefusal { .. } if !on_refusal => Effect::Enforce,
+                effect => effect,
+            };
+            charges.push(Charge::new(policy, key).cost(*cost).effect(effect));
         }
     }
     charges
@@ -119,7 +167,21 @@ fn told(answer: &mut Answer) -> String {
 
 #[test]
 fn sets_are_decided_as_in_memory() {
-    run(400, (policies(), requests()), |bench, space, (policies, requests)| {
+    play_sets(policies());
+}
+
+#[test]
+fn sets_with_quotas_of_one_rule_are_decided_as_in_memory() {
+    play_sets(mixed_policies());
+}
+
+#[test]
+fn a_rule_that_changes_keeps_what_is_used_of_each_quota() {
+    play_sets(changed_rules());
+}
+
+fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
+    run(400, (policies, requests()), |bench, space, (policies, requests)| {
         let clock = ManualClock::at(crate::Timestamp::from_micros(1_790_000_000_123_456));
         let memory = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
         let keys = keys();
@@ -161,7 +223,8 @@ fn sets_are_decided_as_in_memory() {
                 }
             };
             let ask = ask(&space, how, &charges, &mut refunds);
-            let mut answer = bench.ask(&[(clock.now(), &ask, false)]).remove(0);
+            let full = later % 3 == 1;
+            let mut answer = bench.ask(&[(clock.now(), &ask, full)]).remove(0);
             let answer = told(&mut answer);
             assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
         }
@@ -170,30 +233,34 @@ fn sets_are_decided_as_in_memory() {
 
 #[test]
 fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
-    run(400, (policies(), requests(), any::<bool>()), |bench, space, (policies, requests, alike)| {
-        let keys = keys();
-        let alone = KeySpace::new("alone", None, None).unwrap();
-        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
-        let at = crate::Timestamp::from_micros(1_790_000_000_123_456);
-        let mut held = Vec::new();
-        let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Ask> {
-            let asks = requests.iter().map(|(how, _, wanted)| {
-                // Requests of one kind go through its lean script.
-                let policies = if alike { &vec![policies[0].clone(); 4] } else { &policies };
-                let mut charges = charges(policies, &keys, wanted);
-                charges.truncate(if alike { 1 + usize::from(how % 2) } else { 4 });
-                let how = if alike && *how < 2 { 4 } else { *how };
-                let mut refunds = if how == 1 { std::mem::take(held) } else { Vec::new() };
-                ask(space, how, &charges, &mut refunds)
-            });
-            asks.collect()
-        };
-        let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
-        let expected: Vec<String> =
-            alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask, false)]).remove(0))).collect();
-        let asks: Vec<&Ask> = together.iter().collect();
-        let reply = bench.run(&[call(&asks, Some(at), false)]).remove(0);
-        let answers: Vec<String> = answers(&asks, reply).unwrap().iter_mut().map(told).collect();
-        assert_eq!(answers, expected);
-    });
+    run(
+        400,
+        (prop_oneof![policies(), mixed_policies()], requests(), any::<bool>()),
+        |bench, space, (policies, requests, alike)| {
+            let keys = keys();
+            let alone = KeySpace::new("alone", None, None).unwrap();
+            let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+            let at = crate::Timestamp::from_micros(1_790_000_000_123_456);
+            let mut held = Vec::new();
+            let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Ask> {
+                let asks = requests.iter().map(|(how, _, wanted)| {
+                    // Requests of one kind go through its lean script.
+                    let policies = if alike { &vec![policies[0].clone(); 4] } else { &policies };
+                    let mut charges = charges(policies, &keys, wanted);
+                    charges.truncate(if alike { 1 + usize::from(how % 2) } else { 4 });
+                    let how = if alike && *how < 2 { 4 } else { *how };
+                    let mut refunds = if how == 1 { std::mem::take(held) } else { Vec::new() };
+                    ask(space, how, &charges, &mut refunds)
+                });
+                asks.collect()
+            };
+            let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
+            let expected: Vec<String> =
+                alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask, false)]).remove(0))).collect();
+            let asks: Vec<&Ask> = together.iter().collect();
+            let reply = bench.run(&[call(&asks, Some(at), false)]).remove(0);
+            let answers: Vec<String> = answers(&asks, reply).unwrap().iter_mut().map(told).collect();
+            assert_eq!(answers, expected);
+        },
+    );
 }

@@ -93,22 +93,85 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
 }
 
 #[test]
-fn a_set_that_names_a_key_twice_is_answered_and_the_key_lives_on() {
+fn charges_of_one_policy_and_key_are_one_charge_of_their_sum() {
     let mut bench = Bench::start();
-    for quota in quotas() {
-        let policy = Policy::new("p", quota).unwrap();
+    let siblings = Policy::each("client", [Quota::per_minute(5), Quota::fixed_window(5, MINUTE).unwrap()]).unwrap();
+    let alone = quotas().map(|quota| Policy::new("p", quota).unwrap());
+    for policy in siblings.into_iter().chain(alone) {
         let key = Key::of("twice").unwrap();
         let stored = bench.space.key(&policy, &key);
-        let charge = Charge::new(&policy, &key).cost(2);
-        for _ in 0..4 {
-            let ask = Ask::take([(&charge, &stored), (&charge, &stored)].into_iter());
-            let answers = take(&mut bench, &[&ask]);
-            assert!(matches!(&answers[..], [Answer::Decided(_)]), "{quota}: {answers:?}");
-        }
-        let (ask, _) = one(&bench, &policy, "twice");
-        let answers = take(&mut bench, &[&ask]);
-        assert!(matches!(&answers[..], [Answer::Decided(_)]), "{quota}: {answers:?}");
+        let [two, three] = [2, 3].map(|cost| Charge::new(&policy, &key).cost(cost));
+        let left = policy.quota().capacity() - 5;
+        let ask = Ask::take([(&two, &stored), (&three, &stored)].into_iter());
+        let mut answers = take(&mut bench, &[&ask]);
+        let [Answer::Decided(decision)] = &mut answers[..] else { panic!("{policy:?}: {answers:?}") };
+        assert!(decision.is_allowed() && decision.charges().iter().all(|charge| charge.remaining() == left));
+        let receipts: Vec<u64> =
+            decision.take_receipts().iter().map(|one| one.as_ref().map_or(0, |one| one.units())).collect();
+        assert_eq!(receipts, [5, 0], "{policy:?}: what was taken can be given back once");
         let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+    }
+}
+
+#[test]
+fn what_is_not_a_value_of_several_quotas_is_an_error_or_overwritten() {
+    let mut bench = Bench::start();
+    let quotas = [Quota::per_minute(5), Quota::fixed_window(9, MINUTE).unwrap(), Quota::per_second(7)];
+    let policies = Policy::each("client", quotas).unwrap();
+    let key = Key::of("x").unwrap();
+    let stored = bench.space.key(&policies[0], &key);
+    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
+    let ask = Ask::take(charges.iter().map(|charge| (charge, &stored)));
+    let reset = Ask::reset(&policies[1], &stored);
+    assert!(matches!(&take(&mut bench, &[&ask])[..], [Answer::Decided(decision)] if decision.is_allowed()));
+    let value: Vec<u8> = redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
+    let nan = [&value[..value.len() - 16], &f64::NAN.to_le_bytes(), &f64::INFINITY.to_le_bytes()].concat();
+    for garbled in
+        [&value[..1], &value[..2], &value[..9], &value[..value.len() - 1], &[&value[..], b"x"].concat(), &nan]
+    {
+        let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(garbled).query(&mut bench.connection).unwrap();
+        let answers = take(&mut bench, &[&ask]);
+        assert!(
+            matches!(&answers[..], [Answer::Decided(decision)] if decision.is_allowed()),
+            "{garbled:?} {answers:?}"
+        );
+        assert_eq!(bench.check_ttls(), 1);
+    }
+    for foreign in [vec!["SET", "hello"], vec!["SET", ""], vec!["HSET", "a", "b"], vec!["RPUSH", "a"]] {
+        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+        let mut command = redis::cmd(foreign[0]);
+        command.arg(&*stored.bytes).arg(&foreign[1..]);
+        let _: redis::Value = command.query(&mut bench.connection).unwrap();
+        for ask in [&ask, &reset] {
+            let answers = take(&mut bench, &[ask]);
+            let is_foreign =
+                |answer: &Answer| matches!(answer, Answer::Failed(error) if error.kind() == RedisErrorKind::Foreign);
+            assert!(answers.iter().all(is_foreign), "{foreign:?}: {answers:?}");
+        }
+    }
+}
+
+#[test]
+fn sets_as_wide_as_a_lean_script_takes_and_wider_are_decided() {
+    let mut bench = Bench::start();
+    for count in [7, 8, 9, 20] {
+        for quota in &quotas()[1..5] {
+            let policies: Vec<Policy> = (0..count).map(|at| Policy::new(format!("p{at}"), *quota).unwrap()).collect();
+            let more: Vec<Quota> = (0..count).map(|more| Quota::sliding_window(5 + more, MINUTE).unwrap()).collect();
+            for policies in [policies, Policy::each("client", more).unwrap()] {
+                let key = Key::of("wide").unwrap();
+                let stored: Vec<Stored> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
+                let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
+                let ask = Ask::take(charges.iter().zip(&stored));
+                let answers = take(&mut bench, &[&ask]);
+                let [Answer::Decided(decision)] = &answers[..] else { panic!("{answers:?}") };
+                assert!(decision.is_allowed() && decision.charges().len() == policies.len(), "{decision:?}");
+                for (policy, charge) in policies.iter().zip(decision.charges()) {
+                    assert_eq!(charge.remaining(), policy.quota().capacity() - 1);
+                }
+                let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
+            }
+        }
     }
 }
 
@@ -159,9 +222,9 @@ fn a_garbled_value_of_ours_is_overwritten() {
 }
 
 fn state_size(quota: &Quota) -> usize {
-    match super::Kind::of(quota) {
-        super::Kind::Whole => 8,
-        super::Kind::Wide => 24,
+    match crate::limiter::redis::wire::form::Kind::of(quota) {
+        crate::limiter::redis::wire::form::Kind::Whole => 8,
+        crate::limiter::redis::wire::form::Kind::Wide => 24,
         _ => 16,
     }
 }
