@@ -364,11 +364,11 @@ impl<L> Shared<L> {
             }
             return;
         }
-        let answers = charges.iter().zip(decisions).enumerate();
         let views: SmallVec<[View<'_>; 4]> = if self.has_companions {
-            answers.filter_map(|(at, _)| self.view_with_companion(charges, decisions, at, refused)).collect()
+            (0..charges.len()).filter_map(|at| self.view_with_companion(charges, decisions, at, refused)).collect()
         } else {
-            answers.filter_map(|(_, (charge, decision))| self.view(charge, decision, refused)).collect()
+            let answers = charges.iter().zip(decisions);
+            answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect()
         };
         self.write_views(response, &views, seed);
     }
