@@ -18,7 +18,6 @@ type Body = Full<Bytes>;
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-#[expect(clippy::needless_pass_by_value, reason = "a service takes its request")]
 fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
     ready(Ok(Response::new(Body::default())))
 }
@@ -73,7 +72,7 @@ fn api() -> Rule {
 }
 
 fn user_key(name: &str) -> Key {
-    Key::of(&HeaderValue::from_str(name).unwrap()).unwrap()
+    Key::of(HeaderValue::from_str(name).unwrap()).unwrap()
 }
 
 #[tokio::test]
