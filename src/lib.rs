@@ -72,6 +72,7 @@ mod decision;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+mod mode;
 mod outcome;
 mod policy;
 mod quota;
@@ -86,11 +87,14 @@ pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
-pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
+pub use limiter::{
+    Atomicity, Blocks, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Meters, Refund, Reply,
+};
 pub use middleware::{
     GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
     RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, When,
 };
+pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};

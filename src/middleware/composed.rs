@@ -73,7 +73,7 @@ impl Passage {
     }
 
     /// A layer within lets the request pass.
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         let one_more = |passed: u32| Some((passed | ASKED).wrapping_add(1));
         let before = self.0.passed.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
         if before == Ok(ASKED) {

@@ -9,11 +9,13 @@ use tower_layer::Layer;
 use super::bound::BoundRule;
 use super::charging::{Settings, Shared};
 use super::headers::Headers;
+use super::overflow::{NoOverflow, OverflowTo};
 use super::refusal::Refusals;
 use super::rule::IntoRule;
 use super::service::RateLimit;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
+use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
 /// A [`Layer`] that limits the rate of requests.
@@ -47,8 +49,9 @@ use crate::outcome::Observer;
 ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
 /// }
 /// ```
-pub struct RateLimitLayer<L> {
+pub struct RateLimitLayer<L, O = NoOverflow> {
     shared: Arc<Shared<L>>,
+    overflow: O,
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
@@ -63,11 +66,11 @@ impl<L: Limiter> RateLimitLayer<L> {
         K: IntoKey,
     {
         let rule = BoundRule::new(rule.into_rule(), extract);
-        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))) }
+        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))), overflow: NoOverflow }
     }
 }
 
-impl<L: Limiter + Clone> RateLimitLayer<L> {
+impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
     /// the others either.
     ///
@@ -120,6 +123,16 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
+    /// Sets a [`Mode`](crate::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
+    /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
+    ///
+    /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
+    #[must_use]
+    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
+        let mode = mode.into();
+        self.change(|settings| settings.mode = Some(mode))
+    }
+
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
     /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
     /// which is better.
@@ -135,32 +148,66 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
         self.change(|settings| settings.enabled = enabled)
     }
 
+    /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
+    /// them: it may put them into a queue and answer 202, or serve a page from a cache.
+    ///
+    /// It takes the requests of the service within the layer and answers with the same type; what is different is made equal
+    /// by the combinators of `tower::ServiceExt`. In an axum application, a `Router` will do, or a `tower::service_fn`.
+    ///
+    /// * The request carries its [`Outcome`](crate::Outcome), of the kind [`Overflowed`](crate::OutcomeKind::Overflowed).
+    /// * Its response gets the header fields of a refusal, `Retry-After` among them: when the same request would pass.
+    /// * Its errors are handed on as they are, as those of the service.
+    /// * It does not count for the readiness of the layer's service. A clone of it is asked for its own at the moment when
+    ///   it is needed: if it is not ready then, the request is refused as without it. So a concurrency limit around it bounds
+    ///   it, and nobody waits.
+    /// * Requests without a key, or refused because the limiter failed, do not go there.
+    /// * Layers around this one keep what they took: the request is served.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::{Request, Response, StatusCode};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// let later = tower::service_fn(|_request: Request<Body>| async {
+    ///     let mut response = Response::new(Body::from("come back for it\n"));
+    ///     *response.status_mut() = StatusCode::ACCEPTED;
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// });
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).overflow(later);
+    /// let app: axum::Router = axum::Router::new().layer(limit);
+    /// ```
+    #[must_use]
+    pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
+        RateLimitLayer { shared: self.shared, overflow: OverflowTo::new(service) }
+    }
+
     /// Services made before keep what they have.
     fn change(self, change: impl FnOnce(&mut Settings)) -> Self {
+        let overflow = self.overflow;
         let (limiter, mut settings) = match Arc::try_unwrap(self.shared) {
             Ok(Shared { limiter, settings, .. }) => (limiter, settings),
             Err(shared) => (shared.limiter.clone(), shared.settings.clone()),
         };
         change(&mut settings);
-        Self { shared: Arc::new(Shared::new(limiter, settings)) }
+        Self { shared: Arc::new(Shared::new(limiter, settings)), overflow }
     }
 }
 
-impl<S, L> Layer<S> for RateLimitLayer<L> {
-    type Service = RateLimit<S, L>;
+impl<S, L, O: Clone> Layer<S> for RateLimitLayer<L, O> {
+    type Service = RateLimit<S, L, O>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::of(inner, Arc::clone(&self.shared))
+        RateLimit::of(inner, Arc::clone(&self.shared), self.overflow.clone())
     }
 }
 
-impl<L> Clone for RateLimitLayer<L> {
+impl<L, O: Clone> Clone for RateLimitLayer<L, O> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self { shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
     }
 }
 
-impl<L> fmt::Debug for RateLimitLayer<L> {
+impl<L, O> fmt::Debug for RateLimitLayer<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer").field("rules", &self.shared.settings.rules).finish_non_exhaustive()
     }

@@ -97,19 +97,24 @@
 mod body;
 mod bound;
 mod charging;
+mod companions;
 mod composed;
 pub(crate) mod extract;
 mod future;
 mod headers;
 mod layer;
+mod modes;
+mod overflow;
 mod refusal;
 mod rule;
 mod service;
+mod telling;
 
 pub use body::Body;
 pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};
+pub use overflow::{NoOverflow, Overflow, OverflowTo};
 pub use refusal::{GrpcCode, Protocol, ProtocolRule, Refusal, Refusals};
 pub use rule::{IntoRule, MissingKey, Rule};
 pub use service::RateLimit;

@@ -95,7 +95,7 @@ impl MemoryLimiter {
     #[must_use = "denied charges were not taken"]
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
         match charges {
-            [charge] => {
+            [charge] if !matches!(charge.effect, Effect::OnRefusal { .. }) => {
                 let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
                 Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
             }

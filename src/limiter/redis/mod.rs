@@ -27,11 +27,11 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 
 use carrier::Courier;
 use denials::Denials;
@@ -259,13 +259,17 @@ impl Limiter for RedisLimiter {
 
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
-        if let Some(refusal) = inner.denials.refusal(charges) {
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
+        let paired = is_paired(charges);
+        if let Some(refusal) = inner.denials.refusal(charges).filter(|_| !paired) {
             return Reply::Now(Ok(refusal));
         }
         let mut owed = Owed { inner: Arc::clone(inner), set: SmallVec::new() };
         for charge in charges {
             let (mut granted, tag) = (None, inner.tags.charge(charge));
-            if let Some(leases) = &inner.leases {
+            if let Some(leases) = inner.leases.as_ref().filter(|_| !paired) {
                 let wanted = match leases.take(charge) {
                     Found::Granted(decision, wanted) => {
                         granted = Some(decision);
@@ -292,6 +296,9 @@ impl Limiter for RedisLimiter {
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
         let asks = inner.asks(charges, true, |_| true);
         let mut set: Set =
             charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
@@ -343,6 +350,27 @@ impl Limiter for RedisLimiter {
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
     }
+}
+
+/// What the scripts do not know: other quotas are charged on refusal in memory only.
+fn not_here(charges: &[Charge<'_>]) -> Option<RedisError> {
+    let unknown = |charge: &&Charge<'_>| {
+        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+        matches!(charge.effect, Effect::OnRefusal { .. }) && !known
+    };
+    let charge = charges.iter().find(unknown)?;
+    let message = format!(
+        "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
+         Quota::meter",
+        charge.policy.name(),
+        charge.policy.quota()
+    );
+    Some(RedisError::new(RedisErrorKind::Misconfigured, message))
+}
+
+/// Whether what the set does depends on its refusals: then each of its charges is asked for together with the others.
+fn is_paired(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }))
 }
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {

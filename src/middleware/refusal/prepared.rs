@@ -158,9 +158,15 @@ impl Reason {
             OutcomeKind::KeyMissing => Self::KeyMissing,
             OutcomeKind::FailedClosed => Self::LimiterFailed,
             // The others are no refusals.
-            OutcomeKind::Limited | OutcomeKind::Allowed | OutcomeKind::Exempt | OutcomeKind::FailedOpen => {
-                Self::Limited
-            }
+            OutcomeKind::Limited
+            | OutcomeKind::Blocked
+            | OutcomeKind::Allowed
+            | OutcomeKind::Overage
+            | OutcomeKind::Degraded
+            | OutcomeKind::ShadowLimited
+            | OutcomeKind::Overflowed
+            | OutcomeKind::Exempt
+            | OutcomeKind::FailedOpen => Self::Limited,
         }
     }
 }
