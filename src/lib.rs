@@ -88,9 +88,11 @@ pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
+#[cfg(feature = "tokio")]
+pub use middleware::TokioTimer;
 pub use middleware::{
     GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
-    RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, When,
+    RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, Timer, When,
 };
 pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};

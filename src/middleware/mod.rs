@@ -98,6 +98,7 @@ mod body;
 mod bound;
 mod charging;
 mod composed;
+mod delay;
 pub(crate) mod extract;
 mod future;
 mod headers;
@@ -107,9 +108,13 @@ mod overflow;
 mod refusal;
 mod rule;
 mod service;
+mod settings;
 mod telling;
 
 pub use body::Body;
+#[cfg(feature = "tokio")]
+pub use delay::TokioTimer;
+pub use delay::{Sleep, Timer};
 pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};

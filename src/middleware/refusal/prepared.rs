@@ -160,6 +160,7 @@ impl Reason {
             // The others are no refusals.
             OutcomeKind::Limited
             | OutcomeKind::Allowed
+            | OutcomeKind::Delayed
             | OutcomeKind::Degraded
             | OutcomeKind::ShadowLimited
             | OutcomeKind::Overflowed
