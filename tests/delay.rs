@@ -5,6 +5,8 @@ mod support;
 mod waiting;
 
 use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -17,7 +19,8 @@ use support::Scripted;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, key,
+    Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
+    Refund, Reply, key,
 };
 use waiting::{ManualTimer, World};
 
@@ -308,14 +311,78 @@ async fn a_thousand_depart_in_order_and_spaced_and_half_of_them_leave_for_the_ot
     }
 }
 
+/// Memory, as if it were far away.
+#[derive(Clone)]
+struct Far(MemoryLimiter);
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Infallible>> + Send>>;
+
+impl Limiter for Far {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Answer<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answer<Decision>> {
+        let (memory, charges) = (self.0.clone(), charges.iter().map(|c| (c.policy.clone(), c.key.clone(), c.cost)));
+        let charges: Vec<_> = charges.collect();
+        Reply::Later(Box::pin(async move {
+            tokio::task::yield_now().await;
+            let charges: Vec<_> = charges.iter().map(|(p, k, cost)| Charge::new(p, k).cost(*cost)).collect();
+            memory.take(&charges).wait().await
+        }))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answer<Decision>> {
+        let Reply::Now(answer) = self.0.peek(charges) else { unreachable!("memory answers at once") };
+        Reply::Now(answer)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Answer<()>> {
+        self.0.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Infallible, Answer<()>> {
+        Reply::Now(Ok(()))
+    }
+}
+
 #[test]
-fn a_limiter_that_answers_later_delays_as_well() {
-    // It tells no delays, so what is seen is that nobody waits for nothing.
-    let mut world: World<StatusCode> = World::new();
-    let layer = RateLimitLayer::new(Scripted::new().later(), queue(1), key::global()).delay(world.timer.clone());
-    let timer = world.timer.clone();
-    world.spawn(async move { through(&layer, Departures::default(), timer, Request::new(Body::default())).await });
-    assert_eq!(world.done[0], Some(StatusCode::OK));
+fn what_a_limiter_says_later_is_waited_for_as_well() {
+    let mut shop = Shop::new(queue(3));
+    let layer = RateLimitLayer::new(Far(shop.limiter.clone()), &shop.policy, key::global());
+    let layer = layer.delay(shop.world.timer.clone());
+    for number in 0..5 {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Number(number));
+        let timer = shop.world.timer.clone();
+        shop.world.spawn(through(&layer, Arc::clone(&shop.departures), timer, request));
+    }
+    shop.world.cancel(2);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 10 * MS), (3, 20 * MS)]);
+    assert_eq!(shop.world.done[4], Some(StatusCode::TOO_MANY_REQUESTS));
+    assert_eq!(shop.remaining(), 4);
+}
+
+#[test]
+fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits() {
+    let mut shop = Shop::new(queue(3));
+    let outer_limiter = Scripted::new();
+    let outer = RateLimitLayer::new(outer_limiter.clone(), Quota::per_minute(99), key::global());
+    let inner = shop.layer();
+    let service =
+        service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));
+    let service = outer.layer(inner.layer(service));
+    let mut send = || {
+        let service = service.clone();
+        shop.world.spawn(async move { service.oneshot(Request::new(Body::default())).await.unwrap().status() })
+    };
+    let [_, _, leaves, stays] = [send(), send(), send(), send()];
+    assert_eq!(outer_limiter.used(), 4);
+    shop.world.cancel(leaves);
+    assert_eq!(outer_limiter.used(), 3);
+    shop.world.pass(100 * MS);
+    assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 3));
 }
 
 #[derive(Clone, Copy, Debug)]

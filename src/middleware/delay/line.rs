@@ -5,9 +5,9 @@
 //! by one, and the last slot is free, without anything being moved but the ends.
 //!
 //! Whoever is woken lets all depart whose slots are due, so a request whose task does not run keeps nobody waiting. Each
-//! waiter has a timer for the slot that it had when it came; one that is now the first, and is due earlier, is woken to set
-//! its timer anew. So nobody departs later than what the store said, and all but those behind a stuck task earlier if they
-//! moved up.
+//! waiter has a timer for the slot that it had when it came; the foremost ones are woken when they are due earlier than
+//! that, to set their timers anew. So nobody departs later than the store said, and who moved up departs in its new slot
+//! unless the tasks of as many before it do not run.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -22,6 +22,9 @@ use crate::decision::Receipt;
 use crate::key::Key;
 
 const SHARDS: usize = 16;
+
+/// So many of those who are next have their timers set to the slots that they have now.
+const FOREMOST: usize = 8;
 
 /// A map this large with few lines in it is given back.
 const SPARE: usize = 64;
@@ -163,25 +166,24 @@ impl Line {
             *waiter.granted.lock().unwrap_or_else(PoisonError::into_inner) = slot.receipt;
             wakers.extend(waiter.waker);
         }
-        self.wake_first(wakers);
+        self.wake_foremost(wakers);
     }
 
-    /// The first waiter, if it sleeps for longer than it has to.
-    fn wake_first(&mut self, wakers: &mut Wakers) {
-        let (Some(slot), Some(mut first)) = (self.slots.front(), self.waiters.first_entry()) else { return };
-        let first = first.get_mut();
-        if first.armed_us > slot.departs_us {
-            wakers.extend(first.waker.take());
+    /// Those of the foremost who sleep for longer than they have to.
+    fn wake_foremost(&mut self, wakers: &mut Wakers) {
+        let foremost = self.slots.iter().zip(self.waiters.values_mut()).take(FOREMOST);
+        for (_, waiter) in foremost.filter(|(slot, waiter)| waiter.armed_us > slot.departs_us) {
+            wakers.extend(waiter.waker.take());
         }
     }
 
     fn wait(&mut self, number: u64, now_us: u64, waker: &Waker) -> Option<u64> {
-        let is_first = self.waiters.first_key_value().is_some_and(|(first, _)| *first == number);
-        let own = if is_first { self.slots.front() } else { self.slots.back() }.map(|slot| slot.departs_us);
+        let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
+        let slot_us = place.map_or_else(|| self.slots.back(), |place| self.slots.get(place))?.departs_us;
         let waiter = self.waiters.get_mut(&number)?;
-        let own = own?;
-        // One that is not the first keeps its timer as long as that is no later than the last slot.
-        let until_us = if is_first || waiter.armed_us <= now_us { own } else { waiter.armed_us.min(own) };
+        // One further back keeps its timer as long as that is no later than the last slot.
+        let keeps = place.is_none() && waiter.armed_us > now_us;
+        let until_us = if keeps { waiter.armed_us.min(slot_us) } else { slot_us };
         waiter.armed_us = until_us;
         waiter.waker = Some(waker.clone());
         Some(until_us)
@@ -190,7 +192,7 @@ impl Line {
     fn leave(&mut self, number: u64, wakers: &mut Wakers) -> Option<Slot> {
         self.waiters.remove(&number)?;
         let freed = self.slots.pop_back();
-        self.wake_first(wakers);
+        self.wake_foremost(wakers);
         freed
     }
 }
