@@ -86,7 +86,6 @@ where
 }
 
 /// What becomes of a request that does not pass.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum TurnedAway<F, E> {
     Refused(Response<Bytes>),
     Overflowing(F, Decided),
