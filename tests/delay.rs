@@ -176,7 +176,7 @@ fn requests_of_another_cost_do_not_take_a_place_that_is_too_narrow() {
     let mut shop = Shop::new(queue(9));
     let layer = RateLimitLayer::new(
         shop.limiter.clone(),
-        (&shop.policy).clone().cost(|request| *request.extensions.get().unwrap()),
+        shop.policy.clone().cost(|request| *request.extensions.get().unwrap()),
         key::global(),
     )
     .delay(shop.world.timer.clone());
@@ -206,7 +206,7 @@ fn of_several_queues_the_latest_departure_holds_and_leaving_gives_back_all() {
 fn a_queue_that_is_not_enforced_keeps_nobody_waiting() {
     for mode in [Mode::Shadow, Mode::Degrade] {
         let mut shop = Shop::new(queue(3));
-        let layer = RateLimitLayer::new(shop.limiter.clone(), (&shop.policy).clone().mode(mode), key::global());
+        let layer = RateLimitLayer::new(shop.limiter.clone(), shop.policy.clone().mode(mode), key::global());
         let layer = layer.delay(shop.world.timer.clone());
         for _ in 0..6 {
             shop.send(&layer);

@@ -11,9 +11,9 @@ use tower_ratelimit::middleware::{Body, OverflowTo, ResponseFuture};
 use tower_ratelimit::{
     Algorithm, Anchor, Atomicity, BoxLimiter, Charge, ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers,
     HeadersError, Jitter, Key, LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter,
-    MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError, Protocol,
-    ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal, Refusals,
-    Reply, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, When,
+    MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError,
+    Protocol, ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal,
+    Refusals, Reply, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, When,
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
