@@ -117,6 +117,9 @@ for bench in benches/*.rs; do
     run cargo test --locked --features "$features" --bench "$(basename "$bench" .rs)" -- --smoke
 done
 
+step 'the comparison with peers still builds'
+run cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- "${lints[@]}"
+
 step 'instructions of a check and of a request, beside their baseline'
 run cargo bench --locked --features fast-clock --bench instructions
 

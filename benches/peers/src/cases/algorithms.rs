@@ -1,0 +1,51 @@
+//! The algorithms of tower-ratelimit, against its token bucket.
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, QuotaError};
+
+use super::{Order, addresses, places};
+use crate::contender::PLENTY;
+use crate::race::{Plan, Run};
+use crate::report::{Better, Case};
+
+fn quotas() -> Result<Vec<(&'static str, Quota)>, QuotaError> {
+    let (second, plenty) = (Duration::from_secs(1), u64::from(PLENTY));
+    Ok(vec![
+        ("token bucket", Quota::token_bucket(10_000, second)?.burst(plenty)?),
+        ("token bucket, interval not whole", Quota::token_bucket(7_001, second)?.burst(plenty)?),
+        ("token bucket, state of two words", Quota::token_bucket(99_999, second)?.burst(plenty)?),
+        ("token bucket, in steps", Quota::step_bucket(plenty, second)?),
+        ("leaky queue", Quota::leaky_queue(10_000, second)?.queue(plenty)?),
+        ("fixed window", Quota::fixed_window(100_000, second)?),
+        ("sliding window", Quota::sliding_window(30_000, second)?),
+        ("sliding window of 60 buckets", Quota::sliding_window(plenty, 60 * second)?.buckets(60)?),
+        ("sliding log", Quota::sliding_log(100, second)?),
+    ])
+}
+
+pub fn run(plan: &Plan) -> Vec<Case> {
+    let name = "10k address, fast clock";
+    if !plan.is_wanted(name) {
+        return Vec::new();
+    }
+    let keys = addresses(plan.scaled(10_000));
+    let order = places(Order::Uniform, keys.len(), 1);
+    let mut names = Vec::new();
+    let mut runs: Vec<Run<'_>> = Vec::new();
+    for (name, quota) in quotas().expect("the quotas are possible") {
+        let limiter = MemoryLimiter::builder().capacity(10_000).fast_clock().build().expect("the setup is possible");
+        let policy = Policy::from(quota);
+        let (keys, order) = (&keys, &order);
+        names.push(name);
+        runs.push(Box::new(move |count| {
+            for place in order.iter().cycle().take(count as usize) {
+                let key = Key::of(keys[*place as usize]).unwrap_or(Key::global());
+                black_box(limiter.take_one(&policy, &key, 1));
+            }
+        }));
+    }
+    let times = plan.race(&mut runs);
+    vec![Case::new(name.to_owned(), "ns", Better::Lower, "token bucket", names, &times).told()]
+}

@@ -1,0 +1,74 @@
+//! What a layer adds to a request: around a service that does nothing, and around an axum application.
+
+use axum::Router;
+use axum::routing::get;
+
+use crate::contender::LayerSetup;
+use crate::contenders;
+use crate::race::{Plan, Run};
+use crate::report::{Better, Case};
+use crate::requests::{Bare, Requests, drive};
+
+const AGAINST: &str = "tower_governor";
+
+pub fn run(plan: &Plan) -> Vec<Case> {
+    // Some want a runtime to be made in.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _in_runtime = runtime.enter();
+    let mut cases = Vec::new();
+    for (over, is_app) in [("a bare service", false), ("an axum router", true)] {
+        for headers in [true, false] {
+            for denied in [false, true] {
+                for (keys, size) in [(1, "hot"), (10_000, "10k")] {
+                    let setup = LayerSetup { keys: plan.scaled(keys), denied, headers };
+                    let what = if denied { "refused" } else { "allowed" };
+                    let fields = if headers { "with" } else { "without" };
+                    let name = format!("{what}, {size}, {fields} header fields, around {over}");
+                    if plan.is_wanted(&name) {
+                        cases.push(case(plan, name, &setup, is_app));
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+fn app() -> Router {
+    Router::new().route("/", get(|| async {}))
+}
+
+fn of_app(app: Router, setup: &LayerSetup) -> Requests {
+    drive::<axum::body::Body, _, _>(app, setup)
+}
+
+fn case(plan: &Plan, name: String, setup: &LayerSetup, is_app: bool) -> Case {
+    let mut names = vec!["no layer"];
+    // Nothing refuses what goes to it.
+    let plain = LayerSetup { denied: false, ..*setup };
+    let mut runs: Vec<Run<'_>> =
+        vec![if is_app { of_app(app(), &plain) } else { drive::<axum::body::Body, _, _>(Bare, &plain) }];
+    for contender in contenders::all() {
+        let run =
+            if is_app { contender.app(app(), setup).map(|app| of_app(app, setup)) } else { contender.bare(setup) };
+        if let Some(run) = run {
+            names.push(contender.name());
+            runs.push(run);
+        }
+    }
+    // Every address is there.
+    runs.iter_mut().for_each(|run| run(20 * setup.keys as u64));
+    let allocations: Vec<f64> = runs.iter_mut().map(allocations).collect();
+    let times = plan.race(&mut runs);
+    let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
+    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, names[1..].to_vec(), &added);
+    case.note("allocations added", allocations[1..].iter().map(|count| count - allocations[0]));
+    case.remark(format!("without a layer {:.0} ns and {:.0} allocations", times[0], allocations[0]));
+    case.told()
+}
+
+/// Of one request, once warm.
+fn allocations(run: &mut Run<'_>) -> f64 {
+    run(1_000);
+    (allocation_counter::measure(|| run(1_000)).count_total as f64 / 1_000.0).round()
+}

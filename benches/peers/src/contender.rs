@@ -1,0 +1,74 @@
+//! What a contender is: it makes limiters for the cases that it can take part in.
+
+use std::hint::black_box;
+use std::net::IpAddr;
+
+use axum::Router;
+
+use crate::requests::Requests;
+
+/// One of those compared. Each method makes a fresh limiter, or nothing if the contender has no such thing.
+pub trait Contender: Sync {
+    /// The name in tables and charts.
+    fn name(&self) -> &'static str;
+
+    /// A limiter whose keys are addresses.
+    fn by_address(&self, _: &Setup) -> Option<Check<IpAddr>> {
+        None
+    }
+
+    /// A limiter whose keys are texts of 24 bytes.
+    fn by_text(&self, _: &Setup) -> Option<Check<String>> {
+        None
+    }
+
+    /// A layer around a service that does nothing.
+    fn bare(&self, _: &LayerSetup) -> Option<Requests> {
+        None
+    }
+
+    /// An application with a layer around it.
+    fn app(&self, _: Router, _: &LayerSetup) -> Option<Router> {
+        None
+    }
+}
+
+/// What a limiter is made for.
+pub struct Setup {
+    /// How many keys come; a bounded limiter has room for them.
+    pub keys: usize,
+    /// Whether the quota is one in an hour, and so everything but a key's first request is denied; else it never runs dry.
+    pub denied: bool,
+}
+
+/// What a layer is made for. Keys are the addresses of the peers.
+pub struct LayerSetup {
+    pub keys: usize,
+    pub denied: bool,
+    /// Whether responses get the header fields that are the contender's default, or none.
+    pub headers: bool,
+}
+
+/// So many units never run dry.
+pub const PLENTY: u32 = 1_000_000_000;
+
+/// Checks keys.
+pub type Check<K> = Box<dyn Pass<K>>;
+
+/// Checks keys one after the other.
+pub trait Pass<K>: Send + Sync {
+    /// Checks the keys at these places, and returns how many were allowed.
+    fn pass(&self, keys: &[K], places: &[u32]) -> usize;
+}
+
+/// The loop is compiled for each contender, so that nothing stands between it and the check.
+impl<K, F: Fn(&K) -> bool + Send + Sync> Pass<K> for F {
+    fn pass(&self, keys: &[K], places: &[u32]) -> usize {
+        places.iter().filter(|place| black_box(self(black_box(&keys[**place as usize])))).count()
+    }
+}
+
+/// A check in its box.
+pub fn check<K>(check: impl Fn(&K) -> bool + Send + Sync + 'static) -> Option<Check<K>> {
+    Some(Box::new(check))
+}

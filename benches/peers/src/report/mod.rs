@@ -1,0 +1,108 @@
+//! What is told: a table at once, and the figures as JSON with a chart at the end.
+
+mod chart;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+
+/// One case: a figure for each contender.
+#[derive(Serialize)]
+pub struct Case {
+    pub name: String,
+    pub unit: &'static str,
+    pub better: Better,
+    /// The contender that ratios are to.
+    pub against: &'static str,
+    pub rows: Vec<Row>,
+    pub remarks: Vec<String>,
+}
+
+/// Which of two figures is the better one.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    Lower,
+    Higher,
+}
+
+#[derive(Serialize)]
+pub struct Row {
+    pub contender: String,
+    pub value: f64,
+    /// To the contender that the case is against, if that takes part.
+    pub ratio: Option<f64>,
+    /// Other figures of it.
+    pub notes: BTreeMap<&'static str, f64>,
+}
+
+impl Case {
+    pub fn new(
+        name: String,
+        unit: &'static str,
+        better: Better,
+        against: &'static str,
+        names: Vec<&'static str>,
+        values: &[f64],
+    ) -> Self {
+        let base = names.iter().zip(values).find(|(name, _)| **name == against).map(|(_, value)| *value);
+        let row = |(name, value): (&&str, &f64)| Row {
+            contender: (*name).to_owned(),
+            value: *value,
+            ratio: base.map(|base| value / base),
+            notes: BTreeMap::new(),
+        };
+        let rows: Vec<Row> = names.iter().zip(values).map(row).collect();
+        Self { name, unit, better, against, rows, remarks: Vec::new() }
+    }
+
+    /// Another figure of each contender.
+    pub fn note(&mut self, what: &'static str, values: impl Iterator<Item = f64>) {
+        for (row, value) in self.rows.iter_mut().zip(values) {
+            row.notes.insert(what, value);
+        }
+    }
+
+    pub fn remark(&mut self, remark: String) {
+        self.remarks.push(remark);
+    }
+
+    /// Prints it.
+    pub fn told(self) -> Self {
+        println!("\n{} [{}, {} is better; ratios to {}]", self.name, self.unit, self.better.word(), self.against);
+        for row in &self.rows {
+            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}x"));
+            print!("  {:<30} {:>10} {ratio:>9}", row.contender, figure(row.value));
+            row.notes.iter().for_each(|(what, value)| print!("   {what} {}", figure(*value)));
+            println!();
+        }
+        self.remarks.iter().for_each(|remark| println!("  ({remark})"));
+        self
+    }
+}
+
+impl Better {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Lower => "lower",
+            Self::Higher => "higher",
+        }
+    }
+}
+
+/// With as many digits as mean something.
+fn figure(value: f64) -> String {
+    if value.abs() < 100.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
+/// Writes a family's figures and chart.
+pub fn write(folder: &Path, family: &str, cases: &[Case]) -> Result<(), Box<dyn std::error::Error>> {
+    std::fs::create_dir_all(folder)?;
+    let json = folder.join(format!("{family}.json"));
+    std::fs::write(&json, serde_json::to_string_pretty(cases)? + "\n")?;
+    let chart = folder.join(format!("{family}.svg"));
+    chart::draw(&chart, cases)?;
+    println!("\nWritten: {} and {}", json.display(), chart.display());
+    Ok(())
+}
