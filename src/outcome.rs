@@ -24,6 +24,8 @@ pub struct Outcome {
 pub enum OutcomeKind {
     /// It was within every quota, and passed.
     Allowed,
+    /// It was within every quota, waited for its departure from a queue, and passed.
+    Delayed,
     /// It was over a quota, and refused.
     Limited,
     /// Its key is closed by a [block](crate::Rule::block), since it was refused too often, and it was refused: the request
@@ -48,12 +50,13 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`, `overflowed`, `exempt`,
-    /// `key_missing`, `failed_open`, `failed_closed`.
+    /// The name in metrics and logs: `allowed`, `delayed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`,
+    /// `overflowed`, `exempt`, `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
+            Self::Delayed => "delayed",
             Self::Limited => "limited",
             Self::Blocked => "blocked",
             Self::Overage => "overage",
@@ -71,7 +74,9 @@ impl OutcomeKind {
     #[must_use]
     pub fn passed(self) -> bool {
         match self {
-            Self::Allowed | Self::Overage | Self::Degraded | Self::ShadowLimited | Self::Overflowed => true,
+            Self::Allowed | Self::Delayed | Self::Overage | Self::Degraded | Self::ShadowLimited | Self::Overflowed => {
+                true
+            }
             Self::Exempt | Self::FailedOpen => true,
             Self::Limited | Self::Blocked | Self::KeyMissing | Self::FailedClosed => false,
         }
@@ -139,6 +144,14 @@ impl Outcome {
             return None;
         }
         self.violated().filter_map(|standing| standing.decision.retry_after()).max()
+    }
+
+    /// How long the request was to wait for its departure when it was admitted: the longest wait of the enforced queues. It
+    /// has waited for less if it moved up, and for nothing without [a timer](crate::RateLimitLayer::delay).
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        let enforced = self.standings.iter().filter(|standing| standing.mode == Mode::Enforce);
+        enforced.map(|standing| standing.decision.delay()).max().unwrap_or_default()
     }
 
     /// Refused, and no wait helps: a cost is above its policy's capacity.

@@ -4,7 +4,6 @@ mod support;
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -184,6 +183,6 @@ fn a_future_of_an_overflow_that_is_dropped_takes_and_gives_nothing() {
     let mut service = limit(limiter.clone(), 0).overflow(service_fn(queue)).layer(service_fn(served));
     let mut cx = Context::from_waker(Waker::noop());
     assert!(Service::<Request<Body>>::poll_ready(&mut service, &mut cx).is_ready());
-    drop(pin!(service.call(request(""))));
+    drop(service.call(request("")));
     assert_eq!((limiter.used(), limiter.refunds().len()), (0, 0));
 }

@@ -13,46 +13,18 @@ use smallvec::SmallVec;
 use super::bound::{Asked, BoundRule};
 use super::companions::{self, Companions};
 use super::composed::Passage;
-use super::headers::{Headers, Prepared, View};
+use super::delay::Delays;
+use super::headers::{Prepared, View};
 use super::layer::OnError;
-use super::refusal::{PreparedRefusals, Refusal, Refusals};
+use super::refusal::{PreparedRefusals, Refusal};
+use super::settings::Settings;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::mode::{Mode, ModeSwitch};
-use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind};
+use crate::mode::Mode;
+use crate::outcome::{LimiterEvent, Outcome, OutcomeKind};
 use crate::policy::Policy;
-
-/// What a layer is told.
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) rules: Vec<BoundRule>,
-    pub(super) headers: Headers,
-    pub(super) refusals: Refusals,
-    pub(super) on_error: OnError,
-    pub(super) observer: Option<Arc<dyn Observer>>,
-    pub(super) expose_outcome: bool,
-    pub(super) exempt_preflight: bool,
-    pub(super) enabled: bool,
-    pub(super) mode: Option<ModeSwitch>,
-}
-
-impl Settings {
-    pub(super) fn new(rule: BoundRule) -> Self {
-        Self {
-            rules: vec![rule],
-            headers: Headers::default(),
-            refusals: Refusals::default(),
-            on_error: OnError::default(),
-            observer: None,
-            expose_outcome: false,
-            exempt_preflight: false,
-            enabled: true,
-            mode: None,
-        }
-    }
-}
 
 /// What a layer, its services and their futures share.
 pub(super) struct Shared<L> {
@@ -71,6 +43,8 @@ pub(super) struct Shared<L> {
     companions: Companions,
     /// Rules have blocks or meters.
     has_companions: bool,
+    /// Where requests wait for their departure, if they do.
+    pub(super) delays: Option<Arc<Delays>>,
     /// An allowed request needs nothing but its header fields.
     is_plain: bool,
     /// Other layers were noticed within this one.
@@ -202,6 +176,18 @@ impl Decided {
         self.kind.passed()
     }
 
+    /// A charge, and its answer.
+    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
+        match &mut self.answer {
+            Answer::Nothing | Answer::Owed(_) => None,
+            Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
+            Answer::Several(answered) => {
+                let Answered { charges, decision } = &mut **answered;
+                Some((charges.as_slice().get(at)?, decision.as_mut()?.charge_mut(at)?))
+            }
+        }
+    }
+
     /// The charges, and how many of them were answered: all or none.
     pub(super) fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
         match &self.answer {
@@ -226,7 +212,8 @@ impl<L> Shared<L> {
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
-        let is_plain = !has_modes && settings.observer.is_none() && !settings.expose_outcome;
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer)));
+        let is_plain = !has_modes && delays.is_none() && settings.observer.is_none() && !settings.expose_outcome;
         let has_inner = AtomicBool::new(false);
         Self {
             limiter,
@@ -239,6 +226,7 @@ impl<L> Shared<L> {
             has_modes,
             companions,
             has_companions,
+            delays,
             is_plain,
             has_inner,
         }
@@ -457,7 +445,7 @@ impl<L: Limiter> Shared<L> {
             Err(error) => return self.failed(error, charges),
         };
         let kind = match decision.is_allowed() {
-            true if self.has_modes => self.kind_of_taken(&charges, decision),
+            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(&charges, decision),
             true => OutcomeKind::Allowed,
             false => OutcomeKind::Limited,
         };

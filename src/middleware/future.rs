@@ -14,6 +14,7 @@ use tower_service::Service;
 use super::body::Body;
 use super::charging::{Charges, Decided, Shared};
 use super::composed::Passage;
+use super::delay::Delayed;
 use super::overflow::{NoOverflow, Overflow, TurnedAway};
 use crate::decision::Decision;
 use crate::limiter::Limiter;
@@ -43,12 +44,15 @@ pin_project! {
     {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let StateProjection::Passing { decided, passage, .. } = this.state.project() {
-                if *this.polled {
+            match this.state.project() {
+                StateProjection::Passing { decided, passage, .. } if *this.polled => {
                     this.shared.settle(decided, passage);
-                } else {
+                }
+                StateProjection::Passing { decided, .. } => {
                     this.shared.give_back(std::mem::replace(decided, Decided::nothing()));
                 }
+                StateProjection::Delayed { delayed } => this.shared.leave(delayed),
+                _ => {}
             }
         }
     }
@@ -66,6 +70,8 @@ pin_project! {
         Passing { #[pin] response: S::Future, decided: Decided, passage: Option<Passage> },
         // Boxed, since limiters that answer at once would else carry room for it in each future.
         Deciding { waiting: Pin<Box<Waiting<S, L, B, O>>> },
+        // Until it departs.
+        Delayed { delayed: Box<Delayed<S, B>> },
         Overflowing { #[pin] response: O::Future, decided: Decided },
         // Or the error of an overflow that could not be called.
         Refused { response: Option<Result<Response<Bytes>, S::Error>> },
@@ -117,6 +123,10 @@ where
         Self { state: State::Deciding { waiting }, polled: false, shared }
     }
 
+    pub(super) fn delayed(delayed: Box<Delayed<S, B>>, shared: Arc<Shared<L>>) -> Self {
+        Self { state: State::Delayed { delayed }, polled: false, shared }
+    }
+
     pub(super) fn turned_away(turned_away: TurnedAway<O::Future, S::Error>, shared: Arc<Shared<L>>) -> Self {
         Self { state: State::turned_away(turned_away), polled: false, shared }
     }
@@ -139,7 +149,7 @@ where
 
 impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
 where
-    S: Service<Request<B>, Response = Response<C>>,
+    S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
     O: Overflow<S, B>,
 {
@@ -168,13 +178,26 @@ where
                         return Poll::Pending;
                     };
                     let mut decided = this.shared.decide(charges, answer);
-                    if decided.passes() {
+                    if this.shared.has_to_wait(&decided) {
+                        // What was ready is let go.
+                        let delayed = this.shared.delay(ready.clone(), request, decided);
+                        this.state.set(State::Delayed { delayed });
+                    } else if decided.passes() {
                         let (response, passage) = this.shared.pass(&mut ready, request, &mut decided);
                         this.state.set(State::Passing { response, decided, passage });
                     } else {
                         let turned_away = this.shared.turn_away(request, decided, &overflow, cx);
                         this.state.set(State::turned_away(turned_away));
                     }
+                }
+                StateProjection::Delayed { delayed } => {
+                    ready!(delayed.poll_departure(cx));
+                    ready!(delayed.service.poll_ready(cx))?;
+                    // There until it departs, and then this state is left.
+                    let Some(request) = delayed.request.take() else { return Poll::Pending };
+                    let mut decided = std::mem::replace(&mut delayed.decided, Decided::nothing());
+                    let (response, passage) = this.shared.pass(&mut delayed.service, request, &mut decided);
+                    this.state.set(State::Passing { response, decided, passage });
                 }
                 StateProjection::Overflowing { response, decided } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;
@@ -202,6 +225,7 @@ where
         let state = match &self.state {
             State::Passing { .. } => "passing",
             State::Deciding { .. } => "deciding",
+            State::Delayed { .. } => "delayed",
             State::Overflowing { .. } => "overflowing",
             State::Refused { .. } => "refused",
         };

@@ -7,12 +7,14 @@ use http::request::Parts;
 use tower_layer::Layer;
 
 use super::bound::BoundRule;
-use super::charging::{Settings, Shared};
+use super::charging::Shared;
+use super::delay::Timer;
 use super::headers::Headers;
 use super::overflow::{NoOverflow, OverflowTo};
 use super::refusal::Refusals;
 use super::rule::IntoRule;
 use super::service::RateLimit;
+use super::settings::Settings;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
 use crate::mode::ModeSwitch;
@@ -146,6 +148,35 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     #[must_use]
     pub fn enabled(self, enabled: bool) -> Self {
         self.change(|settings| settings.enabled = enabled)
+    }
+
+    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, by this timer, such as
+    /// a `TokioTimer` (feature `tokio`). Without one they go on as soon as they are admitted, and only the queue's bound is
+    /// kept.
+    ///
+    /// * A request departs at the time that the limiter said, never earlier: those of one key one interval of the quota
+    ///   apart, first come first served. If it is charged to several queues, it departs at the latest of its times.
+    /// * It holds nothing while it waits: the service within is made ready afterwards.
+    /// * When a request is dropped while it waits, it gives back what it took, and those of the same policy, key and cost
+    ///   that wait behind it in this layer move up by one. Their last place goes back to the limiter, unless somebody has
+    ///   come after it, in another process say: then it stays empty, and the spacing is kept.
+    /// * Nobody waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed); it is told when the request departs.
+    /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
+    ///
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting.
+    #[must_use]
+    pub fn delay(self, timer: impl Timer + 'static) -> Self {
+        self.change(|settings| settings.timer = Some(Arc::new(timer)))
+    }
+
+    /// How many requests wait for their departure now, in this layer and its services.
+    ///
+    /// How many wait for one key, in all processes, is what a [`peek`](Limiter::peek) says by its
+    /// [`position`](crate::ChargeDecision::position).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.delays.as_ref().map_or(0, |delays| delays.waiting())
     }
 
     /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing

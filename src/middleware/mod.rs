@@ -1,7 +1,7 @@
 //! The Tower middleware: a layer that lets a request through, or answers it with a refusal.
 //!
 //! ```text
-//! request ─ when? ─ extractor ─▶ charges ─▶ Limiter::take ─▶ Decision ─▶ inner service │ refusal
+//! request ─ when? ─ extractor ─▶ charges ─▶ Limiter::take ─▶ Decision ─▶ (delay ─▶) inner service │ overflow │ refusal
 //!                                                                            └─ header fields on the way out ─┘
 //! ```
 //!
@@ -51,6 +51,20 @@
 //! * **In several layers**, each decides by itself, from the outermost in; see below. Prefer [`RateLimitLayer::and`] where
 //!   one layer can do it: it makes one decision, and one round trip.
 //!
+//! # What becomes of a request
+//!
+//! | its quota says | in [`Mode::Enforce`](crate::Mode) | in `Mode::Degrade` | in `Mode::Shadow` |
+//! |---|---|---|---|
+//! | yes | passes, charged | passes, charged | passes, charged |
+//! | yes, with a departure (a leaky queue in a layer with a [timer](RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
+//! | no | goes to the [overflow](RateLimitLayer::overflow) if that is ready, else is refused; nothing is charged to any rule | passes, the service is told; charged to the rules that say yes | passes; charged to the rules that say yes |
+//! | there is no key ([`MissingKey::Reject`]) | is refused, 400 | passes, the service is told | passes |
+//! | the limiter failed | as [`OnError`] says | passes, if no enforced rule applies | passes, if no enforced rule applies |
+//!
+//! Modes go with every quota, with [several](crate::Policy::several), [plans](crate::Policy::choose), conditions and costs:
+//! the rule's mode is that of each of its quotas. Where several rules say no, one that is enforced refuses; else one that
+//! degrades is told; else [`OutcomeKind`](crate::OutcomeKind) tells of one in shadow.
+//!
 //! # Several layers around each other
 //!
 //! When an inner layer refuses a request, fails closed, or is dropped before its limiter has answered, the layers around it
@@ -79,14 +93,14 @@
 //! * A key that the client can make up, as a path, a header field that nobody checked, or a cookie, is a fresh allowance
 //!   each time. Limit by address besides.
 //! * A streaming request or response is charged once, when it begins. A `HEAD` or a retry costs as much as any other.
-//! * An admitted request goes on at once: the [delay](crate::ChargeDecision::delay) that a leaky queue gives is not waited
-//!   for here, only its bound is kept.
+//! * An admitted request goes on at once. The [delay](crate::ChargeDecision::delay) that a leaky queue gives is waited for
+//!   only in a layer that has a timer for it: [`RateLimitLayer::delay`].
 //!
 //! # Differences from `tower::limit::RateLimit`
 //!
 //! | | [`RateLimit`] | `tower::limit::RateLimit` |
 //! |---|---|---|
-//! | Over the limit | answers with a refusal at once | is not ready, so callers wait |
+//! | Over the limit | answers with a refusal at once, or lets the request wait in a bounded queue | is not ready, so callers wait |
 //! | Counts | for each key, by any number of policies | all requests of one service value |
 //! | `Clone` | yes, and clones share the allowance | no; behind a `Buffer` each clone of the whole waits in one queue |
 //! | Algorithms | each of [`Algorithm`](crate::Algorithm) | fixed windows that begin with a request |
@@ -99,6 +113,7 @@ mod bound;
 mod charging;
 mod companions;
 mod composed;
+mod delay;
 pub(crate) mod extract;
 mod future;
 mod headers;
@@ -108,9 +123,13 @@ mod overflow;
 mod refusal;
 mod rule;
 mod service;
+mod settings;
 mod telling;
 
 pub use body::Body;
+#[cfg(feature = "tokio")]
+pub use delay::TokioTimer;
+pub use delay::{Sleep, Timer};
 pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};

@@ -1,5 +1,7 @@
 //! Rules that let pass what is over their quota: which do for a request, and what its outcome is.
 
+use std::time::Duration;
+
 use super::bound::BoundRule;
 use super::charging::{Charges, Shared};
 use crate::decision::{ChargeDecision, Decision};
@@ -14,6 +16,11 @@ pub(super) fn kind_of_unkeyed(mode: Mode) -> OutcomeKind {
         Mode::Degrade => OutcomeKind::Degraded,
         Mode::Shadow => OutcomeKind::ShadowLimited,
     }
+}
+
+/// Whether a charge that was taken keeps its request waiting: only that of an enforced queue does.
+pub(super) fn makes_wait(mode: Mode, answer: &ChargeDecision) -> bool {
+    mode == Mode::Enforce && answer.delay() > Duration::ZERO
 }
 
 impl BoundRule {
@@ -36,10 +43,12 @@ impl<L> Shared<L> {
     pub(super) fn kind_of_taken(&self, charges: &Charges, decision: &Decision) -> OutcomeKind {
         let over = |(mode, answer): (Mode, &ChargeDecision)| if answer.is_allowed() { Mode::Enforce } else { mode };
         let answers = charges.as_slice().iter().map(|charge| charge.mode).zip(decision.charges());
+        let delayed = self.delays.is_some() && answers.clone().any(|(mode, answer)| makes_wait(mode, answer));
         let modes = || answers.clone().map(over).chain([charges.unkeyed()]);
         match (modes().any(|mode| mode == Mode::Degrade), modes().any(|mode| mode == Mode::Shadow)) {
             (true, _) => OutcomeKind::Degraded,
             (false, true) => OutcomeKind::ShadowLimited,
+            (false, false) if delayed => OutcomeKind::Delayed,
             (false, false) => OutcomeKind::Allowed,
         }
     }

@@ -118,7 +118,12 @@ where
                 }
             },
         };
-        if decided.passes() {
+        if self.shared.has_to_wait(&decided) {
+            // What is ready is let go, for others.
+            self.inner = self.inner.clone();
+            let delayed = self.shared.delay(self.inner.clone(), Request::from_parts(parts, body), decided);
+            ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
+        } else if decided.passes() {
             let request = Request::from_parts(parts, body);
             let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
             ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::algorithm::Rules;
-use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact};
+use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact, micros_floor};
 
 pub use error::{QuotaError, QuotaErrorKind};
 
@@ -219,6 +219,8 @@ impl Quota {
     /// A leaky bucket as a queue: requests leave it one every `period / limit`, first come first served, and each
     /// admitted one is told its own departure. [`queue`](Self::queue) says how many may wait, by default `limit`.
     ///
+    /// Requests do wait where the layer has a timer for it: [`RateLimitLayer::delay`](crate::RateLimitLayer::delay).
+    ///
     /// # Errors
     /// If the limit or the period is out of [range](Self#exactness-and-ranges).
     pub fn leaky_queue(limit: u64, period: Duration) -> Result<Self, QuotaError> {
@@ -314,6 +316,19 @@ impl Quota {
             spec.burst = burst;
             spec.debt = debt;
         })
+    }
+
+    /// Shortens a leaky queue so that nobody waits for longer than this: whoever would have to is denied, and takes nothing.
+    /// The queue then has as many places as depart in that time, rounded down, besides those that
+    /// [pass at once](Self::delay_after); set that first. A queue that is short enough stays as it is.
+    ///
+    /// # Errors
+    /// If the algorithm is not a leaky queue.
+    pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
+        self.only("max_wait", &[Algorithm::LeakyQueue])?;
+        let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / u128::from(self.spec.period_us);
+        let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
+        if length >= self.spec.burst.saturating_sub(1) { Ok(self) } else { self.queue(length) }
     }
 
     /// How many of a leaky queue's places pass at once, as nginx's `delay=`: of the requests beyond the one that is due

@@ -4,6 +4,7 @@
 mod cluster;
 mod limits;
 mod promises;
+mod queues;
 mod seams;
 mod troubles;
 

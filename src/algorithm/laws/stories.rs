@@ -36,7 +36,7 @@ fn a_forced_charge_beyond_the_debt_gives_back_no_more_than_it_took() {
 #[test]
 fn a_queue_gives_back_its_tail_and_nothing_before_it() {
     let mut key = State::new(&Quota::leaky_queue(10, SECOND).unwrap());
-    let mut take = |key: &mut State| key.decide(TODAY, 1, false).0;
+    let take = |key: &mut State| key.decide(TODAY, 1, false).0;
     let [mut first, mut second, mut third] = [take(&mut key), take(&mut key), take(&mut key)];
     assert_eq!(third.delay(), SECOND / 5);
     let [first, second, third] = [&mut first, &mut second, &mut third].map(|taken| taken.take_receipt().unwrap());

@@ -162,6 +162,7 @@ impl Reason {
             | OutcomeKind::Blocked
             | OutcomeKind::Allowed
             | OutcomeKind::Overage
+            | OutcomeKind::Delayed
             | OutcomeKind::Degraded
             | OutcomeKind::ShadowLimited
             | OutcomeKind::Overflowed
