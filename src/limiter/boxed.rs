@@ -27,7 +27,7 @@ pub struct BoxLimiter(Arc<dyn ErasedLimiter>);
 impl BoxLimiter {
     /// Erases the type of a limiter.
     #[must_use]
-    pub fn new(limiter: impl Limiter + 'static) -> Self {
+    pub fn new(limiter: impl Limiter) -> Self {
         Self(Arc::new(limiter))
     }
 }
@@ -54,6 +54,10 @@ impl Limiter for BoxLimiter {
         self.0.refund(refunds)
     }
 
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        self.0.settle(charges)
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
         self.0.reset(policy, key)
     }
@@ -67,6 +71,7 @@ trait ErasedLimiter: Send + Sync {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
     fn atomicity(&self) -> Atomicity;
 }
@@ -82,6 +87,10 @@ impl<L: Limiter> ErasedLimiter for L {
 
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()> {
         erase(Limiter::refund(self, refunds))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        erase(Limiter::settle(self, charges))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {

@@ -85,6 +85,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         let first = match verb {
             Verb::Take => self.first.take(charges),
             Verb::Peek => self.first.peek(charges),
+            Verb::Settle => self.first.settle(charges),
         };
         match first {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
@@ -119,6 +120,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
 enum Verb {
     Take,
     Peek,
+    Settle,
 }
 
 impl Shared {
@@ -136,6 +138,7 @@ impl Shared {
         match verb {
             Verb::Take => second.take(&charges),
             Verb::Peek => second.peek(&charges),
+            Verb::Settle => second.settle(&charges),
         }
     }
 
@@ -196,6 +199,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.ask(charges, Verb::Peek)
+    }
+
+    /// The second is asked if the first fails at once, or if the answer is waited for.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
+        self.ask(charges, Verb::Settle)
     }
 
     /// Each receipt goes back to the limiter that it came from. What the first cannot take back is told to the observer.

@@ -39,7 +39,7 @@ pub use fallback::FallbackLimiter;
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation against all of this.
 ///
 /// `examples/custom_limiter.rs` implements one from nothing.
-pub trait Limiter: Send + Sync {
+pub trait Limiter: Send + Sync + 'static {
     /// The limiter's own trouble. [`Infallible`](std::convert::Infallible) if it has none.
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -57,6 +57,14 @@ pub trait Limiter: Send + Sync {
     /// A [`Reply::Later`] may be dropped before it is polled: who drops a request has nothing to poll it with. A remote
     /// limiter sends the refund off before it returns, and its future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Takes [forced](Effect::Force) charges: what a request turned out to cost above its reservation.
+    ///
+    /// As of [`refund`](Self::refund), a [`Reply::Later`] may be dropped before it is polled. A remote limiter, whose
+    /// [`take`](Self::take) sends nothing before its future is polled, therefore has one of its own that does.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.take(charges)
+    }
 
     /// Forgets the state of a (policy, key): its whole quota is back.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
@@ -183,6 +191,10 @@ impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>> {
         (**self).refund(refunds)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        (**self).settle(charges)
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
 use super::rule::{MissingKey, Read, Rule};
 use crate::key::{IntoKey, Key};
 use crate::policy::Policy;
@@ -41,6 +42,10 @@ impl BoundRule {
 
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
+    }
+
+    pub(super) fn after(&self) -> &After {
+        &self.rule.after
     }
 
     /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api` becomes `api-2`,

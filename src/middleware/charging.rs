@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use super::bound::{Asked, BoundRule};
 use super::composed::Passage;
 use super::headers::{Headers, Prepared, View};
+use super::late::{self, Afters, Late};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
 use crate::clock::wall_now;
@@ -60,15 +61,19 @@ pub(super) struct Shared<L> {
     only_rule: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
+    /// What is done after the response, if anything is.
+    pub(super) afters: Option<Afters>,
+    /// Nobody sees what becomes of a request but by the response, and nothing is done after that.
+    is_plain: bool,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
 }
 
 /// A charge that owns its key; its policy is one of the layer's.
 pub(super) struct OwnedCharge {
-    policy: usize,
-    key: Key,
-    cost: u64,
+    pub(super) policy: usize,
+    pub(super) key: Key,
+    pub(super) cost: u64,
 }
 
 /// What a request is charged. No two charges are for the same policy and key: the policies of a layer differ by name.
@@ -106,11 +111,11 @@ pub(super) enum Asking {
 /// What was decided about a request.
 pub(super) struct Decided {
     kind: OutcomeKind,
-    answer: Answer,
+    pub(super) answer: Answer,
 }
 
 /// What the limiter answered, and to what.
-enum Answer {
+pub(super) enum Answer {
     /// It was not asked.
     Nothing,
     One {
@@ -120,22 +125,35 @@ enum Answer {
     /// Of several charges only what may have to be given back: nothing else will be asked for.
     Owed(SmallVec<[Owed; decision::INLINE]>),
     Several(Box<Answered>),
+    /// Some of it is settled after the response.
+    Late(Box<Late>),
 }
 
 /// Charges, and the answer if there was one.
-struct Answered {
-    charges: Charges,
-    decision: Option<Decision>,
+pub(super) struct Answered {
+    pub(super) charges: Charges,
+    pub(super) decision: Option<Decision>,
 }
 
 impl Answered {
+    pub(super) fn of_one(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { charges: Charges::One(charge), decision: Some(Decision::one(true, decision)) }
+    }
+
     fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
         Answer::Several(Box::new(Self { charges, decision }))
+    }
+
+    /// Moves over what the charges took.
+    fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
+        if let Some(decision) = &mut self.decision {
+            owe(owed, &mut self.charges, decision);
+        }
     }
 }
 
 /// What a charge took.
-struct Owed {
+pub(super) struct Owed {
     policy: usize,
     key: Key,
     receipt: Receipt,
@@ -165,15 +183,21 @@ impl Decided {
         self.kind.passed()
     }
 
+    /// Something of it is settled after the response.
+    #[inline]
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self.answer, Answer::Late(_))
+    }
+
     /// The charges, and how many of them were answered: all or none.
     fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
-        match &self.answer {
-            Answer::Nothing | Answer::Owed(_) => (&[], &[]),
-            Answer::One { charge, decision } => (std::slice::from_ref(charge), std::slice::from_ref(decision)),
-            Answer::Several(answered) => {
-                (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
-            }
-        }
+        let answered = match &self.answer {
+            Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
+            Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+            Answer::Several(answered) => answered,
+            Answer::Late(late) => late.answered(),
+        };
+        (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
     }
 }
 
@@ -183,7 +207,10 @@ impl<L> Shared<L> {
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
-        Self { limiter, settings, policies, only_rule, headers, refusals, has_inner: AtomicBool::new(false) }
+        let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
+        let is_plain = settings.observer.is_none() && !settings.expose_outcome && afters.is_none();
+        let has_inner = AtomicBool::new(false);
+        Self { limiter, settings, policies, only_rule, headers, refusals, afters, is_plain, has_inner }
     }
 
     /// The charges of a request.
@@ -324,7 +351,7 @@ impl<L> Shared<L> {
         Outcome::new(decided.kind, standings)
     }
 
-    fn policy(&self, at: usize) -> Option<&Policy> {
+    pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
         self.policies.get(at)
     }
 }
@@ -359,7 +386,7 @@ impl<L: Limiter> Shared<L> {
         answer: Result<Decision, L::Error>,
     ) -> Result<(OwnedCharge, ChargeDecision), Decided> {
         match (charges, answer) {
-            (Charges::One(charge), Ok(decision)) if self.is_unobserved() => match decision.into_one() {
+            (Charges::One(charge), Ok(decision)) if self.is_plain => match decision.into_one() {
                 Ok((true, decision)) => Ok((charge, decision)),
                 Ok((false, decision)) => {
                     Err(Decided { kind: OutcomeKind::Limited, answer: Answer::One { charge, decision } })
@@ -380,7 +407,7 @@ impl<L: Limiter> Shared<L> {
         };
         let kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
         let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
-        if kind == OutcomeKind::Allowed && self.is_unobserved() && self.headers.is_silent_if_passed() {
+        if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
             if let Answer::Owed(owed) = &mut decided.answer {
                 owe(owed, &mut charges, decision);
             }
@@ -396,9 +423,7 @@ impl<L: Limiter> Shared<L> {
 
     #[cold]
     fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
-        if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-        }
+        self.tell_failure(error);
         let kind = match self.settings.on_error {
             OnError::Deny => OutcomeKind::FailedClosed,
             OnError::Allow => OutcomeKind::FailedOpen,
@@ -416,23 +441,28 @@ impl<L: Limiter> Shared<L> {
                 owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
             }
             Answer::Owed(all) => owed = all,
-            Answer::Several(mut answered) => {
-                if let Answered { charges, decision: Some(decision) } = &mut *answered {
-                    owe(&mut owed, charges, decision);
-                }
-            }
+            Answer::Several(mut answered) => answered.owe(&mut owed),
+            Answer::Late(mut late) => late.dismiss().owe(&mut owed),
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
             .filter_map(|owed| Some(Refund::new(self.policy(owed.policy)?.clone(), owed.key, owed.receipt)))
             .collect();
-        if refunds.is_empty() {
-            return;
+        if !refunds.is_empty() {
+            self.refund_all(refunds);
         }
+    }
+
+    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
         if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
-            if let Some(observer) = &self.settings.observer {
-                observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-            }
+            self.tell_failure(&error);
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_failure(&self, error: &L::Error) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
         }
     }
 }

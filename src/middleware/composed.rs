@@ -93,7 +93,7 @@ impl Passage {
     }
 
     /// Whether layers within were asked, and none let the request through.
-    fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.0.passed.load(Ordering::Acquire) == ASKED
     }
 }
@@ -131,7 +131,7 @@ impl<L: Limiter> Shared<L> {
     /// Calls the service with a request that passes, and returns its passage, if there are layers within this one.
     #[inline]
     pub(super) fn pass<S, B>(
-        &self,
+        self: &Arc<Self>,
         service: &mut S,
         mut request: Request<B>,
         decided: &mut Decided,
@@ -141,6 +141,9 @@ impl<L: Limiter> Shared<L> {
     {
         if let Some(outcome) = self.tell(decided) {
             request.extensions_mut().insert(outcome);
+        }
+        if self.afters.is_some() {
+            self.open(&mut request, decided);
         }
         if is_used() {
             return self.pass_on(service, request, decided);

@@ -94,6 +94,8 @@
 //!
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
+mod after;
+mod bill;
 mod body;
 mod bound;
 mod charging;
@@ -101,11 +103,14 @@ mod composed;
 pub(crate) mod extract;
 mod future;
 mod headers;
+mod late;
 mod layer;
 mod refusal;
 mod rule;
 mod service;
 
+pub use after::Unanswered;
+pub use bill::Bill;
 pub use body::Body;
 pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
 use crate::policy::{Policy, PolicyError};
 use crate::quota::Quota;
 
@@ -35,6 +36,7 @@ pub struct Rule {
     pub(super) when: Option<Read<bool>>,
     pub(super) cost: Option<Read<u64>>,
     pub(super) missing_key: MissingKey,
+    pub(super) after: After,
 }
 
 impl Rule {
@@ -79,7 +81,14 @@ impl Rule {
     }
 
     fn of(policies: Vec<Policy>) -> Self {
-        Self { policies, choose: None, when: None, cost: None, missing_key: MissingKey::default() }
+        Self {
+            policies,
+            choose: None,
+            when: None,
+            cost: None,
+            missing_key: MissingKey::default(),
+            after: After::default(),
+        }
     }
 }
 
@@ -91,6 +100,7 @@ impl fmt::Debug for Rule {
             .field("conditional", &self.when.is_some())
             .field("costed", &self.cost.is_some())
             .field("missing_key", &self.missing_key)
+            .field("after", &self.after)
             .finish()
     }
 }

@@ -21,7 +21,8 @@ use crate::outcome::OutcomeKind;
 ///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. If that future is
-///   dropped before it was polled, the charge is given back.
+///   dropped before it was polled, the charge is given back. What a rule settles after the response is settled once: by its
+///   head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L> {
     inner: S,
     shared: Arc<Shared<L>>,

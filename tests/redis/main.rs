@@ -5,6 +5,7 @@ mod cluster;
 mod limits;
 mod promises;
 mod seams;
+mod settling;
 mod troubles;
 
 #[path = "../support/redis_cluster.rs"]
