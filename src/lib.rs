@@ -88,8 +88,9 @@ pub use limiter::memory::MemoryLimiter;
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
 pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
 pub use middleware::{
-    Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol,
-    ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, Unanswered, When,
+    Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
+    MissingKey, OnError, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding,
+    ResetMeaning, Rule, Unanswered, When,
 };
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};

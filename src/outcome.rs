@@ -28,6 +28,8 @@ pub enum OutcomeKind {
     Limited,
     /// No policy applied to it, and it passed.
     Exempt,
+    /// It was denied by a list, and refused.
+    Denied,
     /// It had no key, and was refused.
     KeyMissing,
     /// The limiter failed, and it passed.
@@ -37,13 +39,14 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `limited`, `exempt`, `key_missing`, `failed_open`, `failed_closed`.
+    /// The name in metrics and logs: `allowed`, `limited`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Limited => "limited",
             Self::Exempt => "exempt",
+            Self::Denied => "denied",
             Self::KeyMissing => "key_missing",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
+use http::Response;
 use http::request::Parts;
-use http::{Method, Response, header};
 use smallvec::SmallVec;
 
+use super::access::BoundList;
 use super::bound::{Asked, BoundRule};
 use super::composed::Passage;
 use super::headers::{Headers, Prepared, View};
@@ -33,6 +34,7 @@ pub(super) struct Settings {
     pub(super) observer: Option<Arc<dyn Observer>>,
     pub(super) expose_outcome: bool,
     pub(super) exempt_preflight: bool,
+    pub(super) access: Vec<BoundList>,
     pub(super) enabled: bool,
 }
 
@@ -46,6 +48,7 @@ impl Settings {
             observer: None,
             expose_outcome: false,
             exempt_preflight: false,
+            access: Vec::new(),
             enabled: true,
         }
     }
@@ -65,6 +68,8 @@ pub(super) struct Shared<L> {
     pub(super) afters: Option<Afters>,
     /// Nobody sees what becomes of a request but by the response, and nothing is done after that.
     is_plain: bool,
+    /// Something of a request is looked at before its rules are.
+    is_screened: bool,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
 }
@@ -104,6 +109,7 @@ impl Charges {
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Asking {
     Exempt,
+    Denied,
     KeyMissing,
     Charges(Charges),
 }
@@ -209,15 +215,18 @@ impl<L> Shared<L> {
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
         let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
         let is_plain = settings.observer.is_none() && !settings.expose_outcome && afters.is_none();
+        let is_screened = settings.exempt_preflight || !settings.access.is_empty();
         let has_inner = AtomicBool::new(false);
-        Self { limiter, settings, policies, only_rule, headers, refusals, afters, is_plain, has_inner }
+        Self { limiter, settings, policies, only_rule, headers, refusals, afters, is_plain, is_screened, has_inner }
     }
 
     /// The charges of a request.
     #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
-        if self.settings.exempt_preflight && is_preflight(parts) {
-            return Asking::Exempt;
+        if self.is_screened {
+            if let Some(asking) = self.screen(parts) {
+                return asking;
+            }
         }
         // The usual layer has one policy.
         let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
@@ -465,13 +474,6 @@ impl<L: Limiter> Shared<L> {
             observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
         }
     }
-}
-
-/// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(header::ORIGIN)
-        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
 /// Moves over what charges took.

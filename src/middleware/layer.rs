@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::access::{AccessList, BoundList};
 use super::bound::BoundRule;
 use super::charging::{Settings, Shared};
 use super::headers::Headers;
@@ -118,6 +119,24 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
     #[must_use]
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)
+    }
+
+    /// Looks every request up in a list before anything is charged, by the key that `extract` returns: what is allowed is
+    /// exempt from this layer, what is denied is refused with 403 (`PERMISSION_DENIED` over gRPC), and the limiter is not
+    /// asked. Called more than once, the first list that says anything decides. A request without this key is in no list.
+    ///
+    /// Where networks are listed, take an extractor that returns the whole address, such as
+    /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
+    /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
+    /// first address of its /64, and narrower networks of the list do not find it.
+    #[must_use]
+    pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let list = BoundList::new(list.clone(), extract);
+        self.change(|settings| settings.access.push(list))
     }
 
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off

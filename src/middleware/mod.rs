@@ -94,6 +94,7 @@
 //!
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
+mod access;
 mod after;
 mod bill;
 mod body;
@@ -107,8 +108,10 @@ mod late;
 mod layer;
 mod refusal;
 mod rule;
+mod screen;
 mod service;
 
+pub use access::{Access, AccessList, AccessListError};
 pub use after::Unanswered;
 pub use bill::Bill;
 pub use body::Body;

@@ -84,6 +84,7 @@ where
         let (parts, body) = request.into_parts();
         let mut decided = match self.shared.ask(&parts) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
+            Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
             Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
             Asking::Charges(charges) => match self.shared.take(&charges) {
                 Reply::Now(answer) => match self.shared.quickly(charges, answer) {

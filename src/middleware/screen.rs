@@ -1,0 +1,27 @@
+//! What is looked at before the rules of a layer are, where anything is.
+
+use http::request::Parts;
+use http::{Method, header};
+
+use super::access::{self, Access};
+use super::charging::{Asking, Shared};
+
+impl<L> Shared<L> {
+    /// What becomes of a request whatever the rules say, if anything does.
+    #[inline(never)]
+    pub(super) fn screen(&self, parts: &Parts) -> Option<Asking> {
+        match access::ask(&self.settings.access, parts) {
+            Some(Access::Allow) => return Some(Asking::Exempt),
+            Some(Access::Deny) => return Some(Asking::Denied),
+            Some(Access::Limit) | None => {}
+        }
+        (self.settings.exempt_preflight && is_preflight(parts)).then_some(Asking::Exempt)
+    }
+}
+
+/// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
+fn is_preflight(parts: &Parts) -> bool {
+    parts.method == Method::OPTIONS
+        && parts.headers.contains_key(header::ORIGIN)
+        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+}
