@@ -72,6 +72,7 @@ mod decision;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+mod misuse;
 mod outcome;
 mod policy;
 mod quota;
@@ -86,12 +87,15 @@ pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
-pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
+pub use limiter::{
+    Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply, Roster,
+};
 pub use middleware::{
     Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
     MissingKey, OnError, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding,
     ResetMeaning, Rule, Unanswered, When,
 };
+pub use misuse::{Misuse, MisuseKind};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};

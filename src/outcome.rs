@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
 use crate::limiter::Effect;
+use crate::misuse::Misuse;
 use crate::policy::Policy;
 
 /// What the middleware did with a request, and how each policy stands.
@@ -148,6 +149,11 @@ pub trait Observer: Send + Sync {
     /// A request was decided.
     fn on_outcome(&self, outcome: &Outcome) {
         let _ = outcome;
+    }
+
+    /// A layer has noticed that it cannot be meant as it is set up. Told once for each layer and kind.
+    fn on_misuse(&self, misuse: &Misuse) {
+        let _ = misuse;
     }
 
     /// Something befell a limiter.

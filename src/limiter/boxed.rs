@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -65,6 +65,10 @@ impl Limiter for BoxLimiter {
     fn atomicity(&self) -> Atomicity {
         self.0.atomicity()
     }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.0.roster()
+    }
 }
 
 trait ErasedLimiter: Send + Sync {
@@ -74,6 +78,7 @@ trait ErasedLimiter: Send + Sync {
     fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
     fn atomicity(&self) -> Atomicity;
+    fn roster(&self) -> Option<&Roster>;
 }
 
 impl<L: Limiter> ErasedLimiter for L {
@@ -99,6 +104,10 @@ impl<L: Limiter> ErasedLimiter for L {
 
     fn atomicity(&self) -> Atomicity {
         Limiter::atomicity(self)
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Limiter::roster(self)
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
@@ -232,6 +232,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
             (Atomicity::Atomic, Atomicity::Atomic) => Atomicity::Atomic,
             _ => Atomicity::Compensated,
         }
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.first.roster().or_else(|| self.second.roster())
     }
 }
 

@@ -5,6 +5,7 @@ mod fallback;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod roster;
 
 use std::future::Future;
 
@@ -14,6 +15,7 @@ use crate::policy::Policy;
 
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
+pub use roster::Roster;
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
 ///
@@ -72,6 +74,11 @@ pub trait Limiter: Send + Sync + 'static {
     /// How strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
         Atomicity::Atomic
+    }
+
+    /// Where layers enter their policies, so that those which contradict each other are noticed; `None` if nowhere.
+    fn roster(&self) -> Option<&Roster> {
+        None
     }
 }
 
@@ -203,5 +210,9 @@ impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
 
     fn atomicity(&self) -> Atomicity {
         (**self).atomicity()
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        (**self).roster()
     }
 }

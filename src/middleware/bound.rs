@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::after::After;
+use super::extract::is_by_peer;
 use super::rule::{MissingKey, Read, Rule};
 use crate::key::{IntoKey, Key};
 use crate::policy::Policy;
@@ -18,6 +19,8 @@ pub(super) struct BoundRule {
     extract: Read<Option<Key>>,
     /// The place of its first policy among those of the layer.
     first: usize,
+    /// The extractor is one of the peer's address.
+    by_peer: bool,
 }
 
 /// What a rule asks of a request.
@@ -37,11 +40,15 @@ impl BoundRule {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0 }
+        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0, by_peer: is_by_peer::<E>() }
     }
 
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
+    }
+
+    pub(super) fn is_by_peer(&self) -> bool {
+        self.by_peer
     }
 
     pub(super) fn after(&self) -> &After {

@@ -3,7 +3,7 @@
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::Response;
@@ -17,6 +17,8 @@ use super::headers::{Headers, Prepared, View};
 use super::late::{self, Afters, Late};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
+use super::screen;
+use super::watch::Watch;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
@@ -59,7 +61,7 @@ pub(super) struct Shared<L> {
     pub(super) limiter: L,
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
-    policies: Vec<Policy>,
+    pub(super) policies: Arc<[Policy]>,
     /// The rule, if there is one, of one policy.
     only_rule: Option<BoundRule>,
     headers: Prepared,
@@ -69,7 +71,8 @@ pub(super) struct Shared<L> {
     /// Nobody sees what becomes of a request but by the response, and nothing is done after that.
     is_plain: bool,
     /// Something of a request is looked at before its rules are.
-    is_screened: bool,
+    pub(super) is_screened: AtomicBool,
+    pub(super) watch: Watch,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
 }
@@ -195,6 +198,13 @@ impl Decided {
         matches!(self.answer, Answer::Late(_))
     }
 
+    /// What was charged: the policies and the keys.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (usize, &Key)> {
+        let owed = if let Answer::Owed(owed) = &self.answer { owed.as_slice() } else { &[] };
+        let answered = self.answers().0.iter().map(|charge| (charge.policy, &charge.key));
+        answered.chain(owed.iter().map(|owed| (owed.policy, &owed.key)))
+    }
+
     /// The charges, and how many of them were answered: all or none.
     fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
         let answered = match &self.answer {
@@ -209,21 +219,34 @@ impl Decided {
 
 impl<L> Shared<L> {
     pub(super) fn new(limiter: L, settings: Settings) -> Self {
-        let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
+        let policies: Arc<[Policy]> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
         let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
         let is_plain = settings.observer.is_none() && !settings.expose_outcome && afters.is_none();
-        let is_screened = settings.exempt_preflight || !settings.access.is_empty();
+        let watch = Watch::new(&settings.rules);
+        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
-        Self { limiter, settings, policies, only_rule, headers, refusals, afters, is_plain, is_screened, has_inner }
+        Self {
+            limiter,
+            settings,
+            policies,
+            only_rule,
+            headers,
+            refusals,
+            afters,
+            is_plain,
+            is_screened,
+            watch,
+            has_inner,
+        }
     }
 
     /// The charges of a request.
     #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
-        if self.is_screened {
+        if self.is_screened.load(Ordering::Relaxed) {
             if let Some(asking) = self.screen(parts) {
                 return asking;
             }
@@ -288,6 +311,9 @@ impl<L> Shared<L> {
         let outcome = self.outcome(decided);
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
+        }
+        if outcome.is_never() {
+            self.look_for_never(&outcome);
         }
         let seed = seed(decided.answers().0);
         let wait = self.headers.told_wait(&outcome, seed);

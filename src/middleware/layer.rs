@@ -15,6 +15,7 @@ use super::rule::IntoRule;
 use super::service::RateLimit;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
+use crate::misuse::Misuse;
 use crate::outcome::Observer;
 
 /// A [`Layer`] that limits the rate of requests.
@@ -165,10 +166,37 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
     }
 }
 
-impl<S, L> Layer<S> for RateLimitLayer<L> {
+impl<L: Limiter> RateLimitLayer<L> {
+    /// Whether the layer is set up as it can be meant: returns the first [misuse](crate::MisuseKind) that is noticed, by its
+    /// setup, by that of the other layers that serve with the same limiter, or, if this layer serves, by its requests so far.
+    ///
+    /// To be called when everything is set up, and in tests after a request. The layer's
+    /// [observer](Self::observer) is told the same.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = MemoryLimiter::new();
+    /// let read = RateLimitLayer::new(limiter.clone(), Policy::new("api", Quota::per_second(50))?, key::peer_ip());
+    /// let write = RateLimitLayer::new(limiter, Policy::new("api", Quota::per_second(5))?, key::peer_ip());
+    /// read.check()?;
+    /// assert_eq!(write.check().unwrap_err().kind().as_str(), "two-quotas");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If a misuse was noticed; it says how to mend it.
+    pub fn check(&self) -> Result<(), Misuse> {
+        self.shared.look_at_setup();
+        self.shared.watch.first().map_or(Ok(()), Err)
+    }
+}
+
+impl<S, L: Limiter> Layer<S> for RateLimitLayer<L> {
     type Service = RateLimit<S, L>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.shared.look_at_setup();
         RateLimit::of(inner, Arc::clone(&self.shared))
     }
 }

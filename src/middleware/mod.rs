@@ -110,6 +110,7 @@ mod refusal;
 mod rule;
 mod screen;
 mod service;
+mod watch;
 
 pub use access::{Access, AccessList, AccessListError};
 pub use after::Unanswered;

@@ -1,15 +1,20 @@
 //! What is looked at before the rules of a layer are, where anything is.
 
+use std::sync::atomic::Ordering;
+
 use http::request::Parts;
 use http::{Method, header};
 
 use super::access::{self, Access};
-use super::charging::{Asking, Shared};
+use super::charging::{Asking, Settings, Shared};
 
 impl<L> Shared<L> {
     /// What becomes of a request whatever the rules say, if anything does.
     #[inline(never)]
     pub(super) fn screen(&self, parts: &Parts) -> Option<Asking> {
+        if self.watch.looks() {
+            self.look_for_peer(parts);
+        }
         match access::ask(&self.settings.access, parts) {
             Some(Access::Allow) => return Some(Asking::Exempt),
             Some(Access::Deny) => return Some(Asking::Denied),
@@ -17,6 +22,17 @@ impl<L> Shared<L> {
         }
         (self.settings.exempt_preflight && is_preflight(parts)).then_some(Asking::Exempt)
     }
+
+    /// Nothing is looked at any more for misuse.
+    #[cold]
+    pub(super) fn screen_less(&self) {
+        self.is_screened.store(is_screened(&self.settings), Ordering::Relaxed);
+    }
+}
+
+/// Whether requests are looked at, as the settings want it.
+pub(super) fn is_screened(settings: &Settings) -> bool {
+    settings.exempt_preflight || !settings.access.is_empty()
 }
 
 /// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.

@@ -27,7 +27,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -63,6 +63,7 @@ struct Inner {
     tags: Tags,
     denials: Denials,
     leases: Option<Arc<Leases>>,
+    roster: Roster,
     /// Charges of one set may be in different slots.
     in_slots: bool,
 }
@@ -369,6 +370,10 @@ impl Limiter for RedisLimiter {
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Some(&self.0.roster)
     }
 }
 

@@ -7,6 +7,7 @@ mod peer;
 mod prefixes;
 mod proxies;
 
+pub(crate) use peer::is_by_peer;
 pub(crate) use proxies::parse_network;
 
 pub use client_ip::{client_ip, client_network};
