@@ -92,8 +92,8 @@ pub use limiter::{
 };
 pub use middleware::{
     Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
-    MissingKey, OnError, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding,
-    ResetMeaning, Rule, Unanswered, When,
+    MissingKey, OnError, PlanOverrides, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals,
+    ResetEncoding, ResetMeaning, Rule, Unanswered, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};

@@ -192,6 +192,11 @@ impl Policy {
     /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
     /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
     ///
+    /// Where each plan is to begin afresh instead, make the plan a part of the key: `Key::of((customer, plan))`. Then each
+    /// plan of a key has a state of its own, on every limiter, and who comes back to a plan finds what it had used of it.
+    /// For single keys with a plan of their own, changed while the service runs, there are
+    /// [`PlanOverrides`](super::PlanOverrides).
+    ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
     ///
