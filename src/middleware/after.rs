@@ -75,7 +75,8 @@ impl Rule {
     ///
     /// The charge is taken before the service is called, so requests that run at the same time cannot slip through while
     /// their outcome is unknown: of a quota of 5, no more than 5 are in flight. The header fields of a response tell what is
-    /// left after the charge was given back; with a remote limiter that is reckoned, not asked.
+    /// left after the charge was given back. A remote limiter is not asked again for that: `remaining` is reckoned, and the
+    /// window stays that of the charge.
     ///
     /// The predicate sees the response's head: status, header fields, extensions. Of a gRPC response, `grpc-status` is
     /// there only if the call failed before its first message; otherwise it comes after the body, and is not seen.
