@@ -2,6 +2,7 @@
 #![cfg(feature = "redis")]
 
 mod cluster;
+mod composed;
 mod limits;
 mod promises;
 mod seams;
