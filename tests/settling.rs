@@ -459,6 +459,20 @@ async fn an_outer_layer_gives_back_once_what_an_inner_one_refuses_whatever_was_t
 }
 
 #[tokio::test]
+async fn the_head_of_a_refusal_within_settles_nothing() {
+    let outer = Scripted::new();
+    let rule = policy("outer", Quota::per_hour(1_000)).cost(|_| 100).settle_by_response(|_| Some(400));
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(outer.clone(), rule, key::global()))
+        .layer(RateLimitLayer::new(Scripted::new(), policy("inner", Quota::per_hour(1)), key::global()))
+        .service(handler(&Arc::default()));
+    for (expected, used) in [(200, 400), (429, 400), (429, 400)] {
+        let response = service.clone().oneshot(request(&[])).await.unwrap();
+        assert_eq!((response.status().as_u16(), outer.used()), (expected, used));
+    }
+}
+
+#[tokio::test]
 async fn a_remote_limiter_is_settled_without_being_waited_for() {
     let limiter = Scripted::new().later();
     let layer = RateLimitLayer::new(limiter.clone(), tokens(), key::global()).headers(Headers::none());

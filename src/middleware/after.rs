@@ -124,7 +124,8 @@ impl Rule {
     ///
     /// If nothing was said, a request that was answered stays charged with its reservation; for one without an answer, see
     /// [`unanswered`](Self::unanswered). Reserve about as much as a request usually costs, or the most it may cost: what is
-    /// not reserved does not hold back requests that run at the same time.
+    /// not reserved does not hold back requests that run at the same time. The body of a response that switches protocols, as
+    /// for a WebSocket, ends at once, and so does what can be said.
     ///
     /// ```
     /// use tower_ratelimit::{Bill, MemoryLimiter, Policy, Quota, RateLimitLayer, key};

@@ -41,3 +41,33 @@ fn is_preflight(parts: &Parts) -> bool {
         && parts.headers.contains_key(header::ORIGIN)
         && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::key;
+    use crate::limiter::memory::MemoryLimiter;
+    use crate::middleware::bound::BoundRule;
+    use crate::middleware::rule::Rule;
+    use crate::quota::Quota;
+
+    fn after_many_requests(change: impl FnOnce(&mut Settings)) -> [bool; 2] {
+        let mut settings = Settings::new(BoundRule::new(Rule::new(Quota::per_second(1)), key::peer_ip()));
+        change(&mut settings);
+        let shared = Shared::new(MemoryLimiter::new(), settings);
+        let (parts, ()) = http::Request::new(()).into_parts();
+        let before = shared.is_screened.load(Ordering::Relaxed);
+        for _ in 0..1_000 {
+            let _ = shared.ask(&parts);
+        }
+        [before, shared.is_screened.load(Ordering::Relaxed)]
+    }
+
+    #[test]
+    fn only_the_first_requests_are_screened_unless_the_settings_want_it() {
+        assert_eq!(after_many_requests(|_| {}), [true, false]);
+        assert_eq!(after_many_requests(|settings| settings.exempt_preflight = true), [true, true]);
+    }
+}

@@ -84,8 +84,10 @@ impl<L> Shared<L> {
     /// One of the first requests of a layer that counts by the peer's address.
     pub(super) fn look_for_peer(&self, parts: &Parts) {
         if !count_down(&self.watch.to_look_at) {
-            self.screen_less();
             return;
+        }
+        if !self.watch.looks() {
+            self.screen_less();
         }
         if peer_address(parts).is_none() {
             self.notice(MisuseKind::PeerUnknown, || {
