@@ -364,6 +364,16 @@ cases! {
         ensure(bench.remaining(&policy, &key).await? == before, "units that were back already are not given twice")
     }
 
+    /// What is settled is taken whatever is left, also if nobody waits for the answer.
+    async fn a_settlement_need_not_be_waited_for(bench) {
+        let (policy, key) = (bench.policy("settle")?, key("a"));
+        let charge = Charge::new(&policy, &key).effect(Effect::Force);
+        let settled = bench.limiter.settle(&[charge.cost(2)]).wait().await;
+        ensure(settled.is_ok_and(|decision| decision.is_allowed()), "a settlement is never denied")?;
+        drop(bench.limiter.settle(&[charge.cost(CAPACITY)]));
+        ensure(!bench.peek(&[Charge::new(&policy, &key)]).await?.is_allowed(), "it was taken, into debt")
+    }
+
     /// A reset gives the whole quota back.
     async fn a_reset_forgets(bench) {
         let (policy, key) = (bench.policy("reset")?, key("a"));

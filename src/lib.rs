@@ -76,6 +76,7 @@ mod decision;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+mod misuse;
 mod mode;
 mod outcome;
 mod policy;
@@ -93,13 +94,16 @@ pub use limiter::memory::MemoryLimiter;
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
 pub use limiter::{
     Atomicity, Blocks, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Meters, Refund, Reply,
+    Roster,
 };
 #[cfg(feature = "tokio")]
 pub use middleware::TokioTimer;
 pub use middleware::{
-    GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
-    RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, Timer, When,
+    Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
+    MissingKey, OnError, PlanOverrides, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals,
+    ResetEncoding, ResetMeaning, Rule, Timer, Unanswered, When,
 };
+pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};

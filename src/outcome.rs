@@ -5,6 +5,7 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
+use crate::misuse::Misuse;
 use crate::mode::Mode;
 use crate::policy::Policy;
 
@@ -41,6 +42,8 @@ pub enum OutcomeKind {
     Overflowed,
     /// No policy applied to it, and it passed.
     Exempt,
+    /// It was denied by a list, and refused.
+    Denied,
     /// It had no key, and was refused.
     KeyMissing,
     /// The limiter failed, and it passed.
@@ -51,7 +54,7 @@ pub enum OutcomeKind {
 
 impl OutcomeKind {
     /// The name in metrics and logs: `allowed`, `delayed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`,
-    /// `overflowed`, `exempt`, `key_missing`, `failed_open`, `failed_closed`.
+    /// `overflowed`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -64,6 +67,7 @@ impl OutcomeKind {
             Self::ShadowLimited => "shadow_limited",
             Self::Overflowed => "overflowed",
             Self::Exempt => "exempt",
+            Self::Denied => "denied",
             Self::KeyMissing => "key_missing",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
@@ -78,7 +82,7 @@ impl OutcomeKind {
                 true
             }
             Self::Exempt | Self::FailedOpen => true,
-            Self::Limited | Self::Blocked | Self::KeyMissing | Self::FailedClosed => false,
+            Self::Limited | Self::Blocked | Self::Denied | Self::KeyMissing | Self::FailedClosed => false,
         }
     }
 }
@@ -213,6 +217,11 @@ pub trait Observer: Send + Sync {
     /// A request was decided.
     fn on_outcome(&self, outcome: &Outcome) {
         let _ = outcome;
+    }
+
+    /// A layer has noticed that it cannot be meant as it is set up. Told once for each layer and kind.
+    fn on_misuse(&self, misuse: &Misuse) {
+        let _ = misuse;
     }
 
     /// Something befell a limiter.

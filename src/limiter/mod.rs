@@ -6,6 +6,7 @@ mod fallback;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod roster;
 
 use std::future::Future;
 
@@ -17,6 +18,7 @@ use crate::policy::Policy;
 pub use boxed::{BoxLimiter, LimiterError};
 pub use by_hand::{Blocks, Meters};
 pub use fallback::FallbackLimiter;
+pub use roster::Roster;
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
 ///
@@ -44,7 +46,7 @@ pub use fallback::FallbackLimiter;
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation against all of this.
 ///
 /// `examples/custom_limiter.rs` implements one from nothing.
-pub trait Limiter: Send + Sync {
+pub trait Limiter: Send + Sync + 'static {
     /// The limiter's own trouble. [`Infallible`](std::convert::Infallible) if it has none.
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -63,12 +65,25 @@ pub trait Limiter: Send + Sync {
     /// limiter sends the refund off before it returns, and its future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
 
+    /// Takes [forced](Effect::Force) charges: what a request turned out to cost above its reservation.
+    ///
+    /// As of [`refund`](Self::refund), a [`Reply::Later`] may be dropped before it is polled. A remote limiter, whose
+    /// [`take`](Self::take) sends nothing before its future is polled, therefore has one of its own that does.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.take(charges)
+    }
+
     /// Forgets the state of a (policy, key): its whole quota is back.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
     /// How strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
         Atomicity::Atomic
+    }
+
+    /// Where layers enter their policies, so that those which contradict each other are noticed; `None` if nowhere.
+    fn roster(&self) -> Option<&Roster> {
+        None
     }
 }
 
@@ -262,11 +277,19 @@ impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
         (**self).refund(refunds)
     }
 
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        (**self).settle(charges)
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {
         (**self).reset(policy, key)
     }
 
     fn atomicity(&self) -> Atomicity {
         (**self).atomicity()
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        (**self).roster()
     }
 }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
+use super::extract::is_by_peer;
 use super::rule::{MissingKey, Read, Rule};
 use crate::key::{IntoKey, Key};
 use crate::policy::Policy;
@@ -17,6 +19,8 @@ pub(super) struct BoundRule {
     extract: Read<Option<Key>>,
     /// The place of its first policy among those of the layer.
     first: usize,
+    /// The extractor is one of the peer's address.
+    by_peer: bool,
 }
 
 /// What a rule asks of a request.
@@ -36,7 +40,7 @@ impl BoundRule {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0 }
+        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0, by_peer: is_by_peer::<E>() }
     }
 
     pub(super) fn rule(&self) -> &Rule {
@@ -45,6 +49,14 @@ impl BoundRule {
 
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
+    }
+
+    pub(super) fn is_by_peer(&self) -> bool {
+        self.by_peer
+    }
+
+    pub(super) fn after(&self) -> &After {
+        &self.rule.after
     }
 
     /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api` becomes `api-2`,

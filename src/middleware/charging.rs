@@ -3,11 +3,11 @@
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Request, Response, header};
+use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
@@ -15,9 +15,12 @@ use super::companions::{self, Companions};
 use super::composed::Passage;
 use super::delay::Delays;
 use super::headers::{Prepared, View};
+use super::late::{self, Afters, Late};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal};
+use super::screen;
 use super::settings::Settings;
+use super::watch::Watch;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
@@ -31,7 +34,7 @@ pub(super) struct Shared<L> {
     pub(super) limiter: L,
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
-    policies: Vec<Policy>,
+    pub(super) policies: Arc<[Policy]>,
     /// The rule, if there is one, of one policy.
     only_rule: Option<BoundRule>,
     headers: Prepared,
@@ -45,8 +48,13 @@ pub(super) struct Shared<L> {
     has_companions: bool,
     /// Where requests wait for their departure, if they do.
     pub(super) delays: Option<Arc<Delays>>,
+    /// What is done after the response, if anything is.
+    pub(super) afters: Option<Afters>,
     /// An allowed request needs nothing but its header fields.
     is_plain: bool,
+    /// Something of a request is looked at before its rules are.
+    pub(super) is_screened: AtomicBool,
+    pub(super) watch: Watch,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
 }
@@ -105,17 +113,18 @@ pub(super) enum Asking {
     Exempt,
     /// A rule in this mode had no key: one that enforces, or the only one that applies.
     Unkeyed(Mode),
+    Denied,
     Charges(Charges),
 }
 
 /// What was decided about a request.
 pub(super) struct Decided {
     pub(super) kind: OutcomeKind,
-    answer: Answer,
+    pub(super) answer: Answer,
 }
 
 /// What the limiter answered, and to what.
-enum Answer {
+pub(super) enum Answer {
     /// It was not asked.
     Nothing,
     One {
@@ -125,22 +134,35 @@ enum Answer {
     /// Of several charges only what may have to be given back: nothing else will be asked for.
     Owed(SmallVec<[Owed; decision::INLINE]>),
     Several(Box<Answered>),
+    /// Some of it is settled after the response.
+    Late(Box<Late>),
 }
 
 /// Charges, and the answer if there was one.
-struct Answered {
-    charges: Charges,
-    decision: Option<Decision>,
+pub(super) struct Answered {
+    pub(super) charges: Charges,
+    pub(super) decision: Option<Decision>,
 }
 
 impl Answered {
+    pub(super) fn of_one(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { charges: Charges::One(charge), decision: Some(Decision::one(true, decision)) }
+    }
+
     fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
         Answer::Several(Box::new(Self { charges, decision }))
+    }
+
+    /// Moves over what the charges took.
+    fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
+        if let Some(decision) = &mut self.decision {
+            owe(owed, &mut self.charges, decision);
+        }
     }
 }
 
 /// What a charge took.
-struct Owed {
+pub(super) struct Owed {
     policy: usize,
     key: Key,
     receipt: Receipt,
@@ -179,7 +201,7 @@ impl Decided {
     /// A charge, and its answer.
     pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
         match &mut self.answer {
-            Answer::Nothing | Answer::Owed(_) => None,
+            Answer::Nothing | Answer::Owed(_) | Answer::Late(_) => None,
             Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
             Answer::Several(answered) => {
                 let Answered { charges, decision } = &mut **answered;
@@ -188,24 +210,36 @@ impl Decided {
         }
     }
 
+    /// Something of it is settled after the response.
+    #[inline]
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self.answer, Answer::Late(_))
+    }
+
+    /// What was charged: the policies and the keys.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (usize, &Key)> {
+        let owed = if let Answer::Owed(owed) = &self.answer { owed.as_slice() } else { &[] };
+        let answered = self.answers().0.iter().map(|charge| (charge.policy, &charge.key));
+        answered.chain(owed.iter().map(|owed| (owed.policy, &owed.key)))
+    }
+
     /// The charges, and how many of them were answered: all or none.
     pub(super) fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
-        match &self.answer {
-            Answer::Nothing | Answer::Owed(_) => (&[], &[]),
-            Answer::One { charge, decision } => (std::slice::from_ref(charge), std::slice::from_ref(decision)),
-            Answer::Several(answered) => {
-                (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
-            }
-        }
+        let answered = match &self.answer {
+            Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
+            Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+            Answer::Several(answered) => answered,
+            Answer::Late(late) => late.answered(),
+        };
+        (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
     }
 }
 
 impl<L> Shared<L> {
     pub(super) fn new(limiter: L, settings: Settings) -> Self {
-        let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
+        let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
-        let mut policies = policies;
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
@@ -213,12 +247,19 @@ impl<L> Shared<L> {
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
         let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer)));
-        let is_plain = !has_modes && delays.is_none() && settings.observer.is_none() && !settings.expose_outcome;
+        let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
+        let is_plain = !has_modes
+            && delays.is_none()
+            && settings.observer.is_none()
+            && !settings.expose_outcome
+            && afters.is_none();
+        let watch = Watch::new(&settings.rules);
+        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
         Self {
             limiter,
             settings,
-            policies,
+            policies: policies.into(),
             only_rule,
             headers,
             refusals,
@@ -227,7 +268,10 @@ impl<L> Shared<L> {
             companions,
             has_companions,
             delays,
+            afters,
             is_plain,
+            is_screened,
+            watch,
             has_inner,
         }
     }
@@ -235,8 +279,10 @@ impl<L> Shared<L> {
     /// The charges of a request.
     #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
-        if self.settings.exempt_preflight && is_preflight(parts) {
-            return Asking::Exempt;
+        if self.is_screened.load(Ordering::Relaxed) {
+            if let Some(asking) = self.screen(parts) {
+                return asking;
+            }
         }
         // The usual layer has one policy.
         let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
@@ -311,6 +357,9 @@ impl<L> Shared<L> {
         let outcome = self.outcome(decided);
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
+        }
+        if outcome.is_never() {
+            self.look_for_never(&outcome);
         }
         let seed = seed(decided.answers().0);
         let wait = self.headers.told_wait(&outcome, seed);
@@ -451,7 +500,7 @@ impl<L: Limiter> Shared<L> {
         };
         let kind = if self.has_companions { self.kind_with_companions(kind, &charges, decision) } else { kind };
         let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
-        if kind == OutcomeKind::Allowed && self.is_unobserved() && self.headers.is_silent_if_passed() {
+        if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
             if let Answer::Owed(owed) = &mut decided.answer {
                 owe(owed, &mut charges, decision);
             }
@@ -467,9 +516,7 @@ impl<L: Limiter> Shared<L> {
 
     #[cold]
     fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
-        if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-        }
+        self.tell_failure(error);
         let kind = match self.settings.on_error {
             OnError::Deny if self.may_refuse(&charges) => OutcomeKind::FailedClosed,
             _ => OutcomeKind::FailedOpen,
@@ -487,32 +534,30 @@ impl<L: Limiter> Shared<L> {
                 owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
             }
             Answer::Owed(all) => owed = all,
-            Answer::Several(mut answered) => {
-                if let Answered { charges, decision: Some(decision) } = &mut *answered {
-                    owe(&mut owed, charges, decision);
-                }
-            }
+            Answer::Several(mut answered) => answered.owe(&mut owed),
+            Answer::Late(mut late) => late.dismiss().owe(&mut owed),
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
             .filter_map(|owed| Some(Refund::new(self.policy(owed.policy)?.clone(), owed.key, owed.receipt)))
             .collect();
-        if refunds.is_empty() {
-            return;
-        }
-        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
-            if let Some(observer) = &self.settings.observer {
-                observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-            }
+        if !refunds.is_empty() {
+            self.refund_all(refunds);
         }
     }
-}
 
-/// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(header::ORIGIN)
-        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
+        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+            self.tell_failure(&error);
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_failure(&self, error: &L::Error) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+        }
+    }
 }
 
 /// Moves over what charges took.

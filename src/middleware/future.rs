@@ -23,7 +23,8 @@ pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
     /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
-    /// later, it does not, unless a layer within has refused the request: the service may have done all the work.
+    /// later, it does not, unless a layer within has refused the request: the service may have done all the work. Rules that
+    /// settle may say otherwise, see [`Rule::unanswered`](super::Rule::unanswered).
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
         S: Service<Request<B>>,
@@ -165,6 +166,9 @@ where
                     let polled = response.poll(cx);
                     noticing.end();
                     let mut response = ready!(polled)?;
+                    if decided.is_late() {
+                        return Poll::Ready(Ok(this.shared.finish_late(response, decided, passage)));
+                    }
                     // Left where it is, since it is large.
                     this.shared.finish(&mut response, decided);
                     this.shared.settle_with(decided, passage, &response);

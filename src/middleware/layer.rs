@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::access::{AccessList, BoundList};
 use super::bound::BoundRule;
 use super::charging::Shared;
 use super::delay::Timer;
@@ -17,6 +18,7 @@ use super::service::RateLimit;
 use super::settings::Settings;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
+use crate::misuse::Misuse;
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
@@ -135,6 +137,24 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.mode = Some(mode))
     }
 
+    /// Looks every request up in a list before anything is charged, by the key that `extract` returns: what is allowed is
+    /// exempt from this layer, what is denied is refused with 403 (`PERMISSION_DENIED` over gRPC), and the limiter is not
+    /// asked. Called more than once, the first list that says anything decides. A request without this key is in no list.
+    ///
+    /// Where networks are listed, take an extractor that returns the whole address, such as
+    /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
+    /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
+    /// first address of its /64, and narrower networks of the list do not find it.
+    #[must_use]
+    pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let list = BoundList::new(list.clone(), extract);
+        self.change(|settings| settings.access.push(list))
+    }
+
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
     /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
     /// which is better.
@@ -224,10 +244,37 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     }
 }
 
-impl<S, L, O: Clone> Layer<S> for RateLimitLayer<L, O> {
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Whether the layer is set up as it can be meant: returns the first [misuse](crate::MisuseKind) that is noticed, by its
+    /// setup, by that of the other layers that serve with the same limiter, or, if this layer serves, by its requests so far.
+    ///
+    /// To be called when everything is set up, and in tests after a request. The layer's
+    /// [observer](Self::observer) is told the same.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = MemoryLimiter::new();
+    /// let read = RateLimitLayer::new(limiter.clone(), Policy::new("api", Quota::per_second(50))?, key::peer_ip());
+    /// let write = RateLimitLayer::new(limiter, Policy::new("api", Quota::per_second(5))?, key::peer_ip());
+    /// read.check()?;
+    /// assert_eq!(write.check().unwrap_err().kind().as_str(), "two-quotas");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If a misuse was noticed; it says how to mend it.
+    pub fn check(&self) -> Result<(), Misuse> {
+        self.shared.look_at_setup();
+        self.shared.watch.first().map_or(Ok(()), Err)
+    }
+}
+
+impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {
     type Service = RateLimit<S, L, O>;
 
     fn layer(&self, inner: S) -> Self::Service {
+        self.shared.look_at_setup();
         RateLimit::of(inner, Arc::clone(&self.shared), self.overflow.clone())
     }
 }

@@ -84,6 +84,22 @@
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
 //! the longest `Retry-After`. An outer layer's fields tell of the request as charged, also if that was given back.
 //!
+//! # Costs that are known in the end
+//!
+//! [`Rule::charge_when`] and [`Rule::give_back_when`] let the response's head say whether a request stays charged;
+//! [`Rule::settle_by_bill`], [`Rule::settle_by_response`] and [`Rule::settle_by_body`] make the cost a reservation, which is
+//! settled by what the request cost in the end. The order of events:
+//!
+//! 1. Everything is taken before the service is called: what is unknown yet is taken as if it will be charged.
+//! 2. Dropped before its future was polled, or refused by a layer within, a request is given back whole.
+//! 3. Without an answer (dropped, a panic, an error) it is settled by its bill, or else as [`Rule::unanswered`] says.
+//! 4. The response's head decides by outcome, and settles what depends on nothing else. The header fields tell what is left
+//!    after that; what is still open they tell as reserved.
+//! 5. The end of the body, or its loss, settles the rest. A stream is charged once.
+//!
+//! A settlement is sent to a remote limiter and not waited for. If it fails, the [observer](RateLimitLayer::observer) is told
+//! where that is known at once, and the reservation stays as it was.
+//!
 //! # Deployment
 //!
 //! * A limiter in memory counts for its own process. With *n* processes a client has up to *n* quotas, and a restart gives
@@ -108,6 +124,9 @@
 //!
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
+mod access;
+mod after;
+mod bill;
 mod body;
 mod bound;
 mod charging;
@@ -117,15 +136,22 @@ mod delay;
 pub(crate) mod extract;
 mod future;
 mod headers;
+mod late;
 mod layer;
 mod modes;
 mod overflow;
+mod overrides;
 mod refusal;
 mod rule;
+mod screen;
 mod service;
 mod settings;
 mod telling;
+mod watch;
 
+pub use access::{Access, AccessList, AccessListError};
+pub use after::Unanswered;
+pub use bill::Bill;
 pub use body::Body;
 #[cfg(feature = "tokio")]
 pub use delay::TokioTimer;
@@ -134,6 +160,7 @@ pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};
 pub use overflow::{NoOverflow, Overflow, OverflowTo};
+pub use overrides::PlanOverrides;
 pub use refusal::{GrpcCode, Protocol, ProtocolRule, Refusal, Refusals};
 pub use rule::{IntoRule, MissingKey, Rule};
 pub use service::RateLimit;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
 use super::companions::Companion;
 use crate::mode::ModeSwitch;
 use crate::policy::{Policy, PolicyError};
@@ -41,6 +42,7 @@ pub struct Rule {
     pub(super) mode: Option<ModeSwitch>,
     pub(super) near_percent: Option<u8>,
     pub(super) companion: Option<Companion>,
+    pub(super) after: After,
 }
 
 impl Rule {
@@ -115,6 +117,7 @@ impl Rule {
             mode: None,
             near_percent: None,
             companion: None,
+            after: After::default(),
         }
     }
 }
@@ -130,6 +133,7 @@ impl fmt::Debug for Rule {
             .field("mode", &self.mode)
             .field("near_percent", &self.near_percent)
             .field("companion", &self.companion)
+            .field("after", &self.after)
             .finish()
     }
 }
@@ -220,6 +224,11 @@ impl Policy {
     /// the smaller plan's pace. To this end each quota is given the [debt](Quota::max_debt) that the largest one needs, as
     /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
     /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
+    ///
+    /// Where each plan is to begin afresh instead, make the plan a part of the key: `Key::of((customer, plan))`. Then each
+    /// plan of a key has a state of its own, on every limiter, and who comes back to a plan finds what it had used of it.
+    /// For single keys with a plan of their own, changed while the service runs, there are
+    /// [`PlanOverrides`](super::PlanOverrides).
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};

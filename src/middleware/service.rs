@@ -23,7 +23,8 @@ use crate::outcome::OutcomeKind;
 ///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. If that future is
-///   dropped before it was polled, the charge is given back.
+///   dropped before it was polled, the charge is given back. What a rule settles after the response is settled once: by its
+///   head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     shared: Arc<Shared<L>>,
@@ -89,6 +90,7 @@ where
         let mut decided = match self.shared.ask(&parts) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
             Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
+            Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
             Asking::Charges(charges) => match self.shared.take(&charges) {
                 Reply::Now(answer) => match self.shared.quickly(charges, answer) {
                     // The usual case in straight-line code, so that what was decided is written once.

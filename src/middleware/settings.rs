@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::access::BoundList;
 use super::bound::BoundRule;
 use super::delay::Timer;
 use super::headers::Headers;
@@ -20,6 +21,7 @@ pub(super) struct Settings {
     pub(super) observer: Option<Arc<dyn Observer>>,
     pub(super) expose_outcome: bool,
     pub(super) exempt_preflight: bool,
+    pub(super) access: Vec<BoundList>,
     pub(super) enabled: bool,
     pub(super) mode: Option<ModeSwitch>,
     pub(super) timer: Option<Arc<dyn Timer>>,
@@ -35,6 +37,7 @@ impl Settings {
             observer: None,
             expose_outcome: false,
             exempt_preflight: false,
+            access: Vec::new(),
             enabled: true,
             mode: None,
             timer: None,

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::policy::Policy;
 
 use store::Store;
@@ -171,5 +171,9 @@ impl Limiter for MemoryLimiter {
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
         self.reset_now(policy, key);
         Reply::Now(Ok(()))
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Some(&self.0.roster)
     }
 }

@@ -27,7 +27,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -67,6 +67,7 @@ struct Inner {
     tags: Tags,
     denials: Denials,
     leases: Option<Arc<Leases>>,
+    roster: Roster,
     /// Charges of one set may be in different slots.
     in_slots: bool,
 }
@@ -332,6 +333,37 @@ impl Limiter for RedisLimiter {
         }))
     }
 
+    /// Sends the charges off before it returns. Forced charges go past leases, which hold back what they have.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        let inner = &self.0;
+        let mut set: Set =
+            charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
+        let mut answers = Vec::new();
+        for (ask, places) in inner.asks(charges, false, |_| true) {
+            let (tell, told) = oneshot::channel();
+            let sent = inner.queue.send(inner.lane(ask.slot()), ask, |answer| {
+                let _ = tell.send(answer); // nobody needs to wait for it
+            });
+            if let Err(error) = sent {
+                return Reply::Now(Err(error));
+            }
+            answers.push((told, places));
+        }
+        Reply::Later(Box::pin(async move {
+            for (told, places) in answers {
+                let decision = match told.await.unwrap_or_else(|_| Err(wire::nonsense()))? {
+                    Answer::Decided(decision) => decision,
+                    Answer::Failed(error) => return Err(error),
+                    Answer::Done | Answer::Again => return Err(wire::nonsense()),
+                };
+                for (place, decision) in places.into_iter().zip(decision.into_charges()) {
+                    set[place].answer(decision);
+                }
+            }
+            Ok(set::decide(set).0)
+        }))
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
         let inner = Arc::clone(&self.0);
         let tag = inner.tags.of(policy, key);
@@ -349,6 +381,10 @@ impl Limiter for RedisLimiter {
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Some(&self.0.roster)
     }
 }
 
