@@ -23,7 +23,8 @@ const REMEMBERED: usize = 1_024;
 /// The second is asked with every quota divided by the number of processes ([`Quota::share`](crate::Quota::share)), since
 /// each then counts for itself. While the first is away, all processes together admit per period at most the larger of the
 /// quota and their number, besides what the first had admitted before; what the second admits is not told to the first
-/// when it is back.
+/// when it is back. Of blocks and meters each process counts strikes and units of its own meanwhile, which the first is
+/// not told either.
 ///
 /// ```
 /// use std::num::NonZeroU32;

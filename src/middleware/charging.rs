@@ -11,7 +11,7 @@ use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
-use super::companions::{self, Companions};
+use super::companions::Companions;
 use super::composed::Passage;
 use super::delay::Delays;
 use super::headers::{Prepared, View};
@@ -410,7 +410,12 @@ impl<L> Shared<L> {
         self.write_views(response, &views, seed);
     }
 
-    fn view<'a>(&'a self, charge: &OwnedCharge, decision: &'a ChargeDecision, refused: bool) -> Option<View<'a>> {
+    pub(super) fn view<'a>(
+        &'a self,
+        charge: &OwnedCharge,
+        decision: &'a ChargeDecision,
+        refused: bool,
+    ) -> Option<View<'a>> {
         if !decision.is_known() || charge.mode == Mode::Shadow {
             return None;
         }
@@ -419,20 +424,6 @@ impl<L> Shared<L> {
             decision,
             refuses: refused && charge.mode == Mode::Enforce && !decision.is_allowed(),
         })
-    }
-
-    /// Those that go with others have no field of their own.
-    fn view_with_companion<'a>(
-        &'a self,
-        charges: &[OwnedCharge],
-        decisions: &'a [ChargeDecision],
-        at: usize,
-        refused: bool,
-    ) -> Option<View<'a>> {
-        let charge = charges.get(at).filter(|charge| !matches!(charge.effect, Effect::OnRefusal { .. }))?;
-        let stance = companions::stance(charges, decisions, at)?;
-        let view = self.view(charge, stance.told, refused)?;
-        Some(View { refuses: refused && stance.refuses, ..view })
     }
 
     #[inline]

@@ -3,6 +3,7 @@
 use smallvec::SmallVec;
 
 use super::charging::{Charges, OwnedCharge, Shared};
+use super::headers::View;
 use super::rule::Rule;
 use crate::decision::{self, ChargeDecision, Decision};
 use crate::limiter::Effect;
@@ -221,6 +222,20 @@ fn companion_of(charges: &[OwnedCharge], at: usize) -> Option<(usize, bool)> {
 }
 
 impl<L> Shared<L> {
+    /// Those that go with others have no field of their own.
+    pub(super) fn view_with_companion<'a>(
+        &'a self,
+        charges: &[OwnedCharge],
+        decisions: &'a [ChargeDecision],
+        at: usize,
+        refused: bool,
+    ) -> Option<View<'a>> {
+        let charge = charges.get(at).filter(|charge| !matches!(charge.effect, Effect::OnRefusal { .. }))?;
+        let stance = stance(charges, decisions, at)?;
+        let view = self.view(charge, stance.told, refused)?;
+        Some(View { refuses: refused && stance.refuses, ..view })
+    }
+
     /// What becomes of a request that is taken, or refused, where rules have blocks or meters.
     #[cold]
     pub(super) fn kind_with_companions(

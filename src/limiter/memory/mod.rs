@@ -46,7 +46,8 @@ pub use builder::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKi
 /// [`bytes`](Self::bytes) tells the sum.
 ///
 /// A state that has expired is free space, without anybody having to remove it. When all slots that a new key may use are
-/// live, [`OnFull`] says what happens; of a million keys in a table of that capacity fewer than ten are forgotten.
+/// live, [`OnFull`] says what happens, except to [meters](crate::Quota::meter), which are never evicted, and of which a new one
+/// is denied where there is no room; of a million keys in a table of that capacity fewer than ten are forgotten.
 ///
 /// Keys are not kept. A fingerprint of 50 bits is, made with a secret drawn from the system's randomness, so nobody can aim
 /// at another's key.

@@ -95,6 +95,9 @@ impl RedisLimiterBuilder {
 
     /// Sets how many denials are remembered, at about 200 bytes each; 4,096 by default, 0 for none. A key that Redis has
     /// denied is denied here until its wait is over, or a second has passed: under attack it costs no calls.
+    ///
+    /// Charges of a set that has one [on refusal](crate::Effect::OnRefusal), for a block or a meter, are asked for each time,
+    /// and are not leased either.
     pub fn denials(mut self, denials: usize) -> Self {
         self.denials = denials;
         self

@@ -185,9 +185,11 @@ impl Leases {
     }
 }
 
-/// A queue tells each request its own departure, and what counts denied ones must see them.
+/// A queue tells each request its own departure, what counts denied ones must see them, and what is leased and not used would
+/// be a strike, or billed.
 fn can_be_leased(policy: &Policy) -> bool {
-    policy.quota().algorithm() != Algorithm::LeakyQueue && !policy.quota().counts_denied()
+    use Algorithm::{Block, LeakyQueue, Meter};
+    !matches!(policy.quota().algorithm(), LeakyQueue | Block | Meter) && !policy.quota().counts_denied()
 }
 
 impl Watched {

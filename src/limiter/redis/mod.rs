@@ -264,7 +264,7 @@ impl Limiter for RedisLimiter {
             return Reply::Now(Err(error));
         }
         let paired = is_paired(charges);
-        if let Some(refusal) = inner.denials.refusal(charges).filter(|_| !paired) {
+        if let Some(refusal) = (!paired).then(|| inner.denials.refusal(charges)).flatten() {
             return Reply::Now(Ok(refusal));
         }
         let mut owed = Owed { inner: Arc::clone(inner), set: SmallVec::new() };

@@ -121,11 +121,13 @@ fn a_limit_is_reached_to_the_unit() {
 }
 
 #[test]
-fn a_queue_and_what_counts_denied_requests_are_not_leased() {
+fn a_queue_what_closes_what_meters_and_what_counts_denied_requests_are_not_leased() {
     let minute = Duration::from_secs(60);
     for quota in [
         Quota::leaky_queue(100_000, minute).unwrap(),
         Quota::fixed_window(100_000, minute).unwrap().count_denied().unwrap(),
+        Quota::block(4_095, minute, minute).unwrap(),
+        Quota::meter(100_000, minute).unwrap(),
     ] {
         let mut world = World::new(1, 1_000, quota);
         for _ in 0..1_000 {
