@@ -1,15 +1,15 @@
 //! A limiter from nothing: fixed windows in a `Mutex<HashMap>`.
 //!
 //! It implements the whole contract of [`Limiter`], in the plainest way. What it lacks beside
-//! `MemoryLimiter`: its memory has no bound within a day, it knows one algorithm, whatever a quota asks for, and its
-//! quotas may not be longer than a day.
+//! `MemoryLimiter`: its memory has no bound within a day, it knows one algorithm, whatever limit a quota asks for, and its
+//! quotas may not be longer than a day. It has no blocks and no meters, and says so instead of passing over them.
 //!
 //! ```sh
 //! cargo run --example custom_limiter
 //! ```
 
 use std::collections::HashMap;
-use std::convert::Infallible;
+use std::fmt;
 use std::future::Ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,8 +17,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    Charge, ChargeDecision, Clock, Decision, Effect, Key, Limiter, MonotonicClock, Policy, Quota, RateLimitLayer,
-    Receipt, Refund, Reply, key,
+    Algorithm, Charge, ChargeDecision, Clock, Decision, Effect, Key, Limiter, MonotonicClock, Policy, Quota,
+    RateLimitLayer, Receipt, Refund, Reply, key,
 };
 
 /// Clones share the windows, as the contract demands: they are behind one `Arc`.
@@ -118,19 +118,40 @@ impl Counts {
     }
 }
 
+/// The limiter was asked for what it does not have.
+#[derive(Debug)]
+struct NotHere;
+
+impl fmt::Display for NotHere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("this limiter has neither blocks nor meters nor charges on refusal: use `MemoryLimiter`")
+    }
+}
+
+impl std::error::Error for NotHere {}
+
+/// What a limiter does not know it must not pass over.
+fn known(charges: &[Charge<'_>]) -> Result<(), NotHere> {
+    let is_known = |charge: &Charge<'_>| {
+        let effect = matches!(charge.effect, Effect::Enforce | Effect::Observe | Effect::Force);
+        effect && !matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter)
+    };
+    if charges.iter().all(is_known) { Ok(()) } else { Err(NotHere) }
+}
+
 impl Limiter for Windows {
-    type Error = Infallible;
-    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+    type Error = NotHere;
+    type Future<T: Send + 'static> = Ready<Result<T, NotHere>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
-        Reply::Now(Ok(self.decide(charges, true)))
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, NotHere, Self::Future<Decision>> {
+        Reply::Now(known(charges).map(|()| self.decide(charges, true)))
     }
 
-    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
-        Reply::Now(Ok(self.decide(charges, false)))
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, NotHere, Self::Future<Decision>> {
+        Reply::Now(known(charges).map(|()| self.decide(charges, false)))
     }
 
-    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), NotHere, Self::Future<()>> {
         let mut counts = self.counts();
         for refund in refunds {
             let id = (refund.policy.name().to_owned(), refund.key);
@@ -144,7 +165,7 @@ impl Limiter for Windows {
         Reply::Now(Ok(()))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), NotHere, Self::Future<()>> {
         self.counts().taken.remove(&(policy.name().to_owned(), key.clone()));
         Reply::Now(Ok(()))
     }

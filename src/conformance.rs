@@ -124,6 +124,7 @@ fn quotas() -> Result<Vec<Quota>, QuotaError> {
         Quota::sliding_window(CAPACITY, MINUTE)?.buckets(6)?.oldest(Oldest::Counted)?,
         Quota::sliding_window(CAPACITY, MINUTE)?.buckets(60)?.oldest(Oldest::Dropped)?,
         Quota::sliding_log(CAPACITY, MINUTE)?,
+        Quota::meter(CAPACITY, MINUTE)?,
     ])
 }
 
@@ -264,6 +265,69 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "no charge at all is allowed")
     }
 
+    /// So many refusals close the key, each counted in the step that refuses, and what is closed opens when it was told.
+    async fn refusals_are_counted_and_close_the_key(bench) {
+        let (tries, key) = (bench.policy("tries")?, key("a"));
+        let block = Quota::block(2, 60 * MINUTE, 60 * MINUTE).and_then(|block| block.growing(2, 120 * MINUTE, MINUTE));
+        let block = Policy::new("block", block.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
+        let on_refusal = Charge::new(&block, &key).effect(Effect::OnRefusal { of: 1 });
+        let set = [Charge::new(&tries, &key), on_refusal];
+        let Ok(first) = bench.limiter.take(&set).wait().await else {
+            return Ok(()); // it says that it cannot
+        };
+        ensure(first.is_allowed() && first.charges()[1].is_allowed(), "nothing was refused yet")?;
+        ensure(bench.take(&[Charge::new(&tries, &key).cost(CAPACITY - 1), on_refusal]).await?.is_allowed(), "nor now")?;
+        let refused = bench.take(&set).await?;
+        ensure(!refused.is_allowed(), "a set with a denied charge is denied")?;
+        ensure(refused.charges()[1].is_allowed() && refused.charges()[1].remaining() == 1, "one refusal is counted")?;
+        let peeked = bench.peek(&set).await?;
+        ensure(!peeked.charges()[1].is_allowed(), "a peek says that the next refusal would close it")?;
+        ensure(bench.peek(&[Charge::new(&block, &key).cost(0)]).await?.is_allowed(), "and closes nothing")?;
+        let closing = bench.take(&set).await?;
+        ensure(closing.charges()[1].retry_after() == Some(60 * MINUTE), "the second refusal says for how long it closes")?;
+        bench.subject.advance(30 * MINUTE).await;
+        let closed = bench.take(&set).await?;
+        ensure(!closed.is_allowed() && closed.charges()[0].is_allowed(), "it is closed whatever else is allowed")?;
+        ensure(closed.charges()[1].retry_after() == Some(30 * MINUTE), "and more tries do not prolong it")?;
+        ensure(!bench.peek(&[Charge::new(&block, &key).cost(0)]).await?.is_allowed(), "a look sees that it is closed")?;
+        ensure(bench.remaining(&tries, &key).await? == CAPACITY, "a closed set takes nothing")?;
+        bench.subject.advance(30 * MINUTE).await;
+        ensure(bench.take(&set).await?.is_allowed(), "it opens when it said")?;
+        let _ = bench.take(&[Charge::new(&block, &key).cost(9).effect(Effect::Force)]).await?;
+        let again = bench.peek(&[Charge::new(&block, &key).cost(0)]).await?;
+        ensure(again.charges()[0].retry_after() == Some(120 * MINUTE), "forced strikes close it too, and blocks grow")?;
+        bench.limiter.reset(&block, &key).wait().await.map_err(|error| format!("reset failed: {error}"))?;
+        ensure(bench.take(&set).await?.is_allowed(), "a reset opens it")
+    }
+
+    /// What goes beyond an observed policy is metered once, and only if the set passes.
+    async fn what_goes_beyond_is_metered(bench) {
+        let (plan, other, key) = (bench.policy("plan")?, bench.policy("other")?, key("a"));
+        let meter = Quota::meter(10, 60 * MINUTE).map_err(|error| error.to_string())?;
+        let meter = Policy::new("meter", meter).map_err(|error| error.to_string())?;
+        let set = |cost| {
+            let plan = Charge::new(&plan, &key).cost(cost).effect(Effect::Observe);
+            [plan, Charge::new(&meter, &key).cost(cost).effect(Effect::OnRefusal { of: 1 })]
+        };
+        let Ok(within) = bench.limiter.take(&set(CAPACITY)).wait().await else {
+            return Ok(()); // it says that it cannot
+        };
+        ensure(within.is_allowed() && within.charges()[1].remaining() == 10, "what is within is not metered")?;
+        let mut beyond = bench.take(&set(4)).await?;
+        ensure(beyond.is_allowed() && !beyond.charges()[0].is_allowed(), "what goes beyond passes")?;
+        ensure(bench.remaining(&meter, &key).await? == 6, "and is metered")?;
+        let [plan, metered] = set(4);
+        let over = Charge::new(&other, &key).cost(CAPACITY + 1);
+        ensure(!bench.take(&[plan, metered, over]).await?.is_allowed(), "another policy refuses")?;
+        ensure(bench.remaining(&meter, &key).await? == 6, "what is refused is not metered")?;
+        ensure(!bench.take(&set(7)).await?.is_allowed(), "a meter that would be full refuses")?;
+        ensure(bench.remaining(&meter, &key).await? == 6, "and counts nothing")?;
+        let receipt = beyond.take_receipts().pop().flatten().ok_or("what was metered has a receipt")?;
+        let refunded = bench.limiter.refund(vec![Refund::new(meter.clone(), key.clone(), receipt)]).wait().await;
+        refunded.map_err(|error| format!("refund failed: {error}"))?;
+        ensure(bench.remaining(&meter, &key).await? == 10, "and goes back")
+    }
+
     /// Observed charges never deny the set; forced ones are taken whatever is left.
     async fn effects_do_what_they_say(bench) {
         let (policy, key) = (bench.policy("effects")?, key("a"));
@@ -298,6 +362,16 @@ cases! {
         let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
         refunded.map_err(|error| format!("refund failed: {error}"))?;
         ensure(bench.remaining(&policy, &key).await? == before, "units that were back already are not given twice")
+    }
+
+    /// What is settled is taken whatever is left, also if nobody waits for the answer.
+    async fn a_settlement_need_not_be_waited_for(bench) {
+        let (policy, key) = (bench.policy("settle")?, key("a"));
+        let charge = Charge::new(&policy, &key).effect(Effect::Force);
+        let settled = bench.limiter.settle(&[charge.cost(2)]).wait().await;
+        ensure(settled.is_ok_and(|decision| decision.is_allowed()), "a settlement is never denied")?;
+        drop(bench.limiter.settle(&[charge.cost(CAPACITY)]));
+        ensure(!bench.peek(&[Charge::new(&policy, &key)]).await?.is_allowed(), "it was taken, into debt")
     }
 
     /// A reset gives the whole quota back.

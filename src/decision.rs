@@ -328,6 +328,12 @@ impl ChargeDecision {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
     }
 
+    /// The same, where the cost was `actual` instead of `charged`.
+    pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
+        let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
+        Self { remaining, ..self.clone() }
+    }
+
     pub(crate) fn retry_us(&self) -> u64 {
         self.retry_us
     }

@@ -83,6 +83,16 @@ impl Key {
         }
     }
 
+    /// The address, if that is all that the key was made from.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        let (head, part) = self.as_bytes().split_at_checked(2)?;
+        match head[0] {
+            kind if kind == Kind::V4 as u8 => Some(IpAddr::from(<[u8; 4]>::try_from(part).ok()?)),
+            kind if kind == Kind::V6 as u8 => Some(IpAddr::from(<[u8; 16]>::try_from(part).ok()?)),
+            _ => None,
+        }
+    }
+
     fn write(&mut self, more: &[u8]) {
         match &mut self.0 {
             Repr::Inline { len, bytes } => {

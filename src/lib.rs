@@ -33,12 +33,14 @@
 //! * [`key`]: ready-made extractors, trusted proxies, prefixes of addresses.
 //! * [`Headers`] and [`Refusals`]: what clients are told.
 //! * [`limiter`]: the [`Limiter`] trait with its contract, [`limiter::memory`], `limiter::redis`, and [`FallbackLimiter`].
+//! * [`Mode`] and [`ModeSwitch`]: rules that only look, or let pass and say so; [`RateLimitLayer::delay`] and
+//!   [`RateLimitLayer::overflow`]: what else may become of what is too much.
 //! * [`Outcome`] and [`Observer`]: what happened, for handlers, logs and metrics.
 //! * [`Clock`]: where a limiter's time comes from, [`ManualClock`] for tests.
 //!
 //! # What it does not do
 //!
-//! * It does not wait: a request passes at once or is refused at once.
+//! * It waits only if it is told to: by a [leaky queue](Quota::leaky_queue), in a layer with a [timer](RateLimitLayer::delay).
 //! * It is no load shedder and no concurrency limiter; `tower` has those.
 //!
 //! # Crate features
@@ -49,6 +51,8 @@
 //!   axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
 //! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
 //!   transport. gRPC requests are told by their content type and refused as such without it.
+//! * **`tokio`**: `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
+//!   timer alone.
 //! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
 //!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
 //!   millisecond or more.
@@ -72,6 +76,8 @@ mod decision;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
+mod misuse;
+mod mode;
 mod outcome;
 mod policy;
 mod quota;
@@ -86,11 +92,19 @@ pub use key::{IntoKey, Key};
 pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
-pub use limiter::{Atomicity, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Refund, Reply};
-pub use middleware::{
-    GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders, MissingKey, OnError, Protocol, ProtocolRule,
-    RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, When,
+pub use limiter::{
+    Atomicity, Blocks, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Meters, Refund, Reply,
+    Roster,
 };
+#[cfg(feature = "tokio")]
+pub use middleware::TokioTimer;
+pub use middleware::{
+    Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
+    MissingKey, OnError, PlanOverrides, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals,
+    ResetEncoding, ResetMeaning, Rule, Timer, Unanswered, When,
+};
+pub use misuse::{Misuse, MisuseKind};
+pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};

@@ -5,13 +5,14 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
-use crate::limiter::Effect;
+use crate::misuse::Misuse;
+use crate::mode::Mode;
 use crate::policy::Policy;
 
 /// What the middleware did with a request, and how each policy stands.
 ///
-/// It is in the extensions of a refused request's response, of every request and response if the layer's `expose_outcome`
-/// asks for it, and in the hands of responders and of an [`Observer`].
+/// It is in the extensions of a refused request's response, of a request that is degraded or goes to the
+/// overflow and of its response, of every request and response if the layer's `expose_outcome` asks for it, and in the hands of responders and of an [`Observer`].
 #[derive(Clone, Debug)]
 pub struct Outcome {
     kind: OutcomeKind,
@@ -24,10 +25,25 @@ pub struct Outcome {
 pub enum OutcomeKind {
     /// It was within every quota, and passed.
     Allowed,
+    /// It was within every quota, waited for its departure from a queue, and passed.
+    Delayed,
     /// It was over a quota, and refused.
     Limited,
+    /// Its key is closed by a [block](crate::Rule::block), since it was refused too often, and it was refused: the request
+    /// that was refused last before that, too.
+    Blocked,
+    /// It was beyond the quota of a rule that [meters](crate::Rule::overage) it, and passed.
+    Overage,
+    /// It was over a quota of a rule that [degrades](Mode::Degrade), or had no key for one, and passed, to be served less.
+    Degraded,
+    /// It was over a quota of a rule that only [looks](Mode::Shadow), or had no key for one, and passed.
+    ShadowLimited,
+    /// It was over a quota, and went to the [overflow](crate::RateLimitLayer::overflow) instead of the service.
+    Overflowed,
     /// No policy applied to it, and it passed.
     Exempt,
+    /// It was denied by a list, and refused.
+    Denied,
     /// It had no key, and was refused.
     KeyMissing,
     /// The limiter failed, and it passed.
@@ -37,23 +53,37 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `limited`, `exempt`, `key_missing`, `failed_open`, `failed_closed`.
+    /// The name in metrics and logs: `allowed`, `delayed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`,
+    /// `overflowed`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
+            Self::Delayed => "delayed",
             Self::Limited => "limited",
+            Self::Blocked => "blocked",
+            Self::Overage => "overage",
+            Self::Degraded => "degraded",
+            Self::ShadowLimited => "shadow_limited",
+            Self::Overflowed => "overflowed",
             Self::Exempt => "exempt",
+            Self::Denied => "denied",
             Self::KeyMissing => "key_missing",
             Self::FailedOpen => "failed_open",
             Self::FailedClosed => "failed_closed",
         }
     }
 
-    /// Whether the request went on to the service.
+    /// Whether the request went on to a service: that within the layer, or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {
-        matches!(self, Self::Allowed | Self::Exempt | Self::FailedOpen)
+        match self {
+            Self::Allowed | Self::Delayed | Self::Overage | Self::Degraded | Self::ShadowLimited | Self::Overflowed => {
+                true
+            }
+            Self::Exempt | Self::FailedOpen => true,
+            Self::Limited | Self::Blocked | Self::Denied | Self::KeyMissing | Self::FailedClosed => false,
+        }
     }
 }
 
@@ -62,7 +92,9 @@ impl OutcomeKind {
 pub struct Standing {
     pub(crate) policy: Policy,
     pub(crate) cost: u64,
-    pub(crate) effect: Effect,
+    pub(crate) mode: Mode,
+    pub(crate) refuses: bool,
+    pub(crate) near: bool,
     pub(crate) decision: ChargeDecision,
 }
 
@@ -88,11 +120,24 @@ impl Outcome {
         self.standings.iter().filter(|standing| standing.refuses())
     }
 
+    /// The policies whose quotas the request was over: those that refused it, and those whose [`Mode`] let it pass.
+    pub fn exceeded(&self) -> impl Iterator<Item = &Standing> {
+        self.standings.iter().filter(|standing| standing.is_exceeded())
+    }
+
+    /// Whether a policy is [near](Standing::is_near) its limit.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.standings.iter().any(Standing::is_near)
+    }
+
     /// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
+    /// One in shadow never does.
     #[must_use]
     pub fn binding(&self) -> Option<&Standing> {
         let refusing = self.violated().max_by_key(|standing| standing.decision.retry_us());
-        refusing.or_else(|| self.standings.iter().min_by_key(|standing| standing.decision.remaining()))
+        let seen = self.standings.iter().filter(|standing| standing.mode != Mode::Shadow);
+        refusing.or_else(|| seen.min_by_key(|standing| standing.decision.remaining()))
     }
 
     /// If refused for its rate, the time after which the same request would pass, if nothing else came: the longest of the
@@ -103,6 +148,14 @@ impl Outcome {
             return None;
         }
         self.violated().filter_map(|standing| standing.decision.retry_after()).max()
+    }
+
+    /// How long the request was to wait for its departure when it was admitted: the longest wait of the enforced queues. It
+    /// has waited for less if it moved up, and for nothing without [a timer](crate::RateLimitLayer::delay).
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        let enforced = self.standings.iter().filter(|standing| standing.mode == Mode::Enforce);
+        enforced.map(|standing| standing.decision.delay()).max().unwrap_or_default()
     }
 
     /// Refused, and no wait helps: a cost is above its policy's capacity.
@@ -131,10 +184,29 @@ impl Standing {
         &self.decision
     }
 
+    /// The mode that the policy's rule was in.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
     /// Whether this policy refused the request.
     #[must_use]
     pub fn refuses(&self) -> bool {
-        self.effect == Effect::Enforce && !self.decision.is_allowed()
+        self.refuses
+    }
+
+    /// Whether the request was over this policy's quota, whatever the policy's mode made of it.
+    #[must_use]
+    pub fn is_exceeded(&self) -> bool {
+        !self.decision.is_allowed()
+    }
+
+    /// Whether what remains is as little as [`Rule::near_percent`](crate::Rule::near_percent) asked to be told of. Without
+    /// that it never is.
+    #[must_use]
+    pub fn is_near(&self) -> bool {
+        self.near
     }
 }
 
@@ -145,6 +217,11 @@ pub trait Observer: Send + Sync {
     /// A request was decided.
     fn on_outcome(&self, outcome: &Outcome) {
         let _ = outcome;
+    }
+
+    /// A layer has noticed that it cannot be meant as it is set up. Told once for each layer and kind.
+    fn on_misuse(&self, misuse: &Misuse) {
+        let _ = misuse;
     }
 
     /// Something befell a limiter.

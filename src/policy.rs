@@ -172,7 +172,7 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// A policy was refused: its name cannot stand in header fields, or its quotas make no sense together.
+/// A policy was refused: its name cannot stand in header fields, or its quotas make no sense together, or beside others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyError(Fault);
 
@@ -181,11 +181,17 @@ enum Fault {
     Name(String),
     NoQuota { name: String },
     Twice { name: String, quota: String },
+    Together { name: String, why: String },
 }
 
 impl PolicyError {
     fn name(name: &str) -> Self {
         Self(Fault::Name(name.chars().take(NAME_MAX).collect()))
+    }
+
+    /// It makes no sense with what it was to go with.
+    pub(crate) fn together(name: &str, why: &str) -> Self {
+        Self(Fault::Together { name: name.to_owned(), why: why.to_owned() })
     }
 
     fn no_quota(name: &str) -> Self {
@@ -201,6 +207,7 @@ impl fmt::Display for PolicyError {
                 "{name:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
                  ASCII characters; letters, digits, `.`, `_` and `-` are best"
             ),
+            Fault::Together { name, why } => write!(f, "{name:?}: {why}"),
             Fault::NoQuota { name } => write!(f, "{name:?} has no quota: give it at least one"),
             Fault::Twice { name, quota } => {
                 write!(

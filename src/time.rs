@@ -65,6 +65,11 @@ pub(crate) fn micros_ceil(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
 }
 
+/// Whole microseconds of a duration, rounded down; saturates.
+pub(crate) fn micros_floor(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
 /// Whole microseconds of a duration, if it is a whole number of them and fits.
 pub(crate) fn micros_exact(duration: Duration) -> Option<u64> {
     if duration.subsec_nanos() % 1_000 != 0 {

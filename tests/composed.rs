@@ -297,6 +297,63 @@ async fn one_refused_client_does_not_use_up_what_all_share() {
     assert_eq!(one_too_many.status(), StatusCode::TOO_MANY_REQUESTS);
 }
 
+/// A hundred clients of 10 requests a second each, under 10 a second for each and 2,000 for all, beside one of 10,000.
+#[tokio::test]
+async fn clients_within_their_limit_see_no_refusal_beside_one_that_hammers() {
+    let client = |request: &http::request::Parts| Key::of(request.headers.get("client"));
+    for apart in [true, false] {
+        let clock = ManualClock::new();
+        let limiter = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
+        let everyone = Policy::new("everyone", Quota::per_second(2_000)).unwrap();
+        let each = Policy::new("each", Quota::per_second(10)).unwrap();
+        let handler = Handler::default().service();
+        let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global());
+        let boxed = |response: Response<_>| response.map(|_| Body::default());
+        let stack: Boxed = if apart {
+            let inner = RateLimitLayer::new(limiter, each, client);
+            let layers =
+                ServiceBuilder::new().layer(outer).layer(layer_fn(|inner| between("between", inner))).layer(inner);
+            ServiceExt::<Request<Body>>::boxed_clone(layers.service(handler).map_response(boxed))
+        } else {
+            ServiceExt::<Request<Body>>::boxed_clone(outer.and(each, client).layer(handler).map_response(boxed))
+        };
+        let names: Vec<HeaderValue> = (0..100).map(HeaderValue::from).collect();
+        let asked = |client: &HeaderValue| {
+            let mut request = request(&[]);
+            request.headers_mut().insert("client", client.clone());
+            request
+        };
+        let (greedy, mut passed) = (HeaderValue::from_static("greedy"), 0);
+        for millisecond in 0..3_000 {
+            for _ in 0..10 {
+                let response = stack.clone().oneshot(asked(&greedy)).await.unwrap();
+                passed += u32::from(response.status() == StatusCode::OK);
+            }
+            let response = stack.clone().oneshot(asked(&names[millisecond % 100])).await.unwrap();
+            assert_eq!(response.status(), StatusCode::OK, "{millisecond} ms, apart: {apart}");
+            clock.advance(Duration::from_millis(1));
+        }
+        // Its burst, and ten a second.
+        assert_eq!(passed, 10 + 29, "apart: {apart}");
+    }
+}
+
+/// Each over a limiter of its own, under one name: the field has one item for it, the stricter one.
+#[tokio::test]
+async fn one_name_in_two_layers_is_listed_once_as_the_stricter_stands() {
+    for [outer, inner] in [[5, 50], [50, 5]] {
+        let limit = |limit| {
+            let policy = Policy::new("api", hourly(limit)).unwrap();
+            RateLimitLayer::new(memory(), policy, key::global()).headers(Headers::draft_11().and(Headers::github()))
+        };
+        let stack = ServiceBuilder::new().layer(limit(outer)).layer(limit(inner)).service(Handler::default().service());
+        let response = stack.oneshot(request(&[])).await.unwrap();
+        let field = |name: &str| response.headers()[name].to_str().unwrap();
+        assert_eq!(field("ratelimit"), "\"api\";r=4;t=2880");
+        assert_eq!((field("x-ratelimit-limit"), field("x-ratelimit-remaining")), ("5", "4"));
+    }
+}
+
 #[tokio::test]
 async fn the_fields_of_composed_layers_are_merged() {
     let headers = || Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));

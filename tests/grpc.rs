@@ -12,13 +12,14 @@ use http::uri::PathAndQuery;
 use http::{Request, Response};
 use support::Scripted;
 use tokio::net::TcpListener;
+use tokio_stream::StreamExt;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::{Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Access, AccessList, Bill, Policy, Quota, RateLimitLayer, key};
 
 /// Answers a text with itself.
 #[derive(Clone)]
@@ -39,6 +40,30 @@ impl tower::Service<Request<Body>> for Echo {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(async move {
+            let bill = request.extensions().get::<Bill>().cloned();
+            if request.uri().path().ends_with("/Three") {
+                let three = tower::service_fn(move |request: tonic::Request<String>| {
+                    let bill = bill.clone();
+                    let texts = vec![request.into_inner(); 3];
+                    let stream = tokio_stream::iter(texts).map(move |text| {
+                        bill.iter().for_each(|bill| {
+                            bill.add(10);
+                        });
+                        Ok::<_, Status>(text)
+                    });
+                    async { Ok::<_, Status>(tonic::Response::new(stream)) }
+                });
+                return Ok(tonic::server::Grpc::new(ProstCodec::default()).server_streaming(three, request).await);
+            }
+            if request.uri().path().ends_with("/Login") {
+                let login = tower::service_fn(|request: tonic::Request<String>| async move {
+                    match request.into_inner().as_str() {
+                        "right" => Ok(tonic::Response::new("welcome".to_owned())),
+                        _ => Err(Status::unauthenticated("wrong")),
+                    }
+                });
+                return Ok(tonic::server::Grpc::new(ProstCodec::default()).unary(login, request).await);
+            }
             let echo = tower::service_fn(|request: tonic::Request<String>| async {
                 Ok::<_, Status>(tonic::Response::new(request.into_inner()))
             });
@@ -61,8 +86,12 @@ async fn connect(address: SocketAddr) -> tonic::client::Grpc<Channel> {
 }
 
 async fn echo(client: &mut tonic::client::Grpc<Channel>, text: &str) -> Result<String, Status> {
+    call(client, "/test.Echo/Echo", text).await
+}
+
+async fn call(client: &mut tonic::client::Grpc<Channel>, path: &'static str, text: &str) -> Result<String, Status> {
     client.ready().await.map_err(|error| Status::unknown(error.to_string()))?;
-    let path = PathAndQuery::from_static("/test.Echo/Echo");
+    let path = PathAndQuery::from_static(path);
     let codec = ProstCodec::<String, String>::default();
     client.unary(tonic::Request::new(text.to_owned()), path, codec).await.map(tonic::Response::into_inner)
 }
@@ -85,6 +114,60 @@ async fn a_client_without_a_key_is_not_told_to_come_again() {
     let mut client = connect(serve(layer).await).await;
     let status = echo(&mut client, "hello").await.unwrap_err();
     assert!(!matches!(status.code(), Code::Ok | Code::ResourceExhausted | Code::Unavailable), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_streaming_call_is_charged_once_and_settled_when_its_stream_has_ended() {
+    let limiter = Scripted::new();
+    let tokens = Policy::new("tokens", Quota::per_minute(1_000)).unwrap().cost(|_| 100).settle_by_bill();
+    let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(9), key::global()).and(tokens, key::global());
+    let mut client = connect(serve(layer).await).await;
+    client.ready().await.unwrap();
+    let path = PathAndQuery::from_static("/test.Echo/Three");
+    let codec = ProstCodec::<String, String>::default();
+    let stream = client.server_streaming(tonic::Request::new("hello".to_owned()), path, codec).await.unwrap();
+    let mut stream = stream.into_inner();
+    let mut messages = 0;
+    while stream.message().await.unwrap().is_some() {
+        messages += 1;
+    }
+    assert_eq!((messages, limiter.takes().len()), (3, 1));
+    // One call, and three messages of 10 tokens each: the server settles as it ends the stream, or just after.
+    let settled = async {
+        while limiter.used() != 1 + 30 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), settled).await.unwrap();
+}
+
+#[tokio::test]
+async fn failed_calls_alone_can_be_counted_by_their_status() {
+    let limiter = Scripted::new();
+    let failed = Policy::new("failed", Quota::per_minute(2))
+        .unwrap()
+        .charge_when(|response| response.headers.get("grpc-status").is_some_and(|status| status == "16"));
+    let mut client = connect(serve(RateLimitLayer::new(limiter.clone(), failed, key::global())).await).await;
+    for (password, code, used) in [
+        ("right", Code::Ok, 0),
+        ("wrong", Code::Unauthenticated, 1),
+        ("right", Code::Ok, 1),
+        ("wrong", Code::Unauthenticated, 2),
+        ("right", Code::ResourceExhausted, 2),
+    ] {
+        let answer = call(&mut client, "/test.Echo/Login", password).await;
+        assert_eq!(answer.map_or_else(|status| status.code(), |_| Code::Ok), code, "{password}");
+        assert_eq!(limiter.used(), used, "{password}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_a_list_denies_has_no_permission() {
+    let list = AccessList::new();
+    list.set_key((), Access::Deny);
+    let layer = RateLimitLayer::new(Scripted::new(), Quota::per_minute(1), key::global()).access(&list, key::global());
+    let mut client = connect(serve(layer).await).await;
+    assert_eq!(echo(&mut client, "hello").await.unwrap_err().code(), Code::PermissionDenied);
 }
 
 #[tokio::test]

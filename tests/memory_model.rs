@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tower_ratelimit::{
-    Anchor, Charge, ChargeDecision, Effect, Key, ManualClock, MemoryLimiter, Oldest, Policy, Quota, QuotaError,
-    Receipt, Refund, Timestamp,
+    Algorithm, Anchor, Charge, ChargeDecision, Effect, Key, ManualClock, MemoryLimiter, Oldest, Policy, Quota,
+    QuotaError, Receipt, Refund, Timestamp,
 };
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -31,6 +31,9 @@ fn quotas() -> Vec<Quota> {
             Quota::sliding_window(8, MINUTE)?.buckets(6)?,
             Quota::sliding_window(5, MINUTE)?.buckets(60)?.oldest(Oldest::Counted)?,
             Quota::sliding_log(5, MINUTE)?,
+            Quota::block(3, MINUTE, MINUTE / 2)?.growing(3, 5 * MINUTE, 2 * MINUTE)?,
+            Quota::block(1, MINUTE, 2 * MINUTE)?.count_denied()?,
+            Quota::meter(7, MINUTE)?,
         ])
     };
     each().expect("the quotas are possible")
@@ -58,7 +61,12 @@ enum Step {
 
 fn one() -> impl Strategy<Value = One> {
     let cost = prop_oneof![1 => Just(0), 10 => 1..4_u64, 1 => 4..12_u64, 1 => Just(u64::MAX)];
-    let effect = prop_oneof![6 => Just(Effect::Enforce), 1 => Just(Effect::Observe), 1 => Just(Effect::Force)];
+    let effect = prop_oneof![
+        6 => Just(Effect::Enforce),
+        1 => Just(Effect::Observe),
+        1 => Just(Effect::Force),
+        3 => (0..4_u8).prop_map(|of| Effect::OnRefusal { of }),
+    ];
     (0..NAMES.len(), 0..3_u64, cost, effect).prop_map(|(policy, key, cost, effect)| One { policy, key, cost, effect })
 }
 
@@ -102,6 +110,30 @@ impl Mode {
     }
 }
 
+/// A charge of a set as one that stands alone, where `denied` says of those before it which were denied.
+fn alone<'a>(limiter: &MemoryLimiter, charges: &[Charge<'a>], at: usize, denied: &[bool]) -> Charge<'a> {
+    let charge = charges[at];
+    let Effect::OnRefusal { of } = charge.effect else { return charge };
+    let quota = charge.policy.quota();
+    let refused = denied[at.saturating_sub(usize::from(of))..at].contains(&true);
+    let closed = !limiter.peek_one(charge.policy, charge.key, 0).is_allowed();
+    match (refused, quota.algorithm()) {
+        (true, Algorithm::Meter) => charge.effect(Effect::Enforce),
+        (true, _) => charge.effect(Effect::Force),
+        (false, Algorithm::Block) if closed && quota.counts_denied() => charge.effect(Effect::Force),
+        (false, _) => charge.effect(Effect::Enforce).cost(0),
+    }
+}
+
+/// Whether the partners of a charge on refusal hold one that is enforced, and whether it denies its set if it is denied.
+fn on_refusal(charges: &[Charge<'_>], at: usize) -> (bool, bool) {
+    let Effect::OnRefusal { of } = charges[at].effect else { return (false, charges[at].effect == Effect::Enforce) };
+    let partners = &charges[at.saturating_sub(usize::from(of))..at];
+    let enforced = partners.iter().any(|partner| partner.effect == Effect::Enforce);
+    let is_meter = charges[at].policy.quota().algorithm() == Algorithm::Meter;
+    (enforced, enforced || partners.is_empty() || is_meter)
+}
+
 fn build(capacity: usize, clock: &ManualClock) -> MemoryLimiter {
     MemoryLimiter::builder().capacity(capacity).clock(clock.clone()).build().expect("the setup is possible")
 }
@@ -138,12 +170,19 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                 let peeked = large.peek_now(&charges);
                 prop_assert_eq!(plain(peeked.charges()), plain(small.peek_now(&charges).charges()));
                 prop_assert_eq!(plain(large.peek_now(&charges).charges()), plain(peeked.charges()), "peeking is still");
-                let alone: Vec<ChargeDecision> = charges
-                    .iter()
-                    .flat_map(|charge| plain(single.peek_now(std::slice::from_ref(charge)).charges()))
-                    .collect();
+                let (mut ones_alone, mut told_alone) = (Vec::new(), Vec::new());
+                let mut denied = Vec::new();
+                for at in 0..charges.len() {
+                    let one = alone(&single, &charges, at, &denied);
+                    let told = plain(single.peek_now(std::slice::from_ref(&one)).charges());
+                    denied.push(!told[0].is_allowed());
+                    told_alone.extend(told);
+                    ones_alone.push(one);
+                }
                 if !mode.changes() {
-                    prop_assert_eq!(&alone, &plain(peeked.charges()), "one by one");
+                    prop_assert_eq!(&told_alone, &plain(peeked.charges()), "one by one");
+                    let binds = |at: usize| denied[at] && on_refusal(&charges, at).1;
+                    prop_assert_eq!(peeked.is_allowed(), !(0..charges.len()).any(binds));
                 }
                 let mut taken = large.take_now(&charges);
                 let mut again = small.take_now(&charges);
@@ -161,14 +200,16 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                 prop_assert_eq!(&of_large, &again.take_receipts());
                 for ((at, charge), receipt) in charges.iter().enumerate().zip(of_large) {
                     // A refusal is written if it mends a state ahead of the clock.
+                    let counts = mode == Mode::Back || charge.policy.quota().counts_denied();
                     let writes = is_allowed
-                        || mode == Mode::Back && charge.effect == Effect::Enforce && !taken.charges()[at].is_allowed();
+                        || on_refusal(&charges, at).0
+                        || counts && charge.effect == Effect::Enforce && !taken.charges()[at].is_allowed();
                     if !is_allowed {
                         prop_assert!(receipt.is_none(), "a refused set took nothing");
                     }
-                    let mut own = writes.then(|| single.take_now(std::slice::from_ref(charge)));
+                    let mut own = writes.then(|| single.take_now(std::slice::from_ref(&ones_alone[at])));
                     let own = own.as_mut().and_then(|own| own.charge_mut(0)?.take_receipt());
-                    if !mode.changes() {
+                    if !mode.changes() && is_allowed {
                         prop_assert_eq!(&receipt, &own, "one by one");
                     }
                     if let Some(receipt) = receipt {
@@ -177,7 +218,10 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                         receipts.push((charge.policy.clone(), ones[at].key, numbers));
                     }
                 }
-                if !is_allowed {
+                let counts = |charge: &Charge<'_>| {
+                    matches!(charge.effect, Effect::OnRefusal { .. }) || charge.policy.quota().counts_denied()
+                };
+                if !is_allowed && !charges.iter().any(counts) {
                     let after = large.peek_now(&charges);
                     prop_assert_eq!(plain(after.charges()), plain(peeked.charges()), "a refused set changes nothing");
                 }

@@ -7,13 +7,13 @@ use std::hash::Hash;
 use tower::{Layer, Service, ServiceBuilder};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, PrefixesError, TrustedProxies, TrustedProxiesError};
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
-use tower_ratelimit::middleware::{Body, ResponseFuture};
+use tower_ratelimit::middleware::{Body, OverflowTo, ResponseFuture};
 use tower_ratelimit::{
     Algorithm, Anchor, Atomicity, BoxLimiter, Charge, ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers,
     HeadersError, Jitter, Key, LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter,
-    MissingKey, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError, Protocol,
-    ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal, Refusals,
-    Reply, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, When,
+    MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError,
+    Protocol, ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal,
+    Refusals, Reply, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, When,
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
@@ -29,6 +29,9 @@ fn every_type_can_be_kept_sent_and_shown() {
     cloned::<RateLimitLayer<MemoryLimiter>>();
     cloned::<RateLimitLayer<BoxLimiter>>();
     cloned::<RateLimit<Inner, MemoryLimiter>>();
+    cloned::<RateLimitLayer<MemoryLimiter, OverflowTo<Inner>>>();
+    cloned::<RateLimit<Inner, MemoryLimiter, OverflowTo<Inner>>>();
+    cloned::<ModeSwitch>();
     cloned::<MemoryLimiter>();
     cloned::<BoxLimiter>();
     cloned::<Key>();
@@ -67,6 +70,7 @@ fn settings_and_names_are_values() {
     value::<OnFull>();
     value::<MemoryLimiterErrorKind>();
     value::<MissingKey>();
+    value::<Mode>();
     value::<OnError>();
     value::<OutcomeKind>();
     value::<When>();
@@ -108,6 +112,7 @@ fn what_users_implement_can_be_boxed() {
 fn futures_and_bodies_can_move_between_threads() {
     fn sent<T: Send>() {}
     sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body>>();
+    sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body, OverflowTo<Inner>>>();
     sent::<Body<axum::body::Body>>();
 }
 

@@ -15,7 +15,8 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Key, Limiter, ManualClock, MemoryLimiter, MissingKey, Outcome, Policy, Quota, RateLimitLayer, Rule, key,
+    Key, Limiter, ManualClock, MemoryLimiter, MissingKey, Outcome, PlanOverrides, Policy, Quota, RateLimitLayer, Rule,
+    key,
 };
 
 type Body = Full<Bytes>;
@@ -316,4 +317,50 @@ fn a_plan_that_is_used_up_many_times_over_is_remembered_by_a_smaller_one() {
             assert!((unused - 2..=unused).contains(&left), "{left} left, from {from} to {to} and back");
         }
     }
+}
+
+fn plan_of(request: &http::request::Parts) -> usize {
+    request.headers.get("plan").map_or(0, |plan| plan.to_str().unwrap().parse().unwrap())
+}
+
+fn with(fields: &[(&'static str, &'static str)]) -> Request<Body> {
+    let mut request = get();
+    for (name, value) in fields {
+        request.headers_mut().insert(*name, http::HeaderValue::from_static(value));
+    }
+    request
+}
+
+#[tokio::test]
+async fn single_keys_have_the_plan_that_they_were_given_while_it_is_so() {
+    let overrides = PlanOverrides::new();
+    let quotas = [Quota::per_hour(10), Quota::per_hour(100), Quota::per_hour(1_000)];
+    let rule = Policy::choose("plan", quotas, overrides.or(key::header("user"), plan_of)).unwrap();
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule, key::header("user"));
+    let remaining = async |user, plan| left(&send(&layer, with(&[("user", user), ("plan", plan)])).await)[0].1;
+    assert_eq!((remaining("a", "1").await, remaining("b", "1").await), (99, 99));
+    assert_eq!((overrides.set("a", 2), overrides.set("a", 2)), (None, Some(2)));
+    // What was used stays used.
+    assert_eq!((remaining("a", "1").await, remaining("b", "1").await), (998, 98));
+    // A plan that is not there is the first.
+    overrides.set("a", 7);
+    assert_eq!(remaining("a", "1").await, 7);
+    assert_eq!((overrides.remove("a"), overrides.remove("a"), overrides.len()), (Some(7), None, 0));
+    assert_eq!(remaining("a", "1").await, 96);
+}
+
+#[tokio::test]
+async fn with_the_plan_in_the_key_each_begins_afresh_and_is_found_again_as_it_was_left() {
+    let rule = Policy::choose("plan", [Quota::per_hour(3), Quota::per_hour(30)], plan_of).unwrap();
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule, |request: &http::request::Parts| {
+        Key::of((request.headers.get("user")?, plan_of(request) as u64))
+    });
+    let mut passed = [0, 0];
+    for _ in 0..50 {
+        for (plan, passed) in ["0", "1"].into_iter().zip(&mut passed) {
+            let response = send(&layer, with(&[("user", "a"), ("plan", plan)])).await;
+            *passed += u32::from(response.status() == StatusCode::OK);
+        }
+    }
+    assert_eq!(passed, [3, 30], "changing back and forth gives nothing");
 }

@@ -185,9 +185,13 @@ impl Gcra {
         decision
     }
 
-    /// Gives back `units` of a charge whose own units have drained at `own`: the part that has not.
+    /// Gives back `units` of a charge whose own units have drained at `own`: the part that has not. In a queue only if
+    /// nothing was taken since: those behind were told when they depart, and whoever came next would depart with the last.
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        let (backlog, _) = self.backlog(Some(state), now);
+        let (backlog, clamped) = self.backlog(Some(state), now);
+        if self.queue.is_some() && (clamped || state != own) {
+            return self.repaired(backlog, now, clamped);
+        }
         let (left, _) = self.backlog(Some(own), now);
         let given = self.span_of(units.min(self.burst.saturating_add(self.debt))).min(left).min(backlog);
         let rest = self.sub(backlog, given);
@@ -225,11 +229,13 @@ impl Gcra {
         numbers
     }
 
-    /// What it is told of units to give back: their span.
+    /// What it is told of units to give back: their span. In a queue, where only the tail can be given back, the second
+    /// number is negative: −1 less the numerator.
     #[cfg(feature = "redis")]
-    pub(crate) fn refund_numbers(&self, units: u64) -> (u64, u64) {
+    pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
         let span = self.span_of(units.min(self.burst.saturating_add(self.debt)));
-        (span.us, span.num)
+        let num = span.num as f64; // below 2^50
+        (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
 
     pub(crate) fn used(&self, state: Pair, now: u64) -> Used {

@@ -115,4 +115,6 @@ laws! {
     fixed_window_of_the_first_request: FixedWindow, FirstRequest;
     sliding_window: SlidingWindow, Epoch;
     sliding_log: SlidingLog, Epoch;
+    block: Block, FirstRequest;
+    meter: Meter, Epoch;
 }

@@ -9,6 +9,8 @@
 //! | requests spaced out instead of refused | [leaky queue](crate::Quota::leaky_queue) | one instant |
 //! | a budget of the calendar: per day, per month | [fixed window](crate::Quota::fixed_window) | end and count |
 //! | "100 per minute" without twice that around an edge, at little memory | [sliding window](crate::Quota::sliding_window) | two counters, or one for each bucket |
+//! | to close a key for long once its units are used up, or once it was refused so often | [block](crate::Quota::block) | one instant and counts |
+//! | to count units until somebody settles them | [meter](crate::Quota::meter) | one instant and a count |
 //! | never more than the limit in *any* trailing period | [sliding log](crate::Quota::sliding_log), or a sliding window with the oldest bucket [counted](crate::Oldest::Counted) | each admitted request, or one counter for each bucket |
 //!
 //! # The laws
@@ -22,22 +24,26 @@
 //!    to the clock's microsecond, since two within an interval is what it forbids.
 //! 3. *The client's promise*: denied with `retry_after = d`, the same cost is denied at every earlier instant and admitted
 //!    at `now + d`, if nobody else came.
-//! 4. A denied request changes nothing, unless the quota counts denied ones. `remaining` is told as it is.
-//! 5. Cost `n` at one instant is `n` times cost 1, all or nothing. A cost above the capacity is denied for good. Windows are
+//! 4. A denied request changes nothing, unless the quota counts denied ones, or is the one that refusals are
+//!    [charged to](crate::Effect::OnRefusal). `remaining` is told as it is.
+//! 5. Cost 0 looks: it is allowed unless a block is in the way, and writes nothing. Cost `n` at one instant is `n` times cost 1, all or nothing. A cost above the capacity is denied for good. Windows are
 //!    half-open.
 //! 6. Several charges: all are taken or none is.
 //! 7. A refund gives back, once, what its own receipt still holds, and is then never laxer than if the charge had not been.
+//!    A leaky queue gives back only what is still its tail, since those behind were told when they depart.
 //!    It does not undo what else the request did: where it anchored windows or steps, which entries it displaced in a log
 //!    that counts denied requests, and which debt was not remembered because it stood in the way.
 //! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits (an edge
 //!    of steps that is crossed again ticks again, and a window that a refund emptied is forgotten), and costs a key at most
 //!    one full drain or one period more.
 
+pub(crate) mod block;
 pub(crate) mod divisor;
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
 #[cfg(test)]
 pub(crate) mod laws;
+pub(crate) mod meter;
 #[cfg(test)]
 pub(crate) mod naive;
 pub(crate) mod one_unit;
@@ -50,9 +56,11 @@ use crate::decision::ChargeDecision;
 use crate::decision::Receipt;
 use crate::quota::{Algorithm, Spec};
 
+use block::Block;
 use divisor::Divisor;
 use fixed_window::FixedWindow;
 use gcra::Gcra;
+use meter::Meter;
 use sliding_window::TwoCounters;
 use step_bucket::StepBucket;
 use trail::Trail;
@@ -191,6 +199,30 @@ pub(crate) enum PairRules {
     StepBucket(StepBucket),
     FixedWindow(FixedWindow),
     TwoCounters(TwoCounters),
+    Block(Block),
+    Meter(Meter),
+}
+
+/// How a charge is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    IfAllowed,
+    Force,
+    /// If what it belongs to was refused, as said here, whatever is left of a quota but a meter's; else it looks.
+    OnRefusal {
+        refused: bool,
+    },
+}
+
+impl How {
+    /// The cost and whether it is forced, where nothing more is to be told apart.
+    fn plainly(self, cost: u64) -> (u64, bool) {
+        match self {
+            Self::IfAllowed => (cost, false),
+            Self::Force | Self::OnRefusal { refused: true } => (cost, true),
+            Self::OnRefusal { refused: false } => (0, false),
+        }
+    }
 }
 
 impl Rules {
@@ -211,6 +243,14 @@ impl Rules {
             Algorithm::SlidingWindow if sliding_window::fits_pair(spec) => {
                 let counters = TwoCounters::new(spec);
                 (PairRules::TwoCounters(counters), counters.layout())
+            }
+            Algorithm::Block => {
+                let block = Block::new(spec);
+                (PairRules::Block(block), block.layout())
+            }
+            Algorithm::Meter => {
+                let meter = Meter::new(spec);
+                (PairRules::Meter(meter), meter.layout())
             }
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::Trail(Trail::new(spec)),
         };
@@ -246,6 +286,8 @@ macro_rules! by_type {
             $crate::algorithm::PairRules::StepBucket($one) => $call,
             $crate::algorithm::PairRules::FixedWindow($one) => $call,
             $crate::algorithm::PairRules::TwoCounters($one) => $call,
+            $crate::algorithm::PairRules::Block($one) => $call,
+            $crate::algorithm::PairRules::Meter($one) => $call,
         }
     };
 }
@@ -257,6 +299,33 @@ impl PairRules {
     #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         by_type!(self, rules => rules.decide(state, now, cost, force))
+    }
+
+    /// The same for a charge that is taken in this way.
+    #[inline]
+    pub(crate) fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+        if let How::OnRefusal { refused } = how {
+            match self {
+                Self::Block(block) => return block.on_refusal(state, now, cost, refused),
+                Self::Meter(meter) => return meter.decide(state, now, if refused { cost } else { 0 }, false),
+                _ => {}
+            }
+        }
+        let (cost, force) = how.plainly(cost);
+        self.decide(state, now, cost, force)
+    }
+
+    /// Whether its states are kept while they count, however full the table is.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self, Self::Meter(_))
+    }
+
+    /// The state of other rules under these, where more of it can be kept than what is in use.
+    pub(crate) fn adopt(&self, other: &Self, state: Pair, now: u64) -> Option<Option<Pair>> {
+        match (self, other) {
+            (Self::Block(block), Self::Block(other)) => Some(block.adopt(other, state, now)),
+            _ => None,
+        }
     }
 
     /// Gives back `units` of the charge whose receipt holds `own`.

@@ -4,7 +4,11 @@
 //! is the period, so that `limit` parts drain in each microsecond and nothing is ever rounded. Waits are not computed but
 //! searched for: the first microsecond at which the definition says yes.
 
+mod closing;
+
 use crate::quota::{Algorithm, Anchor, Oldest, Spec};
+
+use closing::Closing;
 
 /// What the definition says about a charge.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,6 +38,10 @@ enum Model {
     Steps(Option<(i128, u64, u64)>),
     /// A window's end, and the units in it.
     Window(Option<(u64, u64)>),
+    /// Until when a count is kept, and the count.
+    Meter(Option<(u64, u64)>),
+    /// Strikes and blocks.
+    Closing(Closing),
     /// Units by the start of their sub-window, or by their instant.
     Dated(Vec<(u64, u64)>),
 }
@@ -49,6 +57,8 @@ impl Oracle {
         let model = match spec.algorithm {
             Algorithm::StepBucket => Model::Steps(None),
             Algorithm::FixedWindow => Model::Window(None),
+            Algorithm::Block => Model::Closing(Closing::default()),
+            Algorithm::Meter => Model::Meter(None),
             Algorithm::SlidingWindow | Algorithm::SlidingLog => Model::Dated(Vec::new()),
             _ => Model::Fluid(None),
         };
@@ -61,9 +71,11 @@ impl Oracle {
         let wanted = i128::from(cost) * scale;
         self.meet_clock(now);
         let before = self.used(now);
-        let allowed = force || cost == 0 || before + wanted <= self.capacity();
+        let mut allowed = force || cost == 0 || before + wanted <= self.capacity();
         let mut taken = 0;
-        if allowed {
+        if let Model::Closing(closing) = &mut self.model {
+            (allowed, taken) = closing.decide(&self.spec, now, cost, force);
+        } else if allowed {
             let parts = wanted.min((self.ceiling() - before).max(0));
             taken = (parts / scale) as u64;
             if parts > 0 {
@@ -72,11 +84,12 @@ impl Oracle {
         } else if self.spec.count_denied {
             self.count_denial(now, cost);
         }
-        let never = !allowed && cost > self.spec.burst;
+        let never = !allowed && cost > self.spec.burst && !force;
         let retry_us = match (allowed, never) {
             (true, _) => Some(0),
             (_, true) => None,
-            _ => Some(self.wait(now, |later| later.0 + wanted <= later.1)),
+            _ if force => Some(self.wait(now, |later| later.0 < later.1)), // closed: until it opens
+            _ => Some(self.wait(now, |later| later.0 + wanted <= later.1 && later.0 < later.1)),
         };
         let delayed = (before - i128::from(self.spec.delay_after) * scale).max(0);
         let queued = allowed && self.spec.algorithm == Algorithm::LeakyQueue && self.spec.limit > 0;
@@ -95,6 +108,8 @@ impl Oracle {
 
     /// Gives back so many units of what `own` was taken as.
     pub(super) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
+        // Unless it is where a clock that stepped back has put it.
+        let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);
         if matches!(self.model, Model::Fluid(_) | Model::Steps(_)) {
             self.meet_clock(now); // a window or an instant is known by its own time, wherever the clock is
         }
@@ -102,7 +117,10 @@ impl Oracle {
         let before = self.used(now);
         let own_left = Self { spec: self.spec, model: own.0.clone() }.used(now).min(self.ceiling());
         let life_us = self.life_us();
+        let is_queue = self.spec.algorithm == Algorithm::LeakyQueue;
         match &mut self.model {
+            // Others have joined the queue since, and know when they depart.
+            Model::Fluid(_) if is_queue && !is_last => {}
             Model::Fluid(level) => {
                 let left = before - wanted.min(own_left).min(before);
                 *level = (left > 0).then_some((left, now));
@@ -119,6 +137,14 @@ impl Oracle {
                 }
                 *window = window.filter(|(_, count)| *count > 0);
             }
+            Model::Meter(meter) => {
+                let latest = now + self.spec.period_us;
+                if let Some((end, count)) = meter.as_mut().filter(|(end, _)| start > now && *end > now) {
+                    (*end, *count) = ((*end).min(latest), count.saturating_sub(units));
+                }
+                *meter = meter.filter(|(_, count)| *count > 0);
+            }
+            Model::Closing(closing) => closing.refund(&self.spec, now, units, start),
             Model::Dated(entries) => {
                 if now < start + life_us {
                     entries.iter_mut().filter(|entry| entry.0 == start).for_each(|e| e.1 = e.1.saturating_sub(units));
@@ -126,6 +152,12 @@ impl Oracle {
                 }
             }
         }
+    }
+
+    /// When a fluid has drained, in parts of `1/limit` µs.
+    fn empty_at(&self, model: &Model) -> Option<i128> {
+        let Model::Fluid(level) = model else { return None };
+        level.map(|(level, since)| i128::from(since) * i128::from(self.spec.limit) + level)
     }
 
     /// What is in use, as a fraction.
@@ -183,7 +215,7 @@ impl Oracle {
     /// What is in use at an instant, if nothing comes before it.
     fn used(&self, at: u64) -> i128 {
         match &self.model {
-            Model::Fluid(None) | Model::Steps(None) | Model::Window(None) => 0,
+            Model::Fluid(None) | Model::Steps(None) | Model::Window(None) | Model::Meter(None) => 0,
             Model::Fluid(Some((level, since))) => {
                 (level - (i128::from(at) - i128::from(*since)) * i128::from(self.spec.limit)).max(0)
             }
@@ -191,7 +223,10 @@ impl Oracle {
                 let ticks = self.ticks(at, *tick) - self.ticks(*since, *tick);
                 (missing - ticks * i128::from(self.spec.limit)).max(0)
             }
-            Model::Window(Some((end, count))) => i128::from(if at < *end { *count } else { 0 }),
+            Model::Closing(closing) => closing.used(&self.spec, at).into(),
+            Model::Window(Some((end, count))) | Model::Meter(Some((end, count))) => {
+                i128::from(if at < *end { *count } else { 0 })
+            }
             Model::Dated(entries) => {
                 let newest = entries.iter().map(|entry| entry.0).max().unwrap_or(0);
                 let at = at.max(newest); // a clock behind what was counted stands still
@@ -229,6 +264,8 @@ impl Oracle {
                 // The first edge that is a whole period away.
                 *end = if first { now + period_us } else { (now + period_us).div_ceil(period_us) * period_us };
             }
+            Model::Meter(Some((end, _))) if *end > now + period_us => *end = now + period_us,
+            Model::Closing(closing) => closing.meet_clock(&self.spec, now),
             Model::Dated(entries) if entries.iter().any(|entry| entry.0 > start + period_us) => {
                 // The first sub-window that begins no earlier than now.
                 let then = now.div_ceil(grain_us) * grain_us;
@@ -263,6 +300,8 @@ impl Oracle {
                 };
                 *window = Some((end, (used + parts) as u64));
             }
+            Model::Meter(meter) => *meter = Some((now + period_us, (used + parts) as u64)),
+            Model::Closing(closing) => closing.strike(&self.spec, now, parts as u64),
             Model::Dated(entries) => {
                 let newest = entries.iter().map(|entry| entry.0).max().unwrap_or(0);
                 let start = start.max(newest);
@@ -352,6 +391,12 @@ impl Oracle {
                 (_, Anchor::FirstRequest) => spec.period_us,
             };
         }
+        if let Model::Meter(meter) = &self.model {
+            return meter.filter(|(end, _)| now < *end).map_or(spec.period_us, |(end, _)| end - now);
+        }
+        if let Model::Closing(closing) = &self.model {
+            return retry_us.filter(|wait| *wait > 0).unwrap_or(closing.left_us(spec, now));
+        }
         match retry_us {
             Some(wait) if wait > 0 => return wait,
             _ if spec.limit == 0 => return 0,
@@ -368,7 +413,7 @@ impl Oracle {
                 };
                 spec.period_us - (i128::from(now) - i128::from(tick)).rem_euclid(i128::from(spec.period_us)) as u64
             }
-            Model::Window(_) => 0,
+            Model::Window(_) | Model::Meter(_) | Model::Closing(_) => 0,
             Model::Dated(entries) if spec.algorithm == Algorithm::SlidingLog => {
                 let at = now.max(entries.iter().map(|entry| entry.0).max().unwrap_or(0));
                 let counting = entries.iter().filter(|(start, units)| self.counts(*start, *units, at) > 0);

@@ -10,6 +10,8 @@
 -- if there are no more), those that no longer count (`gone`), what is trimmed off one of them (`cut` off number `cut_at`), and
 -- what is added (`add` at `start`, `last` being the newest entry's start before).
 
+local function is_list(kind) return kind == 6 or kind == 7 end
+
 -- The entry of that number, without what is added.
 local function trail_read(x, number)
   if number > x.have and not x.all then

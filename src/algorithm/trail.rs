@@ -9,7 +9,7 @@ use crate::quota::{Algorithm, Oldest, Spec};
 
 #[cfg(feature = "redis")]
 use super::UNBOUNDED;
-use super::{Fullness, Used};
+use super::{Fullness, How, Used};
 
 /// Entries in order of their start, all different, and the sum of their units.
 pub(crate) trait Entries {
@@ -119,6 +119,12 @@ impl Trail {
             return TrailAnswer { decision, edit: self.repaired(&view) };
         }
         TrailAnswer { decision: decision.receipted(units, view.start, 0), edit: Some(added) }
+    }
+
+    /// The same for a charge that is taken in this way.
+    pub(crate) fn decide_how(&self, entries: &impl Entries, now: u64, cost: u64, how: How) -> TrailAnswer {
+        let (cost, force) = how.plainly(cost);
+        self.decide(entries, now, cost, force)
     }
 
     fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> TrailAnswer {

@@ -6,7 +6,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -27,7 +27,7 @@ pub struct BoxLimiter(Arc<dyn ErasedLimiter>);
 impl BoxLimiter {
     /// Erases the type of a limiter.
     #[must_use]
-    pub fn new(limiter: impl Limiter + 'static) -> Self {
+    pub fn new(limiter: impl Limiter) -> Self {
         Self(Arc::new(limiter))
     }
 }
@@ -54,6 +54,10 @@ impl Limiter for BoxLimiter {
         self.0.refund(refunds)
     }
 
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        self.0.settle(charges)
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
         self.0.reset(policy, key)
     }
@@ -61,14 +65,20 @@ impl Limiter for BoxLimiter {
     fn atomicity(&self) -> Atomicity {
         self.0.atomicity()
     }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.0.roster()
+    }
 }
 
 trait ErasedLimiter: Send + Sync {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
     fn atomicity(&self) -> Atomicity;
+    fn roster(&self) -> Option<&Roster>;
 }
 
 impl<L: Limiter> ErasedLimiter for L {
@@ -84,12 +94,20 @@ impl<L: Limiter> ErasedLimiter for L {
         erase(Limiter::refund(self, refunds))
     }
 
+    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
+        erase(Limiter::settle(self, charges))
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
         erase(Limiter::reset(self, policy, key))
     }
 
     fn atomicity(&self) -> Atomicity {
         Limiter::atomicity(self)
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Limiter::roster(self)
     }
 }
 

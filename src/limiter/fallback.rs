@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
@@ -85,6 +85,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         let first = match verb {
             Verb::Take => self.first.take(charges),
             Verb::Peek => self.first.peek(charges),
+            Verb::Settle => self.first.settle(charges),
         };
         match first {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
@@ -119,6 +120,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
 enum Verb {
     Take,
     Peek,
+    Settle,
 }
 
 impl Shared {
@@ -136,6 +138,7 @@ impl Shared {
         match verb {
             Verb::Take => second.take(&charges),
             Verb::Peek => second.peek(&charges),
+            Verb::Settle => second.settle(&charges),
         }
     }
 
@@ -198,6 +201,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.ask(charges, Verb::Peek)
     }
 
+    /// The second is asked if the first fails at once, or if the answer is waited for.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
+        self.ask(charges, Verb::Settle)
+    }
+
     /// Each receipt goes back to the limiter that it came from. What the first cannot take back is told to the observer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
@@ -224,6 +232,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
             (Atomicity::Atomic, Atomicity::Atomic) => Atomicity::Atomic,
             _ => Atomicity::Compensated,
         }
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.first.roster().or_else(|| self.second.roster())
     }
 }
 

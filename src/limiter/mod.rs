@@ -1,19 +1,24 @@
 //! The seam between the middleware and what keeps the states: the [`Limiter`] trait and its contract.
 
 mod boxed;
+mod by_hand;
 mod fallback;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod roster;
 
 use std::future::Future;
 
+use crate::algorithm::How;
 use crate::decision::{Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
 
 pub use boxed::{BoxLimiter, LimiterError};
+pub use by_hand::{Blocks, Meters};
 pub use fallback::FallbackLimiter;
+pub use roster::Roster;
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
 ///
@@ -23,11 +28,13 @@ pub use fallback::FallbackLimiter;
 /// * **All or nothing.** [`take`](Self::take) takes all its charges or none. The decision is allowed when every
 ///   [enforced](Effect::Enforce) charge is. [`Atomicity`] says how strictly: `Atomic`, and no caller ever sees a charge that
 ///   is later given back; `Compensated`, and another caller may meanwhile be refused early, but is never admitted over.
-/// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones.
+/// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones, and for
+///   charges [on refusal](Effect::OnRefusal), which are written in the same step.
 /// * **The answer** has one [`ChargeDecision`](crate::ChargeDecision) for each charge, in their order, and a receipt for
 ///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
 ///   a limiter may answer anything to a set that breaks this, but must not panic or hang.
-/// * **Cost 0** looks: it is allowed, takes nothing and never binds.
+/// * **Cost 0** looks: it takes nothing, and is allowed unless a [block](crate::Quota::block) is in the way.
+/// * **What a limiter does not know** it does not pass over: an effect or an algorithm that it cannot do is its error.
 /// * **Errors** are the limiter's own trouble (a store that is away), never a refusal. The middleware's
 ///   [`OnError`](crate::OnError) says what becomes of the request.
 /// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made; a remote one encodes
@@ -39,7 +46,7 @@ pub use fallback::FallbackLimiter;
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation against all of this.
 ///
 /// `examples/custom_limiter.rs` implements one from nothing.
-pub trait Limiter: Send + Sync {
+pub trait Limiter: Send + Sync + 'static {
     /// The limiter's own trouble. [`Infallible`](std::convert::Infallible) if it has none.
     type Error: std::error::Error + Send + Sync + 'static;
 
@@ -58,12 +65,25 @@ pub trait Limiter: Send + Sync {
     /// limiter sends the refund off before it returns, and its future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
 
+    /// Takes [forced](Effect::Force) charges: what a request turned out to cost above its reservation.
+    ///
+    /// As of [`refund`](Self::refund), a [`Reply::Later`] may be dropped before it is polled. A remote limiter, whose
+    /// [`take`](Self::take) sends nothing before its future is polled, therefore has one of its own that does.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.take(charges)
+    }
+
     /// Forgets the state of a (policy, key): its whole quota is back.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
 
     /// How strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
         Atomicity::Atomic
+    }
+
+    /// Where layers enter their policies, so that those which contradict each other are noticed; `None` if nowhere.
+    fn roster(&self) -> Option<&Roster> {
+        None
     }
 }
 
@@ -124,6 +144,78 @@ pub enum Effect {
     Observe,
     /// Taken whatever is left, into debt (see [`Quota::max_debt`](crate::Quota::max_debt)), if the set is allowed.
     Force,
+    /// It belongs to the `of` charges right before it in the set, its partners, which are for the same key: a block after
+    /// their refusals, or a meter of what goes beyond them.
+    ///
+    /// If the quota of one of them denies it, this one is taken, whatever is left; only a [meter](crate::Quota::meter) that is
+    /// full denies it. (It is for blocks and meters; `RedisLimiter` answers others with an error, `MemoryLimiter` takes them
+    /// as [forced](Self::Force).) Else it looks, as a cost of 0 does. What is told of it is how it stands after that.
+    ///
+    /// It denies the set if it is denied itself, by a [block](crate::Quota::block) or a full meter; of partners that are
+    /// all only observed or forced a block is only observed too. And if one of its partners is enforced, it is taken
+    /// although the set is refused: that refusal is what it counts. Then it has no receipt.
+    OnRefusal {
+        /// How many charges right before it; with 0, or more than there are, it is one of those that are there.
+        of: u8,
+    },
+}
+
+/// Whether the charge at a place of its set denies the set if it is itself denied.
+pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
+    let Some(charge) = charges.get(at) else { return false };
+    match charge.effect() {
+        Effect::Enforce => true,
+        Effect::Observe | Effect::Force => false,
+        Effect::OnRefusal { of } => {
+            let partners = partners(charges, at, of);
+            charge.policy().quota().algorithm() == crate::Algorithm::Meter
+                || partners.is_empty()
+                || partners.iter().any(|partner| partner.effect() == Effect::Enforce)
+        }
+    }
+}
+
+/// Whether the charge at a place of its set is to be written although the set is refused, if it is to be written at all;
+/// `denied` says whether it was denied itself.
+pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bool) -> bool {
+    let Some(charge) = charges.get(at) else { return false };
+    match charge.effect() {
+        Effect::Enforce => denied,
+        Effect::Observe | Effect::Force => false,
+        Effect::OnRefusal { of } => partners(charges, at, of).iter().any(|partner| partner.effect() == Effect::Enforce),
+    }
+}
+
+/// How the charge at a place of its set is taken, where `denied` says of each before it whether it was denied.
+pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> How {
+    match charges.get(at).map_or(Effect::Observe, Effective::effect) {
+        Effect::Enforce | Effect::Observe => How::IfAllowed,
+        Effect::Force => How::Force,
+        Effect::OnRefusal { of } => {
+            let first = at.saturating_sub(usize::from(of));
+            How::OnRefusal { refused: (first..at).any(denied) }
+        }
+    }
+}
+
+fn partners<C>(charges: &[C], at: usize, of: u8) -> &[C] {
+    charges.get(at.saturating_sub(usize::from(of))..at).unwrap_or_default()
+}
+
+/// A charge of a set, in whatever form it is kept.
+pub(crate) trait Effective {
+    fn policy(&self) -> &Policy;
+    fn effect(&self) -> Effect;
+}
+
+impl Effective for Charge<'_> {
+    fn policy(&self) -> &Policy {
+        self.policy
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
+    }
 }
 
 /// What a receipt gives back, and to whom.
@@ -185,11 +277,19 @@ impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
         (**self).refund(refunds)
     }
 
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        (**self).settle(charges)
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {
         (**self).reset(policy, key)
     }
 
     fn atomicity(&self) -> Atomicity {
         (**self).atomicity()
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        (**self).roster()
     }
 }

@@ -1,11 +1,13 @@
 //! The body of a response: the service's own, or a refusal's.
 
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
 use pin_project_lite::pin_project;
+
+use super::late::Late;
 
 pin_project! {
     /// The body of a response that went through a [`RateLimit`](super::RateLimit): the service's own, or a refusal's.
@@ -25,12 +27,19 @@ pin_project! {
     enum Kind<B> {
         Inner { #[pin] body: B },
         Whole { bytes: Option<Bytes> },
+        // What is charged depends on it; boxed, since it is rare.
+        Settling { #[pin] body: B, late: Box<Late> },
     }
 }
 
 impl<B> Body<B> {
     pub(super) fn inner(body: B) -> Self {
         Self { kind: Kind::Inner { body } }
+    }
+
+    /// The service's own, whose end or loss settles what its request cost.
+    pub(super) fn settling(body: B, late: Box<Late>) -> Self {
+        Self { kind: Kind::Settling { body, late } }
     }
 
     /// An empty one has ended before it is polled: gRPC clients retry only what ended with its headers.
@@ -56,20 +65,29 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         match self.project().kind.project() {
             KindProjection::Inner { body } => body.poll_frame(cx),
+            KindProjection::Settling { body, late } => {
+                let frame = ready!(body.poll_frame(cx));
+                match &frame {
+                    Some(Ok(frame)) => late.count(frame.data_ref().map_or(0, Buf::remaining)),
+                    // Also where the server keeps the body longer.
+                    Some(Err(_)) | None => late.end(),
+                }
+                Poll::Ready(frame)
+            }
             KindProjection::Whole { bytes } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes.into())))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Inner { body } => body.is_end_stream(),
+            Kind::Inner { body } | Kind::Settling { body, .. } => body.is_end_stream(),
             Kind::Whole { bytes } => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
-            Kind::Inner { body } => body.size_hint(),
+            Kind::Inner { body } | Kind::Settling { body, .. } => body.size_hint(),
             Kind::Whole { bytes } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
         }
     }

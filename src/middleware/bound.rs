@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
+use super::extract::is_by_peer;
 use super::rule::{MissingKey, Read, Rule};
 use crate::key::{IntoKey, Key};
 use crate::policy::Policy;
@@ -17,6 +19,8 @@ pub(super) struct BoundRule {
     extract: Read<Option<Key>>,
     /// The place of its first policy among those of the layer.
     first: usize,
+    /// The extractor is one of the peer's address.
+    by_peer: bool,
 }
 
 /// What a rule asks of a request.
@@ -36,11 +40,23 @@ impl BoundRule {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0 }
+        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0, by_peer: is_by_peer::<E>() }
+    }
+
+    pub(super) fn rule(&self) -> &Rule {
+        &self.rule
     }
 
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
+    }
+
+    pub(super) fn is_by_peer(&self) -> bool {
+        self.by_peer
+    }
+
+    pub(super) fn after(&self) -> &After {
+        &self.rule.after
     }
 
     /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api` becomes `api-2`,
@@ -52,15 +68,29 @@ impl BoundRule {
                 *policy = renamed;
             }
         }
+        if let Some(companion) = &self.rule.companion {
+            let taken = others.iter().flat_map(Self::names).chain(self.policies().iter().map(Policy::name));
+            let taken: Vec<&str> = taken.collect();
+            let free = free_name(companion.policy.name(), &taken);
+            let renamed = free.and_then(|name| Policy::new(name, *companion.policy.quota()).ok());
+            if let (Some(renamed), Some(companion)) = (renamed, self.rule.companion.as_mut()) {
+                companion.policy = renamed;
+            }
+        }
+    }
+
+    /// The names of its policies, and of the one that goes with them.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.policies().iter().chain(self.rule.companion.as_ref().map(|companion| &companion.policy)).map(Policy::name)
     }
 
     /// The policy with another name, if its name is taken.
     fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
         let policy = self.policies().get(at)?;
-        let theirs = others.iter().flat_map(Self::policies);
+        let theirs = others.iter().flat_map(Self::names);
         // Plans have their name in common.
         let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
-        let taken: Vec<&str> = theirs.chain(own).map(Policy::name).collect();
+        let taken: Vec<&str> = theirs.chain(own.map(Policy::name)).collect();
         Policy::new(free_name(policy.name(), &taken)?, *policy.quota()).ok()
     }
 

@@ -3,72 +3,77 @@
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{Method, Response, header};
+use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
+use super::companions::{self, Companions};
 use super::composed::Passage;
-use super::headers::{Headers, Prepared, View};
+use super::delay::Delays;
+use super::headers::{Prepared, View};
+use super::late::{self, Afters, Late};
 use super::layer::OnError;
-use super::refusal::{PreparedRefusals, Refusal, Refusals};
+use super::refusal::{PreparedRefusals, Refusal};
+use super::screen;
+use super::settings::Settings;
+use super::watch::Watch;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
+use crate::mode::Mode;
+use crate::outcome::{LimiterEvent, Outcome, OutcomeKind};
 use crate::policy::Policy;
-
-/// What a layer is told.
-#[derive(Clone)]
-pub(super) struct Settings {
-    pub(super) rules: Vec<BoundRule>,
-    pub(super) headers: Headers,
-    pub(super) refusals: Refusals,
-    pub(super) on_error: OnError,
-    pub(super) observer: Option<Arc<dyn Observer>>,
-    pub(super) expose_outcome: bool,
-    pub(super) exempt_preflight: bool,
-    pub(super) enabled: bool,
-}
-
-impl Settings {
-    pub(super) fn new(rule: BoundRule) -> Self {
-        Self {
-            rules: vec![rule],
-            headers: Headers::default(),
-            refusals: Refusals::default(),
-            on_error: OnError::default(),
-            observer: None,
-            expose_outcome: false,
-            exempt_preflight: false,
-            enabled: true,
-        }
-    }
-}
 
 /// What a layer, its services and their futures share.
 pub(super) struct Shared<L> {
     pub(super) limiter: L,
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
-    policies: Vec<Policy>,
+    pub(super) policies: Arc<[Policy]>,
     /// The rule, if there is one, of one policy.
     only_rule: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
+    /// For each policy, from how many percent on it is near its limit.
+    pub(super) near: Vec<Option<u8>>,
+    /// Rules may let pass what is over their quota.
+    has_modes: bool,
+    companions: Companions,
+    /// Rules have blocks or meters.
+    has_companions: bool,
+    /// Where requests wait for their departure, if they do.
+    pub(super) delays: Option<Arc<Delays>>,
+    /// What is done after the response, if anything is.
+    pub(super) afters: Option<Afters>,
+    /// An allowed request needs nothing but its header fields.
+    is_plain: bool,
+    /// Something of a request is looked at before its rules are.
+    pub(super) is_screened: AtomicBool,
+    pub(super) watch: Watch,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
 }
 
 /// A charge that owns its key; its policy is one of the layer's.
 pub(super) struct OwnedCharge {
-    policy: usize,
-    key: Key,
-    cost: u64,
+    pub(super) policy: usize,
+    pub(super) key: Key,
+    pub(super) cost: u64,
+    pub(super) mode: Mode,
+    /// The mode's, unless the rule has a block or a meter.
+    pub(super) effect: Effect,
+}
+
+impl OwnedCharge {
+    #[inline(always)]
+    fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
+        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
+    }
 }
 
 /// What a request is charged. No two charges are for the same policy and key: the policies of a layer differ by name.
@@ -77,20 +82,27 @@ pub(super) struct OwnedCharge {
 pub(super) enum Charges {
     One(OwnedCharge),
     Several(SmallVec<[OwnedCharge; decision::INLINE]>),
+    /// Besides, a rule in this mode had no key.
+    Unkeyed(SmallVec<[OwnedCharge; decision::INLINE]>, Mode),
 }
 
 impl Charges {
     pub(super) fn as_slice(&self) -> &[OwnedCharge] {
         match self {
             Self::One(charge) => std::slice::from_ref(charge),
-            Self::Several(charges) => charges,
+            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
         }
+    }
+
+    /// The mode of rules that had no key to charge.
+    pub(super) fn unkeyed(&self) -> Mode {
+        if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }
     }
 
     fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
         match self {
             Self::One(charge) => std::slice::from_mut(charge),
-            Self::Several(charges) => charges,
+            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
         }
     }
 }
@@ -99,18 +111,20 @@ impl Charges {
 #[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
 pub(super) enum Asking {
     Exempt,
-    KeyMissing,
+    /// A rule in this mode had no key: one that enforces, or the only one that applies.
+    Unkeyed(Mode),
+    Denied,
     Charges(Charges),
 }
 
 /// What was decided about a request.
 pub(super) struct Decided {
-    kind: OutcomeKind,
-    answer: Answer,
+    pub(super) kind: OutcomeKind,
+    pub(super) answer: Answer,
 }
 
 /// What the limiter answered, and to what.
-enum Answer {
+pub(super) enum Answer {
     /// It was not asked.
     Nothing,
     One {
@@ -120,22 +134,35 @@ enum Answer {
     /// Of several charges only what may have to be given back: nothing else will be asked for.
     Owed(SmallVec<[Owed; decision::INLINE]>),
     Several(Box<Answered>),
+    /// Some of it is settled after the response.
+    Late(Box<Late>),
 }
 
 /// Charges, and the answer if there was one.
-struct Answered {
-    charges: Charges,
-    decision: Option<Decision>,
+pub(super) struct Answered {
+    pub(super) charges: Charges,
+    pub(super) decision: Option<Decision>,
 }
 
 impl Answered {
+    pub(super) fn of_one(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { charges: Charges::One(charge), decision: Some(Decision::one(true, decision)) }
+    }
+
     fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
         Answer::Several(Box::new(Self { charges, decision }))
+    }
+
+    /// Moves over what the charges took.
+    fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
+        if let Some(decision) = &mut self.decision {
+            owe(owed, &mut self.charges, decision);
+        }
     }
 }
 
 /// What a charge took.
-struct Owed {
+pub(super) struct Owed {
     policy: usize,
     key: Key,
     receipt: Receipt,
@@ -161,67 +188,153 @@ impl Decided {
         self.kind
     }
 
+    /// Whether the outcome is told to the service, whether or not the layer exposes outcomes.
+    #[inline(always)]
+    pub(super) fn is_told(&self) -> bool {
+        matches!(self.kind, OutcomeKind::Degraded | OutcomeKind::Overflowed)
+    }
+
     pub(super) fn passes(&self) -> bool {
         self.kind.passed()
     }
 
-    /// The charges, and how many of them were answered: all or none.
-    fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
-        match &self.answer {
-            Answer::Nothing | Answer::Owed(_) => (&[], &[]),
-            Answer::One { charge, decision } => (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+    /// A charge, and its answer.
+    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
+        match &mut self.answer {
+            Answer::Nothing | Answer::Owed(_) | Answer::Late(_) => None,
+            Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
             Answer::Several(answered) => {
-                (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
+                let Answered { charges, decision } = &mut **answered;
+                Some((charges.as_slice().get(at)?, decision.as_mut()?.charge_mut(at)?))
             }
         }
+    }
+
+    /// Something of it is settled after the response.
+    #[inline]
+    pub(super) fn is_late(&self) -> bool {
+        matches!(self.answer, Answer::Late(_))
+    }
+
+    /// What was charged: the policies and the keys.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (usize, &Key)> {
+        let owed = if let Answer::Owed(owed) = &self.answer { owed.as_slice() } else { &[] };
+        let answered = self.answers().0.iter().map(|charge| (charge.policy, &charge.key));
+        answered.chain(owed.iter().map(|owed| (owed.policy, &owed.key)))
+    }
+
+    /// The charges, and how many of them were answered: all or none.
+    pub(super) fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
+        let answered = match &self.answer {
+            Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
+            Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+            Answer::Several(answered) => answered,
+            Answer::Late(late) => late.answered(),
+        };
+        (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
     }
 }
 
 impl<L> Shared<L> {
     pub(super) fn new(limiter: L, settings: Settings) -> Self {
-        let policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
+        let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
+        let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
+        let has_companions = companions.are_there();
         let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
-        Self { limiter, settings, policies, only_rule, headers, refusals, has_inner: AtomicBool::new(false) }
+        let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
+        let near = near.collect();
+        let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer)));
+        let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
+        let is_plain = !has_modes
+            && delays.is_none()
+            && settings.observer.is_none()
+            && !settings.expose_outcome
+            && afters.is_none();
+        let watch = Watch::new(&settings.rules);
+        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
+        let has_inner = AtomicBool::new(false);
+        Self {
+            limiter,
+            settings,
+            policies: policies.into(),
+            only_rule,
+            headers,
+            refusals,
+            near,
+            has_modes,
+            companions,
+            has_companions,
+            delays,
+            afters,
+            is_plain,
+            is_screened,
+            watch,
+            has_inner,
+        }
     }
 
     /// The charges of a request.
     #[inline(always)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
-        if self.settings.exempt_preflight && is_preflight(parts) {
-            return Asking::Exempt;
+        if self.is_screened.load(Ordering::Relaxed) {
+            if let Some(asking) = self.screen(parts) {
+                return asking;
+            }
         }
         // The usual layer has one policy.
         let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
         match bound.ask(parts) {
             Asked::Nothing => Asking::Exempt,
-            Asked::Charge { key, cost } => Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost })),
-            Asked::Key => Asking::KeyMissing,
+            Asked::Charge { key, cost } => {
+                let mode = self.mode_of(bound);
+                Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost, mode, effect: mode.effect() }))
+            }
+            Asked::Key => Asking::Unkeyed(self.mode_of(bound)),
         }
     }
 
     #[inline(never)]
     fn ask_all(&self, parts: &Parts) -> Asking {
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
-        for bound in &self.settings.rules {
+        let mut unkeyed = None;
+        for (rule, bound) in self.settings.rules.iter().enumerate() {
             match bound.ask(parts) {
                 Asked::Nothing => {}
                 Asked::Charge { key, cost } => {
                     let Range { start, end } = bound.charged(parts);
                     let last = end.saturating_sub(1);
+                    let mode = self.mode_of(bound);
+                    let (first, effect) = (charges.len(), mode.effect());
                     for policy in start..last {
-                        charges.push(OwnedCharge { policy, key: key.clone(), cost });
+                        charges.push(OwnedCharge { policy, key: key.clone(), cost, mode, effect });
                     }
-                    charges.push(OwnedCharge { policy: last, key, cost });
+                    charges.push(OwnedCharge { policy: last, key, cost, mode, effect });
+                    self.companions.join(rule, &mut charges, first);
                 }
-                Asked::Key => return Asking::KeyMissing,
+                Asked::Key => match (self.mode_of(bound), unkeyed) {
+                    (Mode::Enforce, _) => return Asking::Unkeyed(Mode::Enforce),
+                    (_, Some(Mode::Degrade)) => {}
+                    (mild, _) => unkeyed = Some(mild),
+                },
             }
+        }
+        if let Some(mode) = unkeyed {
+            let is_charged = !charges.is_empty();
+            return if is_charged { Asking::Charges(Charges::Unkeyed(charges, mode)) } else { Asking::Unkeyed(mode) };
         }
         if charges.len() > 1 {
             return Asking::Charges(Charges::Several(charges));
         }
         charges.pop().map_or(Asking::Exempt, |charge| Asking::Charges(Charges::One(charge)))
+    }
+
+    /// The mode that a rule is in.
+    #[inline(always)]
+    fn mode_of(&self, bound: &BoundRule) -> Mode {
+        if self.has_modes { self.mode_now(bound) } else { Mode::Enforce }
     }
 
     /// Whether nobody sees what becomes of a request other than by the response.
@@ -230,28 +343,23 @@ impl<L> Shared<L> {
         self.settings.observer.is_none() && !self.settings.expose_outcome
     }
 
-    /// Tells the observer, and returns the outcome if the request is to carry it on.
-    #[inline(always)]
-    pub(super) fn tell(&self, decided: &Decided) -> Option<Outcome> {
-        if self.is_unobserved() {
-            return None;
-        }
-        let outcome = self.outcome(decided);
-        if let Some(observer) = &self.settings.observer {
-            observer.on_outcome(&outcome);
-        }
-        self.settings.expose_outcome.then_some(outcome)
-    }
-
     /// The response to a request that does not pass.
     #[cold]
-    pub(super) fn refuse(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
+    pub(super) fn refuse<B>(&self, request: Request<B>, decided: &Decided) -> Response<Bytes> {
+        let (parts, _) = request.into_parts();
+        self.respond(&parts, decided)
+    }
+
+    fn respond(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
         if let Some(around) = Passage::around(&parts.extensions) {
             around.refuse();
         }
         let outcome = self.outcome(decided);
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);
+        }
+        if outcome.is_never() {
+            self.look_for_never(&outcome);
         }
         let seed = seed(decided.answers().0);
         let wait = self.headers.told_wait(&outcome, seed);
@@ -264,12 +372,16 @@ impl<L> Shared<L> {
     /// Writes the fields of a response to a request that passed.
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
         self.write_headers(response, decided, None);
-        if self.settings.expose_outcome && self.settings.enabled {
+        if (self.settings.expose_outcome || decided.is_told()) && self.settings.enabled {
             let refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
             if !refused {
                 response.extensions_mut().insert(self.outcome(decided));
             }
         }
+    }
+
+    pub(super) fn write_refusals_headers<B>(&self, response: &mut Response<B>, decided: &Decided) {
+        self.write_headers(response, decided, Some(seed(decided.answers().0)));
     }
 
     /// The seed is that of a refusal's jitter; nothing else is jittered.
@@ -289,17 +401,38 @@ impl<L> Shared<L> {
             }
             return;
         }
-        let answers = charges.iter().zip(decisions);
-        let views: SmallVec<[View<'_>; 4]> =
-            answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect();
+        let views: SmallVec<[View<'_>; 4]> = if self.has_companions {
+            (0..charges.len()).filter_map(|at| self.view_with_companion(charges, decisions, at, refused)).collect()
+        } else {
+            let answers = charges.iter().zip(decisions);
+            answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect()
+        };
         self.write_views(response, &views, seed);
     }
 
     fn view<'a>(&'a self, charge: &OwnedCharge, decision: &'a ChargeDecision, refused: bool) -> Option<View<'a>> {
-        if !decision.is_known() {
+        if !decision.is_known() || charge.mode == Mode::Shadow {
             return None;
         }
-        Some(View { policy: self.policy(charge.policy)?, decision, refuses: refused && !decision.is_allowed() })
+        Some(View {
+            policy: self.policy(charge.policy)?,
+            decision,
+            refuses: refused && charge.mode == Mode::Enforce && !decision.is_allowed(),
+        })
+    }
+
+    /// Those that go with others have no field of their own.
+    fn view_with_companion<'a>(
+        &'a self,
+        charges: &[OwnedCharge],
+        decisions: &'a [ChargeDecision],
+        at: usize,
+        refused: bool,
+    ) -> Option<View<'a>> {
+        let charge = charges.get(at).filter(|charge| !matches!(charge.effect, Effect::OnRefusal { .. }))?;
+        let stance = companions::stance(charges, decisions, at)?;
+        let view = self.view(charge, stance.told, refused)?;
+        Some(View { refuses: refused && stance.refuses, ..view })
     }
 
     #[inline]
@@ -308,23 +441,7 @@ impl<L> Shared<L> {
         self.headers.write(response.headers_mut(), views, status, seed.is_some(), seed.unwrap_or(0), &wall_now);
     }
 
-    fn outcome(&self, decided: &Decided) -> Outcome {
-        let mut standings = SmallVec::new();
-        let (charges, decisions) = decided.answers();
-        for (charge, decision) in charges.iter().zip(decisions) {
-            if let Some(policy) = self.policy(charge.policy) {
-                standings.push(Standing {
-                    policy: policy.clone(),
-                    cost: charge.cost,
-                    effect: Effect::Enforce,
-                    decision: decision.clone(),
-                });
-            }
-        }
-        Outcome::new(decided.kind, standings)
-    }
-
-    fn policy(&self, at: usize) -> Option<&Policy> {
+    pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
         self.policies.get(at)
     }
 }
@@ -334,19 +451,17 @@ impl<L: Limiter> Shared<L> {
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
         match charges {
             Charges::One(charge) => match self.policy(charge.policy) {
-                Some(policy) => self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)]),
+                Some(policy) => self.limiter.take(&[charge.of(policy)]),
                 None => self.limiter.take(&[]), // there is one
             },
-            Charges::Several(charges) => self.take_all(charges),
+            Charges::Several(charges) | Charges::Unkeyed(charges, _) => self.take_all(charges),
         }
     }
 
     #[inline(never)]
     fn take_all(&self, charges: &[OwnedCharge]) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> = charges
-            .iter()
-            .filter_map(|charge| Some(Charge::new(self.policy(charge.policy)?, &charge.key).cost(charge.cost)))
-            .collect();
+        let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> =
+            charges.iter().filter_map(|charge| Some(charge.of(self.policy(charge.policy)?))).collect();
         self.limiter.take(&borrowed)
     }
 
@@ -359,7 +474,7 @@ impl<L: Limiter> Shared<L> {
         answer: Result<Decision, L::Error>,
     ) -> Result<(OwnedCharge, ChargeDecision), Decided> {
         match (charges, answer) {
-            (Charges::One(charge), Ok(decision)) if self.is_unobserved() => match decision.into_one() {
+            (Charges::One(charge), Ok(decision)) if self.is_plain => match decision.into_one() {
                 Ok((true, decision)) => Ok((charge, decision)),
                 Ok((false, decision)) => {
                     Err(Decided { kind: OutcomeKind::Limited, answer: Answer::One { charge, decision } })
@@ -378,9 +493,14 @@ impl<L: Limiter> Shared<L> {
             Ok(decision) => decision,
             Err(error) => return self.failed(error, charges),
         };
-        let kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
+        let kind = match decision.is_allowed() {
+            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(&charges, decision),
+            true => OutcomeKind::Allowed,
+            false => OutcomeKind::Limited,
+        };
+        let kind = if self.has_companions { self.kind_with_companions(kind, &charges, decision) } else { kind };
         let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
-        if kind == OutcomeKind::Allowed && self.is_unobserved() && self.headers.is_silent_if_passed() {
+        if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
             if let Answer::Owed(owed) = &mut decided.answer {
                 owe(owed, &mut charges, decision);
             }
@@ -396,12 +516,10 @@ impl<L: Limiter> Shared<L> {
 
     #[cold]
     fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
-        if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-        }
+        self.tell_failure(error);
         let kind = match self.settings.on_error {
-            OnError::Deny => OutcomeKind::FailedClosed,
-            OnError::Allow => OutcomeKind::FailedOpen,
+            OnError::Deny if self.may_refuse(&charges) => OutcomeKind::FailedClosed,
+            _ => OutcomeKind::FailedOpen,
         };
         Decided { kind, answer: Answered::boxed(charges, None) }
     }
@@ -416,32 +534,30 @@ impl<L: Limiter> Shared<L> {
                 owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
             }
             Answer::Owed(all) => owed = all,
-            Answer::Several(mut answered) => {
-                if let Answered { charges, decision: Some(decision) } = &mut *answered {
-                    owe(&mut owed, charges, decision);
-                }
-            }
+            Answer::Several(mut answered) => answered.owe(&mut owed),
+            Answer::Late(mut late) => late.dismiss().owe(&mut owed),
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
             .filter_map(|owed| Some(Refund::new(self.policy(owed.policy)?.clone(), owed.key, owed.receipt)))
             .collect();
-        if refunds.is_empty() {
-            return;
-        }
-        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
-            if let Some(observer) = &self.settings.observer {
-                observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-            }
+        if !refunds.is_empty() {
+            self.refund_all(refunds);
         }
     }
-}
 
-/// A CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(header::ORIGIN)
-        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
+        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+            self.tell_failure(&error);
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_failure(&self, error: &L::Error) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+        }
+    }
 }
 
 /// Moves over what charges took.

@@ -13,6 +13,7 @@ use http::{Extensions, Request, Response};
 use tower_service::Service;
 
 use super::charging::{Decided, Shared};
+use super::watch::Charged;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 
@@ -47,6 +48,8 @@ struct Attempts {
     around: Option<Passage>,
     /// How many attempts passed; and `ASKED`.
     passed: AtomicU32,
+    /// What the layer charged, while it is new.
+    charged: Option<Box<Charged>>,
 }
 
 /// A layer within has been asked.
@@ -59,8 +62,13 @@ impl Passage {
         if is_used() { extensions.get::<Self>().cloned() } else { None }
     }
 
-    fn within(around: Option<Self>) -> Self {
-        Self(Arc::new(Attempts { around, passed: AtomicU32::new(0) }))
+    fn within(around: Option<Self>, charged: Option<Box<Charged>>) -> Self {
+        Self(Arc::new(Attempts { around, passed: AtomicU32::new(0), charged }))
+    }
+
+    /// What the layers around were seen to charge, from this one out.
+    pub(super) fn charged(&self) -> impl Iterator<Item = &Charged> {
+        std::iter::successors(Some(self), |within| within.0.around.as_ref()).filter_map(|own| own.0.charged.as_deref())
     }
 
     /// A layer within refuses the request, or has not yet decided that it passes.
@@ -73,7 +81,7 @@ impl Passage {
     }
 
     /// A layer within lets the request pass.
-    fn pass(&self) {
+    pub(super) fn pass(&self) {
         let one_more = |passed: u32| Some((passed | ASKED).wrapping_add(1));
         let before = self.0.passed.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more);
         if before == Ok(ASKED) {
@@ -93,7 +101,7 @@ impl Passage {
     }
 
     /// Whether layers within were asked, and none let the request through.
-    fn is_refused(&self) -> bool {
+    pub(super) fn is_refused(&self) -> bool {
         self.0.passed.load(Ordering::Acquire) == ASKED
     }
 }
@@ -131,7 +139,7 @@ impl<L: Limiter> Shared<L> {
     /// Calls the service with a request that passes, and returns its passage, if there are layers within this one.
     #[inline]
     pub(super) fn pass<S, B>(
-        &self,
+        self: &Arc<Self>,
         service: &mut S,
         mut request: Request<B>,
         decided: &mut Decided,
@@ -141,6 +149,9 @@ impl<L: Limiter> Shared<L> {
     {
         if let Some(outcome) = self.tell(decided) {
             request.extensions_mut().insert(outcome);
+        }
+        if self.afters.is_some() {
+            self.open(&mut request, decided);
         }
         if is_used() {
             return self.pass_on(service, request, decided);
@@ -168,9 +179,10 @@ impl<L: Limiter> Shared<L> {
             let around = Passage::around(request.extensions());
             if let Some(around) = &around {
                 around.pass();
+                self.compare(around, unsettled.decided);
             }
             if self.has_inner.load(Ordering::Relaxed) {
-                let own = Passage::within(around);
+                let own = Passage::within(around, self.charged(unsettled.decided));
                 request.extensions_mut().insert(own.clone());
                 unsettled.passage = Some(own);
             }
@@ -234,10 +246,10 @@ mod tests {
 
     /// Passages through three layers, the outermost first.
     fn three() -> [Passage; 3] {
-        let outer = Passage::within(None);
-        let middle = Passage::within(Some(outer.clone()));
+        let outer = Passage::within(None, None);
+        let middle = Passage::within(Some(outer.clone()), None);
         outer.pass();
-        let inner = Passage::within(Some(middle.clone()));
+        let inner = Passage::within(Some(middle.clone()), None);
         middle.pass();
         [outer, middle, inner]
     }
@@ -280,7 +292,7 @@ mod tests {
     #[test]
     fn of_two_attempts_both_have_to_be_refused() {
         let [outer, middle, inner] = three();
-        let second = Passage::within(Some(middle.clone()));
+        let second = Passage::within(Some(middle.clone()), None);
         middle.pass();
         inner.refuse();
         assert_eq!(refused(&[outer.clone(), middle.clone(), inner.clone()]), [false, false, true]);

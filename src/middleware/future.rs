@@ -14,6 +14,8 @@ use tower_service::Service;
 use super::body::Body;
 use super::charging::{Charges, Decided, Shared};
 use super::composed::Passage;
+use super::delay::Delayed;
+use super::overflow::{NoOverflow, Overflow, TurnedAway};
 use crate::decision::Decision;
 use crate::limiter::Limiter;
 
@@ -21,31 +23,37 @@ pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
     /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
-    /// later, it does not, unless a layer within has refused the request: the service may have done all the work.
-    pub struct ResponseFuture<S, L, B>
+    /// later, it does not, unless a layer within has refused the request: the service may have done all the work. Rules that
+    /// settle may say otherwise, see [`Rule::unanswered`](super::Rule::unanswered).
+    pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
         S: Service<Request<B>>,
         L: Limiter,
+        O: Overflow<S, B>,
     {
         #[pin]
-        state: State<S, L, B>,
+        state: State<S, L, B, O>,
         polled: bool,
         shared: Arc<Shared<L>>,
     }
 
-    impl<S, L, B> PinnedDrop for ResponseFuture<S, L, B>
+    impl<S, L, B, O> PinnedDrop for ResponseFuture<S, L, B, O>
     where
         S: Service<Request<B>>,
         L: Limiter,
+        O: Overflow<S, B>,
     {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
-            if let StateProjection::Passing { decided, passage, .. } = this.state.project() {
-                if *this.polled {
+            match this.state.project() {
+                StateProjection::Passing { decided, passage, .. } if *this.polled => {
                     this.shared.settle(decided, passage);
-                } else {
+                }
+                StateProjection::Passing { decided, .. } => {
                     this.shared.give_back(std::mem::replace(decided, Decided::nothing()));
                 }
+                StateProjection::Delayed { delayed } => this.shared.leave(delayed),
+                _ => {}
             }
         }
     }
@@ -53,42 +61,49 @@ pin_project! {
 
 pin_project! {
     #[project = StateProjection]
-    enum State<S, L, B>
+    enum State<S, L, B, O>
     where
         S: Service<Request<B>>,
         L: Limiter,
+        O: Overflow<S, B>,
     {
         // The passage if there are layers within this one.
         Passing { #[pin] response: S::Future, decided: Decided, passage: Option<Passage> },
         // Boxed, since limiters that answer at once would else carry room for it in each future.
-        Deciding { waiting: Pin<Box<Waiting<S, L, B>>> },
-        Refused { response: Option<Response<Bytes>> },
+        Deciding { waiting: Pin<Box<Waiting<S, L, B, O>>> },
+        // Until it departs.
+        Delayed { delayed: Box<Delayed<S, B>> },
+        Overflowing { #[pin] response: O::Future, decided: Decided },
+        // Or the error of an overflow that could not be called.
+        Refused { response: Option<Result<Response<Bytes>, S::Error>> },
     }
 }
 
 pin_project! {
     // What waits for the limiter's answer.
-    struct Waiting<S, L, B>
+    struct Waiting<S, L, B, O>
     where
         L: Limiter,
     {
         #[pin]
         answer: L::Future<Decision>,
-        asked: Option<Asked<S, B>>,
+        asked: Option<Asked<S, B, O>>,
     }
 }
 
 /// What was asked, and for whom.
-struct Asked<S, B> {
-    charges: Charges,
-    ready: S,
-    request: Request<B>,
+pub(super) struct Asked<S, B, O> {
+    pub(super) charges: Charges,
+    pub(super) ready: S,
+    pub(super) request: Request<B>,
+    pub(super) overflow: O,
 }
 
-impl<S, L, B> ResponseFuture<S, L, B>
+impl<S, L, B, O> ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>>,
     L: Limiter,
+    O: Overflow<S, B>,
 {
     pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
         Self { state: State::Passing { response, decided: Decided::nothing(), passage: None }, polled: false, shared }
@@ -104,27 +119,40 @@ where
         Self { state: State::Passing { response, decided, passage }, polled: false, shared }
     }
 
-    pub(super) fn deciding(
-        answer: L::Future<Decision>,
-        charges: Charges,
-        ready: S,
-        request: Request<B>,
-        shared: Arc<Shared<L>>,
-    ) -> Self {
-        let asked = Some(Asked { charges, ready, request });
-        let waiting = Box::pin(Waiting { answer, asked });
+    pub(super) fn deciding(answer: L::Future<Decision>, asked: Asked<S, B, O>, shared: Arc<Shared<L>>) -> Self {
+        let waiting = Box::pin(Waiting { answer, asked: Some(asked) });
         Self { state: State::Deciding { waiting }, polled: false, shared }
     }
 
-    pub(super) fn refused(response: Response<Bytes>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Refused { response: Some(response) }, polled: false, shared }
+    pub(super) fn delayed(delayed: Box<Delayed<S, B>>, shared: Arc<Shared<L>>) -> Self {
+        Self { state: State::Delayed { delayed }, polled: false, shared }
+    }
+
+    pub(super) fn turned_away(turned_away: TurnedAway<O::Future, S::Error>, shared: Arc<Shared<L>>) -> Self {
+        Self { state: State::turned_away(turned_away), polled: false, shared }
     }
 }
 
-impl<S, L, B, C> Future for ResponseFuture<S, L, B>
+impl<S, L, B, O> State<S, L, B, O>
 where
-    S: Service<Request<B>, Response = Response<C>>,
+    S: Service<Request<B>>,
     L: Limiter,
+    O: Overflow<S, B>,
+{
+    fn turned_away(turned_away: TurnedAway<O::Future, S::Error>) -> Self {
+        match turned_away {
+            TurnedAway::Refused(response) => Self::Refused { response: Some(Ok(response)) },
+            TurnedAway::Overflowing(response, decided) => Self::Overflowing { response, decided },
+            TurnedAway::Failed(error) => Self::Refused { response: Some(Err(error)) },
+        }
+    }
+}
+
+impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
+where
+    S: Service<Request<B>, Response = Response<C>> + Clone,
+    L: Limiter,
+    O: Overflow<S, B>,
 {
     type Output = Result<Response<Body<C>>, S::Error>;
 
@@ -138,6 +166,9 @@ where
                     let polled = response.poll(cx);
                     noticing.end();
                     let mut response = ready!(polled)?;
+                    if decided.is_late() {
+                        return Poll::Ready(Ok(this.shared.finish_late(response, decided, passage)));
+                    }
                     // Left where it is, since it is large.
                     this.shared.finish(&mut response, decided);
                     this.shared.settle_with(decided, passage, &response);
@@ -147,40 +178,59 @@ where
                     let waiting = waiting.as_mut().project();
                     let answer = ready!(waiting.answer.poll(cx));
                     // There until the answer came, and then this state is left.
-                    let Some(Asked { charges, mut ready, request }) = waiting.asked.take() else {
+                    let Some(Asked { charges, mut ready, request, overflow }) = waiting.asked.take() else {
                         return Poll::Pending;
                     };
-                    let (parts, body) = request.into_parts();
                     let mut decided = this.shared.decide(charges, answer);
-                    if decided.passes() {
-                        let request = Request::from_parts(parts, body);
+                    if this.shared.has_to_wait(&decided) {
+                        // What was ready is let go.
+                        let delayed = this.shared.delay(ready.clone(), request, decided);
+                        this.state.set(State::Delayed { delayed });
+                    } else if decided.passes() {
                         let (response, passage) = this.shared.pass(&mut ready, request, &mut decided);
                         this.state.set(State::Passing { response, decided, passage });
                     } else {
-                        let response = Some(this.shared.refuse(&parts, &decided));
-                        this.state.set(State::Refused { response });
+                        let turned_away = this.shared.turn_away(request, decided, &overflow, cx);
+                        this.state.set(State::turned_away(turned_away));
                     }
+                }
+                StateProjection::Delayed { delayed } => {
+                    ready!(delayed.poll_departure(cx));
+                    ready!(delayed.service.poll_ready(cx))?;
+                    // There until it departs, and then this state is left.
+                    let Some(request) = delayed.request.take() else { return Poll::Pending };
+                    let mut decided = std::mem::replace(&mut delayed.decided, Decided::nothing());
+                    let (response, passage) = this.shared.pass(&mut delayed.service, request, &mut decided);
+                    this.state.set(State::Passing { response, decided, passage });
+                }
+                StateProjection::Overflowing { response, decided } => {
+                    let mut response = ready!(response.poll(cx)).map_err(Into::into)?;
+                    this.shared.finish_overflow(&mut response, decided);
+                    return Poll::Ready(Ok(response.map(Body::inner)));
                 }
                 StateProjection::Refused { response } => {
                     // Polled again after it was ready, a future may do anything; this one stays silent.
                     return response
                         .take()
-                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response.map(Body::whole))));
+                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(Body::whole))));
                 }
             }
         }
     }
 }
 
-impl<S, L, B> fmt::Debug for ResponseFuture<S, L, B>
+impl<S, L, B, O> fmt::Debug for ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>>,
     L: Limiter,
+    O: Overflow<S, B>,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = match &self.state {
             State::Passing { .. } => "passing",
             State::Deciding { .. } => "deciding",
+            State::Delayed { .. } => "delayed",
+            State::Overflowing { .. } => "overflowing",
             State::Refused { .. } => "refused",
         };
         f.debug_struct("ResponseFuture").field("state", &state).finish_non_exhaustive()

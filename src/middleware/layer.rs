@@ -6,14 +6,20 @@ use std::sync::Arc;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::access::{AccessList, BoundList};
 use super::bound::BoundRule;
-use super::charging::{Settings, Shared};
+use super::charging::Shared;
+use super::delay::Timer;
 use super::headers::Headers;
+use super::overflow::{NoOverflow, OverflowTo};
 use super::refusal::Refusals;
 use super::rule::IntoRule;
 use super::service::RateLimit;
+use super::settings::Settings;
 use crate::key::IntoKey;
 use crate::limiter::Limiter;
+use crate::misuse::Misuse;
+use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
 /// A [`Layer`] that limits the rate of requests.
@@ -47,8 +53,9 @@ use crate::outcome::Observer;
 ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
 /// }
 /// ```
-pub struct RateLimitLayer<L> {
+pub struct RateLimitLayer<L, O = NoOverflow> {
     shared: Arc<Shared<L>>,
+    overflow: O,
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
@@ -63,11 +70,11 @@ impl<L: Limiter> RateLimitLayer<L> {
         K: IntoKey,
     {
         let rule = BoundRule::new(rule.into_rule(), extract);
-        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))) }
+        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))), overflow: NoOverflow }
     }
 }
 
-impl<L: Limiter + Clone> RateLimitLayer<L> {
+impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
     /// the others either.
     ///
@@ -120,6 +127,34 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
+    /// Sets a [`Mode`](crate::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
+    /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
+    ///
+    /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
+    #[must_use]
+    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
+        let mode = mode.into();
+        self.change(|settings| settings.mode = Some(mode))
+    }
+
+    /// Looks every request up in a list before anything is charged, by the key that `extract` returns: what is allowed is
+    /// exempt from this layer, what is denied is refused with 403 (`PERMISSION_DENIED` over gRPC), and the limiter is not
+    /// asked. Called more than once, the first list that says anything decides. A request without this key is in no list.
+    ///
+    /// Where networks are listed, take an extractor that returns the whole address, such as
+    /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
+    /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
+    /// first address of its /64, and narrower networks of the list do not find it.
+    #[must_use]
+    pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let list = BoundList::new(list.clone(), extract);
+        self.change(|settings| settings.access.push(list))
+    }
+
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
     /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
     /// which is better.
@@ -135,32 +170,122 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
         self.change(|settings| settings.enabled = enabled)
     }
 
+    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, by this timer, such as
+    /// a `TokioTimer` (feature `tokio`). Without one they go on as soon as they are admitted, and only the queue's bound is
+    /// kept.
+    ///
+    /// * A request departs at the time that the limiter said, never earlier: those of one key one interval of the quota
+    ///   apart, first come first served. If it is charged to several queues, it departs at the latest of its times.
+    /// * It holds nothing while it waits: the service within is made ready afterwards.
+    /// * When a request is dropped while it waits, it gives back what it took, and those of the same policy, key and cost
+    ///   that wait behind it in this layer move up by one. Their last place goes back to the limiter, unless somebody has
+    ///   come after it, in another process say: then it stays empty, and the spacing is kept.
+    /// * Nobody waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed); it is told when the request departs.
+    /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
+    ///
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting.
+    #[must_use]
+    pub fn delay(self, timer: impl Timer + 'static) -> Self {
+        self.change(|settings| settings.timer = Some(Arc::new(timer)))
+    }
+
+    /// How many requests wait for their departure now, in this layer and its services.
+    ///
+    /// How many wait for one key, in all processes, is what a [`peek`](Limiter::peek) says by its
+    /// [`position`](crate::ChargeDecision::position).
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.shared.delays.as_ref().map_or(0, |delays| delays.waiting())
+    }
+
+    /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
+    /// them: it may put them into a queue and answer 202, or serve a page from a cache.
+    ///
+    /// It takes the requests of the service within the layer and answers with the same type; what is different is made equal
+    /// by the combinators of `tower::ServiceExt`. In an axum application, a `Router` will do, or a `tower::service_fn`.
+    ///
+    /// * The request carries its [`Outcome`](crate::Outcome), of the kind [`Overflowed`](crate::OutcomeKind::Overflowed).
+    /// * Its response gets the header fields of a refusal, `Retry-After` among them: when the same request would pass.
+    /// * Its errors are handed on as they are, as those of the service.
+    /// * It does not count for the readiness of the layer's service. A clone of it is asked for its own at the moment when
+    ///   it is needed: if it is not ready then, the request is refused as without it. So a concurrency limit around it bounds
+    ///   it, and nobody waits.
+    /// * Requests without a key, or refused because the limiter failed, do not go there.
+    /// * Layers around this one keep what they took: the request is served.
+    ///
+    /// ```
+    /// use axum::body::Body;
+    /// use http::{Request, Response, StatusCode};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// let later = tower::service_fn(|_request: Request<Body>| async {
+    ///     let mut response = Response::new(Body::from("come back for it\n"));
+    ///     *response.status_mut() = StatusCode::ACCEPTED;
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// });
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).overflow(later);
+    /// let app: axum::Router = axum::Router::new().layer(limit);
+    /// ```
+    #[must_use]
+    pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
+        RateLimitLayer { shared: self.shared, overflow: OverflowTo::new(service) }
+    }
+
     /// Services made before keep what they have.
     fn change(self, change: impl FnOnce(&mut Settings)) -> Self {
+        let overflow = self.overflow;
         let (limiter, mut settings) = match Arc::try_unwrap(self.shared) {
             Ok(Shared { limiter, settings, .. }) => (limiter, settings),
             Err(shared) => (shared.limiter.clone(), shared.settings.clone()),
         };
         change(&mut settings);
-        Self { shared: Arc::new(Shared::new(limiter, settings)) }
+        Self { shared: Arc::new(Shared::new(limiter, settings)), overflow }
     }
 }
 
-impl<S, L> Layer<S> for RateLimitLayer<L> {
-    type Service = RateLimit<S, L>;
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Whether the layer is set up as it can be meant: returns the first [misuse](crate::MisuseKind) that is noticed, by its
+    /// setup, by that of the other layers that serve with the same limiter, or, if this layer serves, by its requests so far.
+    ///
+    /// To be called when everything is set up, and in tests after a request. The layer's
+    /// [observer](Self::observer) is told the same.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = MemoryLimiter::new();
+    /// let read = RateLimitLayer::new(limiter.clone(), Policy::new("api", Quota::per_second(50))?, key::peer_ip());
+    /// let write = RateLimitLayer::new(limiter, Policy::new("api", Quota::per_second(5))?, key::peer_ip());
+    /// read.check()?;
+    /// assert_eq!(write.check().unwrap_err().kind().as_str(), "two-quotas");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If a misuse was noticed; it says how to mend it.
+    pub fn check(&self) -> Result<(), Misuse> {
+        self.shared.look_at_setup();
+        self.shared.watch.first().map_or(Ok(()), Err)
+    }
+}
+
+impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {
+    type Service = RateLimit<S, L, O>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        RateLimit::of(inner, Arc::clone(&self.shared))
+        self.shared.look_at_setup();
+        RateLimit::of(inner, Arc::clone(&self.shared), self.overflow.clone())
     }
 }
 
-impl<L> Clone for RateLimitLayer<L> {
+impl<L, O: Clone> Clone for RateLimitLayer<L, O> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared) }
+        Self { shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
     }
 }
 
-impl<L> fmt::Debug for RateLimitLayer<L> {
+impl<L, O> fmt::Debug for RateLimitLayer<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimitLayer").field("rules", &self.shared.settings.rules).finish_non_exhaustive()
     }

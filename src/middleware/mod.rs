@@ -1,7 +1,7 @@
 //! The Tower middleware: a layer that lets a request through, or answers it with a refusal.
 //!
 //! ```text
-//! request ─ when? ─ extractor ─▶ charges ─▶ Limiter::take ─▶ Decision ─▶ inner service │ refusal
+//! request ─ when? ─ extractor ─▶ charges ─▶ Limiter::take ─▶ Decision ─▶ (delay ─▶) inner service │ overflow │ refusal
 //!                                                                            └─ header fields on the way out ─┘
 //! ```
 //!
@@ -51,6 +51,20 @@
 //! * **In several layers**, each decides by itself, from the outermost in; see below. Prefer [`RateLimitLayer::and`] where
 //!   one layer can do it: it makes one decision, and one round trip.
 //!
+//! # What becomes of a request
+//!
+//! | its quota says | in [`Mode::Enforce`](crate::Mode) | in `Mode::Degrade` | in `Mode::Shadow` |
+//! |---|---|---|---|
+//! | yes | passes, charged | passes, charged | passes, charged |
+//! | yes, with a departure (a leaky queue in a layer with a [timer](RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
+//! | no | goes to the [overflow](RateLimitLayer::overflow) if that is ready, else is refused; nothing is charged to any rule | passes, the service is told; charged to the rules that say yes | passes; charged to the rules that say yes |
+//! | there is no key ([`MissingKey::Reject`]) | is refused, 400 | passes, the service is told | passes |
+//! | the limiter failed | as [`OnError`] says | passes, if no enforced rule applies | passes, if no enforced rule applies |
+//!
+//! Modes go with every quota, with [several](crate::Policy::several), [plans](crate::Policy::choose), conditions and costs:
+//! the rule's mode is that of each of its quotas. Where several rules say no, one that is enforced refuses; else one that
+//! degrades is told; else [`OutcomeKind`](crate::OutcomeKind) tells of one in shadow.
+//!
 //! # Several layers around each other
 //!
 //! When an inner layer refuses a request, fails closed, or is dropped before its limiter has answered, the layers around it
@@ -70,6 +84,22 @@
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
 //! the longest `Retry-After`. An outer layer's fields tell of the request as charged, also if that was given back.
 //!
+//! # Costs that are known in the end
+//!
+//! [`Rule::charge_when`] and [`Rule::give_back_when`] let the response's head say whether a request stays charged;
+//! [`Rule::settle_by_bill`], [`Rule::settle_by_response`] and [`Rule::settle_by_body`] make the cost a reservation, which is
+//! settled by what the request cost in the end. The order of events:
+//!
+//! 1. Everything is taken before the service is called: what is unknown yet is taken as if it will be charged.
+//! 2. Dropped before its future was polled, or refused by a layer within, a request is given back whole.
+//! 3. Without an answer (dropped, a panic, an error) it is settled by its bill, or else as [`Rule::unanswered`] says.
+//! 4. The response's head decides by outcome, and settles what depends on nothing else. The header fields tell what is left
+//!    after that; what is still open they tell as reserved.
+//! 5. The end of the body, or its loss, settles the rest. A stream is charged once.
+//!
+//! A settlement is sent to a remote limiter and not waited for. If it fails, the [observer](RateLimitLayer::observer) is told
+//! where that is known at once, and the reservation stays as it was.
+//!
 //! # Deployment
 //!
 //! * A limiter in memory counts for its own process. With *n* processes a client has up to *n* quotas, and a restart gives
@@ -79,14 +109,14 @@
 //! * A key that the client can make up, as a path, a header field that nobody checked, or a cookie, is a fresh allowance
 //!   each time. Limit by address besides.
 //! * A streaming request or response is charged once, when it begins. A `HEAD` or a retry costs as much as any other.
-//! * An admitted request goes on at once: the [delay](crate::ChargeDecision::delay) that a leaky queue gives is not waited
-//!   for here, only its bound is kept.
+//! * An admitted request goes on at once. The [delay](crate::ChargeDecision::delay) that a leaky queue gives is waited for
+//!   only in a layer that has a timer for it: [`RateLimitLayer::delay`].
 //!
 //! # Differences from `tower::limit::RateLimit`
 //!
 //! | | [`RateLimit`] | `tower::limit::RateLimit` |
 //! |---|---|---|
-//! | Over the limit | answers with a refusal at once | is not ready, so callers wait |
+//! | Over the limit | answers with a refusal at once, or lets the request wait in a bounded queue | is not ready, so callers wait |
 //! | Counts | for each key, by any number of policies | all requests of one service value |
 //! | `Clone` | yes, and clones share the allowance | no; behind a `Buffer` each clone of the whole waits in one queue |
 //! | Algorithms | each of [`Algorithm`](crate::Algorithm) | fixed windows that begin with a request |
@@ -94,22 +124,43 @@
 //!
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
+mod access;
+mod after;
+mod bill;
 mod body;
 mod bound;
 mod charging;
+mod companions;
 mod composed;
+mod delay;
 pub(crate) mod extract;
 mod future;
 mod headers;
+mod late;
 mod layer;
+mod modes;
+mod overflow;
+mod overrides;
 mod refusal;
 mod rule;
+mod screen;
 mod service;
+mod settings;
+mod telling;
+mod watch;
 
+pub use access::{Access, AccessList, AccessListError};
+pub use after::Unanswered;
+pub use bill::Bill;
 pub use body::Body;
+#[cfg(feature = "tokio")]
+pub use delay::TokioTimer;
+pub use delay::{Sleep, Timer};
 pub use future::ResponseFuture;
 pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};
+pub use overflow::{NoOverflow, Overflow, OverflowTo};
+pub use overrides::PlanOverrides;
 pub use refusal::{GrpcCode, Protocol, ProtocolRule, Refusal, Refusals};
 pub use rule::{IntoRule, MissingKey, Rule};
 pub use service::RateLimit;

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use super::after::After;
+use super::companions::Companion;
+use crate::mode::ModeSwitch;
 use crate::policy::{Policy, PolicyError};
 use crate::quota::Quota;
 
@@ -35,6 +38,11 @@ pub struct Rule {
     pub(super) when: Option<Read<bool>>,
     pub(super) cost: Option<Read<u64>>,
     pub(super) missing_key: MissingKey,
+    /// Without it the rule enforces.
+    pub(super) mode: Option<ModeSwitch>,
+    pub(super) near_percent: Option<u8>,
+    pub(super) companion: Option<Companion>,
+    pub(super) after: After,
 }
 
 impl Rule {
@@ -72,6 +80,27 @@ impl Rule {
         self
     }
 
+    /// Sets what the rule does with a request that is over its quota: a [`Mode`](crate::Mode), or a [`ModeSwitch`] by which
+    /// it can be changed while requests come.
+    ///
+    /// It is asked for each request that the rule applies to, which costs one load.
+    #[must_use]
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = Some(mode.into());
+        self
+    }
+
+    /// Says when a warning is due: the outcome [is near](crate::Standing::is_near) when no more remains than so many percent
+    /// of the quota's capacity, compared exactly, without rounding. Above 100 is as 100: always.
+    ///
+    /// The outcome reaches an [`Observer`](crate::Observer), and the service if it is
+    /// [exposed](crate::RateLimitLayer::expose_outcome).
+    #[must_use]
+    pub fn near_percent(mut self, percent: u8) -> Self {
+        self.near_percent = Some(percent);
+        self
+    }
+
     /// The policies: one, unless the rule is of [several quotas](Policy::several) or [plans](Policy::choose).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
@@ -79,7 +108,17 @@ impl Rule {
     }
 
     fn of(policies: Vec<Policy>) -> Self {
-        Self { policies, choose: None, when: None, cost: None, missing_key: MissingKey::default() }
+        Self {
+            policies,
+            choose: None,
+            when: None,
+            cost: None,
+            missing_key: MissingKey::default(),
+            mode: None,
+            near_percent: None,
+            companion: None,
+            after: After::default(),
+        }
     }
 }
 
@@ -91,6 +130,10 @@ impl fmt::Debug for Rule {
             .field("conditional", &self.when.is_some())
             .field("costed", &self.cost.is_some())
             .field("missing_key", &self.missing_key)
+            .field("mode", &self.mode)
+            .field("near_percent", &self.near_percent)
+            .field("companion", &self.companion)
+            .field("after", &self.after)
             .finish()
     }
 }
@@ -182,6 +225,11 @@ impl Policy {
     /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
     /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
     ///
+    /// Where each plan is to begin afresh instead, make the plan a part of the key: `Key::of((customer, plan))`. Then each
+    /// plan of a key has a state of its own, on every limiter, and who comes back to a plan finds what it had used of it.
+    /// For single keys with a plan of their own, changed while the service runs, there are
+    /// [`PlanOverrides`](super::PlanOverrides).
+    ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
     ///
@@ -226,6 +274,18 @@ impl Policy {
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Rule {
         self.into_rule().cost(cost)
+    }
+
+    /// A rule in this mode; see [`Rule::mode`].
+    #[must_use]
+    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Rule {
+        self.into_rule().mode(mode)
+    }
+
+    /// A rule that warns when so little remains; see [`Rule::near_percent`].
+    #[must_use]
+    pub fn near_percent(self, percent: u8) -> Rule {
+        self.into_rule().near_percent(percent)
     }
 
     /// A rule with this answer to a missing key; see [`Rule::missing_key`].

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -11,7 +11,9 @@ use tower_service::Service;
 use super::body::Body;
 use super::charging::{Asking, Decided, Shared};
 use super::composed::{self, Passage};
-use super::future::ResponseFuture;
+use super::future::{Asked, ResponseFuture};
+use super::modes::kind_of_unkeyed;
+use super::overflow::{NoOverflow, Overflow};
 use crate::limiter::{Limiter, Reply};
 use crate::outcome::OutcomeKind;
 
@@ -21,15 +23,17 @@ use crate::outcome::OutcomeKind;
 ///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. If that future is
-///   dropped before it was polled, the charge is given back.
-pub struct RateLimit<S, L> {
+///   dropped before it was polled, the charge is given back. What a rule settles after the response is settled once: by its
+///   head, or when its body has ended or was dropped.
+pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     shared: Arc<Shared<L>>,
+    overflow: O,
 }
 
-impl<S, L> RateLimit<S, L> {
-    pub(super) fn of(inner: S, shared: Arc<Shared<L>>) -> Self {
-        Self { inner, shared }
+impl<S, L, O> RateLimit<S, L, O> {
+    pub(super) fn of(inner: S, shared: Arc<Shared<L>>, overflow: O) -> Self {
+        Self { inner, shared, overflow }
     }
 
     /// The inner service.
@@ -44,10 +48,11 @@ impl<S, L> RateLimit<S, L> {
 
     /// Where layers are around each other. Apart, so that the usual request is not moved for it.
     #[inline(never)]
-    fn pass<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B>
+    fn pass<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B, O>
     where
         S: Service<Request<B>>,
         L: Limiter,
+        O: Overflow<S, B>,
     {
         let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
         ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
@@ -60,16 +65,17 @@ impl<S, L> RateLimit<S, L> {
     }
 }
 
-impl<S, L, B, C> Service<Request<B>> for RateLimit<S, L>
+impl<S, L, B, C, O> Service<Request<B>> for RateLimit<S, L, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
     C: http_body::Body,
     C::Data: From<Bytes>,
+    O: Overflow<S, B>,
 {
     type Response = Response<Body<C>>;
     type Error = S::Error;
-    type Future = ResponseFuture<S, L, B>;
+    type Future = ResponseFuture<S, L, B, O>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(cx)
@@ -83,7 +89,8 @@ where
         let (parts, body) = request.into_parts();
         let mut decided = match self.shared.ask(&parts) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
-            Asking::KeyMissing => Decided::without_charges(OutcomeKind::KeyMissing),
+            Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
+            Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
             Asking::Charges(charges) => match self.shared.take(&charges) {
                 Reply::Now(answer) => match self.shared.quickly(charges, answer) {
                     // The usual case in straight-line code, so that what was decided is written once.
@@ -108,30 +115,39 @@ where
                     let next = self.inner.clone();
                     let ready = std::mem::replace(&mut self.inner, next);
                     let request = Request::from_parts(parts, body);
-                    return ResponseFuture::deciding(answer, charges, ready, request, Arc::clone(&self.shared));
+                    let asked = Asked { charges, ready, request, overflow: self.overflow.clone() };
+                    return ResponseFuture::deciding(answer, asked, Arc::clone(&self.shared));
                 }
             },
         };
-        if decided.passes() {
+        if self.shared.has_to_wait(&decided) {
+            // What is ready is let go, for others.
+            self.inner = self.inner.clone();
+            let delayed = self.shared.delay(self.inner.clone(), Request::from_parts(parts, body), decided);
+            ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
+        } else if decided.passes() {
             let request = Request::from_parts(parts, body);
             let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
             ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
         } else {
-            let response = self.shared.refuse(&parts, &decided);
             // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
             self.inner = self.inner.clone();
-            ResponseFuture::refused(response, Arc::clone(&self.shared))
+            // Nobody waits for an overflow that is not ready.
+            let mut cx = Context::from_waker(Waker::noop());
+            let request = Request::from_parts(parts, body);
+            let turned_away = self.shared.turn_away(request, decided, &self.overflow, &mut cx);
+            ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
         }
     }
 }
 
-impl<S: Clone, L> Clone for RateLimit<S, L> {
+impl<S: Clone, L, O: Clone> Clone for RateLimit<S, L, O> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
+        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
     }
 }
 
-impl<S: fmt::Debug, L> fmt::Debug for RateLimit<S, L> {
+impl<S: fmt::Debug, L, O> fmt::Debug for RateLimit<S, L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RateLimit")
             .field("inner", &self.inner)

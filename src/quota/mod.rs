@@ -1,5 +1,6 @@
 //! How much is allowed: a limit per period, an algorithm, and its options.
 
+mod block;
 mod error;
 mod share;
 #[cfg(test)]
@@ -11,7 +12,7 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::algorithm::Rules;
-use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact};
+use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact, micros_floor};
 
 pub use error::{QuotaError, QuotaErrorKind};
 
@@ -73,6 +74,19 @@ pub(crate) struct Spec {
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
     pub(crate) count_denied: bool,
+    pub(crate) lasting: Lasting,
+}
+
+/// How long blocks last; all zero, and the factor 1, of other algorithms.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Lasting {
+    pub(crate) length_us: u64,
+    /// Each further block is so many times as long,
+    pub(crate) factor: u64,
+    /// but no longer than this,
+    pub(crate) longest_us: u64,
+    /// if it begins within this time after the end of the last.
+    pub(crate) memory_us: u64,
 }
 
 /// The algorithms of the field. See [`algorithm`](crate::algorithm) for which one to choose.
@@ -95,6 +109,10 @@ pub enum Algorithm {
     SlidingWindow,
     /// Every admitted request, remembered for one period.
     SlidingLog,
+    /// Units that, once used up, close the key for a longer time: strikes and a block.
+    Block,
+    /// A counter that never starts afresh by itself: for metering.
+    Meter,
 }
 
 /// Where windows and steps begin.
@@ -201,6 +219,8 @@ impl Quota {
     /// A leaky bucket as a queue: requests leave it one every `period / limit`, first come first served, and each
     /// admitted one is told its own departure. [`queue`](Self::queue) says how many may wait, by default `limit`.
     ///
+    /// Requests do wait where the layer has a timer for it: [`RateLimitLayer::delay`](crate::RateLimitLayer::delay).
+    ///
     /// # Errors
     /// If the limit or the period is out of [range](Self#exactness-and-ranges).
     pub fn leaky_queue(limit: u64, period: Duration) -> Result<Self, QuotaError> {
@@ -298,6 +318,19 @@ impl Quota {
         })
     }
 
+    /// Shortens a leaky queue so that nobody waits for longer than this: whoever would have to is denied, and takes nothing.
+    /// The queue then has as many places as depart in that time, rounded down, besides those that
+    /// [pass at once](Self::delay_after); set that first. A queue that is short enough stays as it is.
+    ///
+    /// # Errors
+    /// If the algorithm is not a leaky queue.
+    pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
+        self.only("max_wait", &[Algorithm::LeakyQueue])?;
+        let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / u128::from(self.spec.period_us);
+        let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
+        if length >= self.spec.burst.saturating_sub(1) { Ok(self) } else { self.queue(length) }
+    }
+
     /// How many of a leaky queue's places pass at once, as nginx's `delay=`: of the requests beyond the one that is due
     /// the first `n` are not delayed, the next are spaced, and beyond the queue they are denied.
     ///
@@ -358,13 +391,14 @@ impl Quota {
     }
 
     /// Denied requests count as well, so that whoever keeps hammering stays denied. They fill a fixed window, or a sliding
-    /// window's current sub-window, up to the limit and not beyond; of a log the newest `limit` units are kept.
+    /// window's current sub-window, up to the limit and not beyond; of a log the newest `limit` units are kept. A block
+    /// begins anew with each.
     ///
     /// # Errors
-    /// If the algorithm is not a window or a log.
+    /// If the algorithm is not a window, a log or a block.
     pub fn count_denied(self) -> Result<Self, QuotaError> {
-        use Algorithm::{FixedWindow, SlidingLog, SlidingWindow};
-        self.only("count_denied", &[FixedWindow, SlidingWindow, SlidingLog])?;
+        use Algorithm::{Block, FixedWindow, SlidingLog, SlidingWindow};
+        self.only("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block])?;
         self.with(|spec| spec.count_denied = true)
     }
 
@@ -372,8 +406,15 @@ impl Quota {
     /// By default as much as the capacity. It also bounds what a clock that steps back can cost a key.
     ///
     /// # Errors
-    /// If the debt is too large or drains too slowly.
+    /// If the debt is too large or drains too slowly, or of a block or a meter, which owe nothing.
     pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
+        use Algorithm::{
+            FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, StepBucket, TokenBucket,
+        };
+        self.only(
+            "max_debt",
+            &[TokenBucket, StepBucket, Gcra, LeakyBucket, LeakyQueue, FixedWindow, SlidingWindow, SlidingLog],
+        )?;
         self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
     }
 
@@ -432,7 +473,10 @@ impl Quota {
     #[must_use]
     pub fn refill_time(&self) -> Duration {
         Duration::from_micros(match self.spec.algorithm {
-            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => self.spec.period_us,
+            Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Meter => {
+                self.spec.period_us
+            }
+            Algorithm::Block => self.spec.lasting.longest_us.max(self.spec.period_us),
             _ => drain_us(&self.spec, self.spec.burst).unwrap_or(DRAIN_US_MAX),
         })
     }
@@ -535,7 +579,11 @@ fn drain_us(spec: &Spec, units: u64) -> Option<u64> {
         return Some(0);
     }
     let drain = match spec.algorithm {
-        Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => 0,
+        Algorithm::FixedWindow
+        | Algorithm::SlidingWindow
+        | Algorithm::SlidingLog
+        | Algorithm::Block
+        | Algorithm::Meter => 0,
         Algorithm::StepBucket => u128::from(units.div_ceil(spec.limit)) * u128::from(spec.period_us),
         _ => (u128::from(units) * u128::from(spec.period_us)).div_ceil(u128::from(spec.limit)),
     };
@@ -554,13 +602,14 @@ impl Spec {
             limit,
             period_us,
             burst,
-            debt: burst,
+            debt: if matches!(algorithm, Algorithm::Block | Algorithm::Meter) { 0 } else { burst },
             algorithm,
             anchor: Anchor::Epoch,
             delay_after: 0,
             buckets: 1,
             oldest: Oldest::Weighted,
             count_denied: false,
+            lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
         }
     }
 }

@@ -31,6 +31,7 @@ impl Quota {
         spec.delay_after = (spec.delay_after / parts).min(spec.burst - 1);
         match spec.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
+            Algorithm::Block | Algorithm::Meter => spec.debt = 0,
             _ => {
                 // The rate was rounded down, so what it drains within the longest time is less.
                 let most = u128::from(DRAIN_US_MAX) * u128::from(spec.limit) / u128::from(spec.period_us);

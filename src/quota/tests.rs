@@ -12,7 +12,7 @@ const MICROSECOND: Duration = Duration::from_micros(1);
 
 type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
 
-const ALGORITHMS: [Algorithm; 8] = [
+const ALGORITHMS: [Algorithm; 10] = [
     Algorithm::TokenBucket,
     Algorithm::StepBucket,
     Algorithm::Gcra,
@@ -21,10 +21,12 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingWindow,
     Algorithm::SlidingLog,
+    Algorithm::Block,
+    Algorithm::Meter,
 ];
 
 /// Words that mean something somewhere, and some that mean nothing anywhere.
-const WORDS: [&str; 46] = [
+const WORDS: [&str; 53] = [
     "100",
     "0",
     "1",
@@ -71,6 +73,13 @@ const WORDS: [&str; 46] = [
     "sliding window",
     "sliding log",
     "fixed",
+    "for",
+    "times",
+    "up",
+    "to",
+    "within",
+    "block",
+    "meter",
 ];
 
 /// Every message says what to do: a range, another name, or an example to follow.
@@ -91,7 +100,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_is_read_as_the_same_quota(shape in shapes(), which in 0..8_usize, first in any::<bool>()) {
+    fn what_is_printed_is_read_as_the_same_quota(shape in shapes(), which in 0..10_usize, first in any::<bool>()) {
         let anchor = if first { Anchor::FirstRequest } else { Anchor::Epoch };
         let quota = quota(ALGORITHMS[which], anchor, &shape);
         let words = quota.to_string();
@@ -103,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn options_may_stand_in_any_order(shape in shapes(), which in 0..8_usize, seed in any::<u64>()) {
+    fn options_may_stand_in_any_order(shape in shapes(), which in 0..10_usize, seed in any::<u64>()) {
         let quota = quota(ALGORITHMS[which], Anchor::Epoch, &shape);
         let words = quota.to_string();
         let (rate, options) = words.split_once(", ").expect("the algorithm is always named");

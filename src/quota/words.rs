@@ -16,7 +16,7 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
-const ALGORITHMS: [Algorithm; 8] = [
+const ALGORITHMS: [Algorithm; 10] = [
     Algorithm::TokenBucket,
     Algorithm::StepBucket,
     Algorithm::Gcra,
@@ -25,6 +25,8 @@ const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::FixedWindow,
     Algorithm::SlidingWindow,
     Algorithm::SlidingLog,
+    Algorithm::Block,
+    Algorithm::Meter,
 ];
 
 impl Algorithm {
@@ -40,6 +42,8 @@ impl Algorithm {
             Self::FixedWindow => "fixed window",
             Self::SlidingWindow => "sliding window",
             Self::SlidingLog => "sliding log",
+            Self::Block => "block",
+            Self::Meter => "meter",
         }
     }
 }
@@ -56,14 +60,9 @@ impl fmt::Display for Quota {
         let spec = self.spec();
         let plain = Spec::new(spec.limit, spec.period_us, spec.algorithm);
         write!(f, "{} per ", spec.limit)?;
-        for (length, name, _) in UNITS {
-            if spec.period_us % length == 0 {
-                match spec.period_us / length {
-                    1 => f.write_str(name)?,
-                    count => write!(f, "{count} {name}s")?,
-                }
-                break;
-            }
+        match in_units(spec.period_us) {
+            (1, name) => f.write_str(name)?,
+            (count, name) => write!(f, "{count} {name}s")?,
         }
         if spec.burst != plain.burst {
             if spec.algorithm == Algorithm::LeakyQueue {
@@ -75,7 +74,15 @@ impl fmt::Display for Quota {
         if spec.delay_after != 0 {
             write!(f, ", delay after {}", spec.delay_after)?;
         }
-        if spec.debt != spec.burst {
+        let lasting = spec.lasting;
+        if spec.algorithm == Algorithm::Block {
+            write!(f, ", for {}", Span(lasting.length_us))?;
+        }
+        if lasting.memory_us > 0 {
+            let (longest, memory) = (Span(lasting.longest_us), Span(lasting.memory_us));
+            write!(f, ", times {} up to {longest} within {memory}", lasting.factor)?;
+        }
+        if spec.debt != plain_debt(spec) {
             write!(f, ", debt {}", spec.debt)?;
         }
         if spec.anchor == Anchor::FirstRequest {
@@ -96,6 +103,27 @@ impl fmt::Display for Quota {
     }
 }
 
+/// The debt of a quota for which none was chosen.
+fn plain_debt(spec: &Spec) -> u64 {
+    if matches!(spec.algorithm, Algorithm::Block | Algorithm::Meter) { 0 } else { spec.burst }
+}
+
+/// A span in the longest unit that it is a whole number of.
+fn in_units(us: u64) -> (u64, &'static str) {
+    let unit = UNITS.iter().find(|(length, ..)| us % length == 0);
+    unit.map_or((us, "microsecond"), |(length, name, _)| (us / length, name))
+}
+
+/// A span of microseconds.
+struct Span(u64);
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, name) = in_units(self.0);
+        write!(f, "{count} {name}{}", if count == 1 { "" } else { "s" })
+    }
+}
+
 impl FromStr for Quota {
     type Err = QuotaError;
 
@@ -103,7 +131,7 @@ impl FromStr for Quota {
     ///
     /// First the limit and the period, then in any order: an algorithm (`token bucket` if none is named), `burst N`,
     /// `queue N`, `delay after N`, `debt N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
-    /// `counting denied`. Case and commas do not matter; numbers may contain `_`.
+    /// `counting denied`, and of a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter; numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         let words: Vec<&str> = lower.split_whitespace().collect();
@@ -156,6 +184,7 @@ impl<'a> Reader<'a> {
     fn options(mut self, mut quota: Quota) -> Result<Quota, QuotaError> {
         let name: Vec<&str> = quota.algorithm().words().split(' ').collect();
         let (mut debt, mut delay_after) = (None, None); // measured against the capacity, wherever that is named
+        let (mut lasting, mut growing) = (None, None); // one is measured against the other
         while let Some(first) = self.words.first().copied() {
             if self.words.starts_with(&name) {
                 self.words = &self.words[name.len()..];
@@ -172,6 +201,19 @@ impl<'a> Reader<'a> {
                 "delay" => {
                     self.expect("after")?;
                     delay_after = Some(self.number("a number of requests")?);
+                    quota
+                }
+                "for" => {
+                    lasting = Some(self.period()?);
+                    quota
+                }
+                "times" => {
+                    let factor = u32::try_from(self.number("a factor")?).unwrap_or(u32::MAX);
+                    self.expect("up")?;
+                    self.expect("to")?;
+                    let longest = self.period()?;
+                    self.expect("within")?;
+                    growing = Some((factor, longest, self.period()?));
                     quota
                 }
                 "from" => {
@@ -197,6 +239,16 @@ impl<'a> Reader<'a> {
                 }
                 other => return Err(self.error(&format!("`{other}` is not an option of a quota"))),
             };
+        }
+        match lasting {
+            Some(lasting) => quota = quota.lasting(lasting)?,
+            None if quota.algorithm() == Algorithm::Block => {
+                return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`"));
+            }
+            None => {}
+        }
+        if let Some((factor, longest, memory)) = growing {
+            quota = quota.growing(factor, longest, memory)?;
         }
         if let Some(n) = delay_after {
             quota = quota.delay_after(n)?;
@@ -253,5 +305,7 @@ fn build(algorithm: Algorithm, limit: u64, period: Duration) -> Result<Quota, Qu
         Algorithm::FixedWindow => Quota::fixed_window(limit, period),
         Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
         Algorithm::SlidingLog => Quota::large_sliding_log(limit, period),
+        Algorithm::Block => Quota::block(limit, period, Duration::from_secs(1)), // until `for` is read
+        Algorithm::Meter => Quota::meter(limit, period),
     }
 }

@@ -2,9 +2,12 @@
 #![cfg(feature = "redis")]
 
 mod cluster;
+mod composed;
 mod limits;
 mod promises;
+mod queues;
 mod seams;
+mod settling;
 mod troubles;
 
 #[path = "../support/redis_cluster.rs"]

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tower_ratelimit::{Charge, ChargeDecision, Decision, Key, Limiter, Policy, Receipt, Refund, Reply};
+use tower_ratelimit::{Charge, ChargeDecision, Decision, Effect, Key, Limiter, Policy, Receipt, Refund, Reply};
 
 /// Counts units for each policy and key, up to the policy's capacity, and forgets nothing: no time passes.
 ///
@@ -79,18 +79,20 @@ impl Scripted {
             let used = state.used.get(&(charge.policy.name().to_owned(), charge.key.clone())).copied().unwrap_or(0);
             charge.policy.quota().capacity().saturating_sub(used)
         };
-        let allowed = charges.iter().all(|charge| charge.cost <= left(charge, &state));
+        let forced = |charge: &Charge<'_>| charge.effect == Effect::Force;
+        let allowed = charges.iter().all(|charge| charge.cost <= left(charge, &state) || forced(charge));
         let mut answers = Vec::new();
         for charge in charges {
             let capacity = charge.policy.quota().capacity();
             let before = left(charge, &state);
-            if charge.cost > before {
+            if charge.cost > before && !forced(charge) {
                 let wait = (charge.cost <= capacity).then_some(Duration::from_secs(3));
                 answers.push(ChargeDecision::denied(capacity, before, wait));
             } else if allowed {
                 *state.used.entry((charge.policy.name().to_owned(), charge.key.clone())).or_default() += charge.cost;
                 let receipt = Receipt::new(charge.cost, 0, 0);
-                answers.push(ChargeDecision::allowed(capacity, before - charge.cost).with_receipt(&receipt));
+                answers
+                    .push(ChargeDecision::allowed(capacity, before.saturating_sub(charge.cost)).with_receipt(&receipt));
             } else {
                 answers.push(ChargeDecision::allowed(capacity, before));
             }
@@ -132,6 +134,11 @@ impl Limiter for Scripted {
             state.refunds.push((name, refund.key, refund.receipt.units()));
         }
         Reply::Now(Ok(()))
+    }
+
+    /// As a remote limiter: done before it is waited for.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
+        Reply::Now(self.decide(charges))
     }
 
     fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Trouble, Self::Future<()>> {

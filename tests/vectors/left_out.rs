@@ -40,10 +40,7 @@ pub(crate) const LEFT_OUT: &[LeftOut] = &[
     differs("tb-xtime-cancel-too-late", 3, "act_at_ms", GIVES_BACK_UNDRAINED),
     differs("tb-xtime-cancel-0", 4, "act_at_ms", GIVES_BACK_UNDRAINED),
     differs("tb-xtime-cancel-multi", 6, "act_at_ms", GIVES_BACK_UNDRAINED),
-    not_here(
-        "fw-rlf-block",
-        "a block that outlasts the window is what the middleware does about a denial, not a quota",
-    ),
+    differs("fw-rlf-block", 0, "retry_after_ms_min", NEVER_IS_NEVER),
     // Adapters
     differs("gcra-redis_rate-allow", 5, "retry_after_ms", NEVER_IS_NEVER),
     differs("gcra-redis_rate-at-most", 6, "retry_after_ms", NEVER_IS_NEVER),

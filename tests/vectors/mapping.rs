@@ -9,8 +9,8 @@ use tower_ratelimit::{Algorithm, Anchor, Oldest, Quota, QuotaError};
 pub(crate) type Params = Map<String, Value>;
 
 /// What the replayer itself reads, and what only describes.
-const NOT_OF_THE_QUOTA: [&str; 8] =
-    ["initial", "created_at_ms", "max_wait_ms", "multi", "name", "peer_params", "note", "inherit"];
+const NOT_OF_THE_QUOTA: [&str; 9] =
+    ["initial", "created_at_ms", "max_wait_ms", "multi", "name", "peer_params", "note", "inherit", "block_ms"];
 
 /// The quota that a vector's parameters describe, with room for `debt` forced units.
 ///
@@ -19,7 +19,7 @@ pub(crate) fn quota(algorithm: &str, params: &Params, debt: u64) -> Result<Quota
     let mut read = Reader { params, seen: NOT_OF_THE_QUOTA.to_vec() };
     let quota = match algorithm {
         "fixed_window-reserve" => refilled_per_cycle(&mut read)?,
-        "fixed_window" | "fixed_window-refund" | "drain-on-deny" => fixed_window(&mut read)?,
+        "fixed_window" | "fixed_window-block" | "fixed_window-refund" | "drain-on-deny" => fixed_window(&mut read)?,
         "config-replacement" | "multi-limit" if params.contains_key("window_ms") => fixed_window(&mut read)?,
         "config-replacement" | "multi-limit" => token_bucket(&mut read)?,
         "gcra" | "gcra-property" | "gcra-take-at-most" => gcra(&mut read)?,
@@ -36,6 +36,15 @@ pub(crate) fn quota(algorithm: &str, params: &Params, debt: u64) -> Result<Quota
     match params.keys().find(|name| !read.seen.contains(&name.as_str())) {
         Some(name) => Err(format!("`{name}` of a {algorithm} has no meaning here")),
         None => Ok(quota),
+    }
+}
+
+/// The block that a vector's parameters describe beside their quota: after one refusal.
+pub(crate) fn block(params: &Params) -> Result<Option<Quota>, String> {
+    let ms = |name: &str| params.get(name).and_then(Value::as_u64).map(Duration::from_millis);
+    match (ms("window_ms"), ms("block_ms")) {
+        (Some(window), Some(lasting)) => Quota::block(1, window, lasting).map(Some).map_err(text),
+        _ => Ok(None),
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    BoxLimiter, Charge, ChargeDecision, Decision, Effect, Key, Limiter, LimiterError, ManualClock, MemoryLimiter,
-    Policy, Quota, Receipt, Refund, Reply, Timestamp,
+    Algorithm, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Key, Limiter, LimiterError, ManualClock,
+    MemoryLimiter, Policy, Quota, Receipt, Refund, Reply, Timestamp,
 };
 
 use crate::expectation::Answer;
@@ -185,15 +185,14 @@ impl<'a> Run<'a> {
 
     /// The policies of a vector: one, or several that must all hold. A changed quota is another of the same name.
     fn limits(&self, params: &Params) -> Result<Vec<Policy>, String> {
-        if let Some(block) = params.get("block_ms") {
-            return Err(format!("nothing here blocks for {block}"));
-        }
         let of = |name: &str, params: &Params| -> Result<Policy, String> {
             let quota = mapping::quota(self.algorithm, params, self.debt)?;
             Policy::new(name, quota).map_err(|error| error.to_string())
         };
         let Some(several) = params.get("multi").and_then(Value::as_array) else {
-            return Ok(vec![of("the one", params)?]);
+            let block = mapping::block(params)?.map(|quota| Policy::new("its block", quota));
+            let block = block.transpose().map_err(|error| error.to_string())?;
+            return Ok(std::iter::once(of("the one", params)?).chain(block).collect());
         };
         several
             .iter()
@@ -240,7 +239,14 @@ impl Call<'_, '_> {
     }
 
     fn charges(&self, cost: u64) -> Vec<Charge<'_>> {
-        self.limits.iter().map(|policy| Charge::new(policy, &self.key).cost(cost).effect(self.effect)).collect()
+        let charge = |policy| Charge::new(policy, &self.key);
+        self.limits
+            .iter()
+            .map(|policy| match policy.quota().algorithm() {
+                Algorithm::Block => charge(policy).effect(Effect::OnRefusal { of: 1 }),
+                _ => charge(policy).cost(cost).effect(self.effect),
+            })
+            .collect()
     }
 
     fn peeked(&self, cost: u64) -> Decision {

@@ -48,6 +48,7 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
     let limit = match algorithm {
         Algorithm::SlidingLog => limit.min(1_000_000),
         Algorithm::LeakyQueue => limit.min(999_999_999_999_998), // and the one that is due
+        Algorithm::Block => limit.clamp(1, 4_095),
         _ => limit,
     };
     let period = Duration::from_micros(period_us);
@@ -60,6 +61,8 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         Algorithm::FixedWindow => Quota::fixed_window(limit, period),
         Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
         Algorithm::SlidingLog => Quota::large_sliding_log(limit, period),
+        Algorithm::Block => Quota::block(limit, period, time(burst, period_us)),
+        Algorithm::Meter => Quota::meter(limit, period),
     };
     let mut quota = plain.expect("every rate is in range");
     let amount = |number: u64| match number % 6 {
@@ -85,8 +88,27 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
     with(&|quota| quota.delay_after(amount(options)));
     with(&|quota| quota.buckets([1, 2, 3, 5, 12, 60][(options % 6) as usize]));
     with(&|quota| quota.oldest([Oldest::Weighted, Oldest::Dropped, Oldest::Counted][(options / 6 % 3) as usize]));
+    if debt % 3 > 0 {
+        with(&|quota| {
+            let longest = quota.spec().lasting.length_us.saturating_mul(1 + debt / 3 % 9).min(366 * DAY_US);
+            let factor = [1, 2, 3, 1_000][(debt / 27 % 4) as usize];
+            quota.growing(factor, Duration::from_micros(longest), time(options / 54, period_us))
+        });
+    }
     if options / 18 % 3 == 1 {
         with(&|quota| quota.count_denied());
     }
     quota
+}
+
+/// A time beside a period: of the same order, or the longest.
+fn time(number: u64, period_us: u64) -> Duration {
+    let us = match number % 5 {
+        0 => 1,
+        1 => 1 + number / 5 % 40,
+        2 => 366 * DAY_US,
+        3 => period_us.saturating_mul(1 + number / 5 % 7),
+        _ => 1 + number / 5 % period_us.saturating_mul(3),
+    };
+    Duration::from_micros(us.min(366 * DAY_US))
 }

@@ -172,7 +172,8 @@ impl Run {
         if let Some(throttled) = self.state.is_throttled(self.now) {
             assert_eq!(throttled, !self.state.admits(self.now, 1), "{:?} of {:?}", self.state, self.quota);
         }
-        let denied = !decision.is_allowed();
+        // A forced strike is told as the look after it is: it was taken all the same.
+        let denied = !decision.is_allowed() && !force;
         if (denied || cost == 0) && !self.stepped_back && !self.quota.counts_denied() {
             assert!(!wrote && self.state.words() == before.words(), "a denied request changes nothing");
         }
@@ -217,19 +218,21 @@ impl Run {
     }
 
     fn change_quota(&mut self, step: &Step) {
-        const ALGORITHMS: [Algorithm; 6] = [
+        const ALGORITHMS: [Algorithm; 8] = [
             Algorithm::TokenBucket,
             Algorithm::LeakyQueue,
             Algorithm::StepBucket,
             Algorithm::FixedWindow,
             Algorithm::SlidingWindow,
             Algorithm::SlidingLog,
+            Algorithm::Block,
+            Algorithm::Meter,
         ];
         self.check_safety();
         let b = step.b;
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
-        let next = quota(ALGORITHMS[(step.a / 4 % 6) as usize], anchor, &shape);
+        let next = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
         let before = self.state.used(self.now);
         self.quota = next;
         self.state = State::with_used(&next, before, self.now);
@@ -305,13 +308,15 @@ impl Run {
                     }
                     Algorithm::StepBucket => burst + limit * (length_us / period_us + 1),
                     Algorithm::FixedWindow if spec.anchor == Anchor::Epoch && same_window => limit,
-                    Algorithm::SlidingLog if length_us < period_us => limit,
+                    Algorithm::SlidingLog | Algorithm::Meter if length_us < period_us => limit,
                     Algorithm::SlidingWindow if spec.oldest == Oldest::Counted && length_us < period_us => limit,
                     Algorithm::SlidingWindow
                         if length_us * u128::from(spec.buckets) < period_us * u128::from(spec.buckets - 1) =>
                     {
                         limit
                     }
+                    // After each time that it closes, for its length at least, it counts anew.
+                    Algorithm::Block => limit * (2 + length_us / period_us.min(u128::from(spec.lasting.length_us))),
                     _ if length_us < period_us => 2 * limit,
                     _ => continue,
                 };

@@ -32,6 +32,23 @@ fn a_forced_charge_beyond_the_debt_gives_back_no_more_than_it_took() {
     }
 }
 
+/// Whoever came after a request that left the middle of a queue was told the departure of the last.
+#[test]
+fn a_queue_gives_back_its_tail_and_nothing_before_it() {
+    let mut key = State::new(&Quota::leaky_queue(10, SECOND).unwrap());
+    let take = |key: &mut State| key.decide(TODAY, 1, false).0;
+    let [mut first, mut second, mut third] = [take(&mut key), take(&mut key), take(&mut key)];
+    assert_eq!(third.delay(), SECOND / 5);
+    let [first, second, third] = [&mut first, &mut second, &mut third].map(|taken| taken.take_receipt().unwrap());
+    key.refund(TODAY, &second, 1);
+    assert_eq!(key.look(TODAY, 1).delay(), SECOND * 3 / 10, "it is in the middle");
+    key.refund(TODAY, &third, 1);
+    key.refund(TODAY, &second, 1);
+    assert_eq!(key.look(TODAY, 1).delay(), SECOND / 10, "each was the last");
+    key.refund(TODAY, &first, 1);
+    assert_eq!(key.look(TODAY, 1).delay(), Duration::ZERO);
+}
+
 /// A receipt from before the quota was changed holds a numerator over another denominator: subtracting it underflowed.
 #[test]
 fn a_receipt_of_another_quota_is_met_without_harm() {

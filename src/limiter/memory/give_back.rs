@@ -1,6 +1,6 @@
 //! Giving back: a refund by receipt, and a reset.
 
-use crate::algorithm::{Layout, Next, Pair, Rules};
+use crate::algorithm::{How, Layout, Next, Pair, Rules};
 use crate::key::Key;
 use crate::limiter::Refund;
 use crate::policy::Policy;
@@ -20,7 +20,8 @@ impl Store {
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost: 0, force: false };
+                let word =
+                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: 0, how: How::IfAllowed };
                 word.refund(receipt.units(), own);
             }
             rules => {

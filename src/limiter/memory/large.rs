@@ -6,7 +6,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::trail::{Edit, Entries, Trail as TrailRules};
-use crate::algorithm::{Fullness, Next, Pair, Rules, Used};
+use crate::algorithm::{Fullness, How, Next, Pair, Rules, Used};
 use crate::decision::ChargeDecision;
 use crate::sync::{Mutex, MutexGuard, lock};
 
@@ -15,6 +15,9 @@ use super::registry::{Registry, Versions};
 use super::words::Fingerprint;
 
 const SLOTS_PER_SET: usize = 16;
+
+/// Of these so many may be pinned, so that the others' keys find room.
+const PINNED_PER_SET_MAX: usize = SLOTS_PER_SET / 2;
 
 /// A slot: what its eight words hold. The state takes three from `STATE` on.
 type Slot = [u64; 8];
@@ -46,7 +49,17 @@ pub(super) struct Crowd<'a> {
     pub(super) evicted: SmallVec<[Fullness; 2]>,
 }
 
+/// Whether states of a version are kept while they count.
+fn pins(versions: &Versions, version: u16) -> bool {
+    let rules = versions.policy(version).map(|policy| policy.quota().rules());
+    matches!(rules, Some(Rules::Pair(rules, _)) if rules.is_pinned())
+}
+
 impl Crowd<'_> {
+    fn is_pinned(&self, version: u16) -> bool {
+        pins(&self.registry.versions(), version)
+    }
+
     /// Of these states the one that goes: the least full, a throttled one only if all are.
     fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>) -> Option<Index> {
         if !self.evict {
@@ -54,7 +67,7 @@ impl Crowd<'_> {
         }
         let versions = self.registry.versions();
         let (fullness, index) = states
-            .filter(|index| !self.keep.contains(index))
+            .filter(|index| !self.keep.contains(index) && !shard.is_pinned(index, &versions))
             .filter_map(|index| Some((shard.fullness(index, &versions, self.now)?, index)))
             .min_by_key(|(fullness, _)| *fullness)?;
         self.evicted.push(fullness);
@@ -167,7 +180,7 @@ impl Shard {
         rules: &Rules,
         now: u64,
         cost: u64,
-        force: bool,
+        how: How,
     ) -> (ChargeDecision, Change) {
         let stored = state.filter(|index| !self.expired(*index, now)).map(|index| self.stored(index, rules));
         match rules {
@@ -176,7 +189,7 @@ impl Shard {
                     Some(Stored::Pair(pair)) => Some(pair),
                     _ => None,
                 };
-                let answer = rules.decide(pair, now, cost, force);
+                let answer = rules.decide_how(pair, now, cost, how);
                 (answer.decision, Change::Pair(answer.next))
             }
             Rules::Trail(rules) => {
@@ -184,7 +197,7 @@ impl Shard {
                     Some(Stored::Trail(trail)) => trail,
                     _ => Trail::default(),
                 };
-                let answer = rules.decide(&self.pool.view(&trail), now, cost, force);
+                let answer = rules.decide_how(&self.pool.view(&trail), now, cost, how);
                 (answer.decision, Change::Trail(answer.edit))
             }
         }
@@ -207,9 +220,19 @@ impl Shard {
         }
     }
 
-    /// Gives a key that has no state an empty slot of this version. Nothing if there is no room.
+    /// Gives a key that has no state an empty slot of this version. Nothing if there is no room: of a set of slots at most
+    /// half are for states that are pinned.
     pub(super) fn insert(&mut self, key: Fingerprint, version: u16, crowd: &mut Crowd<'_>) -> Option<Index> {
         let now = crowd.now;
+        if crowd.is_pinned(version) {
+            let versions = crowd.registry.versions();
+            let pinned = self.set_of(key).map(Index).filter(|index| {
+                !self.is_free(*index) && !self.expired(*index, now) && self.is_pinned(index, &versions)
+            });
+            if pinned.count() >= PINNED_PER_SET_MAX {
+                return None;
+            }
+        }
         let mut free = self.set_of(key).map(Index).filter(|index| self.is_free(*index));
         let expired = |index: &Index| self.expired(*index, now) && !crowd.keep.contains(index);
         let index = match free.next().or_else(|| self.set_of(key).map(Index).find(expired)) {
@@ -282,6 +305,11 @@ impl Shard {
         })
     }
 
+    /// Whether a state is kept while it counts.
+    fn is_pinned(&self, index: &Index, versions: &Versions) -> bool {
+        pins(versions, self.slot(*index)[VERSION] as u16) // written from a u16
+    }
+
     pub(super) fn fullness(&self, index: Index, versions: &Versions, now: u64) -> Option<Fullness> {
         let policy = versions.policy(self.slot(index)[VERSION] as u16)?; // written from a u16
         let rules = policy.quota().rules();
@@ -290,6 +318,21 @@ impl Shard {
             (Rules::Trail(rules), Stored::Trail(trail)) => rules.fullness(&self.pool.view(&trail), now),
             _ => return None,
         })
+    }
+
+    /// Replaces a state of a version with these rules by one of another.
+    pub(super) fn convert(&mut self, index: Index, version: u16, rules: &Rules, now: u64, old: &Rules) {
+        let adopted = match (rules, old, self.stored(index, old)) {
+            (Rules::Pair(rules, _), Rules::Pair(old, _), Stored::Pair(pair)) if !self.expired(index, now) => {
+                rules.adopt(old, pair, now)
+            }
+            _ => None,
+        };
+        let used = self.used(index, old, now);
+        self.rewrite(index, version, rules, now, used.filter(|_| adopted.is_none()));
+        if let Some(Some(pair)) = adopted {
+            self.write_pair(index, pair);
+        }
     }
 
     /// Replaces a state by one of another version in which so much is in use.

@@ -2,9 +2,9 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Answer, Layout, Next, Rules};
+use crate::algorithm::{Answer, How, Layout, Next, Rules};
 use crate::decision::{ChargeDecision, Decision, Several};
-use crate::limiter::{Charge, Effect};
+use crate::limiter::{Charge, binds, how, outlives_refusal};
 
 use super::large::{Change, Index, Shard};
 use super::news::News;
@@ -101,15 +101,16 @@ impl Store {
 
         let mut decisions = Several::new();
         let mut writes: SmallVec<[Write; INLINE]> = SmallVec::new();
-        for (charge, held) in charges.iter().zip(&held) {
-            let (decision, write) = held.decide(charge, now, &shards);
+        for (at, (charge, held)) in charges.iter().zip(&held).enumerate() {
+            let how = how(charges, at, |at| is_denied(&decisions, at));
+            let (decision, write) = held.decide(charge, now, how, &shards);
             decisions.push(decision);
             writes.push(write);
         }
         let mut allowed = is_allowed(charges, &decisions);
-        // Of a refused set only the refusals that count, or that mend a state ahead of the clock, are written.
+        // Of a refused set only what its refusals count, or that mend a state ahead of the clock, is written.
         let is_written = |at: usize, allowed: bool, decisions: &[ChargeDecision]| {
-            allowed || (charges[at].effect == Effect::Enforce && !decisions[at].is_allowed())
+            allowed || outlives_refusal(charges, at, is_denied(decisions, at))
         };
         // Room first: if there is none, nothing has been written.
         let mut keep: SmallVec<[(usize, Index); INLINE]> = held.iter().filter_map(Held::index).collect();
@@ -145,10 +146,11 @@ impl Store {
     fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
         let mut decisions = Several::new();
         let (mut takes, mut refusals) = (false, false);
-        for charge in charges {
-            let (decision, writes) = self.look_at(charge, now);
+        for (at, charge) in charges.iter().enumerate() {
+            let how = how(charges, at, |at| is_denied(&decisions, at));
+            let (decision, writes) = self.look_at(charge, now, how);
             takes |= writes;
-            refusals |= writes && charge.effect == Effect::Enforce && !decision.is_allowed();
+            refusals |= writes && outlives_refusal(charges, at, !decision.is_allowed());
             decisions.push(decision);
         }
         let allowed = is_allowed(charges, &decisions);
@@ -191,9 +193,9 @@ impl Store {
         let version = self.registry.version(charge.policy);
         match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let force = charge.effect == Effect::Force;
+                let how = How::IfAllowed; // how it is taken is known when it is decided
                 let word =
-                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: charge.cost, force };
+                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: charge.cost, how };
                 Held::Word { word, state: word.hold(shards, news) }
             }
             rules => {
@@ -244,14 +246,14 @@ impl Held<'_> {
         }
     }
 
-    fn decide(&self, charge: &Charge<'_>, now: Now, shards: &Shards<'_>) -> (ChargeDecision, Write) {
+    fn decide(&self, charge: &Charge<'_>, now: Now, how: How, shards: &Shards<'_>) -> (ChargeDecision, Write) {
         match self {
             Self::Word { word, state } => {
                 let state = match state {
                     WordState::There(locked) => word.layout.unpack(locked.seen.word, now),
                     WordState::Absent | WordState::NoRoom => None,
                 };
-                let Answer { decision, next } = word.decide(state);
+                let Answer { decision, next } = WordCharge { how, ..*word }.decide(state);
                 let write = match next {
                     Next::Keep => Write::Nothing,
                     Next::Set(state) => Write::Word(word.layout.pack(state, now)),
@@ -263,8 +265,7 @@ impl Held<'_> {
                 let Some((_, shard)) = shards.iter().find(|(locked, _)| locked == shard) else {
                     return (ChargeDecision::blank(), Write::Nothing);
                 };
-                let force = charge.effect == Effect::Force;
-                let (decision, change) = shard.decide(index.unwrap_or(None), rules, now.at, charge.cost, force);
+                let (decision, change) = shard.decide(index.unwrap_or(None), rules, now.at, charge.cost, how);
                 let write = if change.writes() { Write::Large(change) } else { Write::Nothing };
                 (decision, write)
             }
@@ -327,7 +328,11 @@ impl Held<'_> {
 }
 
 fn is_allowed(charges: &[Charge<'_>], decisions: &[ChargeDecision]) -> bool {
-    charges.iter().zip(decisions).all(|(charge, decision)| charge.effect != Effect::Enforce || decision.is_allowed())
+    (0..charges.len()).all(|at| !binds(charges, at) || !is_denied(decisions, at))
+}
+
+fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {
+    decisions.get(at).is_some_and(|decision| !decision.is_allowed())
 }
 
 type Shards<'a> = SmallVec<[(usize, MutexGuard<'a, Shard>); INLINE]>;

@@ -7,7 +7,7 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Answer, Layout, Next, Rules};
+use crate::algorithm::{Answer, How, Layout, Next, Rules};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::{Charge, Effect};
 
@@ -29,6 +29,9 @@ impl Store {
         let mut allowed = true;
         let mut mends = false;
         for charge in charges {
+            if matches!(charge.effect, Effect::OnRefusal { .. }) {
+                return None;
+            }
             let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
             let version = self.registry.version(charge.policy);
             let key = self.fingerprint(charge.policy, charge.key);
@@ -37,7 +40,8 @@ impl Store {
                 return None;
             }
             let state = layout.unpack(seen.word, now);
-            let Answer { decision, next } = rules.decide(state, now.at, charge.cost, charge.effect == Effect::Force);
+            let how = if charge.effect == Effect::Force { How::Force } else { How::IfAllowed };
+            let Answer { decision, next } = rules.decide_how(state, now.at, charge.cost, how);
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
                 allowed = false;
                 mends |= next != Next::Keep;

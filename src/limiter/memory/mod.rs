@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::policy::Policy;
 
 use store::Store;
@@ -95,7 +95,7 @@ impl MemoryLimiter {
     #[must_use = "denied charges were not taken"]
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
         match charges {
-            [charge] => {
+            [charge] if !matches!(charge.effect, Effect::OnRefusal { .. }) => {
                 let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
                 Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
             }
@@ -171,5 +171,9 @@ impl Limiter for MemoryLimiter {
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
         self.reset_now(policy, key);
         Reply::Now(Ok(()))
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        Some(&self.0.roster)
     }
 }

@@ -1,6 +1,6 @@
 //! One charge whose state is larger than a word.
 
-use crate::algorithm::{Rules, Used};
+use crate::algorithm::{How, Rules, Used};
 use crate::decision::ChargeDecision;
 
 use super::large::{Change, Crowd, Index, Shard};
@@ -15,7 +15,7 @@ pub(super) struct LargeCharge<'a> {
     pub(super) rules: &'a Rules,
     pub(super) now: Now,
     pub(super) cost: u64,
-    pub(super) force: bool,
+    pub(super) how: How,
 }
 
 impl LargeCharge<'_> {
@@ -26,10 +26,10 @@ impl LargeCharge<'_> {
         let mut crowd = store.crowd(now);
         let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
             Ok(index) => {
-                let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.force);
+                let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.how);
                 (decision, !change.writes() || self.write(&mut shard, index, &change, &mut crowd))
             }
-            Err(NoRoom) => (shard.decide(None, rules, now.at, self.cost, self.force).0, self.cost == 0),
+            Err(NoRoom) => (shard.decide(None, rules, now.at, self.cost, self.how).0, self.cost == 0),
         };
         news.crowd(&crowd);
         if is_kept { decision } else { news.full(decision) }
@@ -55,7 +55,7 @@ impl LargeCharge<'_> {
         let mut crowd = store.crowd(now);
         let settled = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
         let (decision, change) =
-            shard.decide(settled.as_ref().copied().unwrap_or(None), rules, now.at, self.cost, self.force);
+            shard.decide(settled.as_ref().copied().unwrap_or(None), rules, now.at, self.cost, self.how);
         news.crowd(&crowd);
         match settled {
             Ok(_) => (decision, change.writes()),
@@ -85,9 +85,10 @@ impl Store {
                     return Err(NoRoom);
                 }
                 let versions = self.registry.versions();
-                let old = versions.policy(written).map(|policy| policy.quota().rules());
-                let used = old.and_then(|rules| shard.used(index, rules, now.at));
-                shard.rewrite(index, version, rules, now.at, used);
+                match versions.policy(written).map(|policy| policy.quota().rules()) {
+                    Some(old) => shard.convert(index, version, rules, now.at, old),
+                    None => shard.rewrite(index, version, rules, now.at, None),
+                }
             }
             return Ok(Some(index));
         }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Answer, Fullness, Next, Pair, PairRules, WordLayout};
+use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, WordLayout};
 use crate::decision::ChargeDecision;
 
 use super::OnFull;
@@ -32,7 +32,7 @@ pub(super) struct WordCharge<'a> {
     pub(super) layout: WordLayout,
     pub(super) now: Now,
     pub(super) cost: u64,
-    pub(super) force: bool,
+    pub(super) how: How,
 }
 
 impl WordCharge<'_> {
@@ -71,7 +71,7 @@ impl WordCharge<'_> {
 
     #[inline]
     pub(super) fn decide(&self, state: Option<Pair>) -> Answer {
-        self.rules.decide(state, self.now.at, self.cost, self.force)
+        self.rules.decide_how(state, self.now.at, self.cost, self.how)
     }
 
     /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.

@@ -2,10 +2,10 @@
 
 use crate::algorithm::gcra::Gcra;
 use crate::algorithm::one_unit::{OneUnit, Verdict};
-use crate::algorithm::{Answer, Layout, Next, PairRules, Rules, WordLayout, by_type};
+use crate::algorithm::{Answer, How, Layout, Next, PairRules, Rules, WordLayout, by_type};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
-use crate::limiter::{Charge, Effect};
+use crate::limiter::Charge;
 use crate::policy::Policy;
 
 use super::one_large::LargeCharge;
@@ -102,37 +102,38 @@ impl Store {
         cost: u64,
         force: bool,
     ) -> ChargeDecision {
+        let how = if force { How::Force } else { How::IfAllowed };
         match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force }.take()
+                WordCharge { store: self, key, version, rules, layout: *layout, now, cost, how }.take()
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
-                LargeCharge { store: self, key, version, rules, now, cost, force }.take()
+                LargeCharge { store: self, key, version, rules, now, cost, how }.take()
             }
         }
     }
 
     /// Answers as [`charge`](Self::charge) would at `now`, and takes nothing.
     pub(super) fn peek(&self, charge: &Charge<'_>, now: Now) -> ChargeDecision {
-        self.look_at(charge, now).0
+        self.look_at(charge, now, crate::limiter::how(&[*charge], 0, |_| false)).0
     }
 
     /// The same, and whether the charge would write anything: what it takes, or its refusal, which is counted or mends a
     /// state that is too far ahead.
-    pub(super) fn look_at(&self, charge: &Charge<'_>, now: Now) -> (ChargeDecision, bool) {
+    pub(super) fn look_at(&self, charge: &Charge<'_>, now: Now, how: How) -> (ChargeDecision, bool) {
         let key = self.fingerprint(charge.policy, charge.key);
         let version = self.registry.version(charge.policy);
-        let (cost, force) = (charge.cost, charge.effect == Effect::Force);
+        let cost = charge.cost;
         let (mut decision, writes) = match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, force };
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, how };
                 let Answer { decision, next } = word.peek();
                 (decision, next != Next::Keep)
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };
-                LargeCharge { store: self, key, version, rules, now, cost, force }.peek()
+                LargeCharge { store: self, key, version, rules, now, cost, how }.peek()
             }
         };
         decision.untaken();

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::algorithm::{Layout, Pair, PairRules, Rules};
+use crate::algorithm::{How, Layout, Pair, PairRules, Rules};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -84,8 +84,8 @@ impl Snapshot {
                 Rules::Pair(rules, layout) => {
                     let Some(pair) = possible(rules, state.pair, now) else { continue };
                     if let Layout::Word(layout) = *layout {
-                        let (key, cost, force) = (state.key, 0, false);
-                        let word = WordCharge { store, key, version, rules, layout, now, cost, force };
+                        let (key, cost, how) = (state.key, 0, How::IfAllowed);
+                        let word = WordCharge { store, key, version, rules, layout, now, cost, how };
                         // A key that moved while the states were walked may have been met twice.
                         store.forget(key, now);
                         if let Some(claimed) = word.claim(&mut news) {

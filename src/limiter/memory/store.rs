@@ -14,6 +14,7 @@ use std::hash::Hasher;
 use crate::algorithm::{Layout, PairRules, Rules, WordLayout};
 use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
+use crate::limiter::Roster;
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::sync::{Mutex, MutexGuard, lock};
@@ -53,6 +54,7 @@ pub(super) struct Store {
     pub(super) large: OnceLock<Large>,
     pub(super) registry: Registry,
     pub(super) setup: Setup,
+    pub(super) roster: Roster,
     stripes: Box<[Mutex<()>]>,
 }
 
@@ -87,6 +89,7 @@ impl Store {
             large: OnceLock::new(),
             registry: Registry::new(),
             setup,
+            roster: Roster::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
         }
     }

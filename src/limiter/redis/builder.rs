@@ -16,6 +16,7 @@ use super::store::{Settings, Store};
 use super::tag::Tags;
 use super::{Inner, RedisLimiter};
 use crate::clock::{Clock, MonotonicClock};
+use crate::limiter::Roster;
 use crate::outcome::Observer;
 
 /// How long a check may take, unless told otherwise.
@@ -197,6 +198,7 @@ impl RedisLimiterBuilder {
             denials: Denials::new(self.denials, tags.clone(), clock),
             tags,
             leases,
+            roster: Roster::new(),
             in_slots,
         });
         if inner.leases.is_some() {

@@ -27,11 +27,11 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply};
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::policy::Policy;
-use crate::quota::Quota;
+use crate::quota::{Algorithm, Quota};
 
 use carrier::Courier;
 use denials::Denials;
@@ -67,6 +67,7 @@ struct Inner {
     tags: Tags,
     denials: Denials,
     leases: Option<Arc<Leases>>,
+    roster: Roster,
     /// Charges of one set may be in different slots.
     in_slots: bool,
 }
@@ -259,13 +260,17 @@ impl Limiter for RedisLimiter {
 
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
-        if let Some(refusal) = inner.denials.refusal(charges) {
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
+        let paired = is_paired(charges);
+        if let Some(refusal) = inner.denials.refusal(charges).filter(|_| !paired) {
             return Reply::Now(Ok(refusal));
         }
         let mut owed = Owed { inner: Arc::clone(inner), set: SmallVec::new() };
         for charge in charges {
             let (mut granted, tag) = (None, inner.tags.charge(charge));
-            if let Some(leases) = &inner.leases {
+            if let Some(leases) = inner.leases.as_ref().filter(|_| !paired) {
                 let wanted = match leases.take(charge) {
                     Found::Granted(decision, wanted) => {
                         granted = Some(decision);
@@ -292,6 +297,9 @@ impl Limiter for RedisLimiter {
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         let inner = &self.0;
+        if let Some(error) = not_here(charges) {
+            return Reply::Now(Err(error));
+        }
         let asks = inner.asks(charges, true, |_| true);
         let mut set: Set =
             charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
@@ -325,6 +333,37 @@ impl Limiter for RedisLimiter {
         }))
     }
 
+    /// Sends the charges off before it returns. Forced charges go past leases, which hold back what they have.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        let inner = &self.0;
+        let mut set: Set =
+            charges.iter().map(|charge| Pending::new(charge, inner.tags.charge(charge), None, None)).collect();
+        let mut answers = Vec::new();
+        for (ask, places) in inner.asks(charges, false, |_| true) {
+            let (tell, told) = oneshot::channel();
+            let sent = inner.queue.send(inner.lane(ask.slot()), ask, |answer| {
+                let _ = tell.send(answer); // nobody needs to wait for it
+            });
+            if let Err(error) = sent {
+                return Reply::Now(Err(error));
+            }
+            answers.push((told, places));
+        }
+        Reply::Later(Box::pin(async move {
+            for (told, places) in answers {
+                let decision = match told.await.unwrap_or_else(|_| Err(wire::nonsense()))? {
+                    Answer::Decided(decision) => decision,
+                    Answer::Failed(error) => return Err(error),
+                    Answer::Done | Answer::Again => return Err(wire::nonsense()),
+                };
+                for (place, decision) in places.into_iter().zip(decision.into_charges()) {
+                    set[place].answer(decision);
+                }
+            }
+            Ok(set::decide(set).0)
+        }))
+    }
+
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
         let inner = Arc::clone(&self.0);
         let tag = inner.tags.of(policy, key);
@@ -343,6 +382,31 @@ impl Limiter for RedisLimiter {
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
     }
+
+    fn roster(&self) -> Option<&Roster> {
+        Some(&self.0.roster)
+    }
+}
+
+/// What the scripts do not know: other quotas are charged on refusal in memory only.
+fn not_here(charges: &[Charge<'_>]) -> Option<RedisError> {
+    let unknown = |charge: &&Charge<'_>| {
+        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+        matches!(charge.effect, Effect::OnRefusal { .. }) && !known
+    };
+    let charge = charges.iter().find(unknown)?;
+    let message = format!(
+        "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
+         Quota::meter",
+        charge.policy.name(),
+        charge.policy.quota()
+    );
+    Some(RedisError::new(RedisErrorKind::Misconfigured, message))
+}
+
+/// Whether what the set does depends on its refusals: then each of its charges is asked for together with the others.
+fn is_paired(charges: &[Charge<'_>]) -> bool {
+    charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }))
 }
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {

@@ -1,6 +1,8 @@
 //! Eight processes on one key of one server: what they admit is, to the unit, what the oracle admits at the times that the
 //! server told them.
 
+mod refusals;
+
 use std::io::Write;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -77,13 +79,16 @@ fn one_of_the_processes() {
 /// What the eight have printed.
 fn run(server: &Server, quota: Quota, leases: u64) -> Vec<String> {
     let name = "limiter::redis::processes::one_of_the_processes";
+    start(name, &[(URL, server.url()), (QUOTA, quota.to_string()), (LEASES, leases.to_string())])
+}
+
+/// What eight processes print that each run this test, told these variables.
+fn start(name: &str, variables: &[(&str, String)]) -> Vec<String> {
     let processes: Vec<_> = (0..PROCESSES)
         .map(|_| {
             Command::new(std::env::current_exe().unwrap())
                 .args([name, "--exact", "--nocapture", "--test-threads=1"])
-                .env(URL, server.url())
-                .env(QUOTA, quota.to_string())
-                .env(LEASES, leases.to_string())
+                .envs(variables.iter().map(|(name, value)| (*name, value)))
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap()

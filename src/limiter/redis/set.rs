@@ -6,7 +6,7 @@ use super::denials::Watch;
 use super::tag::Tag;
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Refund};
+use crate::limiter::{Charge, Effect, Effective, Refund, binds};
 use crate::policy::Policy;
 
 /// A charge of a set that waits for its answer.
@@ -44,6 +44,16 @@ impl Pending {
     }
 }
 
+impl Effective for Pending {
+    fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
+    }
+}
+
 /// What the set took, to be given back.
 pub(super) fn undo(set: &mut Set) -> Vec<Refund> {
     set.iter_mut().filter_map(Pending::give_back).collect()
@@ -51,10 +61,8 @@ pub(super) fn undo(set: &mut Set) -> Vec<Refund> {
 
 /// The decision about the whole set, and what is to be given back if it is refused.
 pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
-    let denies = |pending: &Pending| {
-        pending.effect == Effect::Enforce && pending.decision().is_none_or(|decision| !decision.is_allowed())
-    };
-    let allowed = !set.iter().any(denies);
+    let denied = |pending: &Pending| pending.decision().is_none_or(|decision| !decision.is_allowed());
+    let allowed = !set.iter().enumerate().any(|(at, pending)| denied(pending) && binds(&set, at));
     let refunds = if allowed { Vec::new() } else { undo(&mut set) };
     let decisions =
         set.into_iter().map(|pending| pending.decision.unwrap_or_else(|| ChargeDecision::denied(0, 0, None)));

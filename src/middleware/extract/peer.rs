@@ -1,5 +1,6 @@
 //! Keys from the address at the other end of the connection.
 
+use std::any::TypeId;
 use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
@@ -54,12 +55,26 @@ pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 's
 /// let each_address = key::peer_network(Prefixes::exact());
 /// ```
 pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    move |parts| Some(prefixes.group(peer_address(parts)?))
+    move |parts| Some(prefixes.group(find(parts)?))
+}
+
+/// Whether `E` is the extractor that [`peer_ip`] and [`peer_network`] return.
+pub(crate) fn is_by_peer<E: 'static>() -> bool {
+    fn of<T: 'static>(_: &T) -> TypeId {
+        TypeId::of::<T>()
+    }
+    of(&peer_ip()) == TypeId::of::<E>()
 }
 
 /// The address at the other end of the connection itself, for closures; where it is found is said at [`peer_ip`].
 #[must_use]
 pub fn peer_address(parts: &Parts) -> Option<IpAddr> {
+    find(parts)
+}
+
+/// In place, where each request is asked.
+#[inline(always)]
+fn find(parts: &Parts) -> Option<IpAddr> {
     let extensions = &parts.extensions;
     let own = extensions.get().map(|peer: &PeerAddr| peer.0);
     let bare = || extensions.get().map(SocketAddr::ip);

@@ -87,7 +87,7 @@ impl TrustedProxies {
         I::Item: AsRef<str>,
     {
         let networks: Vec<IpNet> =
-            networks.into_iter().map(|network| parse_network(network.as_ref())).collect::<Result<_, _>>()?;
+            networks.into_iter().map(|network| trusted(network.as_ref())).collect::<Result<_, _>>()?;
         if networks.is_empty() {
             return Err(TrustedProxiesError("no trusted networks; without a proxy use `key::peer_ip()`".to_owned()));
         }
@@ -118,15 +118,16 @@ impl TrustedProxies {
     }
 }
 
-fn parse_network(text: &str) -> Result<IpNet, TrustedProxiesError> {
-    let network = match text.parse::<IpNet>() {
-        Ok(network) => network,
-        Err(_) => IpNet::from(text.parse::<IpAddr>().map_err(|_| {
-            TrustedProxiesError(format!("{text:?} is neither an address nor a network such as 10.0.0.0/8"))
-        })?),
-    };
+fn trusted(text: &str) -> Result<IpNet, TrustedProxiesError> {
+    let nonsense = || TrustedProxiesError(format!("{text:?} is neither an address nor a network such as 10.0.0.0/8"));
+    parse_network(text).ok_or_else(nonsense)
+}
+
+/// A network, or that of one address.
+pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
+    let network = text.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)))?;
     // Addresses are compared in their plain form, so a mapped network is brought to it too.
-    Ok(match network {
+    Some(match network {
         IpNet::V6(mapped) => match (mapped.addr().to_ipv4_mapped(), mapped.prefix_len().checked_sub(96)) {
             (Some(address), Some(bits)) => ipnet::Ipv4Net::new(address, bits).map_or(network, IpNet::V4),
             _ => network,

@@ -100,6 +100,7 @@ impl fmt::Debug for Refusal<'_> {
 /// | refused because | HTTP | gRPC |
 /// |---|---|---|
 /// | it is over a quota | [`status`](Self::status), by default 429 | [`grpc_status`](Self::grpc_status), by default `RESOURCE_EXHAUSTED` (8) |
+/// | a list denies it | 403 | `PERMISSION_DENIED` (7) |
 /// | it has no key | 400, the body says what may be missing | `INVALID_ARGUMENT` (3), the message likewise |
 /// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
 ///

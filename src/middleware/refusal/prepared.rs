@@ -24,6 +24,8 @@ const KEY_MISSING: &str = "The request lacks what its rate limit is counted by, 
     known if the server passes it on (axum: into_make_service_with_connect_info::<SocketAddr>(), and this crate's \
     feature `axum`); MissingKey says whether requests without a key are refused, share one allowance, or are exempt.";
 
+const DENIED: &str = "This client may not use this service.";
+
 const LIMITER_FAILED: &str = "The rate limiter failed, and without it requests are refused.";
 
 /// [`Refusals`] for the policies of one layer, with the usual bodies built.
@@ -32,6 +34,7 @@ pub(crate) struct PreparedRefusals {
     refusals: Refusals,
     /// The body if this policy alone refuses.
     bodies: Vec<(Policy, Bytes)>,
+    denied: Bytes,
     key_missing: Bytes,
     limiter_failed: Bytes,
 }
@@ -40,6 +43,7 @@ pub(crate) struct PreparedRefusals {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reason {
     Limited,
+    Denied,
     KeyMissing,
     LimiterFailed,
 }
@@ -47,9 +51,10 @@ enum Reason {
 impl PreparedRefusals {
     pub(super) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
         let bodies = policies.iter().map(|policy| (policy.clone(), refusals.limited_body(&[policy.name()]))).collect();
+        let denied = refusals.blank_body(Reason::Denied, DENIED);
         let key_missing = refusals.blank_body(Reason::KeyMissing, KEY_MISSING);
         let limiter_failed = refusals.blank_body(Reason::LimiterFailed, LIMITER_FAILED);
-        Self { refusals, bodies, key_missing, limiter_failed }
+        Self { refusals, bodies, denied, key_missing, limiter_failed }
     }
 
     /// The response without the fields of [`Headers`](crate::Headers), which the caller adds in every protocol.
@@ -80,6 +85,7 @@ impl PreparedRefusals {
     fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<Bytes> {
         let mut response = Response::new(match reason {
             Reason::Limited => self.limited_body(outcome),
+            Reason::Denied => self.denied.clone(),
             Reason::KeyMissing => self.key_missing.clone(),
             Reason::LimiterFailed => self.limiter_failed.clone(),
         });
@@ -104,6 +110,7 @@ impl PreparedRefusals {
         let (code, message) = match (reason, self.refusals.grpc_code) {
             (Reason::Limited, GrpcCode::ResourceExhausted) => (8, "rate limit exceeded"),
             (Reason::Limited, GrpcCode::Unavailable) => (14, "rate limit exceeded"),
+            (Reason::Denied, _) => (7, DENIED),
             (Reason::KeyMissing, _) => (3, KEY_MISSING),
             (Reason::LimiterFailed, _) => (14, LIMITER_FAILED),
         };
@@ -125,6 +132,7 @@ impl Refusals {
     fn http_status(&self, reason: Reason) -> StatusCode {
         match reason {
             Reason::Limited => self.status,
+            Reason::Denied => StatusCode::FORBIDDEN,
             Reason::KeyMissing => StatusCode::BAD_REQUEST,
             Reason::LimiterFailed => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -155,12 +163,20 @@ impl Refusals {
 impl Reason {
     fn of(outcome: &Outcome) -> Self {
         match outcome.kind() {
+            OutcomeKind::Denied => Self::Denied,
             OutcomeKind::KeyMissing => Self::KeyMissing,
             OutcomeKind::FailedClosed => Self::LimiterFailed,
             // The others are no refusals.
-            OutcomeKind::Limited | OutcomeKind::Allowed | OutcomeKind::Exempt | OutcomeKind::FailedOpen => {
-                Self::Limited
-            }
+            OutcomeKind::Limited
+            | OutcomeKind::Blocked
+            | OutcomeKind::Allowed
+            | OutcomeKind::Overage
+            | OutcomeKind::Delayed
+            | OutcomeKind::Degraded
+            | OutcomeKind::ShadowLimited
+            | OutcomeKind::Overflowed
+            | OutcomeKind::Exempt
+            | OutcomeKind::FailedOpen => Self::Limited,
         }
     }
 }

@@ -11,8 +11,8 @@ use tonic_types::{QuotaFailure, RetryInfo, StatusExt as _};
 
 use super::*;
 use crate::decision::ChargeDecision;
-use crate::limiter::Effect;
 use crate::middleware::headers::{Headers, View};
+use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, Standing};
 use crate::quota::Quota;
 
@@ -21,7 +21,10 @@ fn hundred() -> Policy {
 }
 
 fn outcome(kind: OutcomeKind, standings: Vec<(Policy, ChargeDecision)>) -> Outcome {
-    let standing = |(policy, decision)| Standing { policy, cost: 1, effect: Effect::Enforce, decision };
+    let standing = |(policy, decision): (Policy, ChargeDecision)| {
+        let refuses = !decision.is_allowed();
+        Standing { policy, cost: 1, mode: Mode::Enforce, refuses, near: false, decision }
+    };
     Outcome::new(kind, standings.into_iter().map(standing).collect())
 }
 

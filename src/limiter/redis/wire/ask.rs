@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::form::{self, Part};
+use super::form::{self, Part, Partners};
 use super::shape::Shape;
 use crate::limiter::redis::keys::Stored;
-use crate::limiter::{Charge, Effect, Refund};
+use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::{Policy, Siblings};
 use crate::quota::Quota;
 
@@ -57,6 +57,18 @@ pub(super) struct Item {
     pub(super) policy: Policy,
     pub(super) cost: u64,
     pub(super) effect: Effect,
+    /// What it belongs to, if it is on refusal.
+    pub(super) partners: Option<Box<Partners>>,
+}
+
+impl Item {
+    /// Whether its denial denies the set.
+    pub(super) fn binds(&self) -> bool {
+        match (&self.partners, self.effect) {
+            (Some(partners), _) => partners.binds,
+            (None, effect) => effect == Effect::Enforce,
+        }
+    }
 }
 
 impl Ask {
@@ -72,6 +84,7 @@ impl Ask {
 
     fn charge<'a>(verb: Verb, charges: impl Iterator<Item = (&'a Charge<'a>, &'a Stored)>) -> Self {
         let mut slot = 0;
+        let mut set: SmallVec<[Charge<'a>; 4]> = SmallVec::new();
         let mut units: SmallVec<[Unit; 1]> = SmallVec::new();
         // Where each charge is: the unit and the state.
         let mut places: SmallVec<[(usize, usize); 4]> = SmallVec::new();
@@ -82,7 +95,9 @@ impl Ask {
                 units.len() - 1
             });
             places.push((unit, units[unit].add(charge)));
+            set.push(*charge);
         }
+        pair(&mut units, &places, &set);
         let lean = Lean::of(&units);
         units.iter_mut().for_each(|unit| unit.form = unit.written(verb));
         let order = order(&units, &places);
@@ -129,16 +144,35 @@ impl Ask {
     }
 }
 
+/// The place of the answer to the charge of this unit and state.
+fn answer_of(units: &[Unit], (unit, state): (usize, usize)) -> usize {
+    let asked = |unit: &Unit| unit.items.iter().flatten().count();
+    units[..unit].iter().map(asked).sum::<usize>() + units[unit].items[..state].iter().flatten().count()
+}
+
+/// Tells charges on refusal what they belong to.
+fn pair(units: &mut [Unit], places: &[(usize, usize)], set: &[Charge<'_>]) {
+    for (at, charge) in set.iter().enumerate() {
+        let Effect::OnRefusal { of } = charge.effect else { continue };
+        let first = at.saturating_sub(usize::from(of));
+        let partners = Partners {
+            places: places[first..at].iter().map(|place| answer_of(units, *place)).collect(),
+            binds: binds(set, at),
+            outlives: outlives_refusal(set, at, true),
+        };
+        let (unit, state) = places[at];
+        if let Some(Some(item)) = units[unit].items.get_mut(state) {
+            item.partners = Some(Box::new(partners));
+        }
+    }
+}
+
 /// For each charge the place of its answer; nothing if they are in order.
 fn order(units: &[Unit], places: &[(usize, usize)]) -> Option<SmallVec<[usize; 4]>> {
-    let asked = |unit: &Unit| unit.items.iter().flatten().count();
-    let place = |&(unit, state): &(usize, usize)| {
-        units[..unit].iter().map(asked).sum::<usize>() + units[unit].items[..state].iter().flatten().count()
-    };
     if places.iter().enumerate().all(|(at, (unit, state))| (*unit, *state) == (at, 0)) {
         return None; // each has a key of its own
     }
-    let order: SmallVec<[usize; 4]> = places.iter().map(place).collect();
+    let order: SmallVec<[usize; 4]> = places.iter().map(|place| answer_of(units, *place)).collect();
     order.iter().enumerate().any(|(at, place)| at != *place).then_some(order)
 }
 
@@ -162,7 +196,7 @@ impl Unit {
 
     /// What is not charged.
     fn bare(policy: &Policy, stored: &Stored, form: Bytes) -> Self {
-        let item = Item { policy: policy.clone(), cost: 0, effect: Effect::Enforce };
+        let item = Item { policy: policy.clone(), cost: 0, effect: Effect::Enforce, partners: None };
         Self {
             key: stored.bytes.clone(),
             form,
@@ -188,7 +222,10 @@ impl Unit {
         };
         match &mut self.items[state] {
             Some(item) => item.cost = item.cost.saturating_add(charge.cost),
-            item => *item = Some(Item { policy: charge.policy.clone(), cost: charge.cost, effect: charge.effect }),
+            item => {
+                let Charge { policy, cost, effect, .. } = *charge;
+                *item = Some(Item { policy: policy.clone(), cost, effect, partners: None });
+            }
         }
         state
     }
@@ -208,10 +245,14 @@ impl Unit {
         let parts: SmallVec<[Part<'_>; 1]> = self
             .states()
             .map(|(quota, item)| match item {
-                Some(Item { cost, effect, .. }) => {
-                    Part { quota, cost: *cost, effect: *effect, looks: verb == Verb::Peek }
-                }
-                None => Part { quota, cost: 0, effect: Effect::Enforce, looks: true },
+                Some(Item { cost, effect, partners, .. }) => Part {
+                    quota,
+                    cost: *cost,
+                    effect: *effect,
+                    partners: partners.as_deref(),
+                    looks: verb == Verb::Peek,
+                },
+                None => Part { quota, cost: 0, effect: Effect::Enforce, partners: None, looks: true },
             })
             .collect();
         form::form(&parts, self.siblings.is_some())

@@ -17,17 +17,18 @@ local function quota_of(text)
       scale = scale * 128
     end
   end
-  if kind < 1 or kind > 7 then return nil end
+  if kind < 1 or kind > 10 or kind == 8 then return nil end
   local q = {kind = kind, buckets = 1, epoch = 0, oldest = 0, log = 0, cost = 0, bound = 0, count_denied = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
-  if kind >= 5 then
+  if kind == 9 then q.memory, q.length = number(), number() end
+  if kind >= 5 and kind <= 7 then
     q.oldest = number()
     if q.oldest > 2 then q.oldest, q.log = 1, 1 end
   end
   q.limit, q.period = number(), number()
   if kind <= 3 then q.burst = number() end
   q.debt = number()
-  if kind >= 6 then q.buckets = number() end
+  if is_list(kind) then q.buckets = number() end
   local units = 1000000000000000
   if not ok or q.period < 1 or q.period > 31622400000000 or q.limit > units or q.debt > units or (q.burst or 0) > units then
     return nil
@@ -48,7 +49,7 @@ local function quota_of(text)
   return q, place
 end
 
-local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4'}
+local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [9] = '<ddd', [10] = '<dd'}
 
 -- In use: parts, as digits, of how many.
 local function used_of(q, at, n, m)
@@ -62,8 +63,11 @@ local function used_of(q, at, n, m)
     return plus(times(digits(us), q.l), num), q.p
   elseif kind == 3 then
     units = step_level(now, at, n, q.most, q.limit, q.period, q.epoch)
-  elseif kind == 4 then
+  elseif kind == 4 or kind == 10 then
     if at > now then units = n end
+  elseif kind == 9 then
+    local phase, _, strikes = block_view(now, at, n, m, q.limit, q.period, q.memory)
+    units = phase == 2 and q.limit or phase == 1 and strikes or 0
   else
     local start = at - 2 * q.period
     local x = {
@@ -115,6 +119,12 @@ local function with_used(q, parts, of)
     return now - past + q.period, units
   elseif q.kind == 5 then
     return now - now % q.period + 2 * q.period, 0, units
+  elseif q.kind == 9 then
+    local phase, a, b, level =
+      block_struck(now, now + q.period, units, 0, 0, q.limit, q.length, 1, q.length, q.memory)
+    return block_stored(now, phase, a, b, level, 0, q.memory)
+  elseif q.kind == 10 then
+    return now + q.period, units
   end
   return now - now % q.grain, units
 end
@@ -122,9 +132,9 @@ end
 -- What is in use of a value of ours, and `false` for none; nothing if it is not ours.
 local function used_of_value(key, text, list)
   local kind = string.byte(text, 1) or 0
-  if kind <= 144 or kind >= 152 then return nil end
+  if kind <= 144 or kind >= 155 or kind == 152 then return nil end
   local q, place = quota_of(text)
-  if not q or (q.kind >= 6) ~= (list ~= nil) then return false end
+  if not q or is_list(q.kind) ~= (list ~= nil) then return false end
   if list then
     if place ~= #text + 1 then return false end
     local x, garbled = trail_load(key, list, q)
@@ -135,4 +145,14 @@ local function used_of_value(key, text, list)
   local state = STATES[q.kind]
   if #text ~= place - 1 + #pack(state, 0, 0, 0) then return false end
   return used_of(q, unpack(state, text, place))
+end
+
+-- The state of another block as one of this, in which what is closed stays so; -1 for none, nothing if it is no block.
+local function adopted(q, text, list)
+  if q.kind ~= 9 or list or string.byte(text, 1) ~= 153 then return nil end
+  local from, place = quota_of(text)
+  if not from or #text ~= place - 1 + 24 then return nil end
+  local at, n, m = unpack('<ddd', text, place)
+  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 2 ^ 45 and m >= 0 and m < 2 ^ 19) then return nil end
+  return block_adopt(now, at, n, m, from, q[3], q[4], q[5], q[6], q[7], q[8])
 end

@@ -25,6 +25,9 @@ pub(super) enum Kind {
     Narrow = 6,
     /// A list of others.
     Wide = 7,
+    /// An instant, a span, and counts. The number before it stands for values of several states.
+    Block = 9,
+    Meter = 10,
 }
 
 /// Format version 1, in the upper half of a value's first byte.
@@ -45,6 +48,8 @@ impl Kind {
             Rules::Pair(PairRules::StepBucket(_), _) => Self::StepBucket,
             Rules::Pair(PairRules::FixedWindow(_), _) => Self::FixedWindow,
             Rules::Pair(PairRules::TwoCounters(_), _) => Self::TwoCounters,
+            Rules::Pair(PairRules::Block(_), _) => Self::Block,
+            Rules::Pair(PairRules::Meter(_), _) => Self::Meter,
             // Each sub-window may hold the most, and denied ones the limit.
             Rules::Trail(trail) => match trail.most().checked_mul(u64::from(spec.buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
@@ -57,7 +62,8 @@ impl Kind {
     pub(super) fn layout(self) -> (&'static str, usize) {
         match self {
             Self::Whole => ("d", 8),
-            Self::Parts | Self::StepBucket | Self::FixedWindow => ("dd", 16),
+            Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
+            Self::Block => ("ddd", 24),
             Self::TwoCounters => ("dI4I4", 16),
             Self::Narrow => ("dI4I4", 16),
             Self::Wide => ("ddd", 24),
@@ -73,6 +79,7 @@ impl Kind {
 pub(super) fn is_lean(quota: &Quota) -> bool {
     match quota.rules() {
         Rules::Pair(PairRules::TwoCounters(counters), _) => !counters.is_wide(),
+        Rules::Pair(PairRules::Block(_) | PairRules::Meter(_), _) => false,
         Rules::Pair(..) => true,
         Rules::Trail(trail) => !trail.is_wide(),
     }
@@ -110,7 +117,8 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             Oldest::Dropped => 1,
             Oldest::Counted => 2,
         }),
-        Kind::Whole | Kind::Parts => {}
+        Kind::Block => [spec.lasting.memory_us, spec.lasting.length_us].into_iter().for_each(&mut number),
+        Kind::Whole | Kind::Parts | Kind::Meter => {}
     }
     number(spec.limit);
     number(spec.period_us);
@@ -130,8 +138,21 @@ pub(super) struct Part<'a> {
     pub(super) quota: &'a Quota,
     pub(super) cost: u64,
     pub(super) effect: Effect,
+    /// What it belongs to, if it is on refusal.
+    pub(super) partners: Option<&'a Partners>,
     /// It is only looked at.
     pub(super) looks: bool,
+}
+
+/// What a charge on refusal belongs to.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Partners {
+    /// Their places among the answers.
+    pub(super) places: SmallVec<[usize; 4]>,
+    /// Its denial denies the set.
+    pub(super) binds: bool,
+    /// It is written although the set is denied.
+    pub(super) outlives: bool,
 }
 
 /// What is to be done with a charge. The numbers stand in forms.
@@ -147,6 +168,12 @@ enum Mode {
     RefundPacked = 4,
     /// One of the states that a value holds is to be forgotten.
     ResetPacked = 5,
+    /// On refusal, of what is only observed.
+    Seen = 6,
+    /// On refusal; its denial denies the set.
+    Bound = 7,
+    /// And it is written although the set is denied.
+    Struck = 8,
 }
 
 /// The form of what one stored key is asked for: how its value is laid out, and of each charge the mode and the numbers.
@@ -170,10 +197,23 @@ pub(super) fn form(parts: &[Part<'_>], packed: bool) -> Bytes {
             _ if part.looks => Mode::Peek,
             Effect::Enforce => Mode::Enforce,
             Effect::Observe | Effect::Force => Mode::Yield,
+            Effect::OnRefusal { .. } => match part.partners {
+                Some(Partners { outlives: true, .. }) => Mode::Struck,
+                Some(Partners { binds: false, .. }) => Mode::Seen,
+                _ => Mode::Bound,
+            },
         };
         form.charge(part, mode);
+        if mode as u8 >= Mode::Seen as u8 {
+            form.partners(part.partners);
+        }
     }
     form.0.into()
+}
+
+/// What is above 2^53 is of no receipt of ours: as good as the most that is exact.
+fn most_exact(number: u64) -> f64 {
+    number.min(1 << 53) as f64
 }
 
 /// The form of a refund to one policy.
@@ -182,10 +222,9 @@ pub(super) fn refund(policy: &Policy, receipt: &Receipt) -> Bytes {
     let mut form = Form::of_one(policy.quota(), mode);
     let (units, num) = match policy.quota().rules() {
         Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
-        _ => (receipt.units(), 0),
+        _ => (most_exact(receipt.units()), 0.0),
     };
-    // What is above is of no receipt of ours: as good as the most that is exact.
-    form.numbers([units, num, receipt.at_us(), receipt.part()].map(|number| number.min(1 << 53) as f64));
+    form.numbers([units, num, most_exact(receipt.at_us()), most_exact(receipt.part())]);
     form.0.into()
 }
 
@@ -220,21 +259,30 @@ impl Form {
     fn of_one(quota: &Quota, mode: Mode) -> Self {
         let kind = Kind::of(quota);
         let mut form = Self::begin(kind as u8, &head(kind, quota.spec()), &[kind]);
-        let part = Part { quota, cost: 0, effect: Effect::Enforce, looks: true };
+        let part = Part { quota, cost: 0, effect: Effect::Enforce, partners: None, looks: true };
         form.charge(&part, mode);
         form
     }
 
     fn charge(&mut self, part: &Part<'_>, mode: Mode) {
         self.0.push(mode as u8);
-        let (cost, force) = (part.cost, part.effect == Effect::Force);
+        let on_refusal = matches!(part.effect, Effect::OnRefusal { .. });
+        let (cost, force) = (part.cost, on_refusal || part.effect == Effect::Force);
         match part.quota.rules() {
             Rules::Pair(PairRules::Gcra(gcra), _) => self.numbers(gcra.numbers(cost, force)),
             Rules::Pair(PairRules::StepBucket(bucket), _) => self.numbers(bucket.numbers(cost, force)),
             Rules::Pair(PairRules::FixedWindow(window), _) => self.numbers(window.numbers(cost, force)),
             Rules::Pair(PairRules::TwoCounters(counters), _) => self.numbers(counters.numbers(cost, force)),
+            Rules::Pair(PairRules::Block(block), _) => self.numbers(block.numbers(cost, force)),
+            Rules::Pair(PairRules::Meter(meter), _) => self.numbers(meter.numbers(cost, force && !on_refusal)),
             Rules::Trail(trail) => self.numbers(trail.numbers(cost, force)),
         }
+    }
+
+    fn partners(&mut self, partners: Option<&Partners>) {
+        let places = partners.map_or(&[][..], |partners| partners.places.as_slice());
+        self.0.push(places.len() as u8); // of a charge's `of`
+        places.iter().for_each(|place| self.0.extend_from_slice(&(*place as u16 + 1).to_le_bytes()));
     }
 
     fn numbers(&mut self, numbers: impl IntoIterator<Item = f64>) {

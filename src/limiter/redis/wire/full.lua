@@ -5,8 +5,8 @@
 
 -- A lone charge, if its state is as it should be; else nothing is done, and nothing answered.
 local function plain(key, q)
-  if q.charges or q.mode > 2 then return nil end
-  if q.kind >= 6 then
+  if q.charges or q.mode > 2 or q.kind > 8 then return nil end
+  if is_list(q.kind) then
     if (q.most + 1) * q.grain >= MOST then return nil end
     return trail_plain(key, q.layout, q.head, q.size, q.mode, q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10])
   end
@@ -32,14 +32,19 @@ end
 
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
-  local states, allowed = {}, true
+  local states, allowed, denials = {}, true, {}
   for at = 1, #numbers do
     local y, why = look(KEYS[from + at], form_of(numbers[at]))
     if not y then return why end
     states[at] = y
   end
   for at = 1, #states do
-    if decided(states[at]) then allowed = false end
+    local y = states[at]
+    for _, partner in ipairs(y.q.partners or {}) do
+      if denials[partner] then y.hit = true end
+    end
+    if decided(y) then allowed = false end
+    for _, denied in ipairs(y.denials or {y.denied and true or false}) do denials[#denials + 1] = denied end
   end
   local told = {}
   for at = 1, #states do
@@ -97,7 +102,7 @@ else
         local told = plain(KEYS[key + at], q)
         if told then
           reply[#reply + 1] = told
-        elseif q.mode and q.mode > 2 then
+        elseif q.mode and q.mode > 2 and q.mode < 6 then
           reply[#reply + 1] = answer(pcall(give_back, KEYS[key + at], q))
         else
           reply[#reply + 1] = answer(pcall(request, key + at - 1, {form}))

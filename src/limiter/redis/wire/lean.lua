@@ -21,7 +21,7 @@ while lone or place <= #list do
         told = string.find(bad.err, 'WRONGTYPE', 1, true) and '\3' or pack('<BI2c0', 5, #bad.err, bad.err)
       else
         local kind = string.byte(bad, 1) or 0
-        if kind > 144 and kind < 153 then told = '\3' end -- ours, of another quota
+        if kind > 144 and kind < 155 then told = '\3' end -- ours, of another quota
       end
     end
     if lone then return pack('<d', now) .. told end

@@ -91,8 +91,10 @@ end
 
 decided_packed = function(y)
   local refused, told = false, {'\0'}
+  y.denials = {}
   for at, charge in ipairs(y.charges) do
     if decided(charge) then refused = true end
+    if charge.q.mode > 0 then y.denials[#y.denials + 1] = charge.denied and true or false end
     if y.states.text then
       told[1] = '\1'
       told[at + 1] = pack(STATES[charge.q.kind], charge.at, charge.n, charge.m)

@@ -17,7 +17,14 @@ local function refund_pair(q, r, at, n, m)
   if kind <= 2 then
     local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
     local us, num = gcra_ahead(at, n, ceiling, ceiling_n, l)
-    local given, given_n = at_most(r.units, r.num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))
+    local r_num = r.num
+    if r_num < 0 then -- of a queue, so only if it is still the tail
+      local own = math.min(n, l - 1) -- without numerators, n means nothing
+      if at > now and (us ~= at - now or num ~= own) then return now + us, num end
+      if at ~= r.at or own ~= math.min(r.n, l - 1) then return nil end
+      r_num = -1 - r_num
+    end
+    local given, given_n = at_most(r.units, r_num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))
     given, given_n = at_most(given, given_n, us, num)
     us, num = us - given, num - given_n
     if num < 0 then us, num = us - 1, num + l end
@@ -33,6 +40,17 @@ local function refund_pair(q, r, at, n, m)
     local count = math.max(n - r.units, 0)
     if count == 0 then return -1 end
     return at, count
+  end
+  if kind == 9 then
+    local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
+    if phase ~= 1 or ends ~= r.at then return nil end
+    strikes = math.max(strikes - r.units, 0)
+    if strikes == 0 then phase = 0 end
+    return block_stored(now, phase, ends, strikes, level, forget, q[8])
+  elseif kind == 10 then
+    if at <= now or r.at <= now then return nil end
+    if n <= r.units then return -1 end
+    return math.min(at, now + q[4]), n - r.units
   end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period

@@ -3,7 +3,7 @@
 use super::ask::{Item, Unit, Verb};
 use super::form::Kind;
 use super::{Answer, Ask, nonsense};
-use crate::algorithm::{Pair, PairRules, Rules};
+use crate::algorithm::{How, Pair, PairRules, Rules, block};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::Effect;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
@@ -75,9 +75,7 @@ impl Reader<'_> {
                 for unit in &ask.units {
                     self.unit(unit, now, &mut charges)?;
                 }
-                let counts = |(item, decision): (&Item, &ChargeDecision)| {
-                    item.effect != Effect::Enforce || decision.is_allowed()
-                };
+                let counts = |(item, decision): (&Item, &ChargeDecision)| !item.binds() || decision.is_allowed();
                 let allowed = ask.items().zip(&charges).all(counts);
                 if !allowed || ask.verb == Verb::Peek {
                     charges.iter_mut().for_each(ChargeDecision::untaken);
@@ -134,7 +132,8 @@ impl Reader<'_> {
             let Rules::Pair(rules, _) = quota.rules() else { return None };
             let state = if status == status::FOUND { Some(self.state(quota, rules)?) } else { None };
             if let Some(item) = item {
-                charges.push(decide(rules, state, item, now));
+                let how = how(item, charges);
+                charges.push(decide(rules, state, item, now, how));
             }
         }
         Some(())
@@ -144,6 +143,12 @@ impl Reader<'_> {
         let at = self.whole()?;
         Some(match (Kind::of(quota), rules) {
             (Kind::Whole, _) => Pair { at, n: 0 },
+            (Kind::Block, _) => {
+                let (span_us, counts) = (self.whole()?, self.whole()?);
+                // What no block of ours has is as nothing.
+                let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
+                Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
+            }
             (_, PairRules::TwoCounters(counters)) => {
                 let before = u32::from_le_bytes(self.take()?);
                 counters.pair(at, before, u32::from_le_bytes(self.take()?))
@@ -183,10 +188,22 @@ fn ordered(mut charges: Several, order: Option<&[usize]>) -> Several {
 }
 
 /// What is told of a state, as the script has decided about it.
-fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64) -> ChargeDecision {
+fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64, how: How) -> ChargeDecision {
     // What somebody else wrote may be anything. Beside others what is not there is two zeros.
     let state = state.filter(|state| (state.at > 0 || state.n > 0) && rules.could_be(*state));
-    rules.decide(state, now, item.cost, item.effect == Effect::Force).decision
+    rules.decide_how(state, now, item.cost, how).decision
+}
+
+/// How a charge was taken, after these answers to others.
+fn how(item: &Item, answers: &[ChargeDecision]) -> How {
+    match (&item.partners, item.effect) {
+        (Some(partners), _) => {
+            let denied = |place: &usize| answers.get(*place).is_some_and(|answer| !answer.is_allowed());
+            How::OnRefusal { refused: partners.places.iter().any(denied) }
+        }
+        (None, Effect::Force) => How::Force,
+        _ => How::IfAllowed,
+    }
 }
 
 /// It names the policy and what all keys of the prefix begin with: the caller's key may be a secret.

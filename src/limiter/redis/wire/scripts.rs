@@ -32,7 +32,7 @@ macro_rules! form {
 /// What is told of a state that was found, by its kind.
 macro_rules! found {
     () => {
-        "local FOUND = {'<Bd', '<Bdd', '<Bdd', '<Bdd', '<BdI4I4'}\n"
+        "local FOUND = {'<Bd', '<Bdd', '<Bdd', '<Bdd', '<BdI4I4', [9] = '<Bddd', [10] = '<Bdd'}\n"
     };
 }
 
@@ -46,7 +46,7 @@ const TRAIL: &str = concat!(
     ", ARGV[1]))\n",
     "  if told then return pack('<d', now) .. told end\n",
     "end\n",
-    "local used_of_value, with_used, quota_of, refund_pair, refund_list\n",
+    "local used_of_value, with_used, quota_of, refund_pair, refund_list, adopted, block_view\n",
     part!("narrow"),
     twin!("trail"),
     found!(),
@@ -64,8 +64,10 @@ const FULL: &str = concat!(
     twin!("sliding_window"),
     twin!("trail_plain"),
     twin!("trail"),
+    twin!("block"),
+    twin!("meter"),
     found!(),
-    "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail}\n",
+    "local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window, trail, trail, false, block, meter}\n",
     part!("convert"),
     part!("refund"),
     part!("states"),

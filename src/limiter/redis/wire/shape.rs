@@ -37,6 +37,8 @@ fn words(kind: Kind) -> Words {
         Kind::FixedWindow => ("fixed_window", 7, &["at", "n"]),
         Kind::TwoCounters => ("sliding_window", 7, &["at", "n", "m"]),
         Kind::Narrow | Kind::Wide => ("trail", 10, &[]),
+        Kind::Block => ("block", 9, &["at", "n", "m"]),
+        Kind::Meter => ("meter", 4, &["at", "n"]),
     };
     let stays = matches!(kind, Kind::FixedWindow | Kind::TwoCounters);
     Words { decide, numbers, names, layout, stays }

@@ -6,7 +6,7 @@ local look_packed, decided_packed, write_charges, change_packed
 
 local parsed = {}
 
-local NUMBERS = {4, 7, 6, 7, 7, 10, 10}
+local NUMBERS = {4, 7, 6, 7, 7, 10, 10, 0, 9, 4}
 
 -- Of one charge, from a place on: the mode and the numbers; then the next place.
 local function charge_of(text, place, kind, head)
@@ -14,7 +14,7 @@ local function charge_of(text, place, kind, head)
   q.kind, q.head, q.mode, place = kind, head, q[1], q[#q]
   q[#q] = nil
   table.remove(q, 1)
-  if kind >= 6 then
+  if is_list(kind) then
     q.cost, q.bound, q.limit, q.most, q.period, q.grain = q[1], q[2], q[3], q[4], q[5], q[6]
     q.oldest, q.log, q.count_denied, q.life = q[7], q[8], q[9], q[10]
   end
@@ -26,12 +26,18 @@ local function form_of(number)
   if q then return q end
   local text = ARGV[number]
   local kind, layout, head, size, place = unpack('<BI2c0I2c0I2', text)
-  if kind < 8 then
+  if kind ~= 8 then
     q, place = charge_of(text, place, kind, head)
     q.entry = layout
     if q.mode == 3 or q.mode == 4 then
       local units, num, at, n = unpack('<dddd', text, place)
       q.refund = {units = units, num = num, at = at, n = n}
+    elseif q.mode > 5 then
+      -- The places of the charges that it belongs to.
+      local count
+      count, place = unpack('<B', text, place)
+      q.partners = {unpack('<' .. string.rep('I2', count), text, place)}
+      q.partners[count + 1] = nil
     end
   else
     q = {kind = kind, charges = {}}
@@ -53,7 +59,7 @@ local AGAIN, FOREIGN = '\3', '\4'
 -- Reads a key: a text, or the first of a list; then why not.
 local function read(key, kind)
   for try_list = 0, 1 do
-    local as_list = (kind >= 6) == (try_list == 0)
+    local as_list = is_list(kind) == (try_list == 0)
     local value
     if as_list then value = try('LRANGE', key, 0, 3) else value = try('GET', key) end
     if type(value) ~= 'table' or not value.err then
@@ -75,7 +81,7 @@ local function look(key, q)
   local text, list, why = read(key, q.kind)
   if why then return nil, why end
   local y = {key = key, q = q, at = 0, there = false}
-  if q.kind >= 6 then
+  if is_list(q.kind) then
     if not text or (list and text == q.head) then
       local garbled
       y.x, garbled = trail_load(key, list or {}, q)
@@ -94,14 +100,18 @@ local function look(key, q)
   end
   if not used_of_value then
     local kind = string.byte(text, 1) or 0
-    return nil, kind > 144 and kind < 152 and AGAIN or FOREIGN
+    return nil, kind > 144 and kind < 155 and kind ~= 152 and AGAIN or FOREIGN
   end
-  local parts, of = used_of_value(key, text, list)
-  if parts == nil then return nil, FOREIGN end
+  local at, n, m = adopted(q, text, list)
+  if not at then
+    local parts, of = used_of_value(key, text, list)
+    if parts == nil then return nil, FOREIGN end
+    if parts then at, n, m = with_used((quota_of(q.head)), parts, of) end
+  elseif at < 0 then
+    at = nil
+  end
   y.converted = true
-  local at, n, m
-  if parts then at, n, m = with_used((quota_of(q.head)), parts, of) end
-  if q.kind < 6 then
+  if not is_list(q.kind) then
     if at then y.at, y.n, y.m, y.there = at, n, m, true end
     return y
   end
@@ -128,11 +138,21 @@ local function decided(y)
     y.told = '\0'
     if y.there then y.told = pack(FOUND[q.kind], 1, y.at, y.n, y.m) end
     if q.mode == 0 then return false end
-    ok, y.to, y.p, y.q2 = DECIDE[q.kind](now, y.at, y.n, y.m, q[1], q[2], q[3], q[4], q[5], q[6], q[7])
+    local cost, force = q[1], q[2]
+    if q.mode > 5 and not y.hit then
+      -- Nothing that it belongs to was refused: it looks, unless it counts what it denies itself.
+      cost = 0
+      if q.kind == 9 then
+        local phase = block_view(now, y.at, y.n or 0, y.m or 0, q[3], q[4], q[8])
+        if phase == 2 and q[9] == 1 then cost = q[1] end
+      end
+    end
+    ok, y.to, y.p, y.q2 = DECIDE[q.kind](now, y.at, y.n, y.m, cost, force, q[3], q[4], q[5], q[6], q[7], q[8], q[9])
     y.writes = y.to ~= nil
   end
-  y.refused = q.mode == 1 and not ok
-  return y.refused
+  y.denied = not ok
+  y.refused = q.mode == 1 and not ok or q.mode == 8
+  return not ok and (q.mode == 1 or q.mode > 6)
 end
 
 local function write_pair(key, q, to, p, m)

@@ -71,6 +71,11 @@ impl Life {
                 (_, state) => state,
             };
         }
+        if let (State::Pair(rules, _), State::Pair(old, Some(pair))) = (State::new(&self.quota), &self.state) {
+            if let Some(adopted) = rules.adopt(old, *pair, self.now) {
+                return State::Pair(rules, adopted);
+            }
+        }
         State::with_used(&self.quota, self.state.used(self.now), self.now)
     }
 
@@ -144,13 +149,15 @@ impl Life {
     }
 
     fn change_quota(&mut self, step: &Step) {
-        const ALGORITHMS: [Algorithm; 6] = [
+        const ALGORITHMS: [Algorithm; 8] = [
             Algorithm::TokenBucket,
             Algorithm::LeakyQueue,
             Algorithm::StepBucket,
             Algorithm::FixedWindow,
             Algorithm::SlidingWindow,
             Algorithm::SlidingLog,
+            Algorithm::Block,
+            Algorithm::Meter,
         ];
         if self.written != self.quota {
             return; // it would skip one that was never written
@@ -158,7 +165,7 @@ impl Life {
         let b = step.b;
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
-        self.quota = quota(ALGORITHMS[(step.a / 4 % 6) as usize], anchor, &shape);
+        self.quota = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
         (self.retry_us, self.reset_us, self.remaining) = (0, 0, self.quota.capacity());
     }
 }
@@ -238,4 +245,6 @@ parity! {
     fixed_window_of_the_first_request: FixedWindow, FirstRequest;
     sliding_window: SlidingWindow, Epoch;
     sliding_log: SlidingLog, Epoch;
+    block: Block, FirstRequest;
+    meter: Meter, Epoch;
 }

@@ -16,22 +16,33 @@ use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
 
-const ALGORITHMS: [Algorithm; 6] = [
+const ALGORITHMS: [Algorithm; 8] = [
     Algorithm::TokenBucket,
     Algorithm::LeakyQueue,
     Algorithm::StepBucket,
     Algorithm::FixedWindow,
     Algorithm::SlidingWindow,
     Algorithm::SlidingLog,
+    Algorithm::Block,
+    Algorithm::Meter,
 ];
 
-const EFFECTS: [Effect; 5] = [Effect::Enforce, Effect::Enforce, Effect::Enforce, Effect::Observe, Effect::Force];
+const EFFECTS: [Effect; 8] = [
+    Effect::Enforce,
+    Effect::Enforce,
+    Effect::Enforce,
+    Effect::Observe,
+    Effect::Force,
+    Effect::OnRefusal { of: 1 },
+    Effect::OnRefusal { of: 2 },
+    Effect::OnRefusal { of: 3 },
+];
 
 /// What a request does: how, how much later than the one before, and its charges: a policy, a key, a cost and an effect.
 type Request = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
 fn policies() -> impl Strategy<Value = Vec<Policy>> {
-    prop::collection::vec((shapes(), 0..6_usize, any::<bool>()), 4).prop_map(|shapes| {
+    prop::collection::vec((shapes(), 0..8_usize, any::<bool>()), 4).prop_map(|shapes| {
         let named = shapes.iter().enumerate().map(|(at, (shape, algorithm, first))| {
             let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
             Policy::new(format!("p{at}"), quota(ALGORITHMS[*algorithm], anchor, shape)).unwrap()
@@ -73,7 +84,7 @@ fn changed_rules() -> impl Strategy<Value = Vec<Policy>> {
 }
 
 fn requests() -> impl Strategy<Value = Vec<Request>> {
-    let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..5_u8);
+    let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..8_u8);
     let charges = prop::collection::vec(charge, 1..5);
     prop::collection::vec((0..12_u8, prop_oneof![Just(0), 0..20_u64, 0..100_000_000_u64], charges), 1..40)
 }
@@ -84,7 +95,12 @@ fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, 
     for (policy, key, cost, effect) in wanted {
         let (policy, key) = (&policies[usize::from(*policy)], &keys[usize::from(*key)]);
         if !charges.iter().any(|charge| charge.policy == policy && charge.key == key) {
-            charges.push(Charge::new(policy, key).cost(*cost).effect(EFFECTS[usize::from(*effect)]));
+            let on_refusal = matches!(policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+            let effect = match EFFECTS[usize::from(*effect)] {
+                Effect::OnRefusal { .. } if !on_refusal => Effect::Enforce,
+                effect => effect,
+            };
+            charges.push(Charge::new(policy, key).cost(*cost).effect(effect));
         }
     }
     charges

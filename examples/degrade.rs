@@ -1,0 +1,33 @@
+//! Who asks for too much is served less: fewer results, from what is at hand, instead of a refusal. Only who asks for far
+//! too much is refused.
+//!
+//! ```sh
+//! cargo run --example degrade
+//! for i in $(seq 9); do curl -s -w '%{http_code}\n' http://127.0.0.1:3000/search; done
+//! ```
+
+use std::error::Error;
+use std::net::SocketAddr;
+
+use axum::routing::get;
+use axum::{Extension, Router};
+use tower_ratelimit::{MemoryLimiter, Mode, Outcome, Policy, Quota, RateLimitLayer, key};
+
+/// Only a request that is to be served less carries an outcome.
+async fn search(degraded: Option<Extension<Outcome>>) -> String {
+    let results = if degraded.is_some() { 3 } else { 50 };
+    format!("{results} results\n")
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let rich = Policy::new("rich", Quota::per_minute(3))?.mode(Mode::Degrade);
+    let any = Policy::new("any", Quota::per_minute(6))?;
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), rich, key::peer_ip()).and(any, key::peer_ip());
+
+    let app = Router::new().route("/search", get(search)).layer(limit);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!("for i in $(seq 9); do curl -s -w '%{{http_code}}\\n' http://127.0.0.1:3000/search; done");
+    axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
+    Ok(())
+}

@@ -1,0 +1,47 @@
+//! A fragile backend gets five requests a second and never two at once: the others wait for their turn, up to two seconds.
+//!
+//! ```sh
+//! cargo run --example shaping --features tokio
+//! seq 20 | xargs -P 20 -I_ curl -s -o /dev/null -w '%{http_code} after %{time_total} s\n' http://127.0.0.1:3000/ | sort
+//! curl -s http://127.0.0.1:3000/waiting
+//! ```
+
+use std::error::Error;
+use std::time::Duration;
+
+use axum::Router;
+use axum::routing::get;
+use tower_ratelimit::{MemoryLimiter, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, TokioTimer, key};
+
+/// In place of metrics.
+struct Log;
+
+impl Observer for Log {
+    fn on_outcome(&self, outcome: &Outcome) {
+        let position = outcome.binding().map_or(0, |standing| standing.decision().position());
+        match outcome.kind() {
+            OutcomeKind::Delayed => println!("waited {:?}, behind {position}", outcome.delay()),
+            kind => println!("{}", kind.as_str()),
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let quota = Quota::leaky_queue(5, Duration::from_secs(1))?.max_wait(Duration::from_secs(2))?;
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), Policy::new("backend", quota)?, key::global())
+        .delay(TokioTimer::new())
+        .observer(Log);
+
+    let waiting = limit.clone();
+    let app = Router::new()
+        .route("/", get(|| async { "the fragile backend\n" }).layer(limit))
+        .route("/waiting", get(move || async move { format!("{} wait\n", waiting.waiting()) }));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    println!(
+        "seq 20 | xargs -P 20 -I_ curl -s -o /dev/null -w '%{{http_code}} after %{{time_total}} s\\n' http://127.0.0.1:3000/ | sort"
+    );
+    println!("curl -s http://127.0.0.1:3000/waiting");
+    axum::serve(listener, app).await?;
+    Ok(())
+}

@@ -1,0 +1,119 @@
+//! Meter: a counter that does not start afresh by itself.
+//!
+//! # 1 Definition and laws
+//!
+//! Units are counted until the limit is reached. The count is forgotten when nothing was added to it for one period, the
+//! retention, and not before: it is what somebody means to read, settle and reset.
+//!
+//! It guarantees: every unit is counted once, and none above the limit.
+//!
+//! # 2 Parameters
+//!
+//! Limit and retention.
+//!
+//! # 3 State
+//!
+//! A [`Pair`]: the instant at which it is forgotten, and the count. A clock that steps back brings that instant to one
+//! retention from then.
+
+use crate::decision::ChargeDecision;
+use crate::quota::Spec;
+
+use super::{Answer, Fullness, Layout, Next, Pair, Used};
+#[cfg(feature = "redis")]
+use super::{Numbers, UNBOUNDED, numbers};
+
+/// Quotas that only count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Meter {
+    limit: u64,
+    retention_us: u64,
+}
+
+impl Meter {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        Self { limit: spec.limit, retention_us: spec.period_us }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        Layout::Pair
+    }
+
+    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline(never)]
+    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let (found, moved) = self.view(state, now);
+        let kept = if moved { Next::Set(found) } else { Next::Keep };
+        let wanted = found.n.saturating_add(cost);
+        if wanted > self.limit && !force && cost > 0 {
+            let retry_us = (cost <= self.limit).then_some(found.at - now);
+            return Answer { decision: self.describe(found, now, retry_us), next: kept };
+        }
+        let count = wanted.min(self.limit.max(found.n));
+        if count == found.n {
+            return Answer { decision: self.describe(found, now, Some(0)), next: kept };
+        }
+        let after = Pair { at: now + self.retention_us, n: count };
+        let decision = self.describe(after, now, Some(0)).receipted(count - found.n, after.at, 0);
+        Answer { decision, next: Next::Set(after) }
+    }
+
+    /// Gives back `units` that were counted while the count was to be kept until `own`, if that is to come.
+    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let (found, _) = self.view(Some(state), now);
+        if own.at <= now || found.n == 0 {
+            return Next::Keep;
+        }
+        match found.n.saturating_sub(units) {
+            0 => Next::Clear,
+            n => Next::Set(Pair { n, ..found }),
+        }
+    }
+
+    /// What the Lua twin is told of a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        numbers(&[cost.min(self.limit + 1), bound, self.limit, self.retention_us])
+    }
+
+    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+        Used::units(self.view(Some(state), now).0.n)
+    }
+
+    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+        let n = used.units_ceil().min(self.limit);
+        (n > 0).then_some(Pair { at: now + self.retention_us, n })
+    }
+
+    pub(crate) fn could_be(&self, state: Pair) -> bool {
+        state.n <= self.limit
+    }
+
+    /// The furthest a state lies ahead.
+    pub(crate) fn ahead_us(&self) -> u64 {
+        self.retention_us
+    }
+
+    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let (found, _) = self.view(Some(state), now);
+        Fullness { throttled: found.n >= self.limit, used: super::share(found.n, self.limit) }
+    }
+
+    /// The count, and whether the clock stepped back.
+    fn view(&self, state: Option<Pair>, now: u64) -> (Pair, bool) {
+        let latest = now + self.retention_us;
+        match state {
+            Some(state) if state.at > latest => (Pair { at: latest, ..state }, true),
+            Some(state) if state.at > now => (state, false),
+            _ => (Pair { at: latest, n: 0 }, false),
+        }
+    }
+
+    fn describe(&self, found: Pair, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let left_us = found.at - now;
+        let reset_us = if found.n == 0 { 0 } else { left_us };
+        ChargeDecision::found(self.limit, self.limit.saturating_sub(found.n), reset_us, left_us, retry_us)
+    }
+}

@@ -1,0 +1,394 @@
+//! Who is never limited, and who never passes.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::net::IpAddr;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use foldhash::quality::RandomState;
+use http::request::Parts;
+use ipnet::IpNet;
+
+use super::rule::Read;
+use crate::key::{IntoKey, Key};
+
+type Map<K> = HashMap<K, Access, RandomState>;
+
+/// What an [`AccessList`] says about a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// It is exempt: its requests pass, and nothing is charged.
+    Allow,
+    /// Its requests are refused with 403, and nothing is charged.
+    Deny,
+    /// It is limited as anybody else: the exception from a larger network that is allowed or denied.
+    Limit,
+}
+
+/// A list of networks, addresses and other keys that are always allowed, or never. It can be changed while it is used: its
+/// clones are the same list.
+///
+/// Of networks the most specific one counts, so that one address can be allowed in a network that is denied. A look-up
+/// asks once for each length of prefix that the list has, whatever the number of networks; 100,000 of them take
+/// some 2 MB (IPv4) or 7 MB (IPv6). Reads share a lock, which a change holds for as long as it takes.
+///
+/// ```
+/// use tower_ratelimit::key::{self, Prefixes};
+/// use tower_ratelimit::{Access, AccessList, MemoryLimiter, Quota, RateLimitLayer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let addresses = AccessList::new();
+/// addresses.set("10.0.0.0/8", Access::Allow)?;
+/// addresses.set("203.0.113.0/24", Access::Deny)?;
+/// addresses.set("203.0.113.7", Access::Limit)?;
+///
+/// let keys = AccessList::new();
+/// keys.set_key("a-key-that-leaked", Access::Deny);
+///
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+///     .access(&addresses, key::peer_network(Prefixes::exact()))
+///     .access(&keys, key::header("x-api-key"));
+///
+/// addresses.set("198.51.100.0/24", Access::Deny)?; // from the next request on
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Default)]
+pub struct AccessList(Arc<RwLock<Table>>);
+
+#[derive(Default)]
+struct Table {
+    v4: Networks<u32>,
+    v6: Networks<u128>,
+    keys: Map<Key>,
+}
+
+/// The networks of one family, by their first address and the length of their prefix.
+struct Networks<A> {
+    each: Map<(u8, A)>,
+    /// How many there are of each length, the longest first.
+    lengths: Vec<(u8, usize)>,
+}
+
+impl<A> Default for Networks<A> {
+    fn default() -> Self {
+        Self { each: Map::default(), lengths: Vec::new() }
+    }
+}
+
+impl<A: Copy + Eq + Hash> Networks<A> {
+    fn set(&mut self, length: u8, first: A, access: Access) {
+        if self.each.insert((length, first), access).is_some() {
+            return;
+        }
+        match self.lengths.binary_search_by(|(other, _)| length.cmp(other)) {
+            Ok(at) => self.lengths[at].1 += 1,
+            Err(at) => self.lengths.insert(at, (length, 1)),
+        }
+    }
+
+    fn remove(&mut self, length: u8, first: A) -> bool {
+        let removed = self.each.remove(&(length, first)).is_some();
+        if removed {
+            for (other, count) in &mut self.lengths {
+                *count -= usize::from(*other == length);
+            }
+            self.lengths.retain(|(_, count)| *count > 0);
+        }
+        removed
+    }
+
+    /// The longest of those that `first` finds its address for.
+    fn find(&self, first: impl Fn(u8) -> A) -> Option<Access> {
+        self.lengths.iter().find_map(|(length, _)| self.each.get(&(*length, first(*length))).copied())
+    }
+}
+
+fn first_v4(address: u32, length: u8) -> u32 {
+    address & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0)
+}
+
+fn first_v6(address: u128, length: u8) -> u128 {
+    address & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
+}
+
+impl Table {
+    fn set(&mut self, network: IpNet, access: Access) {
+        match network {
+            IpNet::V4(net) => self.v4.set(net.prefix_len(), net.network().to_bits(), access),
+            IpNet::V6(net) => self.v6.set(net.prefix_len(), net.network().to_bits(), access),
+        }
+    }
+
+    fn address(&self, address: IpAddr) -> Option<Access> {
+        match address.to_canonical() {
+            IpAddr::V4(address) => self.v4.find(|length| first_v4(address.to_bits(), length)),
+            IpAddr::V6(address) => self.v6.find(|length| first_v6(address.to_bits(), length)),
+        }
+    }
+
+    fn key(&self, key: &Key) -> Option<Access> {
+        let exact = if self.keys.is_empty() { None } else { self.keys.get(key).copied() };
+        exact.or_else(|| self.address(key.address()?))
+    }
+}
+
+impl AccessList {
+    /// A list of nobody.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets what becomes of a network (`203.0.113.0/24`) or an address, in place of what was said of the same before.
+    ///
+    /// IPv4 networks that are written as IPv6 (`::ffff:10.0.0.0/104`) are IPv4, as addresses are.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), AccessListError> {
+        let network = parse(network.as_ref())?;
+        self.write().set(network, access);
+        Ok(())
+    }
+
+    /// Sets what becomes of many networks, in one change.
+    ///
+    /// # Errors
+    /// If one is neither a network nor an address; then nothing is changed.
+    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), AccessListError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        let networks: Vec<IpNet> = networks.into_iter().map(|one| parse(one.as_ref())).collect::<Result<_, _>>()?;
+        let mut table = self.write();
+        networks.into_iter().for_each(|network| table.set(network, access));
+        Ok(())
+    }
+
+    /// Sets what becomes of a key that is no address: an API key, a customer's number, a tuple, as the extractor returns
+    /// it. A key that is missing (`None`) changes nothing.
+    pub fn set_key(&self, key: impl IntoKey, access: Access) {
+        if let Some(key) = key.into_key() {
+            self.write().keys.insert(key, access);
+        }
+    }
+
+    /// Forgets what was said of exactly this network or address. Returns whether anything was.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, AccessListError> {
+        let network = parse(network.as_ref())?;
+        let mut table = self.write();
+        Ok(match network {
+            IpNet::V4(net) => table.v4.remove(net.prefix_len(), net.network().to_bits()),
+            IpNet::V6(net) => table.v6.remove(net.prefix_len(), net.network().to_bits()),
+        })
+    }
+
+    /// Forgets what was said of a key. Returns whether anything was.
+    pub fn remove_key(&self, key: impl IntoKey) -> bool {
+        key.into_key().is_some_and(|key| self.write().keys.remove(&key).is_some())
+    }
+
+    /// Forgets everything, and takes over what `other` says, in one change: for lists that are loaded anew as a whole.
+    pub fn replace(&self, other: Self) {
+        // Not under the lock: the other may be this one, and freeing a large table takes its time.
+        let table = match Arc::try_unwrap(other.0) {
+            Ok(table) => table.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Err(shared) if Arc::ptr_eq(&shared, &self.0) => return,
+            Err(shared) => shared.read().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        let before = std::mem::replace(&mut *self.write(), table);
+        drop(before);
+    }
+
+    /// What becomes of a client with this address, if the list says anything.
+    #[must_use]
+    pub fn of_address(&self, address: IpAddr) -> Option<Access> {
+        self.read().address(address)
+    }
+
+    /// What becomes of a client with this key, if the list says anything. A key that is one address is looked up as that.
+    #[must_use]
+    pub fn of_key(&self, key: &Key) -> Option<Access> {
+        self.read().key(key)
+    }
+
+    /// How many networks and keys the list knows.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let table = self.read();
+        table.v4.each.len() + table.v6.each.len() + table.keys.len()
+    }
+
+    /// Whether the list knows nobody.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for Table {
+    fn clone(&self) -> Self {
+        Self { v4: self.v4.clone(), v6: self.v6.clone(), keys: self.keys.clone() }
+    }
+}
+
+impl<A: Clone> Clone for Networks<A> {
+    fn clone(&self) -> Self {
+        Self { each: self.each.clone(), lengths: self.lengths.clone() }
+    }
+}
+
+impl fmt::Debug for AccessList {
+    /// How many, and not who.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = self.read();
+        f.debug_struct("AccessList")
+            .field("networks", &(table.v4.each.len() + table.v6.each.len()))
+            .field("keys", &table.keys.len())
+            .finish()
+    }
+}
+
+fn parse(text: &str) -> Result<IpNet, AccessListError> {
+    crate::middleware::extract::parse_network(text)
+        .map(|network| network.trunc())
+        .ok_or_else(|| AccessListError(text.chars().take(64).collect()))
+}
+
+/// What was to be listed is neither an address nor a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessListError(String);
+
+impl fmt::Display for AccessListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8: other keys are listed by \
+             `AccessList::set_key`",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for AccessListError {}
+
+/// A list as a layer asks it.
+#[derive(Clone)]
+pub(super) struct BoundList {
+    list: AccessList,
+    extract: Read<Option<Key>>,
+}
+
+impl BoundList {
+    pub(super) fn new<E, K>(list: AccessList, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        Self { list, extract: Arc::new(move |parts| extract(parts).into_key()) }
+    }
+}
+
+/// The first of the lists that says anything decides.
+pub(super) fn ask(lists: &[BoundList], parts: &Parts) -> Option<Access> {
+    lists.iter().find_map(|bound| bound.list.of_key(&(bound.extract)(parts)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_most_specific_network_decides() {
+        let list = AccessList::new();
+        list.set("10.0.0.0/8", Access::Deny).unwrap();
+        list.set("10.1.0.0/16", Access::Allow).unwrap();
+        list.set("10.1.2.3", Access::Deny).unwrap();
+        list.set("10.1.2.9/24", Access::Limit).unwrap(); // the network that this address is in
+        list.set("2001:db8::/32", Access::Deny).unwrap();
+        for (text, access) in [
+            ("10.9.9.9", Some(Access::Deny)),
+            ("10.1.9.9", Some(Access::Allow)),
+            ("10.1.2.3", Some(Access::Deny)),
+            ("10.1.2.4", Some(Access::Limit)),
+            ("11.0.0.0", None),
+            ("::ffff:10.9.9.9", Some(Access::Deny)),
+            ("2001:db8:9::1", Some(Access::Deny)),
+            ("2001:db9::1", None),
+        ] {
+            assert_eq!(list.of_address(address(text)), access, "{text}");
+        }
+        assert!(list.remove("10.1.2.0/24").unwrap());
+        assert!(!list.remove("10.1.2.0/24").unwrap());
+        assert_eq!(list.of_address(address("10.1.2.4")), Some(Access::Allow));
+    }
+
+    #[test]
+    fn everybody_is_a_network_too_and_a_mapped_one_is_ipv4() {
+        let list = AccessList::new();
+        list.set("0.0.0.0/0", Access::Deny).unwrap();
+        list.set("::ffff:192.0.2.0/120", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("8.8.8.8")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("192.0.2.77")), Some(Access::Allow));
+        assert_eq!(list.of_address(address("2001:db8::1")), None);
+        list.set("::/0", Access::Deny).unwrap();
+        assert_eq!(list.of_address(address("2001:db8::1")), Some(Access::Deny));
+    }
+
+    #[test]
+    fn a_key_that_is_an_address_is_looked_up_as_one_and_others_as_they_are() {
+        let list = AccessList::new();
+        list.set("192.0.2.0/24", Access::Deny).unwrap();
+        list.set_key(("customer", 7), Access::Allow);
+        let of = |key: Option<Key>| list.of_key(&key.unwrap());
+        assert_eq!(of(Key::of(address("192.0.2.1"))), Some(Access::Deny));
+        assert_eq!(of(Key::of(address("::ffff:192.0.2.1"))), Some(Access::Deny));
+        assert_eq!(of(Key::of(("customer", 7))), Some(Access::Allow));
+        for other in [Key::of("192.0.2.1"), Key::of((address("192.0.2.1"), 1)), Key::of(("customer", 8)), Key::of(())] {
+            assert_eq!(of(other), None);
+        }
+        assert!(list.remove_key(("customer", 7)));
+        assert!(!list.remove_key(("customer", 7)));
+        assert_eq!(list.len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused_and_changes_nothing() {
+        let list = AccessList::new();
+        let error = list.set_all(["10.0.0.0/8", "10.0.0.0/33"], Access::Deny).unwrap_err();
+        assert!(error.to_string().contains("10.0.0.0/33"), "{error}");
+        assert!(list.set("example.com", Access::Deny).is_err());
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn a_list_is_replaced_as_a_whole_and_its_clones_with_it() {
+        let (list, other) = (AccessList::new(), AccessList::new());
+        let clone = list.clone();
+        list.set("10.0.0.0/8", Access::Deny).unwrap();
+        other.set("192.0.2.0/24", Access::Allow).unwrap();
+        list.replace(other.clone());
+        list.replace(list.clone());
+        assert_eq!(clone.of_address(address("10.0.0.1")), None);
+        assert_eq!(clone.of_address(address("192.0.2.1")), Some(Access::Allow));
+        other.set("10.0.0.0/8", Access::Deny).unwrap();
+        assert_eq!(clone.len(), 1, "the other list is one of its own");
+    }
+}

@@ -1,0 +1,326 @@
+//! Charges that are settled after the response: by its outcome, or by what the request cost in the end.
+//!
+//! What was taken is taken before the service is called. From then on a [`Late`] owns the receipts, and whatever becomes of
+//! the request, its end is settled once: by the response's head, at the end of its body, or when it is dropped.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use http::response::Parts;
+use http::{Request, Response};
+use smallvec::SmallVec;
+
+use super::after::{After, Unanswered};
+use super::bill::{Bill, Item};
+use super::body::Body;
+use super::charging::{Answer, Answered, Decided, Shared};
+use super::composed::Passage;
+use crate::decision::{ChargeDecision, Receipt};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::outcome::Outcome;
+
+/// What the policies of a layer do after the response, in their order.
+pub(super) type Afters = Box<[PolicyAfter]>;
+
+pub(super) struct PolicyAfter {
+    /// The number of its rule.
+    rule: usize,
+    after: After,
+}
+
+/// Those of the rules, each with the number of its policies, if any rule does anything.
+pub(super) fn afters<'a>(rules: impl Iterator<Item = (usize, &'a After)> + Clone) -> Option<Afters> {
+    if rules.clone().all(|(_, after)| after.is_nothing()) {
+        return None;
+    }
+    let each = rules
+        .enumerate()
+        .flat_map(|(rule, (policies, after))| (0..policies).map(move |_| PolicyAfter { rule, after: after.clone() }));
+    Some(each.collect())
+}
+
+/// A request's charges of which some are not settled. They are when this is dropped.
+pub(super) struct Late {
+    layer: Arc<dyn Settling>,
+    answered: Answered,
+    open: SmallVec<[Open; 1]>,
+    /// The service has answered.
+    head: bool,
+}
+
+/// The charges of one rule, which are not settled.
+struct Open {
+    /// Their places among the charges.
+    charges: Range<usize>,
+    /// One of the rule's policies.
+    policy: usize,
+    /// What the request cost in the end, if that is asked.
+    item: Option<Arc<Item>>,
+}
+
+/// A layer, whatever its limiter.
+trait Settling: Send + Sync {
+    fn after(&self, policy: usize) -> Option<&After>;
+
+    /// Gives back units of a charge.
+    fn refund(&self, policy: usize, key: &Key, receipt: Receipt);
+
+    /// Takes units, whatever is left.
+    fn force(&self, policy: usize, key: &Key, units: u64);
+
+    /// How a policy stands, if the limiter knows at once.
+    fn look(&self, policy: usize, key: &Key) -> Option<ChargeDecision>;
+}
+
+impl<L: Limiter> Settling for Shared<L> {
+    fn after(&self, policy: usize) -> Option<&After> {
+        Some(&self.afters.as_deref()?.get(policy)?.after)
+    }
+
+    fn refund(&self, policy: usize, key: &Key, receipt: Receipt) {
+        if let Some(policy) = self.policy(policy) {
+            self.refund_all(vec![Refund::new(policy.clone(), key.clone(), receipt)]);
+        }
+    }
+
+    fn force(&self, policy: usize, key: &Key, units: u64) {
+        let Some(policy) = self.policy(policy) else { return };
+        let charge = Charge::new(policy, key).cost(units).effect(Effect::Force);
+        if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
+            self.tell_failure(&error);
+        }
+    }
+
+    fn look(&self, policy: usize, key: &Key) -> Option<ChargeDecision> {
+        match self.limiter.peek(&[Charge::new(self.policy(policy)?, key).cost(0)]) {
+            Reply::Now(Ok(decision)) => decision.charges().first().cloned(),
+            _ => None,
+        }
+    }
+}
+
+impl<L: Limiter> Shared<L> {
+    /// Before the service is called: what is to be settled is taken over.
+    #[inline(never)]
+    pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
+        let answered = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
+            Answer::One { charge, decision } => Answered::of_one(charge, decision),
+            Answer::Several(answered) => *answered,
+            other => {
+                decided.answer = other;
+                return;
+            }
+        };
+        // A request that passes although the limiter failed has taken nothing.
+        let open = if answered.decision.is_some() { self.unsettled(&answered) } else { SmallVec::new() };
+        if open.is_empty() {
+            decided.answer = Answer::Several(Box::new(answered));
+            return;
+        }
+        let mut bill = Bill::new();
+        for Open { policy, item, .. } in &open {
+            if let (Some(item), true) = (item, self.after(*policy).is_some_and(|after| after.by_bill)) {
+                bill.push(Arc::clone(item));
+            }
+        }
+        if !bill.is_empty() {
+            // The layers around this one are still to be told, too.
+            if let Some(around) = request.extensions().get() {
+                bill.append(around);
+            }
+            request.extensions_mut().insert(bill);
+        }
+        let layer: Arc<dyn Settling> = Arc::<Self>::clone(self);
+        decided.answer = Answer::Late(Box::new(Late { layer, answered, open, head: false }));
+    }
+
+    /// The rules that do something after the response, with what they have charged.
+    fn unsettled(&self, answered: &Answered) -> SmallVec<[Open; 1]> {
+        let mut open: SmallVec<[Open; 1]> = SmallVec::new();
+        let mut last = None;
+        for (at, charge) in answered.charges.as_slice().iter().enumerate() {
+            let Some(policy) = self.policy(charge.policy) else { continue };
+            let Some(PolicyAfter { rule, after }) = self.afters.as_deref().and_then(|all| all.get(charge.policy))
+            else {
+                continue;
+            };
+            if after.is_nothing() {
+                continue;
+            }
+            // The charges of a rule are beside each other.
+            if let Some(same) = open.last_mut().filter(|_| last == Some(rule)) {
+                same.charges.end = at + 1;
+                if let Some(item) = same.item.as_mut().and_then(Arc::get_mut) {
+                    item.charge(policy);
+                }
+                continue;
+            }
+            last = Some(rule);
+            let item = after.is_settled().then(|| Arc::new(Item::new(policy, charge.cost)));
+            open.push(Open { charges: at..at + 1, policy: charge.policy, item });
+        }
+        open
+    }
+
+    /// The response to a request whose charges are settled now or later.
+    #[inline(never)]
+    pub(super) fn finish_late<B>(
+        &self,
+        response: Response<B>,
+        decided: &mut Decided,
+        passage: &mut Option<Passage>,
+    ) -> Response<Body<B>> {
+        let refused_within = match passage {
+            Some(passage) => passage.is_refused(),
+            None => response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed()),
+        };
+        let (parts, body) = response.into_parts();
+        if let (Answer::Late(late), false) = (&mut decided.answer, refused_within) {
+            late.see(&parts);
+        }
+        let mut response = Response::from_parts(parts, ());
+        self.finish(&mut response, decided);
+        self.settle_with(decided, passage, &response);
+        match std::mem::replace(&mut decided.answer, Answer::Nothing) {
+            Answer::Late(late) if !late.open.is_empty() => response.map(|()| Body::settling(body, late)),
+            _ => response.map(|()| Body::inner(body)),
+        }
+    }
+}
+
+impl Late {
+    pub(super) fn answered(&self) -> &Answered {
+        &self.answered
+    }
+
+    /// Lets go of everything: what was charged is given back as it is.
+    pub(super) fn dismiss(&mut self) -> &mut Answered {
+        for open in self.open.drain(..) {
+            open.close();
+        }
+        &mut self.answered
+    }
+
+    /// So many bytes of the body were sent.
+    pub(super) fn count(&self, bytes: usize) {
+        for open in &self.open {
+            if let (Some(item), true) = (&open.item, self.layer.after(open.policy).is_some_and(|after| after.by_body)) {
+                item.add(bytes as u64); // no wider than 64 bits
+            }
+        }
+    }
+
+    /// Settles what is not settled.
+    pub(super) fn end(&mut self) {
+        for open in std::mem::take(&mut self.open) {
+            let unanswered = self.layer.after(open.policy).map(After::unanswered);
+            match open.close() {
+                None if !self.head && unanswered == Some(Unanswered::GiveBack) => self.settle(&open, 0),
+                None => {}
+                Some(units) => self.settle(&open, units),
+            }
+        }
+    }
+
+    /// The response's head has come: what depends on nothing else is settled.
+    fn see(&mut self, response: &Parts) {
+        self.head = true;
+        let mut at = 0;
+        while let Some(open) = self.open.get(at) {
+            let units = match self.verdict(open, response) {
+                Verdict::Open => {
+                    at += 1;
+                    continue;
+                }
+                Verdict::Free => Some(0),
+                Verdict::Said(units) => units,
+            };
+            let open = self.open.remove(at);
+            let said = open.close();
+            if let Some(units) = units.or(said) {
+                self.settle(&open, units);
+                self.look_again(&open, units);
+            }
+        }
+    }
+
+    fn verdict(&self, open: &Open, response: &Parts) -> Verdict {
+        let Some(after) = self.layer.after(open.policy) else { return Verdict::Said(None) };
+        if after.keeps.as_ref().is_some_and(|keeps| !keeps(response)) {
+            return Verdict::Free;
+        }
+        let units = after.by_response.as_ref().and_then(|actual| actual(response));
+        if !after.is_open() {
+            return Verdict::Said(units);
+        }
+        if let Some(item) = &open.item {
+            if let Some(units) = units {
+                item.set(units);
+            }
+            if after.by_body {
+                item.add(0); // from now on it is counted
+            }
+        }
+        Verdict::Open
+    }
+
+    /// Gives back what was taken beyond `units`, or takes what is missing.
+    fn settle(&mut self, open: &Open, units: u64) {
+        let Answered { charges, decision: Some(decision) } = &mut self.answered else { return };
+        for at in open.charges.clone() {
+            let (Some(charge), Some(found)) = (charges.as_slice().get(at), decision.charge_mut(at)) else { continue };
+            let receipt = found.take_receipt();
+            let taken = receipt.as_ref().map_or(0, Receipt::units);
+            match receipt {
+                Some(receipt) if units < taken => {
+                    self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
+                }
+                // What took nothing although it has a cost is only watched.
+                None if charge.cost > 0 => {}
+                _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
+                _ => {}
+            }
+        }
+    }
+
+    /// For header fields: how the policies stand now, or at least what was given back or taken.
+    fn look_again(&mut self, open: &Open, units: u64) {
+        let Answered { charges, decision: Some(decision) } = &mut self.answered else { return };
+        for at in open.charges.clone() {
+            let (Some(charge), Some(found)) = (charges.as_slice().get(at), decision.charge_mut(at)) else { continue };
+            let reckoned = || found.with_cost_changed(charge.cost, units);
+            *found = self.layer.look(charge.policy, &charge.key).unwrap_or_else(reckoned);
+        }
+    }
+}
+
+/// What a response's head says about a rule's charges.
+enum Verdict {
+    /// They stay open.
+    Open,
+    /// They are given back.
+    Free,
+    /// They are settled by so many units, or by what a bill says.
+    Said(Option<u64>),
+}
+
+impl Open {
+    /// What was said; nothing can be from now on.
+    fn close(&self) -> Option<u64> {
+        self.item.as_ref().and_then(|item| item.close())
+    }
+}
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Late {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Late").field("open", &self.open.len()).finish_non_exhaustive()
+    }
+}

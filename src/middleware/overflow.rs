@@ -1,0 +1,138 @@
+//! Where refused requests go instead: nowhere, or to another service.
+
+use std::future::{Future, Pending, pending};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::charging::{Decided, Shared};
+use super::composed::Passage;
+use crate::outcome::OutcomeKind;
+
+/// What a layer does with requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
+///
+/// `S` is the service within the layer, `B` the body of its requests.
+pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
+    /// What may go wrong there.
+    type Error: Into<S::Error>;
+
+    /// The response from there.
+    type Future: Future<Output = Result<S::Response, Self::Error>>;
+
+    /// A service that is ready to be called, if there is one at this moment.
+    #[doc(hidden)]
+    fn ready(&self, cx: &mut Context<'_>) -> Poll<Result<Self, Self::Error>>;
+
+    /// Calls it, once it is ready.
+    #[doc(hidden)]
+    fn call(self, request: Request<B>) -> Self::Future;
+}
+
+/// Only the types of this file are overflows.
+pub trait Sealed {}
+
+/// Requests that are over a quota are refused.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct NoOverflow;
+
+impl Sealed for NoOverflow {}
+
+impl<S: Service<Request<B>>, B> Overflow<S, B> for NoOverflow {
+    type Error = S::Error;
+    type Future = Pending<Result<S::Response, S::Error>>;
+
+    fn ready(&self, _: &mut Context<'_>) -> Poll<Result<Self, S::Error>> {
+        Poll::Pending
+    }
+
+    fn call(self, _: Request<B>) -> Self::Future {
+        pending()
+    }
+}
+
+/// Requests that are over a quota go to this service; see [`RateLimitLayer::overflow`](super::RateLimitLayer::overflow).
+#[derive(Clone, Copy, Debug)]
+pub struct OverflowTo<T>(T);
+
+impl<T> OverflowTo<T> {
+    pub(super) fn new(service: T) -> Self {
+        Self(service)
+    }
+}
+
+impl<T> Sealed for OverflowTo<T> {}
+
+impl<S, B, T> Overflow<S, B> for OverflowTo<T>
+where
+    S: Service<Request<B>>,
+    T: Service<Request<B>, Response = S::Response> + Clone,
+    T::Error: Into<S::Error>,
+{
+    type Error = T::Error;
+    type Future = T::Future;
+
+    fn ready(&self, cx: &mut Context<'_>) -> Poll<Result<Self, T::Error>> {
+        let mut service = self.clone();
+        service.0.poll_ready(cx).map_ok(|()| service)
+    }
+
+    fn call(mut self, request: Request<B>) -> T::Future {
+        self.0.call(request)
+    }
+}
+
+/// What becomes of a request that does not pass.
+pub(super) enum TurnedAway<F, E> {
+    Refused(Response<Bytes>),
+    Overflowing(F, Decided),
+    /// The overflow is broken.
+    Failed(E),
+}
+
+impl<L> Shared<L> {
+    /// Answers a request that does not pass, or hands it to the overflow if that has room for it now.
+    #[inline(never)]
+    pub(super) fn turn_away<S, B, O>(
+        self: &Arc<Self>,
+        request: Request<B>,
+        mut decided: Decided,
+        overflow: &O,
+        cx: &mut Context<'_>,
+    ) -> TurnedAway<O::Future, S::Error>
+    where
+        S: Service<Request<B>>,
+        O: Overflow<S, B>,
+    {
+        if decided.kind() != OutcomeKind::Limited {
+            return TurnedAway::Refused(self.refuse(request, &decided));
+        }
+        match overflow.ready(cx) {
+            Poll::Pending => TurnedAway::Refused(self.refuse(request, &decided)),
+            Poll::Ready(ready) => {
+                decided.kind = OutcomeKind::Overflowed;
+                // It is served, if by another, so layers around this one keep what they took.
+                if let Some(around) = Passage::around(request.extensions()) {
+                    around.pass();
+                }
+                let mut request = request;
+                if let Some(outcome) = self.tell(&decided) {
+                    request.extensions_mut().insert(outcome);
+                }
+                match ready {
+                    Ok(ready) => TurnedAway::Overflowing(ready.call(request), decided),
+                    Err(error) => TurnedAway::Failed(error.into()),
+                }
+            }
+        }
+    }
+
+    /// Writes the fields of a response from the overflow: those of a refusal.
+    pub(super) fn finish_overflow<B>(&self, response: &mut Response<B>, decided: &Decided) {
+        self.write_refusals_headers(response, decided);
+        response.extensions_mut().insert(self.outcome(decided));
+    }
+}

@@ -1,0 +1,197 @@
+//! What a layer notices of its own misuse. Requests are looked at while it is new; after that this costs nothing.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use http::header::{FORWARDED, HeaderName};
+use http::request::Parts;
+
+use super::bound::BoundRule;
+use super::charging::{Decided, Shared};
+use super::composed::Passage;
+use super::extract::peer_address;
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::misuse::{Misuse, MisuseKind};
+use crate::outcome::Outcome;
+
+/// So many requests of a new layer are looked at.
+const LOOKED_AT: u32 = 256;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// What a layer has noticed.
+pub(super) struct Watch {
+    /// One of each kind at most.
+    noticed: Mutex<Vec<Misuse>>,
+    /// Requests that are still looked at for a peer and a proxy.
+    to_look_at: AtomicU32,
+    /// Requests whose charges inner layers still compare with their own.
+    to_compare: AtomicU32,
+}
+
+/// What a layer charged a request, for those within it.
+pub(super) struct Charged {
+    limiter: u64,
+    charges: Vec<(u64, Key)>,
+}
+
+impl Watch {
+    pub(super) fn new(rules: &[BoundRule]) -> Self {
+        let to_look_at = if rules.iter().any(BoundRule::is_by_peer) { LOOKED_AT } else { 0 };
+        Self {
+            noticed: Mutex::default(),
+            to_look_at: AtomicU32::new(to_look_at),
+            to_compare: AtomicU32::new(LOOKED_AT),
+        }
+    }
+
+    /// Whether requests are to be screened.
+    pub(super) fn looks(&self) -> bool {
+        self.to_look_at.load(Ordering::Relaxed) > 0
+    }
+
+    /// The first that was noticed.
+    pub(super) fn first(&self) -> Option<Misuse> {
+        self.noticed.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+    }
+
+    /// Returns the misuse if it is the first of its kind.
+    fn note(&self, kind: MisuseKind, text: impl FnOnce() -> String) -> Option<Misuse> {
+        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        if noticed.iter().any(|misuse| misuse.kind() == kind) {
+            return None;
+        }
+        let misuse = Misuse::new(kind, text());
+        noticed.push(misuse.clone());
+        Some(misuse)
+    }
+}
+
+/// One fewer, unless there are none.
+fn count_down(left: &AtomicU32) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+impl<L> Shared<L> {
+    fn notice(&self, kind: MisuseKind, text: impl FnOnce() -> String) {
+        // Not told under the lock.
+        if let (Some(misuse), Some(observer)) = (self.watch.note(kind, text), &self.settings.observer) {
+            observer.on_misuse(&misuse);
+        }
+    }
+
+    /// One of the first requests of a layer that counts by the peer's address.
+    pub(super) fn look_for_peer(&self, parts: &Parts) {
+        if !count_down(&self.watch.to_look_at) {
+            return;
+        }
+        if !self.watch.looks() {
+            self.screen_less();
+        }
+        if peer_address(parts).is_none() {
+            self.notice(MisuseKind::PeerUnknown, || {
+                "a rule counts by key::peer_ip, and a request has no peer's address: pass it on (axum: serve \
+                 into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the \
+                 feature `tonic`; others: insert a key::PeerAddr into the request's extensions)"
+                    .to_owned()
+            });
+        }
+        let forwarded = [X_FORWARDED_FOR, FORWARDED].into_iter().find(|name| parts.headers.contains_key(name));
+        if let Some(name) = forwarded {
+            self.notice(MisuseKind::ProxyNotTrusted, || {
+                format!(
+                    "a rule counts by key::peer_ip, and a request has the field {name}: behind a proxy all clients share \
+                     the proxy's address and one allowance, so take key::client_ip(TrustedProxies::count(1)?) or name the \
+                     proxies' networks; without a proxy a client has made the field up, and nothing is to be done"
+                )
+            });
+        }
+    }
+
+    /// A request was refused that can never pass.
+    #[cold]
+    pub(super) fn look_for_never(&self, outcome: &Outcome) {
+        let never = outcome.violated().find(|standing| standing.decision().is_never());
+        // A quota of 0 is a switch.
+        if let Some(standing) = never.filter(|standing| standing.policy().quota().limit() > 0) {
+            self.notice(MisuseKind::NeverPasses, || {
+                format!(
+                    "a request cost {} units of the policy {:?} ({}), of which no more than {} can pass at once, so it is \
+                     refused for good: raise the quota's burst or limit, lower the cost, or answer such requests otherwise",
+                    standing.cost(),
+                    standing.policy().name(),
+                    standing.policy().quota(),
+                    standing.policy().quota().capacity(),
+                )
+            });
+        }
+    }
+}
+
+impl<L: Limiter> Shared<L> {
+    /// What can be seen without a request.
+    pub(super) fn look_at_setup(&self) {
+        if !self.settings.enabled {
+            return;
+        }
+        for bound in self.settings.rules.iter().filter(|bound| bound.after().is_settled()) {
+            if let Some(policy) = bound.policies().iter().find(|policy| policy.quota().spec().debt == 0) {
+                self.notice(MisuseKind::NoDebt, || {
+                    format!(
+                        "the policy {:?} settles what a request cost above its reservation, and its quota ({}) remembers \
+                         no debt: give it one by Quota::max_debt",
+                        policy.name(),
+                        policy.quota()
+                    )
+                });
+            }
+        }
+        let contradiction = self.limiter.roster().and_then(|roster| roster.enter(&self.policies));
+        if let Some((own, other)) = contradiction {
+            self.notice(MisuseKind::TwoQuotas, || {
+                format!(
+                    "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
+                     count in the same states: give one of them another name, or make them plans by Policy::choose",
+                    own.name(),
+                    own.quota(),
+                    other.quota()
+                )
+            });
+        }
+    }
+
+    /// What this layer charged, for layers within it to compare.
+    #[cold]
+    pub(super) fn charged(&self, decided: &Decided) -> Option<Box<Charged>> {
+        if !count_down(&self.watch.to_compare) {
+            return None;
+        }
+        let limiter = self.limiter.roster()?.number();
+        let charges =
+            decided.charges().filter_map(|(at, key)| Some((self.policy(at)?.name_fingerprint(), key.clone())));
+        Some(Box::new(Charged { limiter, charges: charges.collect() }))
+    }
+
+    /// Compares what this layer charged with what those around it did.
+    pub(super) fn compare(&self, around: &Passage, decided: &Decided) {
+        if around.charged().next().is_none() {
+            return;
+        }
+        let Some(limiter) = self.limiter.roster().map(|roster| roster.number()) else { return };
+        for outer in around.charged().filter(|outer| outer.limiter == limiter) {
+            for (at, key) in decided.charges() {
+                let Some(policy) = self.policy(at) else { continue };
+                if outer.charges.iter().any(|(name, of)| *name == policy.name_fingerprint() && of == key) {
+                    self.notice(MisuseKind::ChargedTwice, || {
+                        format!(
+                            "a request was charged for the policy {:?} and the same key by this layer and by one around \
+                             it, over the same limiter: leave one of them out, or give the policies different names",
+                            policy.name()
+                        )
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! Mistakes in how layers are set up that can be noticed, but are no reason to refuse anything.
+
+use std::fmt;
+
+/// Something in how a layer is set up that cannot be meant: what, and how to mend it.
+///
+/// It is told once for each layer and [kind](Self::kind): to the layer's [`Observer`](crate::Observer), and by
+/// [`RateLimitLayer::check`](crate::RateLimitLayer::check). Requests are decided as they would be otherwise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Misuse {
+    kind: MisuseKind,
+    text: String,
+}
+
+/// What kind of misuse it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MisuseKind {
+    /// Two layers around each other charged one request for the same policy and key, with one limiter.
+    ChargedTwice,
+    /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address of the peer, which then is
+    /// the proxy's.
+    ProxyNotTrusted,
+    /// A request costs more than its policy's quota can ever allow.
+    NeverPasses,
+    /// Layers with one limiter have different quotas under one policy's name, and are not plans of one rule.
+    TwoQuotas,
+    /// A rule counts by the address of the peer, and the server does not pass it on.
+    PeerUnknown,
+    /// A rule settles what requests cost in the end, and its quota remembers no debt.
+    NoDebt,
+}
+
+impl MisuseKind {
+    /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `never-passes`, `two-quotas`, `peer-unknown`,
+    /// `no-debt`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ChargedTwice => "charged-twice",
+            Self::ProxyNotTrusted => "proxy-not-trusted",
+            Self::NeverPasses => "never-passes",
+            Self::TwoQuotas => "two-quotas",
+            Self::PeerUnknown => "peer-unknown",
+            Self::NoDebt => "no-debt",
+        }
+    }
+}
+
+impl Misuse {
+    pub(crate) fn new(kind: MisuseKind, text: String) -> Self {
+        Self { kind, text }
+    }
+
+    /// What kind of misuse it is.
+    #[must_use]
+    pub fn kind(&self) -> MisuseKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Misuse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.as_str(), self.text)
+    }
+}
+
+impl std::error::Error for Misuse {}

@@ -1,0 +1,166 @@
+//! What a layer promises of lists: who is on one is decided before anything is charged.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use support::Scripted;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{self, PeerAddr, Prefixes};
+use tower_ratelimit::{Access, AccessList, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer};
+
+type Body = Full<Bytes>;
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+fn from(address: &str) -> Request<Body> {
+    let mut request = Request::new(Body::default());
+    request.extensions_mut().insert(PeerAddr::from(address.parse::<IpAddr>().unwrap()));
+    request
+}
+
+fn layer(limiter: &Scripted, list: &AccessList) -> RateLimitLayer<Scripted> {
+    RateLimitLayer::new(limiter.clone(), Quota::per_hour(1), key::global())
+        .access(list, key::peer_network(Prefixes::exact()))
+}
+
+async fn status(layer: &RateLimitLayer<Scripted>, request: Request<Body>) -> StatusCode {
+    layer.layer(service_fn(answer)).oneshot(request).await.unwrap().status()
+}
+
+#[tokio::test]
+async fn who_is_allowed_or_denied_is_not_charged() {
+    let (limiter, list) = (Scripted::new(), AccessList::new());
+    list.set_all(["10.0.0.0/8", "2001:db8:1::/48"], Access::Allow).unwrap();
+    list.set_all(["203.0.113.0/24", "2001:db8:1:2::9"], Access::Deny).unwrap();
+    let layer = layer(&limiter, &list);
+    for _ in 0..3 {
+        for allowed in ["10.1.2.3", "::ffff:10.1.2.3", "2001:db8:1:2::8"] {
+            assert_eq!(status(&layer, from(allowed)).await, StatusCode::OK, "{allowed}");
+        }
+        for denied in ["203.0.113.9", "2001:db8:1:2::9"] {
+            assert_eq!(status(&layer, from(denied)).await, StatusCode::FORBIDDEN, "{denied}");
+        }
+    }
+    assert!(limiter.takes().is_empty());
+    assert_eq!(status(&layer, from("8.8.8.8")).await, StatusCode::OK);
+    assert_eq!(status(&layer, from("8.8.8.8")).await, StatusCode::TOO_MANY_REQUESTS);
+    // A request without an address is on no list.
+    assert_eq!(status(&layer, Request::new(Body::default())).await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn a_list_can_be_changed_while_services_run() {
+    let (limiter, list) = (Scripted::new(), AccessList::new());
+    let service = layer(&limiter, &list).layer(service_fn(answer));
+    let status = async |address| service.clone().oneshot(from(address)).await.unwrap().status();
+    assert_eq!(status("192.0.2.1").await, StatusCode::OK);
+    list.set("192.0.2.0/24", Access::Deny).unwrap();
+    assert_eq!(status("192.0.2.1").await, StatusCode::FORBIDDEN);
+    list.set("192.0.2.1", Access::Limit).unwrap();
+    assert_eq!(status("192.0.2.1").await, StatusCode::TOO_MANY_REQUESTS);
+    list.set("192.0.2.0/24", Access::Allow).unwrap();
+    list.remove("192.0.2.1").unwrap();
+    assert_eq!(status("192.0.2.1").await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_first_list_that_says_anything_decides() {
+    let (limiter, keys, addresses) = (Scripted::new(), AccessList::new(), AccessList::new());
+    keys.set_key("partner", Access::Allow);
+    keys.set_key("leaked", Access::Deny);
+    addresses.set("192.0.2.0/24", Access::Deny).unwrap();
+    let layer = RateLimitLayer::new(limiter, Quota::per_hour(9), key::global())
+        .access(&keys, key::header("x-api-key"))
+        .access(&addresses, key::peer_network(Prefixes::exact()));
+    for (name, address, expected) in [
+        ("partner", "192.0.2.1", StatusCode::OK),
+        ("leaked", "8.8.8.8", StatusCode::FORBIDDEN),
+        ("another", "192.0.2.1", StatusCode::FORBIDDEN),
+        ("another", "8.8.8.8", StatusCode::OK),
+    ] {
+        let mut request = from(address);
+        request.headers_mut().insert("x-api-key", HeaderValue::from_static(name));
+        assert_eq!(status(&layer, request).await, expected, "{name} from {address}");
+    }
+}
+
+#[tokio::test]
+async fn a_denial_says_what_it_is_in_the_clients_protocol() {
+    let (limiter, list) = (Scripted::new(), AccessList::new());
+    list.set("0.0.0.0/0", Access::Deny).unwrap();
+    let service = layer(&limiter, &list).layer(service_fn(answer));
+    let response = service.clone().oneshot(from("8.8.8.8")).await.unwrap();
+    let outcome: &Outcome = response.extensions().get().unwrap();
+    assert_eq!(
+        (outcome.kind(), outcome.kind().as_str(), outcome.kind().passed()),
+        (OutcomeKind::Denied, "denied", false)
+    );
+    for name in ["retry-after", "ratelimit", "ratelimit-policy"] {
+        assert!(!response.headers().contains_key(name), "{name}");
+    }
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(
+        std::str::from_utf8(&body).unwrap(),
+        r#"{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client may not use this service."}"#
+    );
+    let mut request = from("8.8.8.8");
+    request.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
+    let response = service.oneshot(request).await.unwrap();
+    assert_eq!(
+        (response.status(), &response.headers()["grpc-status"]),
+        (StatusCode::OK, &HeaderValue::from_static("7"))
+    );
+    assert!(!response.headers().contains_key("grpc-retry-pushback-ms"));
+}
+
+#[tokio::test]
+async fn an_outer_layer_gives_back_what_an_inner_list_denies() {
+    let (outer, list) = (Scripted::new(), AccessList::new());
+    list.set("192.0.2.0/24", Access::Deny).unwrap();
+    let stack = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(outer.clone(), Policy::new("outer", Quota::per_hour(9)).unwrap(), key::global()))
+        .layer(layer(&Scripted::new(), &list))
+        .service(service_fn(answer));
+    for _ in 0..3 {
+        assert_eq!(stack.clone().oneshot(from("192.0.2.1")).await.unwrap().status(), StatusCode::FORBIDDEN);
+        assert_eq!(outer.used(), 0);
+    }
+}
+
+#[test]
+fn the_most_specific_of_a_hundred_thousand_networks_is_found() {
+    let list = AccessList::new();
+    let mut state = 1_u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 32) as u32
+    };
+    let address = |bits: u32| IpAddr::from(bits.to_be_bytes());
+    let mut networks: Vec<(u32, u32, Access)> = Vec::new();
+    for number in 0..100_000_u32 {
+        let (length, access) = (8 + random() % 25, if number % 2 == 0 { Access::Allow } else { Access::Deny });
+        let first = random() & (u32::MAX << (32 - length));
+        list.set(format!("{}/{length}", address(first)), access).unwrap();
+        networks.push((first, length, access));
+    }
+    // The later of two equal ones counts.
+    let naive = |bits: u32| {
+        let matching = networks.iter().filter(|(first, length, _)| bits & (u32::MAX << (32 - length)) == *first);
+        matching.fold(None, |best: Option<(u32, Access)>, (_, length, access)| match best {
+            Some((most, _)) if most > *length => best,
+            _ => Some((*length, *access)),
+        })
+    };
+    for _ in 0..300 {
+        let bits = random();
+        assert_eq!(list.of_address(address(bits)), naive(bits).map(|(_, access)| access), "{}", address(bits));
+    }
+}

@@ -1,0 +1,256 @@
+//! Rules that close keys after refusals, and rules that meter what goes beyond their quota.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, Mode, Outcome, OutcomeKind, Policy, Quota,
+    RateLimitLayer, Rule, key,
+};
+
+type Body = Full<Bytes>;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+/// What came of a request: its kind, and header fields by name.
+struct Told {
+    kind: OutcomeKind,
+    response: Response<tower_ratelimit::middleware::Body<Body>>,
+}
+
+impl Told {
+    fn field(&self, name: &str) -> Option<&str> {
+        self.response.headers().get(name).map(|value| value.to_str().unwrap())
+    }
+
+    fn outcome(&self) -> &Outcome {
+        self.response.extensions().get().unwrap()
+    }
+}
+
+async fn send<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>, user: &str) -> Told {
+    let mut request = Request::new(Body::default());
+    request.headers_mut().insert("x-user", HeaderValue::from_str(user).unwrap());
+    let layer = layer.clone().expose_outcome(true);
+    let response = layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap();
+    Told { kind: response.extensions().get::<Outcome>().unwrap().kind(), response }
+}
+
+fn memory() -> (MemoryLimiter, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryLimiter::builder().clock(clock.clone()).build().unwrap(), clock)
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap()
+}
+
+fn block() -> Policy {
+    policy("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap())
+}
+
+fn login() -> Rule {
+    policy("login", Quota::fixed_window(2, MINUTE).unwrap()).block(block()).unwrap()
+}
+
+fn meter() -> Policy {
+    policy("api-over", Quota::meter(5, 24 * HOUR).unwrap())
+}
+
+fn api() -> Rule {
+    policy("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter()).unwrap()
+}
+
+fn user_key(name: &str) -> Key {
+    Key::of(HeaderValue::from_str(name).unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn so_many_refusals_block_a_key_and_the_client_is_told_until_when() {
+    use OutcomeKind::{Allowed, Blocked, Limited};
+    let (limiter, clock) = memory();
+    let layer = RateLimitLayer::new(limiter.clone(), login(), key::header("x-user"));
+    for expected in [Allowed, Allowed, Limited, Limited, Blocked, Blocked] {
+        assert_eq!(send(&layer, "eve").await.kind, expected);
+    }
+    assert_eq!(send(&layer, "alice").await.kind, Allowed, "nobody else's");
+    clock.advance(30 * MINUTE);
+    let blocked = send(&layer, "eve").await;
+    assert_eq!((blocked.kind, blocked.response.status()), (Blocked, StatusCode::TOO_MANY_REQUESTS));
+    assert_eq!(blocked.field("retry-after"), Some("1800"));
+    assert_eq!(blocked.field("ratelimit"), Some("\"login\";r=0;t=1800"), "of the policy that it belongs to");
+    assert_eq!(blocked.field("ratelimit-policy"), Some("\"login\";q=2;w=60"));
+    assert_eq!(blocked.outcome().retry_after(), Some(30 * MINUTE));
+    let refusing: Vec<&str> = blocked.outcome().violated().map(|standing| standing.policy().name()).collect();
+    assert_eq!(refusing, ["login-block"]);
+    clock.advance(30 * MINUTE);
+    let passed = send(&layer, "eve").await;
+    assert_eq!((passed.kind, passed.field("ratelimit")), (Allowed, Some("\"login\";r=1;t=60")));
+}
+
+#[tokio::test]
+async fn a_key_is_blocked_and_unblocked_by_hand() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter.clone(), login(), key::header("x-user"));
+    let blocks = Blocks::new(limiter, block()).unwrap();
+    blocks.block_for(&user_key("eve"), 2 * HOUR).await.unwrap();
+    let blocked = send(&layer, "eve").await;
+    assert_eq!((blocked.kind, blocked.field("retry-after")), (OutcomeKind::Blocked, Some("7200")));
+    blocks.unblock(&user_key("eve")).await.unwrap();
+    assert_eq!(send(&layer, "eve").await.kind, OutcomeKind::Allowed);
+    assert_eq!(blocks.strike(&user_key("eve"), 3).await.unwrap(), Some(HOUR));
+    assert_eq!(send(&layer, "eve").await.kind, OutcomeKind::Blocked);
+}
+
+#[tokio::test]
+async fn each_refusal_by_one_of_several_quotas_is_one_strike() {
+    let (limiter, _) = memory();
+    let several = Policy::several("login", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), several.block(block()).unwrap(), key::header("x-user"));
+    let kinds = [OutcomeKind::Allowed, OutcomeKind::Limited, OutcomeKind::Limited, OutcomeKind::Blocked];
+    for expected in kinds {
+        assert_eq!(send(&layer, "eve").await.kind, expected);
+    }
+    let told = send(&layer, "eve").await;
+    assert_eq!(told.field("ratelimit"), Some("\"login-1-per-minute\";r=0;t=3600, \"login-1-per-hour\";r=0;t=3600"));
+}
+
+#[tokio::test]
+async fn what_another_rule_refuses_is_no_strike() {
+    let (limiter, _) = memory();
+    let other = policy("other", Quota::fixed_window(1, HOUR).unwrap());
+    let layer = RateLimitLayer::new(limiter.clone(), other, key::header("x-user")).and(login(), key::header("x-user"));
+    assert_eq!(send(&layer, "eve").await.kind, OutcomeKind::Allowed);
+    for _ in 0..5 {
+        assert_eq!(send(&layer, "eve").await.kind, OutcomeKind::Limited);
+    }
+    assert_eq!(Blocks::new(limiter, block()).unwrap().blocked_for(&user_key("eve")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn what_goes_beyond_is_metered_settled_and_bounded() {
+    use OutcomeKind::{Allowed, Limited, Overage};
+    let (limiter, clock) = memory();
+    let layer = RateLimitLayer::new(limiter.clone(), api(), key::header("x-user"));
+    let meters = Meters::new(limiter, meter()).unwrap();
+    let alice = user_key("alice");
+    for expected in [Allowed, Allowed, Overage] {
+        assert_eq!(send(&layer, "alice").await.kind, expected);
+    }
+    assert_eq!(meters.usage(&alice).await.unwrap(), 1);
+    let over = send(&layer, "alice").await;
+    assert_eq!((over.kind, over.response.status()), (Overage, StatusCode::OK));
+    assert_eq!(over.field("ratelimit"), Some("\"api\";r=0;t=3600"));
+    assert_eq!(over.outcome().violated().count(), 0, "nothing refused it");
+    let exceeded: Vec<&str> = over.outcome().exceeded().map(|standing| standing.policy().name()).collect();
+    assert_eq!(exceeded, ["api"]);
+    for expected in [Overage, Overage, Overage, Limited] {
+        assert_eq!(send(&layer, "alice").await.kind, expected);
+    }
+    clock.advance(10 * MINUTE);
+    let full = send(&layer, "alice").await;
+    assert_eq!((full.kind, full.field("retry-after")), (Limited, Some("3000")), "until the quota is back");
+    assert_eq!(full.outcome().retry_after(), Some(50 * MINUTE));
+    meters.settle(&alice, 4).await.unwrap();
+    assert_eq!(send(&layer, "alice").await.kind, Overage);
+    assert_eq!(meters.usage(&alice).await.unwrap(), 2);
+    clock.advance(50 * MINUTE);
+    assert_eq!(send(&layer, "alice").await.kind, Allowed);
+    assert_eq!(meters.usage(&alice).await.unwrap(), 2, "kept for longer than the period");
+}
+
+#[tokio::test]
+async fn the_cost_of_a_request_is_metered_as_a_whole() {
+    let (limiter, _) = memory();
+    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 3).overage(meter()).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user"));
+    let meters = Meters::new(limiter, meter()).unwrap();
+    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
+    assert_eq!(meters.usage(&user_key("alice")).await.unwrap(), 3);
+    let full = send(&layer, "alice").await;
+    assert_eq!(full.kind, OutcomeKind::Limited);
+    assert!(full.outcome().is_never() && full.field("retry-after").is_none(), "the quota never has so much");
+}
+
+#[tokio::test]
+async fn what_an_inner_layer_refuses_is_taken_off_the_meter() {
+    let (limiter, _) = memory();
+    let outer = RateLimitLayer::new(limiter.clone(), api(), key::header("x-user"));
+    let inner = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(3), key::global());
+    let service = outer.layer(inner.layer(tower::service_fn(answer)));
+    let mut passed = 0;
+    for _ in 0..6 {
+        let mut request = Request::new(Body::default());
+        request.headers_mut().insert("x-user", HeaderValue::from_static("alice"));
+        let response = service.clone().oneshot(request).await.unwrap();
+        passed += u32::from(response.status() == StatusCode::OK);
+    }
+    assert_eq!(passed, 3);
+    let meters = Meters::new(limiter, meter()).unwrap();
+    assert_eq!(meters.usage(&user_key("alice")).await.unwrap(), 1, "two within the quota, and one beyond it");
+}
+
+#[tokio::test]
+async fn in_a_rule_that_only_looks_a_block_only_looks_and_nothing_is_metered() {
+    for mode in [Mode::Shadow, Mode::Degrade] {
+        let (limiter, _) = memory();
+        let kind = if mode == Mode::Shadow { OutcomeKind::ShadowLimited } else { OutcomeKind::Degraded };
+        let layer = RateLimitLayer::new(limiter.clone(), login().mode(mode), key::header("x-user"));
+        let kinds = [OutcomeKind::Allowed, OutcomeKind::Allowed, kind, kind, kind, kind, kind];
+        for expected in kinds {
+            assert_eq!(send(&layer, "eve").await.kind, expected);
+        }
+        let blocks = Blocks::new(limiter.clone(), block()).unwrap();
+        assert_eq!(blocks.blocked_for(&user_key("eve")).await.unwrap(), Some(HOUR), "it counts as it would");
+
+        let layer = RateLimitLayer::new(limiter.clone(), api().mode(mode), key::header("x-user"));
+        for expected in [OutcomeKind::Allowed, OutcomeKind::Allowed, kind, kind] {
+            assert_eq!(send(&layer, "alice").await.kind, expected);
+        }
+        assert_eq!(Meters::new(limiter, meter()).unwrap().usage(&user_key("alice")).await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_block_whose_name_is_taken_in_its_layer_is_numbered() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter.clone(), login(), key::header("x-user"))
+        .and(policy("login-block", Quota::per_hour(100)), key::header("x-user"))
+        .and(login(), key::header("x-user"));
+    let names: Vec<String> = send(&layer, "eve")
+        .await
+        .outcome()
+        .standings()
+        .iter()
+        .map(|standing| standing.policy().name().to_owned())
+        .collect();
+    assert_eq!(names, ["login", "login-block", "login-block-2", "login-2", "login-block-3"]);
+}
+
+#[test]
+fn what_makes_no_sense_together_is_refused_with_the_reason() {
+    let api = || policy("api", Quota::per_hour(1));
+    let several = Policy::several("api", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
+    let errors = [
+        (api().block(meter()), "take Quota::block"),
+        (api().overage(block()), "take Quota::meter"),
+        (api().block(policy("api", *block().quota())), "choose another"),
+        (api().block(block()).and_then(|rule| rule.overage(meter())), "use two rules"),
+        (api().overage(meter()).and_then(|rule| rule.block(block())), "use two rules"),
+        (several.overage(meter()), "a rule of their own"),
+    ];
+    for (refused, mend) in errors {
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains(mend), "{message}");
+    }
+}

@@ -1,0 +1,515 @@
+//! What requests that wait for their departure are promised: order, spacing, and that nobody waits for those who left.
+
+mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use proptest::prelude::*;
+use support::Scripted;
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
+    Refund, Reply, key,
+};
+use waiting::{ManualTimer, World};
+
+type Body = Full<Bytes>;
+
+const MS: u64 = 1_000;
+
+/// One each 10 ms, and so many may wait.
+fn queue(length: u64) -> Quota {
+    Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(length).unwrap()
+}
+
+/// Who departed when, in microseconds.
+type Departures = Arc<Mutex<Vec<(usize, u64)>>>;
+
+#[derive(Clone)]
+struct Number(usize);
+
+/// A world with a limiter in it, and a service that notes who comes when.
+struct Shop {
+    world: World<StatusCode>,
+    limiter: MemoryLimiter,
+    policy: Policy,
+    departures: Departures,
+}
+
+impl Shop {
+    fn new(quota: Quota) -> Self {
+        let world = World::new();
+        let limiter = MemoryLimiter::builder().clock(world.clock.clone()).build().unwrap();
+        Self { world, limiter, policy: Policy::new("queue", quota).unwrap(), departures: Departures::default() }
+    }
+
+    fn layer(&self) -> RateLimitLayer<MemoryLimiter> {
+        RateLimitLayer::new(self.limiter.clone(), &self.policy, key::global()).delay(self.world.timer.clone())
+    }
+
+    /// Sends the next request through this layer.
+    fn send(&mut self, layer: &RateLimitLayer<MemoryLimiter>) -> usize {
+        self.send_costing(layer, 1)
+    }
+
+    fn send_costing(&mut self, layer: &RateLimitLayer<MemoryLimiter>, cost: u64) -> usize {
+        let (number, departures) = (self.world.done.len(), Arc::clone(&self.departures));
+        let timer = self.world.timer.clone();
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Number(number));
+        request.extensions_mut().insert(cost);
+        self.world.spawn(through(layer, departures, timer, request))
+    }
+
+    fn departed(&self) -> Vec<(usize, u64)> {
+        self.departures.lock().unwrap().clone()
+    }
+
+    fn remaining(&self) -> u64 {
+        self.limiter.peek_one(&self.policy, &Key::global(), 0).remaining()
+    }
+}
+
+fn through<L: Limiter + 'static>(
+    layer: &RateLimitLayer<L>,
+    departures: Departures,
+    timer: ManualTimer,
+    request: Request<Body>,
+) -> impl Future<Output = StatusCode> + use<L> {
+    let service = layer.layer(service_fn(move |request: Request<Body>| {
+        let number = request.extensions().get::<Number>().map_or(0, |number| number.0);
+        departures.lock().unwrap().push((number, timer.now_us()));
+        std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
+    }));
+    async move { service.oneshot(request).await.unwrap().status() }
+}
+
+#[test]
+fn requests_depart_one_interval_apart_in_the_order_in_which_they_came_and_beyond_the_queue_are_refused() {
+    let mut shop = Shop::new(queue(3));
+    let layer = shop.layer();
+    for _ in 0..5 {
+        shop.send(&layer);
+    }
+    assert_eq!(layer.waiting(), 3);
+    assert_eq!(shop.world.done[4], Some(StatusCode::TOO_MANY_REQUESTS));
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 10 * MS), (2, 20 * MS), (3, 30 * MS)]);
+    assert_eq!(layer.waiting(), 0);
+}
+
+#[test]
+fn the_first_n_pass_at_once_and_the_next_are_spaced() {
+    let mut shop = Shop::new(queue(4).delay_after(2).unwrap());
+    let layer = shop.layer();
+    for _ in 0..5 {
+        shop.send(&layer);
+    }
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 0), (2, 0), (3, 10 * MS), (4, 20 * MS)]);
+}
+
+#[test]
+fn when_one_leaves_those_behind_move_up_and_the_last_place_is_free() {
+    let mut shop = Shop::new(queue(4));
+    let layer = shop.layer();
+    for _ in 0..5 {
+        shop.send(&layer);
+    }
+    shop.world.pass(5 * MS);
+    shop.world.cancel(2);
+    let after = shop.send(&layer);
+    assert_eq!(shop.world.done[after], None, "there is room again");
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 10 * MS), (3, 20 * MS), (4, 30 * MS), (after, 40 * MS)]);
+}
+
+#[test]
+fn a_place_behind_which_another_process_waits_stays_empty() {
+    let mut shop = Shop::new(queue(4));
+    let [here, there] = [shop.layer(), shop.layer()];
+    let [_, first, second, other] = [&here, &here, &here, &there].map(|layer| shop.send(layer));
+    shop.world.cancel(first);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (second, 10 * MS), (other, 30 * MS)], "and not at 20 ms, as was free");
+}
+
+#[test]
+fn whose_task_does_not_run_keeps_nobody_waiting() {
+    let mut shop = Shop::new(queue(4));
+    let layer = shop.layer();
+    let [_, stuck, second, third] = [(); 4].map(|()| shop.send(&layer));
+    shop.world.stick(stuck);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (second, 20 * MS), (third, 30 * MS)]);
+    assert_eq!(layer.waiting(), 1, "it still waits, to be run");
+    shop.world.cancel(stuck);
+    assert_eq!(layer.waiting(), 0);
+}
+
+#[test]
+fn nobody_waits_longer_than_is_allowed_and_who_would_have_to_takes_nothing() {
+    let mut shop = Shop::new(queue(100).max_wait(Duration::from_millis(25)).unwrap());
+    let layer = shop.layer();
+    let sent = [(); 5].map(|()| shop.send(&layer));
+    let refused = Some(StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(sent.map(|sent| shop.world.done[sent] == refused), [false, false, false, true, true]);
+    assert_eq!(shop.remaining(), 0);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 10 * MS), (2, 20 * MS)]);
+    assert_eq!(shop.remaining(), 3);
+}
+
+#[test]
+fn requests_of_another_cost_do_not_take_a_place_that_is_too_narrow() {
+    let mut shop = Shop::new(queue(9));
+    let layer = RateLimitLayer::new(
+        shop.limiter.clone(),
+        shop.policy.clone().cost(|request| *request.extensions.get().unwrap()),
+        key::global(),
+    )
+    .delay(shop.world.timer.clone());
+    let sent = [1, 1, 3, 1, 1].map(|cost| shop.send_costing(&layer, cost));
+    shop.world.cancel(sent[1]);
+    shop.world.pass(100 * MS);
+    // What costs 3 departs at 20 ms and leaves until 50 ms; a place of 1 at 10 ms is taken by the next of 1.
+    let expected = [(0, 0), (sent[3], 10 * MS), (sent[2], 20 * MS), (sent[4], 50 * MS)];
+    assert_eq!(shop.departed(), expected);
+}
+
+#[test]
+fn of_several_queues_the_latest_departure_holds_and_leaving_gives_back_all() {
+    let mut shop = Shop::new(queue(9));
+    let slow = Policy::new("slow", Quota::leaky_queue(20, Duration::from_secs(1)).unwrap()).unwrap();
+    let meter = Policy::new("meter", Quota::per_minute(9)).unwrap();
+    let layer = shop.layer().and(slow.clone(), key::global()).and(meter.clone(), key::global());
+    let sent = [(); 3].map(|()| shop.send(&layer));
+    shop.world.cancel(sent[2]);
+    let left = |policy| shop.limiter.peek_one(policy, &Key::global(), 0).remaining();
+    assert_eq!((shop.remaining(), left(&slow), left(&meter)), (8, 19, 7));
+    shop.world.pass(200 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 50 * MS)]);
+}
+
+#[test]
+fn a_queue_that_is_not_enforced_keeps_nobody_waiting() {
+    for mode in [Mode::Shadow, Mode::Degrade] {
+        let mut shop = Shop::new(queue(3));
+        let layer = RateLimitLayer::new(shop.limiter.clone(), shop.policy.clone().mode(mode), key::global());
+        let layer = layer.delay(shop.world.timer.clone());
+        for _ in 0..6 {
+            shop.send(&layer);
+        }
+        assert_eq!(shop.departed().len(), 6);
+    }
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(OutcomeKind, Duration, u64)>>>);
+
+impl Observer for Log {
+    fn on_outcome(&self, outcome: &Outcome) {
+        let position = outcome.standings()[0].decision().position();
+        self.0.lock().unwrap().push((outcome.kind(), outcome.delay(), position));
+    }
+}
+
+#[test]
+fn the_outcome_tells_the_wait_and_the_position_when_the_request_departs() {
+    let mut shop = Shop::new(queue(2));
+    let log = Log::default();
+    let layer = shop.layer().observer(log.clone());
+    for _ in 0..4 {
+        shop.send(&layer);
+    }
+    let told = || std::mem::take(&mut *log.0.lock().unwrap());
+    let refused = (OutcomeKind::Limited, Duration::ZERO, 0);
+    assert_eq!(told(), [(OutcomeKind::Allowed, Duration::ZERO, 0), refused]);
+    shop.world.pass(100 * MS);
+    let delayed = |place: u64| (OutcomeKind::Delayed, Duration::from_millis(10 * place), place);
+    assert_eq!(told(), [delayed(1), delayed(2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_holds_no_permit_of_the_service() {
+    let clock = TokioClock::new();
+    let limiter = MemoryLimiter::builder().clock(clock).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::TokioTimer::new());
+    let inner = GlobalConcurrencyLimitLayer::new(1)
+        .layer(service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))));
+    let mut other = inner.clone();
+    let mut service = layer.layer(inner);
+    let mut send = async || service.ready().await.unwrap().call(Request::new(Body::default()));
+    assert_eq!(send().await.await.unwrap().status(), StatusCode::OK);
+    let waits = send().await;
+    let mut waits = std::pin::pin!(waits);
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(waits.as_mut().poll(&mut cx).is_pending());
+    let permit = other.ready().await.unwrap();
+    assert!(matches!(permit.poll_ready(&mut cx), Poll::Ready(Ok(()))), "the only permit is there for others");
+    tokio::time::advance(Duration::from_millis(11)).await;
+    assert!(waits.as_mut().poll(&mut cx).is_pending(), "its time has come, but the permit is another's");
+    drop(other);
+    assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
+}
+
+/// Tokio's paused time, as a limiter's clock.
+#[derive(Debug)]
+struct TokioClock(tokio::time::Instant);
+
+impl TokioClock {
+    fn new() -> Self {
+        Self(tokio::time::Instant::now())
+    }
+}
+
+impl tower_ratelimit::Clock for TokioClock {
+    fn now(&self) -> tower_ratelimit::Timestamp {
+        tower_ratelimit::Timestamp::from_micros(self.0.elapsed().as_micros() as u64)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_depart_in_order_and_spaced_and_half_of_them_leave_for_the_others_to_move_up() {
+    let limiter = MemoryLimiter::builder().clock(TokioClock::new()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, queue(1_000), key::global()).delay(tower_ratelimit::TokioTimer::new());
+    let departures = Departures::default();
+    let begin = tokio::time::Instant::now();
+    let mut tasks = Vec::new();
+    for number in 0..1_000 {
+        let departures = Arc::clone(&departures);
+        let service = layer.layer(service_fn(move |_: Request<Body>| {
+            departures.lock().unwrap().push((number, begin.elapsed().as_micros() as u64));
+            std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
+        }));
+        tasks.push(tokio::spawn(service.oneshot(Request::new(Body::default()))));
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(layer.waiting(), 999);
+    tasks.iter().skip(1).step_by(2).for_each(|task| task.abort());
+    for task in tasks.into_iter().step_by(2) {
+        assert_eq!(task.await.unwrap().unwrap().status(), StatusCode::OK);
+    }
+    let departures = departures.lock().unwrap();
+    let numbers: Vec<usize> = departures.iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, (0..1_000).step_by(2).collect::<Vec<_>>());
+    for (place, (_, at_us)) in departures.iter().enumerate() {
+        let due_us = place as u64 * 10 * MS;
+        assert!((due_us..=due_us + MS).contains(at_us), "the {place}th at {at_us}: within a tick of the timer");
+    }
+}
+
+/// Memory, as if it were far away.
+#[derive(Clone)]
+struct Far(MemoryLimiter);
+
+type Answer<T> = Pin<Box<dyn Future<Output = Result<T, Infallible>> + Send>>;
+
+impl Limiter for Far {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Answer<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answer<Decision>> {
+        let (memory, charges) = (self.0.clone(), charges.iter().map(|c| (c.policy.clone(), c.key.clone(), c.cost)));
+        let charges: Vec<_> = charges.collect();
+        Reply::Later(Box::pin(async move {
+            tokio::task::yield_now().await;
+            let charges: Vec<_> = charges.iter().map(|(p, k, cost)| Charge::new(p, k).cost(*cost)).collect();
+            memory.take(&charges).wait().await
+        }))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Answer<Decision>> {
+        let Reply::Now(answer) = self.0.peek(charges) else { unreachable!("memory answers at once") };
+        Reply::Now(answer)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Answer<()>> {
+        self.0.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Infallible, Answer<()>> {
+        Reply::Now(Ok(()))
+    }
+}
+
+#[test]
+fn what_a_limiter_says_later_is_waited_for_as_well() {
+    let mut shop = Shop::new(queue(3));
+    let layer = RateLimitLayer::new(Far(shop.limiter.clone()), &shop.policy, key::global());
+    let layer = layer.delay(shop.world.timer.clone());
+    for number in 0..5 {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Number(number));
+        let timer = shop.world.timer.clone();
+        shop.world.spawn(through(&layer, Arc::clone(&shop.departures), timer, request));
+    }
+    shop.world.cancel(2);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (1, 10 * MS), (3, 20 * MS)]);
+    assert_eq!(shop.world.done[4], Some(StatusCode::TOO_MANY_REQUESTS));
+    assert_eq!(shop.remaining(), 4);
+}
+
+#[test]
+fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits() {
+    let mut shop = Shop::new(queue(3));
+    let outer_limiter = Scripted::new();
+    let outer = RateLimitLayer::new(outer_limiter.clone(), Quota::per_minute(99), key::global());
+    let inner = shop.layer();
+    let service =
+        service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));
+    let service = outer.layer(inner.layer(service));
+    let mut send = || {
+        let service = service.clone();
+        shop.world.spawn(async move { service.oneshot(Request::new(Body::default())).await.unwrap().status() })
+    };
+    let [_, _, leaves, stays] = [send(), send(), send(), send()];
+    assert_eq!(outer_limiter.used(), 4);
+    shop.world.cancel(leaves);
+    assert_eq!(outer_limiter.used(), 3);
+    shop.world.pass(100 * MS);
+    assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 3));
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Send { layer: usize },
+    Leave { which: prop::sample::Index },
+    Stick { which: prop::sample::Index },
+    Pass { us: u64 },
+}
+
+fn steps(layers: usize, sticking: bool) -> impl Strategy<Value = Vec<Step>> {
+    let stick = if sticking { 1 } else { 0 };
+    let step = prop_oneof![
+        6 => (0..layers).prop_map(|layer| Step::Send { layer }),
+        2 => any::<prop::sample::Index>().prop_map(|which| Step::Leave { which }),
+        stick => any::<prop::sample::Index>().prop_map(|which| Step::Stick { which }),
+        4 => (0..35 * MS).prop_map(|us| Step::Pass { us }),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+/// A queue as one writes it on paper: who waits, in order, and the times at which somebody departs.
+struct Paper {
+    interval_us: u64,
+    places: u64,
+    tail_us: u64,
+    waiting: Vec<usize>,
+    times_us: Vec<u64>,
+    departed: Vec<(usize, u64)>,
+}
+
+impl Paper {
+    fn pass_to(&mut self, now_us: u64) {
+        while self.times_us.first().is_some_and(|time| *time <= now_us) {
+            self.departed.push((self.waiting.remove(0), self.times_us.remove(0)));
+        }
+    }
+
+    fn send(&mut self, number: usize, now_us: u64) {
+        let begins_us = self.tail_us.max(now_us);
+        if begins_us - now_us + self.interval_us > self.places * self.interval_us {
+            return;
+        }
+        self.tail_us = begins_us + self.interval_us;
+        self.waiting.push(number);
+        self.times_us.push(begins_us);
+        self.pass_to(now_us);
+    }
+
+    fn leave(&mut self, number: usize) {
+        if let Some(place) = self.waiting.iter().position(|waiting| *waiting == number) {
+            self.waiting.remove(place);
+            self.times_us.pop();
+            self.tail_us -= self.interval_us;
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(150))]
+
+    #[test]
+    fn whoever_comes_and_leaves_all_depart_as_on_paper(steps in steps(1, false)) {
+        let mut shop = Shop::new(queue(5));
+        let layer = shop.layer();
+        let mut paper = Paper {
+            interval_us: 10 * MS, places: 6, tail_us: 0, waiting: vec![], times_us: vec![], departed: vec![],
+        };
+        for step in steps.into_iter().chain([Step::Pass { us: 1_000 * MS }]) {
+            let now_us = shop.world.timer.now_us();
+            match step {
+                Step::Send { .. } => {
+                    let number = shop.send(&layer);
+                    paper.send(number, now_us);
+                }
+                Step::Leave { which } | Step::Stick { which } => {
+                    if !shop.world.done.is_empty() {
+                        let which = which.index(shop.world.done.len());
+                        shop.world.cancel(which);
+                        paper.leave(which);
+                    }
+                }
+                Step::Pass { us } => {
+                    shop.world.pass(us);
+                    paper.pass_to(now_us + us);
+                }
+            }
+            prop_assert_eq!(&shop.departed(), &paper.departed);
+            prop_assert_eq!(layer.waiting(), paper.waiting.len());
+            let in_use_us = paper.tail_us.saturating_sub(shop.world.timer.now_us());
+            prop_assert_eq!(shop.remaining(), 6 - in_use_us.div_ceil(10 * MS), "in use as on paper");
+        }
+        prop_assert_eq!(layer.waiting(), 0);
+    }
+
+    /// Each layer stands for a process: they share the limiter alone.
+    #[test]
+    fn in_several_processes_with_tasks_that_do_not_run_the_spacing_is_kept_and_nobody_is_late(steps in steps(3, true)) {
+        let mut shop = Shop::new(queue(5));
+        let layers = [shop.layer(), shop.layer(), shop.layer()];
+        let (mut told, mut stuck) = (Vec::new(), Vec::new());
+        for step in steps.into_iter().chain([Step::Pass { us: 1_000 * MS }]) {
+            match step {
+                Step::Send { layer } => {
+                    let delay = shop.limiter.peek_one(&shop.policy, &Key::global(), 1).delay();
+                    told.push(shop.world.timer.now_us() + delay.as_micros() as u64);
+                    shop.send(&layers[layer]);
+                }
+                Step::Leave { which } if !told.is_empty() => shop.world.cancel(which.index(told.len())),
+                Step::Stick { which } if !told.is_empty() => {
+                    stuck.push(which.index(told.len()));
+                    shop.world.stick(which.index(told.len()));
+                }
+                Step::Pass { us } => shop.world.pass(us),
+                _ => {}
+            }
+        }
+        let departed = shop.departed();
+        for pair in departed.windows(2) {
+            prop_assert!(pair[1].1 - pair[0].1 >= 10 * MS, "{:?}", departed);
+        }
+        for (number, at_us) in &departed {
+            prop_assert!(*at_us <= told[*number], "{number} at {at_us}, told {}", told[*number]);
+        }
+        for number in 0..told.len() {
+            let is_stuck = stuck.contains(&number);
+            prop_assert!(is_stuck || !shop.world.is_pending(number), "{number} waits for ever");
+        }
+    }
+}

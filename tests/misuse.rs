@@ -1,0 +1,197 @@
+//! What a layer notices of its own misuse: each kind once, with a sentence that says how to mend it.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response};
+use http_body_util::Full;
+use support::Scripted;
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
+use tower_ratelimit::{
+    BoxLimiter, Headers, Limiter, MemoryLimiter, MissingKey, Misuse, MisuseKind, Observer, Policy, Quota,
+    RateLimitLayer,
+};
+
+type Body = Full<Bytes>;
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<Misuse>>>);
+
+impl Observer for Log {
+    fn on_misuse(&self, misuse: &Misuse) {
+        self.0.lock().unwrap().push(misuse.clone());
+    }
+}
+
+impl Log {
+    fn kinds(&self) -> Vec<MisuseKind> {
+        self.0.lock().unwrap().iter().map(Misuse::kind).collect()
+    }
+}
+
+fn request(forwarded: &[&'static str], peer: bool) -> Request<Body> {
+    let mut request = Request::new(Body::default());
+    for name in forwarded {
+        request.headers_mut().insert(*name, HeaderValue::from_static("192.0.2.1"));
+    }
+    if peer {
+        request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 1)));
+    }
+    request
+}
+
+fn named(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_hour(limit)).unwrap()
+}
+
+async fn serve<L: Limiter>(layer: &RateLimitLayer<L>, requests: impl IntoIterator<Item = Request<Body>>) {
+    let service = layer.layer(service_fn(answer));
+    for request in requests {
+        service.clone().oneshot(request).await.unwrap();
+    }
+}
+
+/// What two layers around each other notice, the inner and the outer one.
+async fn nested<L: Limiter + Clone>(limiters: [L; 2], names: [&str; 2], keys: [u64; 2]) -> [Vec<MisuseKind>; 2] {
+    let logs = [Log::default(), Log::default()];
+    let [outer, inner] = [0, 1].map(|at| {
+        let key = keys[at];
+        let layer = RateLimitLayer::new(limiters[at].clone(), named(names[at], 1_000), move |_: &_| key);
+        layer.headers(Headers::none()).observer(logs[at].clone())
+    });
+    let stack = ServiceBuilder::new().layer(outer).layer(inner).service(service_fn(answer));
+    for _ in 0..20 {
+        stack.clone().oneshot(request(&[], false)).await.unwrap();
+    }
+    let [outer, inner] = logs;
+    [inner.kinds(), outer.kinds()]
+}
+
+#[tokio::test]
+async fn a_request_that_two_layers_charge_for_the_same_is_noticed_once() {
+    let limiter = MemoryLimiter::new();
+    let both = || [limiter.clone(), limiter.clone()];
+    assert_eq!(nested(both(), ["api", "api"], [7, 7]).await, [vec![MisuseKind::ChargedTwice], vec![]]);
+    assert_eq!(nested(both(), ["api", "other"], [7, 7]).await, [vec![], vec![]]);
+    assert_eq!(nested(both(), ["api", "api"], [7, 8]).await, [vec![], vec![]]);
+    let two = [MemoryLimiter::new(), MemoryLimiter::new()];
+    assert_eq!(nested(two, ["api", "api"], [7, 7]).await, [vec![], vec![]]);
+    let boxed = BoxLimiter::new(MemoryLimiter::new());
+    assert_eq!(nested([boxed.clone(), boxed], ["api", "api"], [7, 7]).await, [vec![MisuseKind::ChargedTwice], vec![]]);
+    // A limiter of one's own that has no roster.
+    let own = Scripted::new();
+    assert_eq!(nested([own.clone(), own], ["api", "api"], [7, 7]).await, [vec![], vec![]]);
+}
+
+#[tokio::test]
+async fn a_forwarded_request_is_noticed_where_no_proxy_is_trusted() {
+    for (fields, expected) in [
+        (&["x-forwarded-for"][..], vec![MisuseKind::ProxyNotTrusted]),
+        (&["forwarded"], vec![MisuseKind::ProxyNotTrusted]),
+        (&["x-request-id"], vec![]),
+    ] {
+        for prefixes in [Prefixes::default(), Prefixes::exact()] {
+            let log = Log::default();
+            let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(9), key::peer_network(prefixes));
+            let layer = layer.observer(log.clone());
+            serve(&layer, (0..5).map(|_| request(fields, true))).await;
+            assert_eq!(log.kinds(), expected);
+            assert_eq!(layer.check().map_err(|misuse| misuse.kind()).err(), expected.first().copied());
+        }
+    }
+    // With trusted proxies, or another key, it is as it should be.
+    let trusting = key::client_ip(TrustedProxies::count(1).unwrap());
+    let layer =
+        RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(9), trusting).and(Quota::per_hour(8), key::global());
+    serve(&layer, [request(&["x-forwarded-for"], true)]).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_pass_the_peers_address_on_is_noticed() {
+    let rule = named("client", 9).missing_key(MissingKey::Shared);
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::peer_ip());
+    serve(&layer, [request(&[], true)]).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, [request(&[], false)]).await;
+    let misuse = layer.check().unwrap_err();
+    assert_eq!(misuse.kind(), MisuseKind::PeerUnknown);
+    assert!(misuse.to_string().starts_with("peer-unknown: "), "{misuse}");
+    assert!(misuse.to_string().contains("into_make_service_with_connect_info"), "{misuse}");
+}
+
+#[tokio::test]
+async fn only_the_first_requests_are_looked_at() {
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1_000), key::peer_ip());
+    serve(&layer, (0..300).map(|_| request(&[], true))).await;
+    serve(&layer, [request(&["x-forwarded-for"], false)]).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn a_cost_that_can_never_pass_is_noticed() {
+    let log = Log::default();
+    let rule = named("upload", 9).cost(|request| u64::from(request.headers.contains_key("forwarded")) * 10);
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).observer(log.clone());
+    serve(&layer, [request(&[], false)]).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, (0..5).map(|_| request(&["forwarded"], false))).await;
+    assert_eq!(log.kinds(), [MisuseKind::NeverPasses]);
+    let text = layer.check().unwrap_err().to_string();
+    assert!(text.contains("10 units") && text.contains("\"upload\"") && text.contains("no more than 9"), "{text}");
+    // A quota of nothing is a switch, not a mistake.
+    let off = RateLimitLayer::new(MemoryLimiter::new(), named("off", 0), key::global());
+    serve(&off, [request(&[], false)]).await;
+    assert_eq!(off.check(), Ok(()));
+}
+
+#[test]
+fn one_name_with_two_quotas_over_one_limiter_is_noticed_when_the_second_layer_serves() {
+    let log = Log::default();
+    let limiter = MemoryLimiter::new();
+    let layer = |limit| RateLimitLayer::new(limiter.clone(), named("api", limit), key::global());
+    let first = layer(5);
+    let service = first.layer(());
+    let same = layer(5).headers(Headers::none());
+    assert_eq!((first.check(), same.check()), (Ok(()), Ok(())));
+    let other = layer(6).observer(log.clone());
+    assert!(log.kinds().is_empty());
+    let _ = (other.layer(()), other.layer(()), other.clone().layer(()));
+    assert_eq!(log.kinds(), [MisuseKind::TwoQuotas]);
+    // Over another limiter, under another name, as plans, or once the others are gone, it is no mistake.
+    assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), named("api", 7), key::global()).check(), Ok(()));
+    assert_eq!(RateLimitLayer::new(limiter.clone(), named("api-7", 7), key::global()).check(), Ok(()));
+    let plans = || Policy::choose("plan", [Quota::per_hour(1), Quota::per_hour(9)], |_| 0).unwrap();
+    let [one, two] = [0, 1].map(|_| RateLimitLayer::new(limiter.clone(), plans(), key::global()));
+    assert_eq!((one.check(), two.check()), (Ok(()), Ok(())));
+    drop((first, same, service, other));
+    assert_eq!(layer(8).check(), Ok(()));
+}
+
+#[test]
+fn a_layer_that_is_not_enabled_is_not_looked_at() {
+    let limiter = MemoryLimiter::new();
+    let _first = RateLimitLayer::new(limiter.clone(), named("api", 5), key::global()).layer(());
+    let off = RateLimitLayer::new(limiter, named("api", 6), key::global()).enabled(false);
+    assert_eq!(off.check(), Ok(()));
+}
+
+#[test]
+fn a_settled_policy_without_debt_is_noticed() {
+    let quota = Quota::per_hour(100).max_debt(0).unwrap();
+    let rule = Policy::new("tokens", quota).unwrap().cost(|_| 10).settle_by_bill();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+    assert_eq!(layer.check().unwrap_err().kind(), MisuseKind::NoDebt);
+    let rule = Policy::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
+    assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
+}

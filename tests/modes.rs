@@ -1,0 +1,271 @@
+//! What the modes of a rule promise: to refuse, to let pass and say so, or to let pass and only note it.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::Full;
+use proptest::prelude::*;
+use support::Scripted;
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::{
+    Anchor, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome, OutcomeKind, Policy,
+    Quota, RateLimitLayer, key,
+};
+
+type Body = Full<Bytes>;
+
+/// Says in a header field which outcome came with the request.
+#[expect(clippy::needless_pass_by_value, reason = "a service takes its request")]
+fn answer(request: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    let mut response = Response::new(Body::default());
+    if let Some(outcome) = request.extensions().get::<Outcome>() {
+        response.headers_mut().insert("seen", HeaderValue::from_static(outcome.kind().as_str()));
+    }
+    ready(Ok(response))
+}
+
+async fn send<L: Limiter + 'static>(
+    layer: &RateLimitLayer<L>,
+    user: Option<&str>,
+) -> Response<tower_ratelimit::middleware::Body<Body>> {
+    let mut request = Request::new(Body::default());
+    if let Some(user) = user {
+        request.headers_mut().insert("x-user", HeaderValue::from_str(user).unwrap());
+    }
+    layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap()
+}
+
+fn policy(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_minute(limit)).unwrap()
+}
+
+fn memory() -> (MemoryLimiter, ManualClock) {
+    let clock = ManualClock::new();
+    (MemoryLimiter::builder().clock(clock.clone()).build().unwrap(), clock)
+}
+
+/// The outcomes seen, with the policies that were exceeded and those that are near.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Observer for Log {
+    fn on_outcome(&self, outcome: &Outcome) {
+        let names = |names: Vec<&str>| names.join(",");
+        let exceeded = names(outcome.exceeded().map(|standing| standing.policy().name()).collect());
+        let near = outcome.standings().iter().filter(|standing| standing.is_near());
+        let near = names(near.map(|standing| standing.policy().name()).collect());
+        self.0.lock().unwrap().push(format!("{} over[{exceeded}] near[{near}]", outcome.kind().as_str()));
+    }
+}
+
+#[tokio::test]
+async fn a_rule_in_shadow_lets_pass_and_only_the_outcome_tells() {
+    let (limiter, _) = memory();
+    let log = Log::default();
+    let layer = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Shadow), key::global()).observer(log.clone());
+    for _ in 0..2 {
+        let response = send(&layer, None).await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert!(response.headers().is_empty(), "clients are not told of a limit that is not there yet");
+        assert!(response.extensions().get::<Outcome>().is_none());
+    }
+    assert_eq!(log.take(), ["allowed over[] near[]", "shadow_limited over[api] near[]"]);
+}
+
+#[tokio::test]
+async fn a_rule_that_degrades_lets_pass_and_tells_the_service() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Degrade), key::global());
+    let first = send(&layer, None).await;
+    assert!(!first.headers().contains_key("seen") && first.extensions().get::<Outcome>().is_none());
+    let second = send(&layer, None).await;
+    assert_eq!((second.status(), &second.headers()["seen"]), (StatusCode::OK, &HeaderValue::from_static("degraded")));
+    let outcome = second.extensions().get::<Outcome>().expect("its response has it too");
+    assert_eq!((outcome.kind(), outcome.violated().count(), outcome.exceeded().count()), (OutcomeKind::Degraded, 0, 1));
+    assert_eq!(second.headers()["ratelimit"], "\"api\";r=0;t=60", "what is left is told as it is");
+    assert!(!second.headers().contains_key("retry-after"));
+}
+
+#[tokio::test]
+async fn what_an_enforcing_rule_refuses_is_charged_to_none_and_the_others_do_not_bind() {
+    let (limiter, _) = memory();
+    let shadow = policy("shadow", 9);
+    let layer = RateLimitLayer::new(limiter.clone(), shadow.clone().mode(Mode::Shadow), key::global())
+        .and(policy("degrade", 1).mode(Mode::Degrade), key::global())
+        .and(policy("enforce", 2), key::global());
+    let kinds = ["degraded", "degraded"];
+    assert!(!send(&layer, None).await.headers().contains_key("seen"));
+    assert_eq!(send(&layer, None).await.headers()["seen"], kinds[0]);
+    let refused = send(&layer, None).await;
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let outcome = refused.extensions().get::<Outcome>().unwrap();
+    assert_eq!(outcome.violated().map(|standing| standing.policy().name()).collect::<Vec<_>>(), ["enforce"]);
+    assert_eq!(outcome.binding().unwrap().policy().name(), "enforce");
+    assert!(!refused.headers()["ratelimit"].to_str().unwrap().contains("shadow"));
+    assert_eq!(limiter.peek_one(&shadow, &Key::global(), 1).remaining(), 6, "9, less 2, less the peek's");
+}
+
+#[tokio::test]
+async fn a_mode_is_switched_while_requests_come_and_no_state_is_lost() {
+    let (limiter, _) = memory();
+    let mode = ModeSwitch::new(Mode::Shadow);
+    let layer = RateLimitLayer::new(limiter, policy("api", 3).mode(&mode), key::global());
+    for _ in 0..3 {
+        assert_eq!(send(&layer, None).await.status(), StatusCode::OK);
+    }
+    assert_eq!(mode.set(Mode::Enforce), Mode::Shadow);
+    assert_eq!(send(&layer, None).await.status(), StatusCode::TOO_MANY_REQUESTS, "what passed in shadow was charged");
+    mode.set(Mode::Degrade);
+    assert_eq!(send(&layer, None).await.headers()["seen"], "degraded");
+    mode.set(Mode::Shadow);
+    assert_eq!(send(&layer, None).await.status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn of_the_layers_mode_and_a_rules_own_the_milder_holds() {
+    let (limiter, _) = memory();
+    let whole = ModeSwitch::default();
+    let layer = RateLimitLayer::new(limiter, policy("enforce", 0), key::global())
+        .and(policy("degrade", 0).mode(Mode::Degrade), key::global())
+        .mode(whole.clone())
+        .expose_outcome(true);
+    assert_eq!(send(&layer, None).await.status(), StatusCode::TOO_MANY_REQUESTS);
+    whole.set(Mode::Degrade);
+    assert_eq!(send(&layer, None).await.headers()["seen"], "degraded");
+    whole.set(Mode::Shadow);
+    assert_eq!(send(&layer, None).await.headers()["seen"], "shadow_limited");
+}
+
+#[tokio::test]
+async fn a_missing_key_refuses_in_no_mode_but_enforce_and_the_other_rules_hold() {
+    for (mode, kind) in [(Mode::Shadow, "shadow_limited"), (Mode::Degrade, "degraded")] {
+        let (limiter, _) = memory();
+        let alone = RateLimitLayer::new(limiter.clone(), policy("user", 1).mode(mode), key::header("x-user"))
+            .expose_outcome(true);
+        assert_eq!(send(&alone, None).await.headers()["seen"], kind);
+        let layer = alone.and(policy("all", 1), key::global());
+        assert_eq!(send(&layer, None).await.headers()["seen"], kind);
+        assert_eq!(send(&layer, None).await.status(), StatusCode::TOO_MANY_REQUESTS);
+        let enforced = layer.and(policy("user", 1), key::header("x-user"));
+        assert_eq!(send(&enforced, None).await.status(), StatusCode::BAD_REQUEST);
+    }
+}
+
+#[tokio::test]
+async fn a_limiter_that_fails_refuses_nothing_where_no_rule_could() {
+    let limiter = Scripted::new();
+    limiter.fail(true);
+    let shadow = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Shadow), key::global()).expose_outcome(true);
+    assert_eq!(send(&shadow, None).await.headers()["seen"], "failed_open");
+    let with_another = shadow.and(policy("all", 1), key::global());
+    assert_eq!(send(&with_another, None).await.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn a_warning_comes_when_so_little_remains_and_not_before() {
+    let (limiter, clock) = memory();
+    let log = Log::default();
+    let layer = RateLimitLayer::new(limiter, policy("api", 4).near_percent(25), key::global()).observer(log.clone());
+    for _ in 0..5 {
+        send(&layer, None).await;
+    }
+    let expected = ["allowed over[] near[]"; 2].into_iter();
+    let near = ["allowed over[] near[api]", "allowed over[] near[api]", "limited over[api] near[api]"];
+    assert_eq!(log.take(), expected.chain(near).collect::<Vec<_>>());
+    clock.advance(Duration::from_secs(60));
+    send(&layer, None).await;
+    assert_eq!(log.take(), ["allowed over[] near[]"]);
+}
+
+#[tokio::test]
+async fn a_warning_is_compared_without_rounding() {
+    // A third of 3 is 33.3 percent: one that remains is above 33 percent, and not above 34.
+    for (percent, expected) in [(33, "allowed over[] near[]"), (34, "allowed over[] near[api]")] {
+        let (limiter, _) = memory();
+        let log = Log::default();
+        let rule = policy("api", 3).near_percent(percent);
+        let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(log.clone());
+        send(&layer, None).await;
+        send(&layer, None).await;
+        assert_eq!(log.take().pop().unwrap(), expected, "{percent}");
+    }
+}
+
+fn quotas() -> Vec<Quota> {
+    let second = Duration::from_secs(1);
+    vec![
+        Quota::token_bucket(7, second).unwrap().burst(3).unwrap(),
+        Quota::step_bucket(3, second).unwrap().anchor(Anchor::FirstRequest).unwrap(),
+        Quota::gcra(5, second).unwrap(),
+        Quota::leaky_bucket(3, second).unwrap(),
+        Quota::leaky_queue(3, second).unwrap().queue(4).unwrap(),
+        Quota::fixed_window(3, second).unwrap(),
+        Quota::fixed_window(3, second).unwrap().count_denied().unwrap(),
+        Quota::sliding_window(4, second).unwrap().oldest(Oldest::Counted).unwrap(),
+        Quota::sliding_window(4, second).unwrap().buckets(4).unwrap().count_denied().unwrap(),
+        Quota::sliding_log(4, second).unwrap(),
+        Quota::sliding_log(4, second).unwrap().count_denied().unwrap(),
+    ]
+}
+
+/// What each request's only policy said of it: everything but the receipt.
+#[derive(Clone, Default)]
+struct Decisions(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Decisions {
+    fn on_outcome(&self, outcome: &Outcome) {
+        self.0.lock().unwrap().push(format!("{:?}", outcome.standings()[0].decision()));
+    }
+}
+
+/// Lets time pass, sets the mode, and sends a request of this cost: what the policy said of each.
+fn played(quota: Quota, steps: impl Iterator<Item = (u64, u64, Mode)>) -> Vec<String> {
+    let (limiter, clock) = memory();
+    let (mode, decisions) = (ModeSwitch::default(), Decisions::default());
+    let rule = Policy::from(quota).mode(&mode).cost(|request| *request.extensions.get().unwrap());
+    let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(decisions.clone());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    for (wait, cost, now) in steps {
+        clock.advance(Duration::from_micros(wait));
+        mode.set(now);
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(cost);
+        runtime.block_on(layer.layer(tower::service_fn(answer)).oneshot(request)).unwrap();
+    }
+    std::mem::take(&mut *decisions.0.lock().unwrap())
+}
+
+fn modes() -> impl Strategy<Value = Mode> {
+    prop_oneof![Just(Mode::Enforce), Just(Mode::Degrade), Just(Mode::Shadow)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(16))]
+
+    /// Whatever the algorithm, whatever the traffic, and wherever the mode is switched on the way.
+    #[test]
+    fn alone_a_policy_decides_alike_in_each_mode(
+        steps in proptest::collection::vec((0_u64..700_000, 0_u64..6, modes()), 1..40),
+    ) {
+        for quota in quotas() {
+            let in_mode = |mode| played(quota, steps.iter().map(|(wait, cost, _)| (*wait, *cost, mode)));
+            let enforced = in_mode(Mode::Enforce);
+            prop_assert_eq!(enforced.len(), steps.len());
+            prop_assert_eq!(&enforced, &in_mode(Mode::Shadow), "{}", quota);
+            prop_assert_eq!(&enforced, &in_mode(Mode::Degrade), "{}", quota);
+            prop_assert_eq!(&enforced, &played(quota, steps.iter().copied()), "{}", quota);
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Layers around each other over Redis: an outer one takes nothing for a request that an inner one refuses.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{HeaderValue, Request, Response};
+use http_body_util::Empty;
+use proptest::prelude::*;
+use tower::{Service, ServiceBuilder, ServiceExt, layer::layer_fn, service_fn};
+use tower_ratelimit::{Charge, Key, Limiter, ManualClock, Quota, RateLimitLayer, RedisLimiter, Rule, Timestamp, key};
+
+use super::policy;
+use super::redis_server::Server;
+
+type Body = Empty<bytes::Bytes>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type Boxed = tower::util::BoxCloneService<Request<()>, Response<Body>, Infallible>;
+
+const LAYERS: [&str; 4] = ["", "outer", "middle", "inner"];
+const HANDLER: [&str; 4] = ["", "", "linger", "panic"];
+
+fn told<'a>(request: &'a Request<()>, name: &str) -> &'a str {
+    request.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+/// Middleware that builds another response of the same status.
+fn between<S, B>(inner: S) -> Boxed
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Send + 'static,
+{
+    let rebuild = |response: Response<B>| {
+        let mut answer = Response::new(Body::new());
+        *answer.status_mut() = response.status();
+        answer
+    };
+    ServiceExt::<Request<()>>::boxed_clone(inner.map_response(rebuild))
+}
+
+/// Counts what reaches it, and does what the request says.
+fn handler(reached: Arc<AtomicU64>) -> Boxed {
+    ServiceExt::<Request<()>>::boxed_clone(service_fn(move |request: Request<()>| -> Answer {
+        let (reached, what) = (Arc::clone(&reached), told(&request, "handler").to_owned());
+        Box::pin(async move {
+            reached.fetch_add(1, Ordering::Relaxed);
+            match what.as_str() {
+                "linger" => pending().await,
+                "panic" => resume_unwind(Box::new("the handler panics")),
+                _ => Ok(Response::new(Body::new())),
+            }
+        })
+    }))
+}
+
+/// A rule of plenty, but for requests which are too dear for the policy of this name.
+fn plenty(name: &'static str, quota: Quota) -> Rule {
+    policy(name, quota).cost(move |parts| {
+        let dear = parts.headers.get("dear").is_some_and(|dear| dear == name);
+        if dear { 1 << 40 } else { 1 }
+    })
+}
+
+fn every_algorithm() -> Vec<Quota> {
+    let (limit, day) = (5_000, Duration::from_secs(86_400));
+    vec![
+        Quota::token_bucket(limit, day).unwrap(),
+        Quota::step_bucket(limit, day).unwrap(),
+        Quota::gcra(limit, day).unwrap().burst(limit).unwrap(),
+        Quota::leaky_bucket(limit, day).unwrap(),
+        Quota::leaky_queue(limit, day).unwrap(),
+        Quota::fixed_window(limit, day).unwrap(),
+        Quota::sliding_window(limit, day).unwrap(),
+        Quota::sliding_window(limit, day).unwrap().buckets(24).unwrap(),
+        Quota::sliding_log(limit, day).unwrap(),
+    ]
+}
+
+/// Serves a request; if the handler neither answers nor panics, the client goes away.
+async fn serve(stack: &Boxed, request: Request<()>, reached: &AtomicU64) {
+    let before = reached.load(Ordering::Relaxed);
+    let lingers = told(&request, "handler") == "linger";
+    let mut response = pin!(stack.clone().oneshot(request));
+    std::future::poll_fn(|context| {
+        let polled = std::panic::catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(context).is_ready()));
+        let is_over = polled.unwrap_or(true) || (lingers && reached.load(Ordering::Relaxed) > before);
+        if is_over { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+async fn used(limiter: &RedisLimiter, name: &str, quota: Quota) -> u64 {
+    let (policy, key) = (policy(name, quota), Key::global());
+    let looked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).wait().await.unwrap();
+    quota.capacity() - looked.charges()[0].remaining()
+}
+
+#[test]
+fn the_sum_of_charges_on_redis_is_the_sum_of_what_passed() {
+    let server = Server::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let number = AtomicU64::new(0);
+    let fates = proptest::collection::vec((0..LAYERS.len(), 0..HANDLER.len()), 1..40);
+    proptest!(ProptestConfig::with_cases(36), |(algorithm in 0..9_usize, fates in fates)| {
+        let quota = every_algorithm()[algorithm];
+        let (charged, expected) = runtime.block_on(async {
+            let number = number.fetch_add(1, Ordering::Relaxed);
+            let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+            let builder = RedisLimiter::builder().prefix(format!("case-{number}")).clock(clock);
+            let limiter = builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap();
+            let reached = Arc::new(AtomicU64::new(0));
+            let limit = |name| RateLimitLayer::new(limiter.clone(), plenty(name, quota), key::global());
+            let stack = ServiceBuilder::new()
+                .layer(layer_fn(between))
+                .layer(limit("outer"))
+                .layer(layer_fn(between))
+                .layer(limit("middle"))
+                .layer(layer_fn(between))
+                .layer(limit("inner"))
+                .service(handler(Arc::clone(&reached)));
+            // So that the layers know of each other.
+            serve(&stack, Request::new(()), &reached).await;
+            let mut passed = 1;
+            for (refused_by, what) in fates {
+                let mut request = Request::new(());
+                request.headers_mut().insert("dear", HeaderValue::from_static(LAYERS[refused_by]));
+                request.headers_mut().insert("handler", HeaderValue::from_static(HANDLER[what]));
+                serve(&stack, request, &reached).await;
+                passed += u64::from(refused_by == 0);
+            }
+            let mut charged = [0; 3];
+            for (charged, name) in charged.iter_mut().zip(&LAYERS[1..]) {
+                *charged = used(&limiter, name, quota).await;
+            }
+            limiter.close();
+            (charged, [passed; 3])
+        });
+        prop_assert_eq!(charged, expected, "{}", quota);
+    });
+}

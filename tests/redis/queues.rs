@@ -1,0 +1,114 @@
+//! One queue for many processes: the store says when each request departs, and who waits asks it nothing.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{Policy, Quota, RateLimitLayer, RedisLimiter, TokioTimer, key};
+
+use super::policy;
+use super::redis_server::Server;
+
+type Body = Empty<bytes::Bytes>;
+
+/// Between two departures.
+const INTERVAL: Duration = Duration::from_millis(10);
+
+/// However busy the machine is, nothing of this takes longer.
+const LONG: Duration = Duration::from_secs(20);
+
+/// What a process has: a limiter of its own, and requests that wait.
+struct Process {
+    layer: RateLimitLayer<RedisLimiter>,
+    departures: Arc<Mutex<Vec<Instant>>>,
+}
+
+impl Process {
+    async fn start(server: &Server, policy: &Policy) -> Self {
+        let limiter = RedisLimiter::builder().deadline(LONG).connect(&server.url()).await.expect("the server is there");
+        let layer = RateLimitLayer::new(limiter, policy, key::global()).delay(TokioTimer::new());
+        Self { layer, departures: Arc::default() }
+    }
+
+    fn send(&self) -> JoinHandle<StatusCode> {
+        let departures = Arc::clone(&self.departures);
+        let service = self.layer.layer(service_fn(move |_: Request<Body>| {
+            departures.lock().unwrap().push(Instant::now());
+            ready(Ok::<_, Infallible>(Response::new(Body::new())))
+        }));
+        tokio::spawn(async move { service.oneshot(Request::new(Body::new())).await.unwrap().status() })
+    }
+
+    async fn until_admitted(&self, count: usize) {
+        tokio::time::timeout(LONG, async {
+            while self.layer.waiting() + self.departures().len() < count {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await
+        .expect("they are answered");
+    }
+
+    fn departures(&self) -> Vec<Instant> {
+        self.departures.lock().unwrap().clone()
+    }
+}
+
+fn queue(length: u64) -> Policy {
+    let quota = Quota::leaky_queue(1, INTERVAL).and_then(|quota| quota.queue(length)).expect("the quota is possible");
+    policy("queue", quota)
+}
+
+async fn all_pass(sent: impl IntoIterator<Item = JoinHandle<StatusCode>>) {
+    for sent in sent {
+        assert_eq!(tokio::time::timeout(LONG, sent).await.expect("nobody waits for ever").unwrap(), StatusCode::OK);
+    }
+}
+
+/// The first n depart no earlier than n − 1 intervals after the beginning.
+fn keep_the_rate(begin: Instant, departures: impl IntoIterator<Item = Instant>) {
+    let mut departures: Vec<Instant> = departures.into_iter().collect();
+    departures.sort();
+    for (place, at) in (0_u32..).zip(departures) {
+        assert!(at - begin >= INTERVAL * place, "the {place}th at {:?}", at - begin);
+    }
+}
+
+#[tokio::test]
+async fn two_processes_together_keep_one_rate_also_if_those_of_one_leave() {
+    let (server, policy) = (Server::start(), queue(100));
+    let (first, second) = (Process::start(&server, &policy).await, Process::start(&server, &policy).await);
+    let begin = Instant::now();
+    let (mut leave, mut stay) = (Vec::new(), Vec::new());
+    for _ in 0..25 {
+        leave.push(first.send());
+        stay.push(second.send());
+    }
+    first.until_admitted(25).await;
+    second.until_admitted(25).await;
+    leave.split_off(20).iter().for_each(JoinHandle::abort);
+    all_pass(leave.into_iter().chain(stay)).await;
+    assert_eq!((first.layer.waiting(), second.layer.waiting()), (0, 0));
+    keep_the_rate(begin, first.departures().into_iter().chain(second.departures()));
+    assert_eq!(second.departures().len(), 25);
+}
+
+#[tokio::test]
+async fn a_server_that_stops_and_requests_that_leave_meanwhile_keep_nobody_waiting() {
+    let (server, policy) = (Server::start(), queue(100));
+    let process = Process::start(&server, &policy).await;
+    let begin = Instant::now();
+    let mut sent: Vec<_> = (0..60).map(|_| process.send()).collect();
+    process.until_admitted(60).await;
+    server.pause();
+    sent.split_off(50).iter().for_each(JoinHandle::abort);
+    all_pass(sent).await;
+    keep_the_rate(begin, process.departures());
+    server.resume();
+}

@@ -1,0 +1,59 @@
+//! Costs that are known in the end are settled on Redis too, though nobody waits for that.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{Bill, Charge, Limiter, Policy, Quota, RateLimitLayer, RedisLimiter};
+
+use super::redis_server::Server;
+use super::{connect, key, policy};
+
+/// What is used once all that was sent has been answered.
+async fn used(limiter: &RedisLimiter, policy: &Policy) -> u64 {
+    let decision = limiter.peek(&[Charge::new(policy, &key("all")).cost(0)]).wait().await.unwrap();
+    policy.quota().capacity() - decision.charges()[0].remaining()
+}
+
+#[tokio::test]
+async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let window = Duration::from_secs(30 * 86_400);
+    let quotas = [
+        Quota::fixed_window(1_000, window).unwrap(),
+        Quota::token_bucket(1_000, window).unwrap(),
+        Quota::sliding_window(1_000, window).unwrap().buckets(30).unwrap(),
+        Quota::sliding_log(1_000, window).unwrap(),
+    ];
+    for (number, quota) in quotas.into_iter().enumerate() {
+        let tokens = policy(&format!("tokens-{number}"), quota);
+        let requests = policy(&format!("requests-{number}"), quota);
+        let layer =
+            RateLimitLayer::new(limiter.clone(), tokens.clone().cost(|_| 100).settle_by_bill(), |_: &_| key("all"))
+                .and(requests.clone().charge_when(|response| response.status == StatusCode::OK), |_: &_| key("all"));
+        let service = layer.layer(service_fn(|request: Request<u64>| async move {
+            let bill: &Bill = request.extensions().get().unwrap();
+            bill.set(*request.body());
+            let mut response = Response::new(Full::new(Bytes::from_static(b"hello")));
+            if *request.body() == 0 {
+                *response.status_mut() = StatusCode::BAD_GATEWAY;
+            }
+            Ok::<_, Infallible>(response)
+        }));
+        for (cost, expected) in [(30, (30, 1)), (300, (330, 2)), (0, (330, 2)), (100, (430, 3))] {
+            let response = service.clone().oneshot(Request::new(cost)).await.unwrap();
+            response.into_body().collect().await.unwrap();
+            assert_eq!((used(&limiter, &tokens).await, used(&limiter, &requests).await), expected, "{quota}, {cost}");
+        }
+        // Above what is left: it is owed, and nothing passes until it has drained.
+        let response = service.clone().oneshot(Request::new(1_200)).await.unwrap();
+        drop(response);
+        assert_eq!(used(&limiter, &tokens).await, 1_000, "{quota}");
+        let refused = service.clone().oneshot(Request::new(1)).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}

@@ -1,0 +1,625 @@
+//! What a layer promises of costs that are known only after the response: by its outcome, or in the end.
+
+mod support;
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body::{Body as _, Frame};
+use http_body_util::{BodyExt, Full, StreamBody};
+use proptest::prelude::*;
+use support::Scripted;
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Bill, Headers, IntoRule, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, Unanswered, key,
+};
+
+type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
+type Boxed = tower::util::BoxCloneService<Request<()>, Response<tower_ratelimit::middleware::Body<Body>>, BoxError>;
+
+fn memory(clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().clock(clock.clone()).build().unwrap()
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap()
+}
+
+/// What the handler is told by the request's header fields, and its bill.
+struct Told {
+    status: Option<u16>,
+    fate: String,
+    bill: Option<Bill>,
+}
+
+/// Does what the request says. The bill of the last request is kept, as by a handler's own task.
+fn handler(
+    bills: &Arc<Mutex<Option<Bill>>>,
+) -> impl Service<Request<()>, Response = Response<Body>, Error = BoxError, Future = Answer> + Clone + Send + 'static {
+    let bills = Arc::clone(bills);
+    service_fn(move |request: Request<()>| -> Answer {
+        let text = |name| request.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        let number = |name| text(name).parse::<u64>().ok();
+        let told = Told {
+            status: text("status").parse().ok(),
+            fate: text("fate"),
+            bill: request.extensions().get::<Bill>().cloned(),
+        };
+        if let (Some(bill), Some(units)) = (&told.bill, number("early")) {
+            bill.set(units);
+        }
+        bills.lock().unwrap().clone_from(&told.bill);
+        if told.fate == "panic in call" {
+            resume_unwind(Box::new("the service panics"));
+        }
+        let (late, tokens, bytes) = (number("late"), text("tokens"), number("bytes").unwrap_or(0));
+        Box::pin(async move {
+            match told.fate.as_str() {
+                "panic" => resume_unwind(Box::new("the service panics")),
+                "error" => return Err("the service fails".into()),
+                "linger" => pending().await,
+                _ => {}
+            }
+            // Two frames, and what is said late is said between them.
+            let mut said = Some((told.bill, late));
+            let frames = (0..2).map(move |at| {
+                if at == 1 {
+                    if let Some((Some(bill), Some(units))) = said.take() {
+                        bill.set(units);
+                    }
+                }
+                let half = if at == 0 { bytes / 2 } else { bytes - bytes / 2 };
+                Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; usize::try_from(half).unwrap()])))
+            });
+            let mut response = Response::new(StreamBody::new(tokio_stream::iter(frames)).boxed_or_sync());
+            *response.status_mut() = StatusCode::from_u16(told.status.unwrap_or(200)).unwrap();
+            if !tokens.is_empty() {
+                response.headers_mut().insert("x-tokens", HeaderValue::from_str(&tokens).unwrap());
+            }
+            Ok(response)
+        })
+    })
+}
+
+trait BoxedOrSync {
+    fn boxed_or_sync(self) -> Body;
+}
+
+impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static> BoxedOrSync for B {
+    fn boxed_or_sync(self) -> Body {
+        self.boxed()
+    }
+}
+
+/// A layer over one rule, its clock, and what is taken of the rule's policy.
+struct Bench {
+    clock: ManualClock,
+    limiter: MemoryLimiter,
+    rule: Rule,
+    service: Boxed,
+    bill: Arc<Mutex<Option<Bill>>>,
+}
+
+impl Bench {
+    fn new(rule: impl IntoRule) -> Self {
+        let (clock, rule, bill) = (ManualClock::new(), rule.into_rule(), Arc::default());
+        let limiter = memory(&clock);
+        let layer = RateLimitLayer::new(limiter.clone(), rule.clone(), key::global());
+        let service = BoxCloned::boxed_clone(layer.layer(handler(&bill)));
+        Self { clock, limiter, rule, service, bill }
+    }
+
+    fn remaining(&self) -> u64 {
+        self.limiter.peek_one(&self.rule.policies()[0], &Key::global(), 0).remaining()
+    }
+
+    fn used(&self) -> u64 {
+        self.rule.policies()[0].quota().capacity() - self.remaining()
+    }
+
+    /// The response's head; its body is not read.
+    async fn head(&self, fields: &[(&'static str, &'static str)]) -> Response<tower_ratelimit::middleware::Body<Body>> {
+        self.service.clone().oneshot(request(fields)).await.unwrap()
+    }
+
+    /// Sends a request and reads the whole response.
+    async fn send(&self, fields: &[(&'static str, &'static str)]) -> StatusCode {
+        let response = self.head(fields).await;
+        let status = response.status();
+        response.into_body().collect().await.unwrap();
+        status
+    }
+
+    /// Calls and polls once; what is returned is a client that still waits.
+    fn call(&self, fields: &[(&'static str, &'static str)], polled: bool) -> Option<impl Future + use<>> {
+        let mut service = self.service.clone();
+        let asked = request(fields);
+        catch_unwind(AssertUnwindSafe(move || {
+            let mut context = Context::from_waker(Waker::noop());
+            assert!(service.poll_ready(&mut context).is_ready());
+            let mut response = Box::pin(service.call(asked));
+            (!polled || response.as_mut().poll(&mut context).is_pending()).then_some(response)
+        }))
+        .ok()
+        .flatten()
+    }
+}
+
+trait BoxCloned {
+    fn boxed_clone(self) -> Boxed;
+}
+
+impl<S> BoxCloned for S
+where
+    S: Service<Request<()>, Response = Response<tower_ratelimit::middleware::Body<Body>>, Error = BoxError>
+        + Clone
+        + Send
+        + 'static,
+    S::Future: Send,
+{
+    fn boxed_clone(self) -> Boxed {
+        ServiceExt::<Request<()>>::boxed_clone(self)
+    }
+}
+
+fn request(fields: &[(&'static str, &'static str)]) -> Request<()> {
+    let mut request = Request::new(());
+    for (name, value) in fields {
+        request.headers_mut().insert(*name, HeaderValue::from_static(value));
+    }
+    request
+}
+
+fn field<'a, B>(response: &'a Response<B>, name: &str) -> &'a str {
+    response.headers().get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+fn failed_logins() -> Rule {
+    policy("failed", Quota::per_hour(5)).charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+}
+
+#[tokio::test]
+async fn only_failed_attempts_count() {
+    let bench = Bench::new(failed_logins());
+    for _ in 0..20 {
+        assert_eq!(bench.send(&[]).await, StatusCode::OK);
+    }
+    assert_eq!(bench.used(), 0);
+    for failed in 1..=5 {
+        assert_eq!(bench.send(&[("status", "401")]).await, StatusCode::UNAUTHORIZED);
+        assert_eq!(bench.used(), failed);
+    }
+    assert_eq!(bench.send(&[]).await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+#[tokio::test]
+async fn attempts_that_run_at_once_cannot_slip_through() {
+    let bench = Bench::new(failed_logins());
+    let waiting: Vec<_> = (0..5).map(|_| bench.call(&[("fate", "linger")], true).unwrap()).collect();
+    assert_eq!(bench.send(&[("status", "401")]).await, StatusCode::TOO_MANY_REQUESTS);
+    drop(waiting);
+}
+
+#[tokio::test]
+async fn a_failed_attempt_cannot_be_taken_back_by_hanging_up() {
+    for fate in ["linger", "panic", "error", "panic in call"] {
+        let bench = Bench::new(failed_logins());
+        drop(bench.call(&[("fate", fate)], true));
+        assert_eq!(bench.used(), 1, "{fate}");
+        let bench = Bench::new(failed_logins().unanswered(Unanswered::GiveBack));
+        drop(bench.call(&[("fate", fate)], true));
+        assert_eq!(bench.used(), 0, "{fate}");
+        // What never reached the service is given back whatever was chosen.
+        let bench = Bench::new(failed_logins());
+        drop(bench.call(&[("fate", "linger")], false));
+        assert_eq!(bench.used(), 0, "{fate}");
+    }
+}
+
+#[tokio::test]
+async fn several_predicates_must_agree_that_the_charge_stays() {
+    let rule = policy("api", Quota::per_hour(100))
+        .give_back_when(|response| response.status.is_server_error())
+        .give_back_when(|response| response.status == StatusCode::NOT_MODIFIED)
+        .charge_when(|response| response.status != StatusCode::NOT_FOUND);
+    let bench = Bench::new(rule);
+    for (status, used) in [("200", 1), ("503", 1), ("304", 1), ("404", 1), ("400", 2)] {
+        bench.send(&[("status", status)]).await;
+        assert_eq!(bench.used(), used, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn the_fields_of_a_response_tell_what_is_left_after_the_charge_was_given_back() {
+    let bench = Bench::new(failed_logins());
+    assert_eq!(field(&bench.head(&[]).await, "ratelimit"), "\"failed\";r=5;t=3600");
+    assert_eq!(field(&bench.head(&[("status", "401")]).await, "ratelimit"), "\"failed\";r=4;t=2880");
+    assert_eq!(field(&bench.head(&[]).await, "ratelimit"), "\"failed\";r=4;t=2880");
+    // Where the limiter does not answer at once, it is reckoned.
+    let limiter = Scripted::new().later();
+    let layer = RateLimitLayer::new(limiter.clone(), failed_logins(), key::global());
+    let service = layer.layer(handler(&Arc::default()));
+    let response = service.oneshot(request(&[])).await.unwrap();
+    assert!(field(&response, "ratelimit").starts_with("\"failed\";r=5"), "{response:?}");
+    assert_eq!((limiter.used(), limiter.refunds().len()), (0, 1));
+}
+
+#[tokio::test]
+async fn a_call_that_fails_before_its_first_message_is_told_by_its_grpc_status() {
+    let calls = policy("calls", Quota::per_hour(5))
+        .give_back_when(|response| response.headers.get("grpc-status").is_some_and(|status| status == "14"));
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), calls, key::global());
+    let service = layer.layer(service_fn(|status: Request<&'static str>| async move {
+        let mut response = Response::new(Full::<Bytes>::default());
+        response.headers_mut().insert("grpc-status", HeaderValue::from_static(status.into_body()));
+        Ok::<_, Infallible>(response)
+    }));
+    for (status, left) in [("14", "r=5"), ("0", "r=4"), ("14", "r=4")] {
+        let response = service.clone().oneshot(Request::new(status)).await.unwrap();
+        assert!(field(&response, "ratelimit").contains(left), "{status}");
+    }
+}
+
+fn tokens() -> Rule {
+    policy("tokens", Quota::per_hour(1_000)).cost(|_| 100).settle_by_bill()
+}
+
+#[tokio::test]
+async fn what_was_reserved_too_much_is_given_back_and_what_was_too_little_is_taken() {
+    let bench = Bench::new(tokens());
+    for (said, used) in [("30", 30), ("0", 30), ("100", 130), ("250", 380)] {
+        assert_eq!(bench.send(&[("late", said)]).await, StatusCode::OK);
+        assert_eq!(bench.used(), used, "{said}");
+    }
+    // Nobody said anything: the reservation stays.
+    bench.send(&[]).await;
+    assert_eq!(bench.used(), 480);
+}
+
+#[tokio::test]
+async fn what_cost_more_than_is_left_is_owed() {
+    let bench = Bench::new(tokens());
+    bench.send(&[("late", "1500")]).await;
+    assert_eq!(bench.remaining(), 0);
+    // 500 units are owed: it takes half an hour until one is free, and 6 minutes for 100.
+    bench.clock.advance(Duration::from_secs(1_800 + 359));
+    assert_eq!(bench.send(&[]).await, StatusCode::TOO_MANY_REQUESTS);
+    bench.clock.advance(Duration::from_secs(1));
+    assert_eq!(bench.send(&[]).await, StatusCode::OK);
+    // Debt is bounded: no more than one capacity of it is remembered.
+    let bench = Bench::new(tokens());
+    bench.send(&[("late", "900000")]).await;
+    bench.clock.advance(Duration::from_secs(3_600 + 360));
+    assert_eq!(bench.send(&[]).await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_bill_is_settled_once_when_the_body_has_ended_or_is_dropped() {
+    let bench = Bench::new(tokens());
+    let mut response = bench.head(&[("late", "30")]).await;
+    assert_eq!(bench.used(), 100);
+    let mut frames = 0;
+    while let Some(frame) = response.body_mut().frame().await {
+        frame.unwrap();
+        frames += 1;
+        assert_eq!(bench.used(), 100, "after {frames}");
+    }
+    assert_eq!((bench.used(), frames), (30, 2));
+    let bill = bench.bill.lock().unwrap().clone().unwrap();
+    assert!(!bill.set(7), "that comes too late");
+    drop(response);
+    assert_eq!(bench.used(), 30);
+    // The client goes away in the middle.
+    let response = bench.head(&[("early", "50")]).await;
+    drop(response);
+    assert_eq!(bench.used(), 80);
+}
+
+#[tokio::test]
+async fn a_reservation_without_an_answer_is_given_back_unless_its_cost_was_said() {
+    for fate in ["linger", "panic", "error", "panic in call"] {
+        let bench = Bench::new(tokens());
+        drop(bench.call(&[("fate", fate)], true));
+        assert_eq!(bench.used(), 0, "{fate}");
+        drop(bench.call(&[("fate", fate), ("early", "40")], true));
+        assert_eq!(bench.used(), 40, "{fate}");
+        let bench = Bench::new(tokens().unanswered(Unanswered::Keep));
+        drop(bench.call(&[("fate", fate)], true));
+        assert_eq!(bench.used(), 100, "{fate}");
+    }
+}
+
+#[tokio::test]
+async fn a_late_settlement_gives_nothing_to_the_next_window() {
+    let hour = Duration::from_secs(3_600);
+    let quota = Quota::fixed_window(1_000, hour).unwrap();
+    let bench = Bench::new(policy("tokens", quota).cost(|_| 100).settle_by_bill());
+    let mut first = bench.head(&[("late", "1")]).await;
+    bench.clock.advance(hour);
+    bench.send(&[]).await;
+    assert_eq!(bench.used(), 100);
+    while first.body_mut().frame().await.is_some() {}
+    assert_eq!(bench.used(), 100, "the window that the reservation was taken from is over");
+}
+
+#[tokio::test]
+async fn the_responses_head_may_tell_what_it_cost() {
+    let rule = policy("rows", Quota::per_hour(1_000))
+        .cost(|_| 100)
+        .settle_by_response(|response| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok());
+    let bench = Bench::new(rule.clone());
+    let response = bench.head(&[("tokens", "30")]).await;
+    assert_eq!((bench.used(), field(&response, "ratelimit")), (30, "\"rows\";r=970;t=3492"));
+    let response = bench.head(&[("tokens", "400")]).await;
+    assert_eq!((bench.used(), field(&response, "ratelimit")), (430, "\"rows\";r=570;t=2052"));
+    bench.head(&[]).await;
+    assert_eq!(bench.used(), 530);
+    // With a bill: what is said after the head counts.
+    let bench = Bench::new(rule.settle_by_bill());
+    assert_eq!(bench.send(&[("early", "1"), ("tokens", "30")]).await, StatusCode::OK);
+    assert_eq!(bench.used(), 30);
+    assert_eq!(bench.send(&[("tokens", "30"), ("late", "70")]).await, StatusCode::OK);
+    assert_eq!(bench.used(), 100);
+}
+
+#[tokio::test]
+async fn the_bytes_of_a_body_are_charged_as_far_as_they_were_sent() {
+    let bench = Bench::new(policy("bytes", Quota::per_hour(100_000)).cost(|_| 1_000).settle_by_body());
+    bench.send(&[("bytes", "5000")]).await;
+    assert_eq!(bench.used(), 5_000);
+    bench.send(&[("bytes", "0")]).await;
+    assert_eq!(bench.used(), 5_000);
+    let mut response = bench.head(&[("bytes", "9000")]).await;
+    response.body_mut().frame().await.unwrap().unwrap();
+    drop(response);
+    assert_eq!(bench.used(), 9_500);
+}
+
+#[tokio::test]
+async fn a_response_of_which_nothing_was_sent_costs_no_bytes() {
+    let bench = Bench::new(policy("bytes", Quota::per_hour(100_000)).cost(|_| 1_000).settle_by_body());
+    drop(bench.head(&[("bytes", "9000")]).await);
+    assert_eq!(bench.used(), 0);
+}
+
+#[tokio::test]
+async fn what_is_given_back_by_its_outcome_is_not_settled_too() {
+    let bench = Bench::new(tokens().give_back_when(|response| response.status.is_server_error()));
+    bench.send(&[("status", "500"), ("early", "700"), ("late", "700")]).await;
+    assert_eq!(bench.used(), 0);
+    bench.send(&[("late", "700")]).await;
+    assert_eq!(bench.used(), 700);
+}
+
+#[tokio::test]
+async fn each_of_several_quotas_of_a_rule_is_settled() {
+    let quotas = [Quota::per_minute(1_000), Quota::per_hour(5_000)];
+    let bench = Bench::new(Policy::several("tokens", quotas).unwrap().cost(|_| 100).settle_by_bill());
+    bench.send(&[("late", "30")]).await;
+    bench.send(&[("late", "300")]).await;
+    let used = bench
+        .rule
+        .policies()
+        .iter()
+        .map(|policy| policy.quota().capacity() - bench.limiter.peek_one(policy, &Key::global(), 0).remaining());
+    assert_eq!(used.collect::<Vec<_>>(), [330, 330]);
+}
+
+#[tokio::test]
+async fn rules_and_layers_have_one_bill_and_each_its_own_by_name() {
+    let limiter = memory(&ManualClock::new());
+    let [tokens, rows, outer] =
+        ["tokens", "rows", "outer"].map(|name| policy(name, Quota::per_hour(1_000)).cost(|_| 100).settle_by_bill());
+    let requests = policy("requests", Quota::per_hour(1_000));
+    let inner = RateLimitLayer::new(limiter.clone(), tokens, key::global()).and(requests, key::global());
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(limiter.clone(), outer, key::global()))
+        .layer(inner.and(rows, key::global()))
+        .service(service_fn(|request: Request<()>| async move {
+            let bill: &Bill = request.extensions().get().unwrap();
+            bill.set(10);
+            assert!(bill.of("tokens").unwrap().set(20));
+            assert!(bill.of("requests").is_none());
+            Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+        }));
+    service.oneshot(Request::new(())).await.unwrap();
+    let used = ["tokens", "rows", "outer", "requests"]
+        .map(|name| 1_000 - limiter.peek_one(&policy(name, Quota::per_hour(1_000)), &Key::global(), 0).remaining());
+    assert_eq!(used, [20, 10, 10, 1]);
+}
+
+#[tokio::test]
+async fn an_outer_layer_gives_back_once_what_an_inner_one_refuses_whatever_was_to_be_settled() {
+    for first in [false, true] {
+        let outer = Scripted::new();
+        let inner =
+            policy("inner", Quota::per_hour(2)).cost(|request| u64::from(request.headers.contains_key("dear")) * 9);
+        let service = ServiceBuilder::new()
+            .layer(RateLimitLayer::new(outer.clone(), tokens().unanswered(Unanswered::Keep), key::global()))
+            .layer(RateLimitLayer::new(Scripted::new(), inner, key::global()))
+            .service(handler(&Arc::default()));
+        if !first {
+            service.clone().oneshot(request(&[])).await.unwrap();
+        }
+        let before = outer.used();
+        let response = service.oneshot(request(&[("dear", "")])).await.unwrap();
+        assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!((outer.used(), outer.refunds().len()), (before, 1));
+        drop(response);
+        assert_eq!((outer.used(), outer.refunds().len()), (before, 1));
+    }
+}
+
+#[tokio::test]
+async fn the_head_of_a_refusal_within_settles_nothing() {
+    let outer = Scripted::new();
+    let rule = policy("outer", Quota::per_hour(1_000)).cost(|_| 100).settle_by_response(|_| Some(400));
+    let service = ServiceBuilder::new()
+        .layer(RateLimitLayer::new(outer.clone(), rule, key::global()))
+        .layer(RateLimitLayer::new(Scripted::new(), policy("inner", Quota::per_hour(1)), key::global()))
+        .service(handler(&Arc::default()));
+    for (expected, used) in [(200, 400), (429, 400), (429, 400)] {
+        let response = service.clone().oneshot(request(&[])).await.unwrap();
+        assert_eq!((response.status().as_u16(), outer.used()), (expected, used));
+    }
+}
+
+#[tokio::test]
+async fn a_remote_limiter_is_settled_without_being_waited_for() {
+    let limiter = Scripted::new().later();
+    let layer = RateLimitLayer::new(limiter.clone(), tokens(), key::global()).headers(Headers::none());
+    let service = BoxCloned::boxed_clone(layer.layer(handler(&Arc::default())));
+    for (said, used) in [("30", 30), ("150", 180)] {
+        let response = service.clone().oneshot(request(&[("early", said)])).await.unwrap();
+        drop(response);
+        assert_eq!(limiter.used(), used);
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_settled_looks_like_the_services_own() {
+    let bench = Bench::new(tokens());
+    let layer = RateLimitLayer::new(bench.limiter.clone(), tokens(), key::global());
+    let service = layer.layer(service_fn(|_: Request<()>| async {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(b"hello"))))
+    }));
+    let mut body = service.oneshot(Request::new(())).await.unwrap().into_body();
+    assert_eq!((body.size_hint().exact(), body.is_end_stream()), (Some(5), false));
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "hello");
+    assert!(body.is_end_stream());
+}
+
+/// What befalls a request.
+#[derive(Clone, Debug)]
+struct Fate {
+    reserved: u64,
+    early: Option<u64>,
+    late: Option<u64>,
+    bytes: u64,
+    status: u16,
+    fate: usize,
+    /// How many frames of the body are read, if there is a response; 3 are all and the end.
+    read: usize,
+    polled: bool,
+}
+
+const FATES: [&str; 6] = ["", "", "", "linger", "panic", "error"];
+
+fn fate() -> impl Strategy<Value = Fate> {
+    let amounts = (0..50_u64, proptest::option::of(0..99_u64), proptest::option::of(0..99_u64), 0..99_u64);
+    (amounts, prop_oneof![Just(200_u16), Just(500)], 0..FATES.len(), 0..4_usize, any::<bool>(), any::<bool>()).prop_map(
+        |((reserved, early, late, bytes), status, fate, read, polled, also)| Fate {
+            reserved,
+            early,
+            late,
+            bytes,
+            status,
+            fate,
+            read,
+            polled: polled || also,
+        },
+    )
+}
+
+impl Fate {
+    fn request(&self) -> Request<()> {
+        let mut request = Request::new(());
+        let mut put = |name: &'static str, value: String| {
+            request.headers_mut().insert(name, HeaderValue::from_str(&value).unwrap());
+        };
+        put("reserved", self.reserved.to_string());
+        put("status", self.status.to_string());
+        put("fate", FATES[self.fate].to_owned());
+        put("bytes", self.bytes.to_string());
+        self.early.into_iter().for_each(|units| put("early", units.to_string()));
+        self.late.into_iter().for_each(|units| put("late", units.to_string()));
+        request
+    }
+
+    /// What stays taken: of tokens by a bill, of bytes by the body, and of requests unless the server failed.
+    fn charges(&self) -> [u64; 3] {
+        if !self.polled {
+            return [0; 3];
+        }
+        if !FATES[self.fate].is_empty() {
+            return [self.early.unwrap_or(0), 0, 1];
+        }
+        // What is said late is said before the second frame.
+        let said = self.late.filter(|_| self.read >= 2).or(self.early);
+        let sent = match self.read {
+            0 => 0,
+            1 => self.bytes / 2,
+            _ => self.bytes,
+        };
+        // A body without a frame has not said that it costs nothing.
+        let bytes = if self.read == 0 { 0 } else { sent };
+        [said.unwrap_or(self.reserved), bytes, u64::from(self.status == 200)]
+    }
+}
+
+fn every_algorithm() -> Vec<Quota> {
+    let (limit, day) = (50_000, Duration::from_secs(86_400));
+    vec![
+        Quota::token_bucket(limit, day).unwrap(),
+        Quota::step_bucket(limit, day).unwrap(),
+        Quota::gcra(limit, day).unwrap().burst(limit).unwrap(),
+        Quota::leaky_bucket(limit, day).unwrap(),
+        Quota::leaky_queue(limit, day).unwrap(),
+        Quota::fixed_window(limit, day).unwrap(),
+        Quota::sliding_window(limit, day).unwrap(),
+        Quota::sliding_window(limit, day).unwrap().buckets(24).unwrap(),
+        Quota::large_sliding_log(limit, day).unwrap(),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn the_sum_of_charges_is_the_sum_of_what_requests_cost_in_the_end(
+        algorithm in 0..9_usize,
+        fates in proptest::collection::vec(fate(), 1..60),
+    ) {
+        let quota = every_algorithm()[algorithm];
+        let limiter = memory(&ManualClock::new());
+        let reserved = |request: &http::request::Parts| {
+            request.headers["reserved"].to_str().unwrap().parse::<u64>().unwrap()
+        };
+        let [tokens, bytes, requests] = ["tokens", "bytes", "requests"].map(|name| policy(name, quota));
+        let layer = RateLimitLayer::new(limiter.clone(), tokens.clone().cost(reserved).settle_by_bill(), key::global())
+            .and(bytes.clone().cost(reserved).settle_by_body(), key::global())
+            .and(requests.clone().give_back_when(|response| response.status.is_server_error()), key::global());
+        let mut service = layer.layer(handler(&Arc::default()));
+        let mut context = Context::from_waker(Waker::noop());
+        let mut expected = [0, 0, 0];
+        for fate in fates {
+            let asked = fate.request();
+            let _ = catch_unwind(AssertUnwindSafe(|| {
+                let mut response = Box::pin(service.call(asked));
+                if !fate.polled {
+                    return;
+                }
+                if let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut context) {
+                    let mut body = Box::pin(response.into_body());
+                    for _ in 0..fate.read {
+                        let _ = body.as_mut().poll_frame(&mut context);
+                    }
+                }
+            }));
+            for (sum, charge) in expected.iter_mut().zip(fate.charges()) {
+                *sum += charge;
+            }
+        }
+        let charged = [tokens, bytes, requests]
+            .map(|policy| quota.capacity() - limiter.peek_one(&policy, &Key::global(), 0).remaining());
+        prop_assert_eq!(charged, expected, "{}", quota);
+    }
+}

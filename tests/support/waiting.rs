@@ -1,0 +1,154 @@
+//! A world in which time passes when it is told to: a timer, a limiter's clock, and tasks that run only when they are woken.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use tower_ratelimit::middleware::Sleep;
+use tower_ratelimit::{ManualClock, Timer};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ManualTimer(Arc<Mutex<Timed>>);
+
+#[derive(Debug, Default)]
+struct Timed {
+    now_us: u64,
+    sleepers: Vec<(u64, Waker)>,
+}
+
+struct Sleeper {
+    timer: ManualTimer,
+    at_us: u64,
+}
+
+impl Timer for ManualTimer {
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.now_us())
+    }
+
+    fn sleep_until(&self, at: Duration) -> Sleep {
+        Box::pin(Sleeper { timer: self.clone(), at_us: at.as_micros() as u64 })
+    }
+}
+
+impl Future for Sleeper {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut timed = self.timer.0.lock().unwrap();
+        if timed.now_us >= self.at_us {
+            return Poll::Ready(());
+        }
+        timed.sleepers.push((self.at_us, cx.waker().clone()));
+        Poll::Pending
+    }
+}
+
+impl ManualTimer {
+    pub(crate) fn now_us(&self) -> u64 {
+        self.0.lock().unwrap().now_us
+    }
+
+    /// The next instant at which somebody is to be woken.
+    fn next_us(&self) -> Option<u64> {
+        self.0.lock().unwrap().sleepers.iter().map(|(at, _)| *at).min()
+    }
+
+    fn set(&self, now_us: u64) {
+        let due: Vec<Waker> = {
+            let mut timed = self.0.lock().unwrap();
+            timed.now_us = now_us;
+            let (due, later) = std::mem::take(&mut timed.sleepers).into_iter().partition(|(at, _)| *at <= now_us);
+            timed.sleepers = later;
+            let due: Vec<(u64, Waker)> = due;
+            due.into_iter().map(|(_, waker)| waker).collect()
+        };
+        due.into_iter().for_each(Waker::wake);
+    }
+}
+
+struct Flag(AtomicBool);
+
+impl Wake for Flag {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Task<T> {
+    future: Option<Pin<Box<dyn Future<Output = T>>>>,
+    woken: Arc<Flag>,
+    stuck: bool,
+}
+
+/// The tasks, the timer that wakes them, and a limiter's clock of the same time.
+pub(crate) struct World<T> {
+    pub(crate) timer: ManualTimer,
+    pub(crate) clock: ManualClock,
+    tasks: Vec<Task<T>>,
+    pub(crate) done: Vec<Option<T>>,
+}
+
+impl<T> World<T> {
+    pub(crate) fn new() -> Self {
+        Self { timer: ManualTimer::default(), clock: ManualClock::new(), tasks: Vec::new(), done: Vec::new() }
+    }
+
+    /// Starts a task, and returns its number.
+    pub(crate) fn spawn(&mut self, future: impl Future<Output = T> + 'static) -> usize {
+        let woken = Arc::new(Flag(AtomicBool::new(true)));
+        self.tasks.push(Task { future: Some(Box::pin(future)), woken, stuck: false });
+        self.done.push(None);
+        self.run();
+        self.tasks.len() - 1
+    }
+
+    /// Drops the future of a task.
+    pub(crate) fn cancel(&mut self, task: usize) {
+        self.tasks[task].future = None;
+        self.run();
+    }
+
+    /// It is not polled any more, whoever wakes it.
+    pub(crate) fn stick(&mut self, task: usize) {
+        self.tasks[task].stuck = true;
+    }
+
+    pub(crate) fn is_pending(&self, task: usize) -> bool {
+        self.tasks[task].future.is_some()
+    }
+
+    /// Lets time pass, and stops wherever somebody is to be woken.
+    pub(crate) fn pass(&mut self, us: u64) {
+        let to = self.timer.now_us() + us;
+        loop {
+            let next = self.timer.next_us().unwrap_or(u64::MAX).clamp(self.timer.now_us(), to);
+            self.clock.advance(Duration::from_micros(next - self.timer.now_us()));
+            self.timer.set(next);
+            self.run();
+            if next == to {
+                return;
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        loop {
+            let woken = |task: &Task<T>| !task.stuck && task.future.is_some() && task.woken.0.load(Ordering::Relaxed);
+            let Some(at) = self.tasks.iter().position(woken) else { return };
+            let task = &mut self.tasks[at];
+            task.woken.0.store(false, Ordering::Relaxed);
+            let waker = Waker::from(Arc::clone(&task.woken));
+            if let Some(future) = &mut task.future {
+                if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    task.future = None;
+                    self.done[at] = Some(output);
+                }
+            }
+        }
+    }
+}
