@@ -441,7 +441,8 @@ fn fate() -> impl Strategy<Value = Fate> {
     })
 }
 
-/// Quotas of every algorithm, of plenty in a long period.
+/// Quotas of every algorithm, of plenty in a long period. But for the leaky queue, which gives nothing back once somebody
+/// has come after: that one was told its departure.
 fn every_algorithm() -> Vec<Quota> {
     let (limit, day) = (5_000, Duration::from_secs(86_400));
     vec![
@@ -449,7 +450,6 @@ fn every_algorithm() -> Vec<Quota> {
         Quota::step_bucket(limit, day).unwrap(),
         Quota::gcra(limit, day).unwrap().burst(limit).unwrap(),
         Quota::leaky_bucket(limit, day).unwrap(),
-        Quota::leaky_queue(limit, day).unwrap(),
         Quota::fixed_window(limit, day).unwrap(),
         Quota::sliding_window(limit, day).unwrap(),
         Quota::sliding_window(limit, day).unwrap().buckets(24).unwrap(),
@@ -463,7 +463,7 @@ proptest! {
     /// Three layers over one limiter, with middleware in between that builds every response anew.
     #[test]
     fn the_sum_of_charges_is_the_sum_of_what_passed(
-        algorithm in 0..9_usize,
+        algorithm in 0..8_usize,
         fates in proptest::collection::vec(fate(), 1..80),
     ) {
         let quota = every_algorithm()[algorithm];

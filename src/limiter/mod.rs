@@ -59,7 +59,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// Answers as [`take`](Self::take) would, and takes nothing.
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
 
-    /// Gives back what each receipt still holds.
+    /// Gives back what each receipt still holds. Of a [leaky queue](crate::Quota::leaky_queue) that is nothing once somebody
+    /// has been told a departure behind it: the spacing of departures is kept.
     ///
     /// A [`Reply::Later`] may be dropped before it is polled: who drops a request has nothing to poll it with. A remote
     /// limiter sends the refund off before it returns, and its future only waits for the answer.

@@ -372,7 +372,7 @@ impl<L> Shared<L> {
     /// Writes the fields of a response to a request that passed.
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
         self.write_headers(response, decided, None);
-        if (self.settings.expose_outcome || decided.is_told()) && self.settings.enabled {
+        if !self.is_plain && (self.settings.expose_outcome || decided.is_told()) && self.settings.enabled {
             let refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
             if !refused {
                 response.extensions_mut().insert(self.outcome(decided));
@@ -442,7 +442,11 @@ impl<L: Limiter> Shared<L> {
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
         match charges {
             Charges::One(charge) => match self.policy(charge.policy) {
-                Some(policy) => self.limiter.take(&[charge.of(policy)]),
+                // Enforced by what is written here, so that the limiter's code need not ask.
+                Some(policy) if !self.has_modes => {
+                    self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)])
+                }
+                Some(_) => self.take_all(std::slice::from_ref(charge)),
                 None => self.limiter.take(&[]), // there is one
             },
             Charges::Several(charges) | Charges::Unkeyed(charges, _) => self.take_all(charges),

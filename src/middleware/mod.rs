@@ -70,7 +70,8 @@
 //! When an inner layer refuses a request, fails closed, or is dropped before its limiter has answered, the layers around it
 //! give back what the request took: one client that is refused cannot use up what all clients share. They do so whatever
 //! middleware in between makes of the response, and also if it panics, or if the client goes away first. A request that
-//! was tried again has passed if one attempt did.
+//! was tried again has passed if one attempt did. Of a leaky queue nothing is given back once somebody else has come after:
+//! that one was told its departure, and whoever came next would be told the same.
 //!
 //! The request itself tells its way, by its extensions. So a refusal by a limited *client* that a handler calls concerns
 //! nobody, unless the handler gives it the extensions of the request that it answers. Where middleware in between drops the
