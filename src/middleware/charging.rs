@@ -133,9 +133,31 @@ pub(super) enum Answer {
     },
     /// Of several charges only what may have to be given back: nothing else will be asked for.
     Owed(SmallVec<[Owed; decision::INLINE]>),
-    Several(Box<Answered>),
+    Several(Box<Record>),
+}
+
+/// The answer to several charges. Those that are settled later are here too, so that an answer to one is no larger for it.
+pub(super) enum Record {
+    Known(Answered),
     /// Some of it is settled after the response.
-    Late(Box<Late>),
+    Late(Late),
+}
+
+impl Record {
+    fn answered(&self) -> &Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.answered(),
+        }
+    }
+
+    /// What is to be given back as it is.
+    fn dismiss(&mut self) -> &mut Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.dismiss(),
+        }
+    }
 }
 
 /// Charges, and the answer if there was one.
@@ -150,7 +172,7 @@ impl Answered {
     }
 
     fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
-        Answer::Several(Box::new(Self { charges, decision }))
+        Answer::Several(Box::new(Record::Known(Self { charges, decision })))
     }
 
     /// Moves over what the charges took.
@@ -195,7 +217,7 @@ impl Decided {
     /// Something of it is settled after the response.
     #[inline]
     pub(super) fn is_late(&self) -> bool {
-        matches!(self.answer, Answer::Late(_))
+        matches!(&self.answer, Answer::Several(record) if matches!(**record, Record::Late(_)))
     }
 
     /// What was charged: the policies and the keys.
@@ -210,8 +232,7 @@ impl Decided {
         let answered = match &self.answer {
             Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
             Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
-            Answer::Several(answered) => answered,
-            Answer::Late(late) => late.answered(),
+            Answer::Several(record) => record.answered(),
         };
         (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
     }
@@ -476,8 +497,7 @@ impl<L: Limiter> Shared<L> {
                 owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
             }
             Answer::Owed(all) => owed = all,
-            Answer::Several(mut answered) => answered.owe(&mut owed),
-            Answer::Late(mut late) => late.dismiss().owe(&mut owed),
+            Answer::Several(mut record) => record.dismiss().owe(&mut owed),
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
