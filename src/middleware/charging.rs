@@ -14,7 +14,7 @@ use super::access::BoundList;
 use super::bound::{Asked, BoundRule};
 use super::composed::Passage;
 use super::headers::{Headers, Prepared, View};
-use super::late::{self, Afters, Late};
+use super::late::{self, Afters, Record};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal, Refusals};
 use super::screen;
@@ -23,7 +23,7 @@ use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
+use crate::outcome::{Observer, Outcome, OutcomeKind, Standing};
 use crate::policy::Policy;
 
 /// What a layer is told.
@@ -134,30 +134,6 @@ pub(super) enum Answer {
     /// Of several charges only what may have to be given back: nothing else will be asked for.
     Owed(SmallVec<[Owed; decision::INLINE]>),
     Several(Box<Record>),
-}
-
-/// The answer to several charges. Those that are settled later are here too, so that an answer to one is no larger for it.
-pub(super) enum Record {
-    Known(Answered),
-    /// Some of it is settled after the response.
-    Late(Late),
-}
-
-impl Record {
-    fn answered(&self) -> &Answered {
-        match self {
-            Self::Known(answered) => answered,
-            Self::Late(late) => late.answered(),
-        }
-    }
-
-    /// What is to be given back as it is.
-    fn dismiss(&mut self) -> &mut Answered {
-        match self {
-            Self::Known(answered) => answered,
-            Self::Late(late) => late.dismiss(),
-        }
-    }
 }
 
 /// Charges, and the answer if there was one.
@@ -505,19 +481,6 @@ impl<L: Limiter> Shared<L> {
             .collect();
         if !refunds.is_empty() {
             self.refund_all(refunds);
-        }
-    }
-
-    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
-        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
-            self.tell_failure(&error);
-        }
-    }
-
-    #[cold]
-    pub(super) fn tell_failure(&self, error: &L::Error) {
-        if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
         }
     }
 }

@@ -14,12 +14,12 @@ use smallvec::SmallVec;
 use super::after::{After, Unanswered};
 use super::bill::{Bill, Item};
 use super::body::Body;
-use super::charging::{Answer, Answered, Decided, Record, Shared};
+use super::charging::{Answer, Answered, Decided, Shared};
 use super::composed::Passage;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::outcome::Outcome;
+use crate::outcome::{LimiterEvent, Outcome};
 
 /// What the policies of a layer do after the response, in their order.
 pub(super) type Afters = Box<[PolicyAfter]>;
@@ -39,6 +39,30 @@ pub(super) fn afters<'a>(rules: impl Iterator<Item = (usize, &'a After)> + Clone
         .enumerate()
         .flat_map(|(rule, (policies, after))| (0..policies).map(move |_| PolicyAfter { rule, after: after.clone() }));
     Some(each.collect())
+}
+
+/// The answer to several charges. Those that are settled later are here too, so that an answer to one is no larger for it.
+pub(super) enum Record {
+    Known(Answered),
+    /// Some of it is settled after the response.
+    Late(Late),
+}
+
+impl Record {
+    pub(super) fn answered(&self) -> &Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.answered(),
+        }
+    }
+
+    /// What is to be given back as it is.
+    pub(super) fn dismiss(&mut self) -> &mut Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.dismiss(),
+        }
+    }
 }
 
 /// A request's charges of which some are not settled. They are when this is dropped.
@@ -102,6 +126,19 @@ impl<L: Limiter> Settling for Shared<L> {
 }
 
 impl<L: Limiter> Shared<L> {
+    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
+        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+            self.tell_failure(&error);
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_failure(&self, error: &L::Error) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+        }
+    }
+
     /// Before the service is called: what is to be settled is taken over.
     #[inline(never)]
     pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
