@@ -13,20 +13,20 @@ use smallvec::SmallVec;
 use super::bound::{Asked, BoundRule};
 use super::companions::Companions;
 use super::composed::Passage;
+use super::decided::{Answer, Answered, Asking, Charges, Decided, OwnedCharge, owe};
 use super::delay::Delays;
 use super::headers::{Prepared, View};
-use super::late::{self, Afters, Late};
+use super::late::{self, Afters};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal};
 use super::screen;
 use super::settings::Settings;
 use super::watch::Watch;
 use crate::clock::wall_now;
-use crate::decision::{self, ChargeDecision, Decision, Receipt};
-use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
+use crate::decision::{self, ChargeDecision, Decision};
+use crate::limiter::{Charge, Limiter, Refund, Reply};
 use crate::mode::Mode;
-use crate::outcome::{LimiterEvent, Outcome, OutcomeKind};
+use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
 
 /// What a layer, its services and their futures share.
@@ -57,182 +57,6 @@ pub(super) struct Shared<L> {
     pub(super) watch: Watch,
     /// Other layers were noticed within this one.
     pub(super) has_inner: AtomicBool,
-}
-
-/// A charge that owns its key; its policy is one of the layer's.
-pub(super) struct OwnedCharge {
-    pub(super) policy: usize,
-    pub(super) key: Key,
-    pub(super) cost: u64,
-    pub(super) mode: Mode,
-    /// The mode's, unless the rule has a block or a meter.
-    pub(super) effect: Effect,
-}
-
-impl OwnedCharge {
-    #[inline(always)]
-    fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
-        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
-    }
-}
-
-/// What a request is charged. No two charges are for the same policy and key: the policies of a layer differ by name.
-///
-/// One charge, the usual case, is apart from several here and below, so that it is not moved as if there were several.
-pub(super) enum Charges {
-    One(OwnedCharge),
-    Several(SmallVec<[OwnedCharge; decision::INLINE]>),
-    /// Besides, a rule in this mode had no key.
-    Unkeyed(SmallVec<[OwnedCharge; decision::INLINE]>, Mode),
-}
-
-impl Charges {
-    pub(super) fn as_slice(&self) -> &[OwnedCharge] {
-        match self {
-            Self::One(charge) => std::slice::from_ref(charge),
-            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
-        }
-    }
-
-    /// The mode of rules that had no key to charge.
-    pub(super) fn unkeyed(&self) -> Mode {
-        if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }
-    }
-
-    fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
-        match self {
-            Self::One(charge) => std::slice::from_mut(charge),
-            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
-        }
-    }
-}
-
-/// What a request's head says.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
-pub(super) enum Asking {
-    Exempt,
-    /// A rule in this mode had no key: one that enforces, or the only one that applies.
-    Unkeyed(Mode),
-    Denied,
-    Charges(Charges),
-}
-
-/// What was decided about a request.
-pub(super) struct Decided {
-    pub(super) kind: OutcomeKind,
-    pub(super) answer: Answer,
-}
-
-/// What the limiter answered, and to what.
-pub(super) enum Answer {
-    /// It was not asked.
-    Nothing,
-    One {
-        charge: OwnedCharge,
-        decision: ChargeDecision,
-    },
-    /// Of several charges only what may have to be given back: nothing else will be asked for.
-    Owed(SmallVec<[Owed; decision::INLINE]>),
-    Several(Box<Answered>),
-    /// Some of it is settled after the response.
-    Late(Box<Late>),
-}
-
-/// Charges, and the answer if there was one.
-pub(super) struct Answered {
-    pub(super) charges: Charges,
-    pub(super) decision: Option<Decision>,
-}
-
-impl Answered {
-    pub(super) fn of_one(charge: OwnedCharge, decision: ChargeDecision) -> Self {
-        Self { charges: Charges::One(charge), decision: Some(Decision::one(true, decision)) }
-    }
-
-    fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
-        Answer::Several(Box::new(Self { charges, decision }))
-    }
-
-    /// Moves over what the charges took.
-    fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
-        if let Some(decision) = &mut self.decision {
-            owe(owed, &mut self.charges, decision);
-        }
-    }
-}
-
-/// What a charge took.
-pub(super) struct Owed {
-    policy: usize,
-    key: Key,
-    receipt: Receipt,
-}
-
-impl Decided {
-    pub(super) fn without_charges(kind: OutcomeKind) -> Self {
-        Self { kind, answer: Answer::Nothing }
-    }
-
-    /// Where nothing was decided, or nothing is left to be done.
-    pub(super) fn nothing() -> Self {
-        Self::without_charges(OutcomeKind::Exempt)
-    }
-
-    /// One charge that was allowed.
-    #[inline(always)]
-    pub(super) fn allowed(charge: OwnedCharge, decision: ChargeDecision) -> Self {
-        Self { kind: OutcomeKind::Allowed, answer: Answer::One { charge, decision } }
-    }
-
-    pub(super) fn kind(&self) -> OutcomeKind {
-        self.kind
-    }
-
-    /// Whether the outcome is told to the service, whether or not the layer exposes outcomes.
-    #[inline(always)]
-    pub(super) fn is_told(&self) -> bool {
-        matches!(self.kind, OutcomeKind::Degraded | OutcomeKind::Overflowed)
-    }
-
-    pub(super) fn passes(&self) -> bool {
-        self.kind.passed()
-    }
-
-    /// A charge, and its answer.
-    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
-        match &mut self.answer {
-            Answer::Nothing | Answer::Owed(_) | Answer::Late(_) => None,
-            Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
-            Answer::Several(answered) => {
-                let Answered { charges, decision } = &mut **answered;
-                Some((charges.as_slice().get(at)?, decision.as_mut()?.charge_mut(at)?))
-            }
-        }
-    }
-
-    /// Something of it is settled after the response.
-    #[inline]
-    pub(super) fn is_late(&self) -> bool {
-        matches!(self.answer, Answer::Late(_))
-    }
-
-    /// What was charged: the policies and the keys.
-    pub(super) fn charges(&self) -> impl Iterator<Item = (usize, &Key)> {
-        let owed = if let Answer::Owed(owed) = &self.answer { owed.as_slice() } else { &[] };
-        let answered = self.answers().0.iter().map(|charge| (charge.policy, &charge.key));
-        answered.chain(owed.iter().map(|owed| (owed.policy, &owed.key)))
-    }
-
-    /// The charges, and how many of them were answered: all or none.
-    pub(super) fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
-        let answered = match &self.answer {
-            Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
-            Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
-            Answer::Several(answered) => answered,
-            Answer::Late(late) => late.answered(),
-        };
-        (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
-    }
 }
 
 impl<L> Shared<L> {
@@ -529,8 +353,7 @@ impl<L: Limiter> Shared<L> {
                 owe(&mut owed, &mut Charges::One(charge), &mut Decision::one(true, decision));
             }
             Answer::Owed(all) => owed = all,
-            Answer::Several(mut answered) => answered.owe(&mut owed),
-            Answer::Late(mut late) => late.dismiss().owe(&mut owed),
+            Answer::Several(mut record) => record.dismiss().owe(&mut owed),
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
@@ -538,28 +361,6 @@ impl<L: Limiter> Shared<L> {
             .collect();
         if !refunds.is_empty() {
             self.refund_all(refunds);
-        }
-    }
-
-    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
-        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
-            self.tell_failure(&error);
-        }
-    }
-
-    #[cold]
-    pub(super) fn tell_failure(&self, error: &L::Error) {
-        if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
-        }
-    }
-}
-
-/// Moves over what charges took.
-fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
-    for (at, OwnedCharge { policy, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
-        if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
-            owed.push(Owed { policy: *policy, key: std::mem::replace(key, Key::global()), receipt });
         }
     }
 }

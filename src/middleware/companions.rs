@@ -2,7 +2,8 @@
 
 use smallvec::SmallVec;
 
-use super::charging::{Charges, OwnedCharge, Shared};
+use super::charging::Shared;
+use super::decided::{Charges, OwnedCharge};
 use super::headers::View;
 use super::rule::Rule;
 use crate::decision::{self, ChargeDecision, Decision};

@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use http::{Extensions, Request, Response};
 use tower_service::Service;
 
-use super::charging::{Decided, Shared};
+use super::charging::Shared;
+use super::decided::Decided;
 use super::watch::Charged;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};

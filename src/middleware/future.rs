@@ -12,8 +12,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::Body;
-use super::charging::{Charges, Decided, Shared};
+use super::charging::Shared;
 use super::composed::Passage;
+use super::decided::{Charges, Decided};
 use super::delay::Delayed;
 use super::overflow::{NoOverflow, Overflow, TurnedAway};
 use crate::decision::Decision;

@@ -14,12 +14,13 @@ use smallvec::SmallVec;
 use super::after::{After, Unanswered};
 use super::bill::{Bill, Item};
 use super::body::Body;
-use super::charging::{Answer, Answered, Decided, Shared};
+use super::charging::Shared;
 use super::composed::Passage;
+use super::decided::{Answer, Answered, Decided};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::outcome::Outcome;
+use crate::outcome::{LimiterEvent, Outcome};
 
 /// What the policies of a layer do after the response, in their order.
 pub(super) type Afters = Box<[PolicyAfter]>;
@@ -39,6 +40,30 @@ pub(super) fn afters<'a>(rules: impl Iterator<Item = (usize, &'a After)> + Clone
         .enumerate()
         .flat_map(|(rule, (policies, after))| (0..policies).map(move |_| PolicyAfter { rule, after: after.clone() }));
     Some(each.collect())
+}
+
+/// The answer to several charges. Those that are settled later are here too, so that an answer to one is no larger for it.
+pub(super) enum Record {
+    Known(Answered),
+    /// Some of it is settled after the response.
+    Late(Late),
+}
+
+impl Record {
+    pub(super) fn answered(&self) -> &Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.answered(),
+        }
+    }
+
+    /// What is to be given back as it is.
+    pub(super) fn dismiss(&mut self) -> &mut Answered {
+        match self {
+            Self::Known(answered) => answered,
+            Self::Late(late) => late.dismiss(),
+        }
+    }
 }
 
 /// A request's charges of which some are not settled. They are when this is dropped.
@@ -102,21 +127,41 @@ impl<L: Limiter> Settling for Shared<L> {
 }
 
 impl<L: Limiter> Shared<L> {
+    pub(super) fn refund_all(&self, refunds: Vec<Refund>) {
+        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+            self.tell_failure(&error);
+        }
+    }
+
+    #[cold]
+    pub(super) fn tell_failure(&self, error: &L::Error) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+        }
+    }
+
     /// Before the service is called: what is to be settled is taken over.
     #[inline(never)]
     pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
-        let answered = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
-            Answer::One { charge, decision } => Answered::of_one(charge, decision),
-            Answer::Several(answered) => *answered,
+        let record = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
+            Answer::One { charge, decision } => Record::Known(Answered::of_one(charge, decision)),
+            Answer::Several(record) => *record,
             other => {
                 decided.answer = other;
+                return;
+            }
+        };
+        let answered = match record {
+            Record::Known(answered) => answered,
+            late @ Record::Late(_) => {
+                decided.answer = Answer::Several(Box::new(late));
                 return;
             }
         };
         // A request that passes although the limiter failed has taken nothing.
         let open = if answered.decision.is_some() { self.unsettled(&answered) } else { SmallVec::new() };
         if open.is_empty() {
-            decided.answer = Answer::Several(Box::new(answered));
+            decided.answer = Answer::Several(Box::new(Record::Known(answered)));
             return;
         }
         let mut bill = Bill::new();
@@ -133,7 +178,8 @@ impl<L: Limiter> Shared<L> {
             request.extensions_mut().insert(bill);
         }
         let layer: Arc<dyn Settling> = Arc::<Self>::clone(self);
-        decided.answer = Answer::Late(Box::new(Late { layer, answered, open, head: false }));
+        let late = Late { layer, answered, open, head: false };
+        decided.answer = Answer::Several(Box::new(Record::Late(late)));
     }
 
     /// The rules that do something after the response, with what they have charged.
@@ -177,16 +223,23 @@ impl<L: Limiter> Shared<L> {
             None => response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed()),
         };
         let (parts, body) = response.into_parts();
-        if let (Answer::Late(late), false) = (&mut decided.answer, refused_within) {
-            late.see(&parts);
+        if let (Answer::Several(record), false) = (&mut decided.answer, refused_within) {
+            if let Record::Late(late) = &mut **record {
+                late.see(&parts);
+            }
         }
         let mut response = Response::from_parts(parts, ());
         self.finish(&mut response, decided);
         self.settle_with(decided, passage, &response);
-        match std::mem::replace(&mut decided.answer, Answer::Nothing) {
-            Answer::Late(late) if !late.open.is_empty() => response.map(|()| Body::settling(body, late)),
-            _ => response.map(|()| Body::inner(body)),
+        if let Answer::Several(record) = std::mem::replace(&mut decided.answer, Answer::Nothing) {
+            match *record {
+                Record::Late(late) if !late.open.is_empty() => {
+                    return response.map(|()| Body::settling(body, Box::new(late)));
+                }
+                Record::Known(_) | Record::Late(_) => {}
+            }
         }
+        response.map(|()| Body::inner(body))
     }
 }
 

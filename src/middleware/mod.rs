@@ -78,9 +78,9 @@
 //! extensions of requests, nothing is given back.
 //!
 //! A layer notices the layers within it when the first request reaches one. Only after that it asks for memory on behalf
-//! of them: twice for each request, and twice more if the request had no extensions. What is in flight at that moment, or
-//! reaches an inner layer only in another task, is judged by its response: it is given back if its
-//! [`Outcome`](crate::Outcome) is a refusal.
+//! of them: twice for each request, twice more if the request had no extensions, and twice more for each of the first 256,
+//! to notice what is charged twice. What is in flight at that moment, or reaches an inner layer only in another task, is
+//! judged by its response: it is given back if its [`Outcome`](crate::Outcome) is a refusal.
 //!
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
 //! the longest `Retry-After`. An outer layer's fields tell of the request as charged, also if that was given back.
@@ -133,6 +133,7 @@ mod bound;
 mod charging;
 mod companions;
 mod composed;
+mod decided;
 mod delay;
 pub(crate) mod extract;
 mod future;

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use super::bound::BoundRule;
-use super::charging::{Charges, Shared};
+use super::charging::Shared;
+use super::decided::Charges;
 use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::Limiter;
 use crate::mode::{Mode, ModeSwitch};

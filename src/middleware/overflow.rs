@@ -8,8 +8,9 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::charging::{Decided, Shared};
+use super::charging::Shared;
 use super::composed::Passage;
+use super::decided::Decided;
 use crate::outcome::OutcomeKind;
 
 /// What a layer does with requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.

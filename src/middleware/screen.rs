@@ -6,7 +6,8 @@ use http::request::Parts;
 use http::{Method, header};
 
 use super::access::{self, Access};
-use super::charging::{Asking, Shared};
+use super::charging::Shared;
+use super::decided::Asking;
 use super::settings::Settings;
 
 impl<L> Shared<L> {

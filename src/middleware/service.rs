@@ -9,8 +9,9 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::Body;
-use super::charging::{Asking, Decided, Shared};
+use super::charging::Shared;
 use super::composed::{self, Passage};
+use super::decided::{Asking, Decided};
 use super::future::{Asked, ResponseFuture};
 use super::modes::kind_of_unkeyed;
 use super::overflow::{NoOverflow, Overflow};

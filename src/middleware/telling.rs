@@ -2,8 +2,9 @@
 
 use smallvec::SmallVec;
 
-use super::charging::{Decided, Shared};
+use super::charging::Shared;
 use super::companions;
+use super::decided::Decided;
 use crate::decision::ChargeDecision;
 use crate::outcome::{Outcome, Standing};
 

@@ -7,8 +7,9 @@ use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
 use super::bound::BoundRule;
-use super::charging::{Decided, Shared};
+use super::charging::Shared;
 use super::composed::Passage;
+use super::decided::Decided;
 use super::extract::peer_address;
 use crate::key::Key;
 use crate::limiter::Limiter;

@@ -15,8 +15,9 @@ use std::time::Duration;
 use http::Request;
 use smallvec::SmallVec;
 
-use super::charging::{Decided, Shared};
+use super::charging::Shared;
 use super::composed::Passage;
+use super::decided::Decided;
 use super::modes::makes_wait;
 use crate::decision::Receipt;
 use crate::limiter::Limiter;

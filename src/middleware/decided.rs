@@ -1,0 +1,193 @@
+//! What a request is charged, and what was decided about it.
+
+use smallvec::SmallVec;
+
+use super::late::Record;
+use crate::decision::{self, ChargeDecision, Decision, Receipt};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect};
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+use crate::policy::Policy;
+
+/// A charge that owns its key; its policy is one of the layer's.
+pub(super) struct OwnedCharge {
+    pub(super) policy: usize,
+    pub(super) key: Key,
+    pub(super) cost: u64,
+    pub(super) mode: Mode,
+    /// The mode's, unless the rule has a block or a meter.
+    pub(super) effect: Effect,
+}
+
+impl OwnedCharge {
+    #[inline(always)]
+    pub(super) fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
+        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
+    }
+}
+
+/// What a request is charged. No two charges are for the same policy and key: the policies of a layer differ by name.
+///
+/// One charge, the usual case, is apart from several here and below, so that it is not moved as if there were several.
+pub(super) enum Charges {
+    One(OwnedCharge),
+    Several(SmallVec<[OwnedCharge; decision::INLINE]>),
+    /// Besides, a rule in this mode had no key.
+    Unkeyed(SmallVec<[OwnedCharge; decision::INLINE]>, Mode),
+}
+
+impl Charges {
+    pub(super) fn as_slice(&self) -> &[OwnedCharge] {
+        match self {
+            Self::One(charge) => std::slice::from_ref(charge),
+            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
+        }
+    }
+
+    /// The mode of rules that had no key to charge.
+    pub(super) fn unkeyed(&self) -> Mode {
+        if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
+        match self {
+            Self::One(charge) => std::slice::from_mut(charge),
+            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
+        }
+    }
+}
+
+/// What a request's head says.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+pub(super) enum Asking {
+    Exempt,
+    /// A rule in this mode had no key: one that enforces, or the only one that applies.
+    Unkeyed(Mode),
+    Denied,
+    Charges(Charges),
+}
+
+/// What was decided about a request.
+pub(super) struct Decided {
+    pub(super) kind: OutcomeKind,
+    pub(super) answer: Answer,
+}
+
+/// What the limiter answered, and to what.
+pub(super) enum Answer {
+    /// It was not asked.
+    Nothing,
+    One {
+        charge: OwnedCharge,
+        decision: ChargeDecision,
+    },
+    /// Of several charges only what may have to be given back: nothing else will be asked for.
+    Owed(SmallVec<[Owed; decision::INLINE]>),
+    Several(Box<Record>),
+}
+
+/// Charges, and the answer if there was one.
+pub(super) struct Answered {
+    pub(super) charges: Charges,
+    pub(super) decision: Option<Decision>,
+}
+
+impl Answered {
+    pub(super) fn of_one(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { charges: Charges::One(charge), decision: Some(Decision::one(true, decision)) }
+    }
+
+    pub(super) fn boxed(charges: Charges, decision: Option<Decision>) -> Answer {
+        Answer::Several(Box::new(Record::Known(Self { charges, decision })))
+    }
+
+    /// Moves over what the charges took.
+    pub(super) fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
+        if let Some(decision) = &mut self.decision {
+            owe(owed, &mut self.charges, decision);
+        }
+    }
+}
+
+/// What a charge took.
+pub(super) struct Owed {
+    pub(super) policy: usize,
+    pub(super) key: Key,
+    pub(super) receipt: Receipt,
+}
+
+impl Decided {
+    pub(super) fn without_charges(kind: OutcomeKind) -> Self {
+        Self { kind, answer: Answer::Nothing }
+    }
+
+    /// Where nothing was decided, or nothing is left to be done.
+    pub(super) fn nothing() -> Self {
+        Self::without_charges(OutcomeKind::Exempt)
+    }
+
+    /// One charge that was allowed.
+    #[inline(always)]
+    pub(super) fn allowed(charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        Self { kind: OutcomeKind::Allowed, answer: Answer::One { charge, decision } }
+    }
+
+    pub(super) fn kind(&self) -> OutcomeKind {
+        self.kind
+    }
+
+    /// Whether the outcome is told to the service, whether or not the layer exposes outcomes.
+    #[inline(always)]
+    pub(super) fn is_told(&self) -> bool {
+        matches!(self.kind, OutcomeKind::Degraded | OutcomeKind::Overflowed)
+    }
+
+    pub(super) fn passes(&self) -> bool {
+        self.kind.passed()
+    }
+
+    /// A charge, and its answer.
+    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
+        match &mut self.answer {
+            Answer::Nothing | Answer::Owed(_) => None,
+            Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
+            Answer::Several(record) => {
+                let Record::Known(Answered { charges, decision }) = &mut **record else { return None };
+                Some((charges.as_slice().get(at)?, decision.as_mut()?.charge_mut(at)?))
+            }
+        }
+    }
+
+    /// Something of it is settled after the response.
+    #[inline]
+    pub(super) fn is_late(&self) -> bool {
+        matches!(&self.answer, Answer::Several(record) if matches!(**record, Record::Late(_)))
+    }
+
+    /// What was charged: the policies and the keys.
+    pub(super) fn charges(&self) -> impl Iterator<Item = (usize, &Key)> {
+        let owed = if let Answer::Owed(owed) = &self.answer { owed.as_slice() } else { &[] };
+        let answered = self.answers().0.iter().map(|charge| (charge.policy, &charge.key));
+        answered.chain(owed.iter().map(|owed| (owed.policy, &owed.key)))
+    }
+
+    /// The charges, and how many of them were answered: all or none.
+    pub(super) fn answers(&self) -> (&[OwnedCharge], &[ChargeDecision]) {
+        let answered = match &self.answer {
+            Answer::Nothing | Answer::Owed(_) => return (&[], &[]),
+            Answer::One { charge, decision } => return (std::slice::from_ref(charge), std::slice::from_ref(decision)),
+            Answer::Several(record) => record.answered(),
+        };
+        (answered.charges.as_slice(), answered.decision.as_ref().map_or(&[], Decision::charges))
+    }
+}
+
+/// Moves over what charges took.
+pub(super) fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
+    for (at, OwnedCharge { policy, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
+        if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
+            owed.push(Owed { policy: *policy, key: std::mem::replace(key, Key::global()), receipt });
+        }
+    }
+}
