@@ -50,26 +50,12 @@ local function trail_leaves(q, start, units, room)
   return edge + q.grain - covered + 1
 end
 
--- The clock stepped back by more than a period: the entries come along, to `start`. Those that are there already are few, if
--- any; how many units the others have together is known without reading them.
+-- The clock stepped back by more than a period: the entries come along, to `start`. All of them begin later than that, since
+-- what is a life older than the newest was dropped when that was written; so they are one, and none has to be read.
 local function trail_gather(x, q, start)
-  local starts, units, have, total, rest, number = {}, {}, 0, 0, x.total, 0
-  local function keep(from, held)
-    if held <= 0 then return end
-    have = have + 1
-    starts[have], units[have] = from, math.min(held, q.most)
-    total = total + units[have]
-  end
-  while true do
-    number = number + 1
-    local from, held = trail_read(x, number)
-    if not from or from >= start then break end
-    keep(from, held)
-    rest = rest - held
-  end
-  keep(start, rest)
-  x.starts, x.units, x.have, x.total, x.all = starts, units, have, total, true
-  x.newest, x.newest_units, x.last, x.moved = starts[have], units[have], starts[have], true
+  local units = math.min(x.total, q.most)
+  x.starts, x.units, x.have, x.total, x.all = {start}, {units}, 1, units, true
+  x.newest, x.newest_units, x.last, x.moved = start, units, start, true
 end
 
 -- What still counts: gone, counted, used; and the start of the entry that a request of now belongs to.
