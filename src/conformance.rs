@@ -35,7 +35,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund};
-use crate::{Anchor, Decision, Key, Oldest, Policy, Quota, QuotaError};
+use crate::{Algorithm, Anchor, Decision, Key, Oldest, Policy, Quota, QuotaError};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -349,6 +349,29 @@ cases! {
         let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
         refunded.map_err(|error| format!("refund failed: {error}"))?;
         ensure(bench.remaining(&policy, &key).await? == CAPACITY, "all of it is back")
+    }
+
+    /// A leaky queue gives back only its tail: those behind were told when they depart.
+    async fn a_queue_gives_back_only_its_tail(bench) {
+        if bench.quota.algorithm() != Algorithm::LeakyQueue {
+            return Ok(());
+        }
+        let (policy, key) = (bench.policy("tail")?, key("a"));
+        let mut receipts = Vec::new();
+        for _ in 0..2 {
+            let mut taken = bench.take(&[Charge::new(&policy, &key).cost(2)]).await?;
+            receipts.push(taken.take_receipts().pop().flatten().ok_or("what was taken has a receipt")?);
+        }
+        let promises = [
+            (CAPACITY - 4, "what others are queued behind was given back"),
+            (CAPACITY - 2, "the tail was not given back"),
+        ];
+        for (receipt, (left, promise)) in receipts.into_iter().zip(promises) {
+            let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
+            refunded.map_err(|error| format!("refund failed: {error}"))?;
+            ensure(bench.remaining(&policy, &key).await? == left, promise)?;
+        }
+        Ok(())
     }
 
     /// A refund of what is long over gives nothing.
