@@ -30,7 +30,7 @@ const GIVES_BACK_UNDRAINED: &str = "the source takes off what was reserved after
 const NEVER_IS_NEVER: &str = "the source tells a wait for a cost above the capacity, after which it is denied again; here \
                               no wait is told";
 const TOLD_AS_IT_IS: &str = "the source says 0 remaining whenever it denies; here what remains is told as it is";
-const OF_A_STORE: &str = "it is about a store's own counters, keys and expiry, which a limiter in memory does not have";
+const OF_A_STORE: &str = "it is about a store's own counters, keys and expiry, which no answer of a limiter shows";
 
 /// Every vector that is not replayed and is no property.
 pub(crate) const LEFT_OUT: &[LeftOut] = &[

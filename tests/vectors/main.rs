@@ -90,6 +90,19 @@ fn what_is_left_out_for_its_answer_has_another_answer_just_there() {
     }
 }
 
+/// The one about a block says more: it is not prolonged by more tries, and it ends.
+#[test]
+fn a_block_is_as_in_its_vector_but_for_a_cost_that_never_passes() {
+    let mut vector = vector("fw-rlf-block");
+    let told =
+        vector["steps"][0]["expect"].as_object_mut().expect("a step expects something").remove("retry_after_ms_min");
+    assert_eq!(told, Some(json!(1001)));
+    replay(&vector).unwrap_or_else(|failure| panic!("{failure}"));
+    vector["steps"][1]["expect"]["retry_after_ms_max"] = json!(798);
+    let failure = replay(&vector).expect_err("it lasts for its 2 s");
+    assert_eq!((failure.step, failure.field.as_deref()), (1, Some("retry_after_ms_max")));
+}
+
 /// Each expected field of each replayed vector is changed, one at a time, and the replay must then fail at it.
 #[test]
 fn no_stated_answer_is_skipped() {
