@@ -189,8 +189,21 @@ async fn taken_over(
     others_are_served(&samples, master);
 }
 
-/// A busy machine may cost some calls, a dead master would cost most.
+/// What one master's end costs the others is nothing: they are told of by connections, breakers and deadlines of their own.
+///
+/// On a busy machine, though, some of their calls get no processor before the deadline of 40 ms, and when a few of these
+/// follow each other the master is believed dead for the few milliseconds until it is asked again. With two processors that
+/// had four times their work to do that was up to 6 in 1,000 calls. Were the others cut off for as little as a tenth of the
+/// time that a master is away, it would be more than are allowed here.
 fn others_are_served(samples: &Samples, master: usize) {
     let report = samples.of("  the other masters' slots", |key| key != master);
-    assert!(report.failed * 4 < report.calls, "{} of {} failed", report.failed, report.calls);
+    let mut said: Vec<String> = Vec::new();
+    for error in samples.samples.iter().filter(|sample| sample.key != master).filter_map(|it| it.answer.as_ref().err())
+    {
+        let text = error.to_string();
+        if !said.contains(&text) {
+            said.push(text);
+        }
+    }
+    assert!(report.failed * 20 <= report.calls, "{} of {} failed: {said:#?}", report.failed, report.calls);
 }

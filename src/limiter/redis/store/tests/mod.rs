@@ -118,7 +118,7 @@ struct Sample {
     key: usize,
     began: Instant,
     took: Duration,
-    answer: Result<(), RedisErrorKind>,
+    answer: Result<(), RedisError>,
 }
 
 /// What became of the calls to some of the keys.
@@ -147,7 +147,7 @@ impl Load {
                     let (store, name) = (store.clone(), keys[key].clone());
                     calls.push(tokio::spawn(async move {
                         let began = Instant::now();
-                        let answer = run(&store, &name).await.map(drop).map_err(|error| error.kind());
+                        let answer = run(&store, &name).await.map(drop);
                         Sample { key, began, took: began.elapsed(), answer }
                     }));
                 }
@@ -186,7 +186,7 @@ impl Samples {
         let failed: Vec<_> = some.iter().filter(|sample| sample.answer.is_err()).collect();
         let last = failed.iter().map(|sample| sample.began + sample.took).max();
         let mut kinds: Vec<(RedisErrorKind, usize)> = Vec::new();
-        for kind in failed.iter().filter_map(|sample| sample.answer.err()) {
+        for kind in failed.iter().filter_map(|sample| Some(sample.answer.as_ref().err()?.kind())) {
             match kinds.iter_mut().find(|(known, _)| *known == kind) {
                 Some((_, count)) => *count += 1,
                 None => kinds.push((kind, 1)),
