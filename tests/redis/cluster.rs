@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tower_ratelimit::{Atomicity, Charge, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter};
+use tower_ratelimit::{Atomicity, Charge, Limiter, ManualClock, Policy, Quota, RedisErrorKind, RedisLimiter};
 
 use super::redis_cluster::Cluster;
 use super::{MINUTE, key, policy};
@@ -44,6 +44,8 @@ async fn a_limit_in_a_cluster() {
     the_rights_of_the_readme_are_enough(&cluster).await;
     what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
+    blocks_and_meters_are_with_their_caller(&cluster).await;
+    super::resharding::nothing_is_lost_while_slots_move(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
 }
 
@@ -159,6 +161,18 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
     // A busy machine may let checks time out after they were charged: never the other way round.
     assert!(of_callers >= passed && of_all >= passed, "{of_callers} and {of_all} charged for {passed}");
     assert!(of_callers <= passed + 64 && of_all <= passed + 64, "{of_callers} and {of_all} charged for {passed}");
+}
+
+/// So they are written in the step that refuses, as on a lone server.
+async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
+    let clock = ManualClock::new();
+    let connect = |prefix: &'static str| {
+        let builder = RedisLimiter::builder().prefix(prefix).deadline(Duration::from_secs(20)).clock(clock.clone());
+        async { builder.connect(&cluster.url()).await.expect("the cluster is there") }
+    };
+    let limiters = [connect("companions").await, connect("companions").await];
+    super::companions::refusals_close_a_key(limiters.clone(), &clock).await;
+    super::companions::what_goes_beyond_is_metered(limiters, &clock).await;
 }
 
 async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut Cluster) {

@@ -2,10 +2,12 @@
 #![cfg(feature = "redis")]
 
 mod cluster;
+mod companions;
 mod composed;
 mod limits;
 mod promises;
 mod queues;
+mod resharding;
 mod seams;
 mod settling;
 mod troubles;

@@ -1,0 +1,109 @@
+//! Blocks and meters through a layer: what is counted because of a refusal is counted in Redis, in the same step.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use http_body_util::Empty;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Blocks, Key, ManualClock, Meters, Outcome, OutcomeKind, Quota, RateLimitLayer, RedisLimiter, key,
+};
+
+use super::redis_server::Server;
+use super::{MINUTE, policy};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+type Body = Empty<bytes::Bytes>;
+
+async fn send(layer: &RateLimitLayer<RedisLimiter>, user: &str) -> Outcome {
+    let service = layer
+        .clone()
+        .expose_outcome(true)
+        .layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new())))));
+    let request = Request::builder().header("x-user", user).body(Body::new()).unwrap();
+    let response = service.oneshot(request).await.unwrap();
+    let outcome = response.extensions().get::<Outcome>().expect("it was asked for").clone();
+    let passed = response.status() == StatusCode::OK;
+    assert_eq!((passed, response.status() == StatusCode::TOO_MANY_REQUESTS), (outcome.kind().passed(), !passed));
+    outcome
+}
+
+fn user_key(name: &str) -> Key {
+    Key::of(http::HeaderValue::from_str(name).unwrap()).unwrap()
+}
+
+/// Two processes count one caller's refusals together, by one quota and by one of several.
+pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &ManualClock) {
+    use OutcomeKind::{Allowed, Blocked, Limited};
+    let block = policy("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap());
+    let quota = Quota::fixed_window(2, MINUTE).unwrap();
+    let rules = [
+        policy("login", quota).block(block.clone()),
+        tower_ratelimit::Policy::several("logins", [quota, Quota::fixed_window(100, HOUR).unwrap()])
+            .and_then(|rule| rule.block(policy("logins-block", *block.quota()))),
+    ];
+    for rule in rules {
+        let rule = rule.unwrap();
+        let layers = limiters.clone().map(|limiter| RateLimitLayer::new(limiter, rule.clone(), key::header("x-user")));
+        for user in ["ann", "bob", "cid", "dan", "eve"] {
+            for (turn, expected) in [Allowed, Allowed, Limited, Limited, Blocked, Blocked].into_iter().enumerate() {
+                let outcome = send(&layers[turn % 2], user).await;
+                assert_eq!(outcome.kind(), expected, "request {turn} of {user}");
+                if expected == Blocked {
+                    assert_eq!(outcome.retry_after(), Some(HOUR));
+                }
+            }
+        }
+        clock.advance(HOUR - Duration::from_micros(1));
+        assert_eq!(send(&layers[0], "ann").await.kind(), Blocked, "also when the quota is back");
+        clock.advance(Duration::from_micros(1));
+        assert_eq!(send(&layers[1], "ann").await.kind(), Allowed);
+    }
+    let blocks = Blocks::new(limiters[0].clone(), block).unwrap();
+    blocks.block_for(&user_key("ann"), 2 * HOUR).await.unwrap();
+    assert_eq!(blocks.blocked_for(&user_key("ann")).await.unwrap(), Some(2 * HOUR));
+    assert_eq!(blocks.blocked_for(&user_key("bob")).await.unwrap(), None);
+}
+
+/// What goes beyond the quota passes and is metered, until the meter is full.
+pub(super) async fn what_goes_beyond_is_metered(limiters: [RedisLimiter; 2], clock: &ManualClock) {
+    use OutcomeKind::{Allowed, Limited, Overage};
+    let meter = policy("api-over", Quota::meter(3, 24 * HOUR).unwrap());
+    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter.clone()).unwrap();
+    let meters = Meters::new(limiters[0].clone(), meter).unwrap();
+    let layers = limiters.map(|limiter| RateLimitLayer::new(limiter, rule.clone(), key::header("x-user")));
+    for user in ["ann", "bob", "cid", "dan", "eve"] {
+        for (turn, expected) in [Allowed, Allowed, Overage, Overage, Overage, Limited].into_iter().enumerate() {
+            assert_eq!(send(&layers[turn % 2], user).await.kind(), expected, "request {turn} of {user}");
+        }
+        assert_eq!(meters.usage(&user_key(user)).await.unwrap(), 3);
+    }
+    meters.settle(&user_key("ann"), 2).await.unwrap();
+    assert_eq!(send(&layers[1], "ann").await.kind(), Overage, "what is settled is free again");
+    clock.advance(HOUR);
+    assert_eq!(send(&layers[0], "bob").await.kind(), Allowed);
+    assert_eq!(meters.usage(&user_key("bob")).await.unwrap(), 3, "kept for longer than the period");
+}
+
+async fn two(server: &Server, clock: &ManualClock) -> [RedisLimiter; 2] {
+    let connect = || async {
+        let builder = RedisLimiter::builder().deadline(Duration::from_secs(20)).clock(clock.clone());
+        builder.connect(&server.url()).await.expect("the server is there")
+    };
+    [connect().await, connect().await]
+}
+
+#[tokio::test]
+async fn so_many_refusals_by_two_processes_block_a_caller() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    refusals_close_a_key(two(&server, &clock).await, &clock).await;
+}
+
+#[tokio::test]
+async fn two_processes_meter_what_goes_beyond_together() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    what_goes_beyond_is_metered(two(&server, &clock).await, &clock).await;
+}
