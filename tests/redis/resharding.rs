@@ -20,6 +20,9 @@ const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// So long that a busy machine does not need it.
 const DEADLINE: Duration = Duration::from_secs(2);
 
+/// Beyond the deadline, for the same machine.
+const SLACK: Duration = Duration::from_secs(1);
+
 const TASKS: usize = 64;
 const CALLERS: usize = 16;
 
@@ -159,7 +162,10 @@ pub(super) async fn nothing_is_lost_while_slots_move(cluster: &Cluster) {
             [&count.admitted, &count.failed, &count.slowest_ms].map(|number| number.load(Ordering::Relaxed));
         println!("caller {caller}: {admitted} admitted, {failed} failed, the slowest took {slowest_ms} ms");
         assert_eq!(failed, 0, "requests of caller {caller}");
-        assert!(slowest_ms < 2 * 2_000, "a request of caller {caller} took {slowest_ms} ms");
+        assert!(
+            Duration::from_millis(slowest_ms) < DEADLINE + SLACK,
+            "a request of caller {caller} took {slowest_ms} ms"
+        );
         let (status, used) = send(&layers, &users, caller).await;
         assert_eq!(used, Some(admitted + u64::from(status == StatusCode::OK)), "of caller {caller}");
         assert!(if limit(caller) == FEW { admitted == FEW } else { admitted > FEW }, "{admitted} of caller {caller}");

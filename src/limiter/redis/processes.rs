@@ -15,14 +15,14 @@ use super::RedisLimiter;
 use super::leases::HELD;
 use super::redis_server::Server;
 use super::value::Value;
-use super::wire::{Answer, Ask};
+use super::wire::{self, Answer, Ask};
 use crate::{Key, Policy, Quota};
 
 const PROCESSES: usize = 8;
 const TASKS: u64 = 16;
 const CHECKS: u64 = 60;
 
-/// Where a process is told the server and the quota.
+/// Where a process is told the server and the quotas, one in a line.
 const URL: &str = "RATELIMIT_TEST_URL";
 const QUOTA: &str = "RATELIMIT_TEST_QUOTA";
 /// Units that it may lease.
@@ -38,20 +38,25 @@ type LoggedCall = (u64, Vec<(u64, bool)>);
 #[test]
 fn one_of_the_processes() {
     let (Ok(url), Ok(quota)) = (std::env::var(URL), std::env::var(QUOTA)) else { return };
-    let policy = Policy::new("shared", quota.parse::<Quota>().unwrap()).unwrap();
+    let quotas: Vec<Quota> = quota.lines().map(|quota| quota.parse().unwrap()).collect();
+    let policies = match quotas.as_slice() {
+        [quota] => vec![Policy::new("shared", *quota).unwrap()],
+        _ => Policy::each("shared", quotas).unwrap(),
+    };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let admitted: u64 = runtime.block_on(async {
         let leases = std::env::var(LEASES).map_or(0, |units| units.parse().unwrap());
         let builder = RedisLimiter::builder().deadline(Duration::from_secs(30)).denials(0).leases(leases);
         let limiter = builder.connect(&url).await.unwrap();
         let tasks = (0..TASKS).map(|task| {
-            let (limiter, policy) = (limiter.clone(), policy.clone());
+            let (limiter, policies) = (limiter.clone(), policies.clone());
             tokio::spawn(async move {
                 let key = Key::of("one").unwrap();
                 let mut admitted = 0;
                 for check in 0..CHECKS {
                     let cost = [1, 1, 2, 1, 3, 1][((task + check) % 6) as usize];
-                    let decision = limiter.take(&[Charge::new(&policy, &key).cost(cost)]).wait().await.unwrap();
+                    let set: Vec<_> = policies.iter().map(|policy| Charge::new(policy, &key).cost(cost)).collect();
+                    let decision = limiter.take(&set).wait().await.unwrap();
                     admitted += if decision.is_allowed() { cost } else { 0 };
                     if check % 7 == task % 7 {
                         tokio::time::sleep(Duration::from_micros(300 * (task % 5))).await;
@@ -77,9 +82,10 @@ fn one_of_the_processes() {
 }
 
 /// What the eight have printed.
-fn run(server: &Server, quota: Quota, leases: u64) -> Vec<String> {
+fn run(server: &Server, quotas: &[Quota], leases: u64) -> Vec<String> {
     let name = "limiter::redis::processes::one_of_the_processes";
-    start(name, &[(URL, server.url()), (QUOTA, quota.to_string()), (LEASES, leases.to_string())])
+    let quotas: Vec<String> = quotas.iter().map(ToString::to_string).collect();
+    start(name, &[(URL, server.url()), (QUOTA, quotas.join("\n")), (LEASES, leases.to_string())])
 }
 
 /// What eight processes print that each run this test, told these variables.
@@ -102,9 +108,10 @@ fn start(name: &str, variables: &[(&str, String)]) -> Vec<String> {
     printed.collect()
 }
 
-fn hammer(server: &Server, quota: Quota) {
+/// Of several quotas all must hold, and are charged together or not at all.
+fn hammer(server: &Server, quotas: &[Quota]) {
     let mut calls: Vec<LoggedCall> = Vec::new();
-    for printed in run(server, quota, 0) {
+    for printed in run(server, quotas, 0) {
         for line in printed.lines() {
             let Some(call) = line.split_once("call ").map(|(_, call)| call) else { continue };
             let mut words = call.split(' ');
@@ -122,16 +129,22 @@ fn hammer(server: &Server, quota: Quota) {
     assert_eq!(checks as u64, PROCESSES as u64 * TASKS * CHECKS);
     assert!(calls.len() < checks, "some went together");
 
-    let mut oracle = Oracle::new(quota.spec());
+    let mut oracles: Vec<Oracle> = quotas.iter().map(|quota| Oracle::new(quota.spec())).collect();
     let (mut admitted, mut denied) = (0, 0);
     for (now, checks) in &calls {
         for (cost, allowed) in checks {
-            let (expected, _) = oracle.decide(*now, *cost, false);
-            assert_eq!(*allowed, expected.allowed, "cost {cost} at {now} after {admitted} admitted, of {quota}");
+            let mut taken = oracles.clone();
+            // Each is asked, also if another has refused.
+            let refusals = taken.iter_mut().map(|oracle| u32::from(!oracle.decide(*now, *cost, false).0.allowed));
+            let expected = refusals.sum::<u32>() == 0;
+            assert_eq!(*allowed, expected, "cost {cost} at {now} after {admitted} admitted, of {quotas:?}");
+            if expected {
+                oracles = taken;
+            }
             *(if *allowed { &mut admitted } else { &mut denied }) += cost;
         }
     }
-    assert!(admitted > 0 && denied > 0, "{admitted} admitted, {denied} denied, of {quota}");
+    assert!(admitted > 0 && denied > 0, "{admitted} admitted, {denied} denied, of {quotas:?}");
 }
 
 #[test]
@@ -150,9 +163,23 @@ fn eight_processes_admit_what_the_oracle_admits_at_the_servers_times() {
         Quota::sliding_window(400, span).unwrap().buckets(10).unwrap(),
         Quota::sliding_log(400, span).unwrap(),
     ] {
-        hammer(&server, quota);
+        hammer(&server, &[quota]);
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     }
+}
+
+#[test]
+fn eight_processes_charge_several_quotas_in_one_value_together_or_not_at_all() {
+    let server = Server::start();
+    let span = Duration::from_millis(100);
+    let quotas = [
+        Quota::gcra(3_000, span).unwrap().burst(60).unwrap(),
+        Quota::fixed_window(500, span).unwrap(),
+        Quota::step_bucket(300, span / 2).unwrap(),
+        Quota::sliding_window(1_500, 3 * span).unwrap(),
+    ];
+    assert!(Policy::each("shared", quotas).unwrap().iter().all(|policy| wire::packed(policy).is_some()));
+    hammer(&server, &quotas);
 }
 
 /// Remembers what a call answered, in a process that is one of the eight.
@@ -177,7 +204,7 @@ fn eight_processes_with_leases_never_admit_more_than_there_is_and_give_back_the_
     let most = PROCESSES as u64 * TASKS * CHECKS * 9 / 6;
     for limit in [most / 2, 2 * most] {
         let quota = Quota::fixed_window(limit, month).unwrap();
-        let printed = run(&server, quota, 200);
+        let printed = run(&server, &[quota], 200);
         let admitted = printed.iter().flat_map(|text| text.lines()).filter_map(|line| line.split_once("admitted "));
         let admitted: u64 = admitted.map(|(_, units)| units.parse::<u64>().unwrap()).sum();
         assert!(admitted <= limit.min(most), "{admitted} of {limit}");
