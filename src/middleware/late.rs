@@ -148,9 +148,18 @@ impl<L: Limiter> Shared<L> {
         }
     }
 
-    /// Before the service is called: what is to be settled is taken over.
+    /// Before the service is called: what is to be settled is taken over. Where bills are expected each request that passes
+    /// has one, also if nothing was charged, so that a handler that asks for it need not know.
     #[inline(never)]
     pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
+        self.take_over(request, decided);
+        let expects = self.afters.iter().flatten().any(|PolicyAfter { after, .. }| after.by_bill);
+        if expects && request.extensions().get::<Bill>().is_none() {
+            request.extensions_mut().insert(Bill::new());
+        }
+    }
+
+    fn take_over<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
         let record = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
             Answer::One { charge, decision } => Record::Known(Answered::of_one(charge, decision)),
             Answer::Several(record) => *record,
