@@ -29,11 +29,13 @@ pub enum MisuseKind {
     PeerUnknown,
     /// A rule settles what requests cost in the end, and its quota remembers no debt.
     NoDebt,
+    /// A rule's quota is a leaky queue, and its layer has no timer by which requests could wait for their departure.
+    NoTimer,
 }
 
 impl MisuseKind {
     /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `never-passes`, `two-quotas`, `peer-unknown`,
-    /// `no-debt`.
+    /// `no-debt`, `no-timer`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -43,6 +45,7 @@ impl MisuseKind {
             Self::TwoQuotas => "two-quotas",
             Self::PeerUnknown => "peer-unknown",
             Self::NoDebt => "no-debt",
+            Self::NoTimer => "no-timer",
         }
     }
 }

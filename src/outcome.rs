@@ -74,6 +74,12 @@ impl OutcomeKind {
         }
     }
 
+    /// Whether services are told of it in any case: it is to be served otherwise than usual.
+    #[inline]
+    pub(crate) fn is_told(self) -> bool {
+        matches!(self, Self::Degraded | Self::Overflowed)
+    }
+
     /// Whether the request went on to a service: that within the layer, or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {
@@ -151,11 +157,15 @@ impl Outcome {
     }
 
     /// How long the request was to wait for its departure when it was admitted: the longest wait of the enforced queues. It
-    /// has waited for less if it moved up, and for nothing without [a timer](crate::RateLimitLayer::delay).
+    /// has waited for less if it moved up, and for nothing without [a timer](crate::RateLimitLayer::delay). Zero if it was
+    /// not admitted.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        let enforced = self.standings.iter().filter(|standing| standing.mode == Mode::Enforce);
-        enforced.map(|standing| standing.decision.delay()).max().unwrap_or_default()
+        if self.violated().next().is_some() {
+            return Duration::ZERO;
+        }
+        let waited = |standing: &&Standing| standing.mode == Mode::Enforce && standing.cost > 0;
+        self.standings.iter().filter(waited).map(|standing| standing.decision.delay()).max().unwrap_or_default()
     }
 
     /// Refused, and no wait helps: a cost is above its policy's capacity.

@@ -18,8 +18,8 @@ use http_body_util::{BodyExt, Full};
 use tower::util::BoxCloneService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Bill, BoxLimiter, Charge, Effect, Key, Limiter, ManualClock, MemoryLimiter, OnError, Outcome, Policy, Quota,
-    RateLimitLayer, Rule, Timestamp, key,
+    Bill, BoxLimiter, Charge, Effect, Key, Limiter, ManualClock, MemoryLimiter, Mode, OnError, Outcome, Policy, Quota,
+    RateLimitLayer, Rule, Timer, Timestamp, key,
 };
 
 type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
@@ -31,6 +31,18 @@ struct Case {
     rules: fn() -> Vec<Rule>,
     status: u16,
     cost: Option<u64>,
+    modes: Option<Modes>,
+}
+
+/// What is set where a request over a quota may be more than refused: its outcome is exposed, and what its blocks and
+/// meters count is in the table.
+#[derive(Clone, Copy, Default)]
+struct Modes {
+    companion: Option<fn() -> Policy>,
+    overflow: bool,
+    /// Units of the last policy that others have taken before.
+    taken: u64,
+    apart: bool,
 }
 
 fn policy(name: &str, quota: Quota) -> Policy {
@@ -50,8 +62,8 @@ fn log() -> Policy {
 }
 
 fn cases() -> Vec<Case> {
-    let case = |name, rules, status, cost| Case { name, rules, status, cost };
-    vec![
+    let case = |name, rules, status, cost| Case { name, rules, status, cost, modes: None };
+    let mut cases = vec![
         case("one policy", || vec![client()], 200, None),
         case("two policies", || vec![everyone(), client()], 200, None),
         case("three policies, the last of cost 5", || vec![everyone(), client(), log().cost(|_| 5)], 200, None),
@@ -80,7 +92,76 @@ fn cases() -> Vec<Case> {
         case("5 reserved, and 2 used", || vec![everyone(), reserved()], 200, Some(2)),
         case("5 reserved, and 9 used", || vec![everyone(), reserved()], 200, Some(9)),
         case("5 reserved, and nothing said", || vec![everyone(), reserved()], 200, None),
+    ];
+    cases.extend(cases_of_modes());
+    cases
+}
+
+/// Each mode alone, and beside a policy that enforces.
+fn cases_of_modes() -> Vec<Case> {
+    let case = |name, rules, modes| Case { name, rules, status: 200, cost: None, modes: Some(modes) };
+    let none = Modes::default();
+    let apart = Modes { apart: true, ..none };
+    let metered = Modes { companion: Some(meter), ..none };
+    let (struck, closed) = (Modes { companion: Some(second), ..none }, Modes { companion: Some(first), ..none });
+    vec![
+        case("shadow", || vec![client().mode(Mode::Shadow)], none),
+        case("shadow beside an enforced policy", || vec![everyone(), client().mode(Mode::Shadow)], apart),
+        case("degrade", || vec![client().mode(Mode::Degrade)], none),
+        case("degrade beside an enforced policy", || vec![everyone(), client().mode(Mode::Degrade)], apart),
+        case("near when 50 % remain", || vec![client().near_percent(50)], Modes { taken: 15, ..none }),
+        case("the same beside another", || vec![everyone(), client().near_percent(50)], Modes { taken: 15, ..none }),
+        case("overflow", || vec![client()], Modes { overflow: true, ..none }),
+        case("overflow of two policies", || vec![everyone(), client()], Modes { overflow: true, ..apart }),
+        case("overage", || vec![client().overage(meter()).unwrap()], metered),
+        case("overage beside another", || vec![everyone(), client().overage(meter()).unwrap()], metered),
+        case(
+            "overage, and a server's error is given back",
+            || vec![everyone(), client().overage(meter()).unwrap().give_back_when(|_| true)],
+            metered,
+        ),
+        case("a block after two refusals", || vec![client().block(second()).unwrap()], struck),
+        case("a block after one refusal", || vec![client().block(first()).unwrap()], closed),
+        case("the same beside another", || vec![everyone(), client().block(first()).unwrap()], closed),
+        case(
+            "the same in shadow beside another",
+            || vec![everyone(), client().block(first()).unwrap().mode(Mode::Shadow)],
+            closed,
+        ),
+        case("a queue, behind another request", || vec![queue()], Modes { taken: 1, ..none }),
+        case("the same beside another policy", || vec![everyone(), queue()], Modes { taken: 1, ..apart }),
     ]
+}
+
+fn meter() -> Policy {
+    policy("over", Quota::meter(1_000, Duration::from_secs(86_400)).unwrap())
+}
+
+fn first() -> Policy {
+    policy("block", Quota::block(1, Duration::from_secs(600), Duration::from_secs(900)).unwrap())
+}
+
+fn second() -> Policy {
+    policy("block", Quota::block(2, Duration::from_secs(600), Duration::from_secs(900)).unwrap())
+}
+
+fn queue() -> Rule {
+    Rule::new(policy("queue", Quota::leaky_queue(60, Duration::from_secs(3_600)).unwrap().queue(3).unwrap()))
+}
+
+/// A timer whose time passes when somebody waits.
+#[derive(Debug, Default)]
+struct Skipping(std::sync::Mutex<Duration>);
+
+impl Timer for Skipping {
+    fn now(&self) -> Duration {
+        *self.0.lock().unwrap()
+    }
+
+    fn sleep_until(&self, at: Duration) -> tower_ratelimit::middleware::Sleep {
+        *self.0.lock().unwrap() = at;
+        Box::pin(std::future::ready(()))
+    }
 }
 
 fn is_error(response: &http::response::Parts) -> bool {
@@ -98,16 +179,16 @@ fn reserved() -> Rule {
 #[derive(Clone, Copy, PartialEq)]
 enum Fate {
     Allowed,
-    RefusedByFirst,
-    RefusedByLast,
+    FirstIsFull,
+    LastIsFull,
     StoreFails,
     StoreFailsOpen,
 }
 
 const FATES: [(Fate, &str); 5] = [
     (Fate::Allowed, "allowed"),
-    (Fate::RefusedByFirst, "the first refuses"),
-    (Fate::RefusedByLast, "the last refuses"),
+    (Fate::FirstIsFull, "the first is full"),
+    (Fate::LastIsFull, "the last is full"),
     (Fate::StoreFails, "the store fails"),
     (Fate::StoreFailsOpen, "the same, allowed"),
 ];
@@ -131,20 +212,26 @@ fn service(status: u16, cost: Option<u64>) -> Stack {
 }
 
 fn stack(limiter: &BoxLimiter, case: &Case, apart: bool, on_error: OnError) -> Stack {
-    let layer = |rule: Rule| RateLimitLayer::new(limiter.clone(), rule, key::global()).on_error(on_error);
+    let layer = |rule: Rule| {
+        let layer = RateLimitLayer::new(limiter.clone(), rule, key::global()).on_error(on_error);
+        if case.modes.is_some() { layer.expose_outcome(true).delay(Skipping::default()) } else { layer }
+    };
+    let around = |layer: RateLimitLayer<BoxLimiter>, inner: Stack| -> Stack {
+        let boxed = |response: Response<tower_ratelimit::middleware::Body<Answer>>| response.map(BodyExt::boxed_unsync);
+        match case.modes {
+            Some(Modes { overflow: true, .. }) => {
+                layer.overflow(service(202, None)).layer(inner).map_response(boxed).boxed_clone()
+            }
+            _ => layer.layer(inner).map_response(boxed).boxed_clone(),
+        }
+    };
     let mut rules = (case.rules)();
     let inner = service(case.status, case.cost);
     if apart {
-        return rules.into_iter().rev().fold(inner, |inner, rule| {
-            layer(rule)
-                .layer(inner)
-                .map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync))
-                .boxed_clone()
-        });
+        return rules.into_iter().rev().fold(inner, |inner, rule| around(layer(rule), inner));
     }
     let first = layer(rules.remove(0));
-    let layer = rules.into_iter().fold(first, |layer, rule| layer.and(rule, key::global()));
-    layer.layer(inner).map_response(|response: Response<_>| response.map(BodyExt::boxed_unsync)).boxed_clone()
+    around(rules.into_iter().fold(first, |layer, rule| layer.and(rule, key::global())), inner)
 }
 
 async fn ask(stack: &Stack) -> Response<()> {
@@ -174,23 +261,25 @@ async fn row(case: &Case, apart: bool, fate: Fate, backend: Backend) -> String {
     let on_error = if fate == Fate::StoreFailsOpen { OnError::Allow } else { OnError::Deny };
     let stack = stack(&limiter, case, apart, on_error);
     let policies = charged(case);
+    let modes = case.modes.unwrap_or_default();
+    let counted: Vec<Policy> = policies.iter().cloned().chain(modes.companion.map(|companion| companion())).collect();
     // So that layers around each other know of each other.
     ask(&stack).await;
-    for policy in &policies {
+    for policy in &counted {
         limiter.reset(policy, &Key::global()).wait().await.unwrap();
     }
     let full = match fate {
-        Fate::RefusedByFirst => policies.first(),
-        Fate::RefusedByLast => policies.last(),
+        Fate::FirstIsFull => policies.first(),
+        Fate::LastIsFull => policies.last(),
         _ => None,
     };
-    if let Some(policy) = full {
+    let others = policies.last().filter(|_| full.is_none()).map(|policy| (policy, modes.taken));
+    if let Some((policy, cost)) = full.map(|policy| (policy, policy.quota().capacity())).or(others) {
         let key = Key::global();
-        let all = Charge::new(policy, &key).cost(policy.quota().capacity()).effect(Effect::Force);
-        limiter.take(&[all]).wait().await.unwrap();
+        limiter.take(&[Charge::new(policy, &key).cost(cost).effect(Effect::Force)]).wait().await.unwrap();
     }
     let mut before = Vec::new();
-    for policy in &policies {
+    for policy in &counted {
         before.push(remaining(&limiter, policy).await);
     }
     let fails = matches!(fate, Fate::StoreFails | Fate::StoreFailsOpen);
@@ -201,10 +290,13 @@ async fn row(case: &Case, apart: bool, fate: Fate, backend: Backend) -> String {
         ask(&stack).await
     };
     let mut charges = Vec::new();
-    for (policy, before) in policies.iter().zip(before).filter(|_| !fails) {
+    for (policy, before) in counted.iter().zip(before).filter(|_| !fails) {
         charges.push(format!("{} {}", policy.name(), before - remaining(&limiter, policy).await));
     }
-    let outcome = response.extensions().get::<Outcome>().map_or("-", |outcome| outcome.kind().as_str());
+    let outcome = match response.extensions().get::<Outcome>() {
+        None => "-".to_owned(),
+        Some(outcome) => format!("{}{}", outcome.kind().as_str(), if outcome.is_near() { ", near" } else { "" }),
+    };
     format!(
         "{} {outcome:<13} Retry-After: {:<5} charged: {}\n        RateLimit: {}\n",
         response.status().as_u16(),
@@ -222,12 +314,17 @@ async fn table(mut backend: impl AsyncFnMut(ManualClock) -> Backend) -> String {
     );
     for case in cases() {
         for apart in [false, true] {
-            if apart && (case.rules)().len() == 1 {
+            let alone = (case.rules)().len() == 1;
+            if apart && (alone || case.modes.is_some_and(|modes| !modes.apart)) {
                 continue;
             }
             let layers = if apart { "each in a layer of its own" } else { "in one layer" };
             write!(text, "\n{}, {layers}\n", case.name).unwrap();
             for (fate, name) in FATES {
+                let told_before = fate == Fate::StoreFailsOpen || (alone && fate == Fate::FirstIsFull);
+                if case.modes.is_some() && told_before {
+                    continue;
+                }
                 let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
                 let row = row(&case, apart, fate, backend(clock).await).await;
                 write!(text, "    {name:<18} {row}").unwrap();
@@ -342,7 +439,7 @@ async fn on_redis_it_is_as_the_table_says() {
         Backend { limiter: BoxLimiter::new(limiter), fail }
     })
     .await;
-    let reckoned = ["\"failed\";r=5;t=", "\"everyone\";r=100;t="];
+    let reckoned = ["\"failed\";r=5;t=", "\"everyone\";r=100;t=", "\"client\";r=30;t="];
     assert_is_golden(&table, |is, was| {
         let without = |line: &str| reckoned.iter().fold(line.to_owned(), |line, item| without_number(&line, item));
         without(is) == without(was)

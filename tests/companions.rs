@@ -201,6 +201,62 @@ async fn what_an_inner_layer_refuses_is_taken_off_the_meter() {
 }
 
 #[tokio::test]
+async fn what_a_rule_gives_back_is_taken_off_its_meter() {
+    let (limiter, _) = memory();
+    let rule = api().give_back_when(|_| true);
+    let meters = Meters::new(limiter.clone(), meter()).unwrap();
+    let within = RateLimitLayer::new(limiter.clone(), api(), key::header("x-user"));
+    for expected in [OutcomeKind::Allowed, OutcomeKind::Allowed, OutcomeKind::Overage] {
+        assert_eq!(send(&within, "alice").await.kind, expected);
+    }
+    let layer = RateLimitLayer::new(limiter, rule, key::header("x-user"));
+    for _ in 0..9 {
+        assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
+    }
+    assert_eq!(meters.usage(&user_key("alice")).await.unwrap(), 1);
+}
+
+#[tokio::test]
+async fn what_a_request_cost_in_the_end_is_settled_where_it_was_charged() {
+    for (reserved, used) in [(3, 1), (1, 4), (0, 2), (3, 0)] {
+        let (limiter, _) = memory();
+        let quota = policy("api", Quota::fixed_window(4, HOUR).unwrap().max_debt(100).unwrap());
+        let settled = quota.clone().cost(move |_| reserved).settle_by_response(move |_| Some(used));
+        let layer = RateLimitLayer::new(limiter.clone(), settled.overage(meter()).unwrap(), key::header("x-user"));
+        let meters = Meters::new(limiter.clone(), meter()).unwrap();
+        let (alice, within) = (user_key("alice"), send(&layer, "alice").await);
+        assert_eq!(within.kind, OutcomeKind::Allowed);
+        let left = limiter.peek_one(&quota, &alice, 0).remaining();
+        assert_eq!((4 - left, meters.usage(&alice).await.unwrap()), (used, 0), "{reserved}");
+        assert!(limiter.take_one(&quota, &alice, left).is_allowed());
+        let beyond = send(&layer, "alice").await;
+        let metered = if reserved > 0 { used } else { 0 }; // what costs nothing at first is within
+        assert_eq!(beyond.kind == OutcomeKind::Overage, reserved > 0);
+        assert_eq!(meters.usage(&alice).await.unwrap(), metered, "{reserved}");
+    }
+}
+
+/// While a block is closed nothing is taken, also where it only looks.
+#[tokio::test]
+async fn a_rule_with_a_block_decides_alike_in_each_mode() {
+    let in_mode = async |mode: Mode| {
+        let (limiter, clock) = memory();
+        let layer = RateLimitLayer::new(limiter, login().mode(mode), key::header("x-user"));
+        let mut told = Vec::new();
+        for at in 0..300_u64 {
+            let outcome = send(&layer, "eve").await.outcome().clone();
+            let decisions = outcome.standings().iter().map(|standing| format!("{:?}", standing.decision()));
+            told.push(decisions.collect::<Vec<_>>());
+            clock.advance(Duration::from_secs(at * 7 % 61));
+        }
+        told
+    };
+    let enforced = in_mode(Mode::Enforce).await;
+    assert_eq!(enforced, in_mode(Mode::Shadow).await);
+    assert_eq!(enforced, in_mode(Mode::Degrade).await);
+}
+
+#[tokio::test]
 async fn in_a_rule_that_only_looks_a_block_only_looks_and_nothing_is_metered() {
     for mode in [Mode::Shadow, Mode::Degrade] {
         let (limiter, _) = memory();

@@ -18,9 +18,10 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
     Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
-    Refund, Reply, key,
+    Refund, Reply, Timer, key,
 };
 use waiting::{ManualTimer, World};
 
@@ -200,6 +201,62 @@ fn of_several_queues_the_latest_departure_holds_and_leaving_gives_back_all() {
     assert_eq!((shop.remaining(), left(&slow), left(&meter)), (8, 19, 7));
     shop.world.pass(200 * MS);
     assert_eq!(shop.departed(), [(0, 0), (1, 50 * MS)]);
+}
+
+#[test]
+fn a_request_that_another_policy_refuses_is_refused_at_once_although_the_queue_has_room() {
+    let mut shop = Shop::new(queue(5));
+    let window = Policy::new("window", Quota::fixed_window(2, Duration::from_secs(60)).unwrap()).unwrap();
+    for window_first in [false, true] {
+        let (first, second) = if window_first { (&window, &shop.policy) } else { (&shop.policy, &window) };
+        let layer = RateLimitLayer::new(shop.limiter.clone(), first, key::global())
+            .and(second, key::global())
+            .delay(shop.world.timer.clone());
+        let (first, second) = (shop.send(&layer), shop.send(&layer));
+        let refused = shop.send(&layer);
+        assert_eq!(shop.world.done[refused], Some(StatusCode::TOO_MANY_REQUESTS));
+        shop.world.pass(60_000 * MS);
+        assert_eq!([shop.world.done[first], shop.world.done[second]], [Some(StatusCode::OK); 2]);
+    }
+    assert_eq!(shop.departed().len(), 4);
+}
+
+/// One that ends its waits although its time stands still.
+#[derive(Debug)]
+struct Hasty;
+
+impl Timer for Hasty {
+    fn now(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep_until(&self, _: Duration) -> Sleep {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+#[test]
+fn a_timer_that_breaks_its_promise_keeps_nobody_polling_for_ever() {
+    let mut shop = Shop::new(queue(5));
+    let layer = RateLimitLayer::new(shop.limiter.clone(), &shop.policy, key::global()).delay(Hasty);
+    for _ in 0..3 {
+        let sent = shop.send(&layer);
+        assert_eq!(shop.world.done[sent], Some(StatusCode::OK));
+    }
+    assert_eq!(layer.waiting(), 0);
+}
+
+#[test]
+fn what_costs_nothing_takes_no_place_and_does_not_wait() {
+    let mut shop = Shop::new(queue(5));
+    let rule = shop.policy.clone().cost(|request| *request.extensions.get().unwrap());
+    let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).delay(shop.world.timer.clone());
+    for cost in [1, 1, 0, 1, 0] {
+        shop.send_costing(&layer, cost);
+    }
+    assert_eq!(shop.departed(), [(0, 0), (2, 0), (4, 0)]);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed()[3..], [(1, 10 * MS), (3, 20 * MS)]);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response};
@@ -13,9 +14,10 @@ use http_body_util::Full;
 use support::Scripted;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
+use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
     BoxLimiter, Headers, Limiter, MemoryLimiter, MissingKey, Misuse, MisuseKind, Observer, Policy, Quota,
-    RateLimitLayer,
+    RateLimitLayer, Timer,
 };
 
 type Body = Full<Bytes>;
@@ -194,4 +196,27 @@ fn a_settled_policy_without_debt_is_noticed() {
     assert_eq!(layer.check().unwrap_err().kind(), MisuseKind::NoDebt);
     let rule = Policy::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
     assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
+}
+
+#[test]
+fn a_queue_in_which_nobody_waits_is_noticed() {
+    #[derive(Debug)]
+    struct Never;
+    impl Timer for Never {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn sleep_until(&self, _: Duration) -> Sleep {
+            Box::pin(std::future::pending())
+        }
+    }
+    let queue = Policy::new("queue", Quota::leaky_queue(5, Duration::from_secs(1)).unwrap()).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).and(queue, key::global());
+    let misuse = layer.check().unwrap_err();
+    assert_eq!((misuse.kind(), misuse.kind().as_str()), (MisuseKind::NoTimer, "no-timer"));
+    assert!(
+        misuse.to_string().contains("\"queue\"") && misuse.to_string().contains("RateLimitLayer::delay"),
+        "{misuse}"
+    );
+    assert_eq!(layer.delay(Never).check(), Ok(()));
 }

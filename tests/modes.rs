@@ -203,6 +203,38 @@ async fn a_warning_is_compared_without_rounding() {
     }
 }
 
+#[tokio::test]
+async fn what_was_over_a_quota_is_told_so_although_its_rule_gives_back() {
+    for limiter in [Scripted::new(), Scripted::new().later()] {
+        let rule =
+            policy("api", 1).mode(Mode::Degrade).give_back_when(|response| response.headers.contains_key("seen"));
+        let layer = RateLimitLayer::new(limiter.clone(), rule, key::global());
+        send(&layer, None).await;
+        let response = send(&layer, None).await;
+        let outcome = response.extensions().get::<Outcome>().unwrap();
+        assert_eq!((outcome.kind(), outcome.exceeded().count()), (OutcomeKind::Degraded, 1));
+        assert_eq!(response.headers()["ratelimit"], "\"api\";r=0;t=3", "nothing was taken, so nothing is back");
+        assert_eq!(limiter.used(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_a_layer_degrades_the_service_is_told_through_layers_that_have_nothing_against_it() {
+    for degrading in [0, 1] {
+        let (limiter, _) = memory();
+        let mode = |at| if at == degrading { Mode::Degrade } else { Mode::Enforce };
+        let layer = |name: &str, at, limit| {
+            RateLimitLayer::new(limiter.clone(), policy(name, limit).mode(mode(at)), key::global()).expose_outcome(true)
+        };
+        let limits = if degrading == 0 { [0, 9] } else { [9, 0] };
+        let (outer, inner) = (layer("outer", 0, limits[0]), layer("inner", 1, limits[1]));
+        let service = outer.layer(inner.layer(tower::service_fn(answer)));
+        let response = service.oneshot(Request::new(Body::default())).await.unwrap();
+        assert_eq!(response.headers()["seen"], "degraded");
+        assert_eq!(response.extensions().get::<Outcome>().unwrap().kind(), OutcomeKind::Degraded);
+    }
+}
+
 fn quotas() -> Vec<Quota> {
     let second = Duration::from_secs(1);
     vec![

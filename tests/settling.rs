@@ -153,6 +153,27 @@ impl Bench {
     }
 }
 
+/// A handler may insist on it.
+#[tokio::test]
+async fn a_request_that_passes_has_a_bill_also_if_nothing_was_charged() {
+    let limiter = Scripted::new();
+    let tokens = policy("tokens", Quota::per_hour(100)).cost(|_| 5).settle_by_bill();
+    let bills = Arc::default();
+    let layer =
+        RateLimitLayer::new(limiter.clone(), tokens.when(|request| request.uri.path() != "/free"), key::global());
+    let service = layer.on_error(tower_ratelimit::OnError::Allow).layer(handler(&bills));
+    for (path, failing, reserved) in [("/", false, 5), ("/free", false, 0), ("/", true, 0)] {
+        limiter.fail(failing);
+        let request = Request::builder().uri(path).body(()).unwrap();
+        let response = service.clone().oneshot(request).await.unwrap();
+        let bill = bills.lock().unwrap().take().expect("each request has one");
+        assert_eq!((bill.reserved(), bill.set(7)), (reserved, reserved > 0), "{path}");
+        drop(response);
+    }
+    limiter.fail(false);
+    assert_eq!(limiter.used(), 7);
+}
+
 trait BoxCloned {
     fn boxed_clone(self) -> Boxed;
 }

@@ -75,7 +75,7 @@ impl Rule {
     ///
     /// The charge is taken before the service is called, so requests that run at the same time cannot slip through while
     /// their outcome is unknown: of a quota of 5, no more than 5 are in flight. The header fields of a response tell what is
-    /// left after the charge was given back. A remote limiter is not asked again for that: `remaining` is reckoned, and the
+    /// left after the charge was given back. What a [meter](Self::overage) was charged instead is given back too. A remote limiter is not asked again for that: `remaining` is reckoned, and the
     /// window stays that of the charge.
     ///
     /// The predicate sees the response's head: status, header fields, extensions. Of a gRPC response, `grpc-status` is

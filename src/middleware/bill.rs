@@ -23,6 +23,10 @@ const MOST: u64 = u64::MAX - 2;
 /// It can be cloned, and kept by whatever streams the response's body. What was said last, counts; it is settled when the
 /// response's body has ended or was dropped, and what is said after that comes too late.
 ///
+/// A request that passes without being charged, since no such rule applied to it or the limiter failed, has a bill that
+/// nobody settles: what is said comes to nothing. Only a layer that is not [enabled](crate::RateLimitLayer::enabled) leaves
+/// requests without one.
+///
 /// If several rules are settled by bills, also those of several layers, the request has one bill for all of them, and
 /// [`of`](Self::of) is the bill of one.
 #[derive(Clone)]

@@ -71,7 +71,7 @@ impl<L> Shared<L> {
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
         let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer)));
-        let afters = late::afters(settings.rules.iter().map(|rule| (rule.policies().len(), rule.after())));
+        let afters = late::afters(settings.rules.iter().map(BoundRule::rule));
         let is_plain = !has_modes
             && delays.is_none()
             && settings.observer.is_none()
@@ -197,8 +197,10 @@ impl<L> Shared<L> {
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
         self.write_headers(response, decided, None);
         if !self.is_plain && (self.settings.expose_outcome || decided.is_told()) && self.settings.enabled {
-            let refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
-            if !refused {
+            let inner = response.extensions().get().map(Outcome::kind);
+            let refused = inner.is_some_and(|inner| !inner.passed());
+            let told = inner.is_some_and(OutcomeKind::is_told) && !decided.is_told();
+            if !refused && !told {
                 response.extensions_mut().insert(self.outcome(decided));
             }
         }
@@ -317,7 +319,12 @@ impl<L: Limiter> Shared<L> {
             true => OutcomeKind::Allowed,
             false => OutcomeKind::Limited,
         };
-        let kind = if self.has_companions { self.kind_with_companions(kind, &charges, decision) } else { kind };
+        let kind = if self.has_companions {
+            self.take_nothing_while_closed(&charges, decision);
+            self.kind_with_companions(kind, &charges, decision)
+        } else {
+            kind
+        };
         let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
         if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
             if let Answer::Owed(owed) = &mut decided.answer {

@@ -7,7 +7,7 @@ use super::decided::{Charges, OwnedCharge};
 use super::headers::View;
 use super::rule::Rule;
 use crate::decision::{self, ChargeDecision, Decision};
-use crate::limiter::Effect;
+use crate::limiter::{Effect, Limiter, Refund};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::{Policy, PolicyError};
@@ -53,7 +53,9 @@ impl Rule {
     /// Lets pass what goes beyond the rule's quota, and counts it: `meter` is a policy whose quota is a
     /// [meter](crate::Quota::meter), and its limit is the most that may. A request's cost is taken from the quota, or, if
     /// that has not enough left, all of it is counted by the meter, in the same step; the outcome is
-    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none.
+    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none. What
+    /// the rule [gives back](Rule::give_back_when) or [settles](Rule::settle_by_bill) is taken off the meter, or added to it,
+    /// if it was counted there.
     ///
     /// [`Meters`](crate::Meters) reads and settles what was counted, with the same policy and limiter. In memory it is exact
     /// until the process ends, and in [snapshots](crate::MemoryLimiter::snapshot); to bill by it, count in Redis, with a
@@ -256,10 +258,42 @@ impl<L> Shared<L> {
         };
         match kind {
             OutcomeKind::Limited if any(&closed) => OutcomeKind::Blocked,
-            OutcomeKind::Allowed | OutcomeKind::ShadowLimited if any(&|charge| charge.effect == Effect::Observe) => {
+            OutcomeKind::Allowed | OutcomeKind::Delayed | OutcomeKind::ShadowLimited
+                if any(&|charge| charge.effect == Effect::Observe) =>
+            {
                 OutcomeKind::Overage
             }
             kind => kind,
+        }
+    }
+}
+
+impl<L: Limiter> Shared<L> {
+    /// A block that only looks lets pass, and what passes is charged. If it were enforced, nothing would be taken while it is
+    /// closed; so that the rule goes on to decide as it would then, its charges are given back.
+    #[cold]
+    pub(super) fn take_nothing_while_closed(&self, charges: &Charges, decision: &mut Decision) {
+        if !decision.is_allowed() {
+            return;
+        }
+        let charges = charges.as_slice();
+        let mut refunds = Vec::new();
+        for (at, block) in charges.iter().enumerate().filter(|(_, charge)| charge.mode != Mode::Enforce) {
+            let Effect::OnRefusal { of } = block.effect else { continue };
+            if decision.charges().get(at).is_none_or(ChargeDecision::is_allowed) {
+                continue;
+            }
+            for partner in at.saturating_sub(usize::from(of))..at {
+                let (Some(charge), Some(found)) = (charges.get(partner), decision.charge_mut(partner)) else {
+                    continue;
+                };
+                if let (Some(policy), Some(receipt)) = (self.policy(charge.policy), found.take_receipt()) {
+                    refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
+                }
+            }
+        }
+        if !refunds.is_empty() {
+            self.refund_all(refunds);
         }
     }
 }

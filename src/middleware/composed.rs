@@ -149,7 +149,11 @@ impl<L: Limiter> Shared<L> {
         S: Service<Request<B>>,
     {
         if let Some(outcome) = self.tell(decided) {
-            request.extensions_mut().insert(outcome);
+            // What a layer around this one degraded is not served in full because this one has nothing against it.
+            let degraded = request.extensions().get().is_some_and(|around: &Outcome| around.kind().is_told());
+            if decided.is_told() || !degraded {
+                request.extensions_mut().insert(outcome);
+            }
         }
         if self.afters.is_some() {
             self.open(&mut request, decided);

@@ -140,7 +140,7 @@ impl Decided {
     /// Whether the outcome is told to the service, whether or not the layer exposes outcomes.
     #[inline(always)]
     pub(super) fn is_told(&self) -> bool {
-        matches!(self.kind, OutcomeKind::Degraded | OutcomeKind::Overflowed)
+        self.kind.is_told()
     }
 
     pub(super) fn passes(&self) -> bool {

@@ -17,6 +17,7 @@ use super::body::Body;
 use super::charging::Shared;
 use super::composed::Passage;
 use super::decided::{Answer, Answered, Decided};
+use super::rule::Rule;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
@@ -31,15 +32,22 @@ pub(super) struct PolicyAfter {
     after: After,
 }
 
-/// Those of the rules, each with the number of its policies, if any rule does anything.
-pub(super) fn afters<'a>(rules: impl Iterator<Item = (usize, &'a After)> + Clone) -> Option<Afters> {
-    if rules.clone().all(|(_, after)| after.is_nothing()) {
+/// Those of the rules, if any rule does anything. The companions come behind, as they do among the layer's policies: a
+/// meter counts what its rule charges, and a block what the rule has refused, which nothing takes back.
+pub(super) fn afters<'a>(rules: impl Iterator<Item = &'a Rule> + Clone) -> Option<Afters> {
+    if rules.clone().all(|rule| rule.after.is_nothing()) {
         return None;
     }
-    let each = rules
-        .enumerate()
-        .flat_map(|(rule, (policies, after))| (0..policies).map(move |_| PolicyAfter { rule, after: after.clone() }));
-    Some(each.collect())
+    let numbered = rules.enumerate();
+    let own = numbered.clone().flat_map(|(number, rule)| {
+        rule.policies.iter().map(move |_| PolicyAfter { rule: number, after: rule.after.clone() })
+    });
+    let companions = numbered.filter_map(|(number, rule)| {
+        let meters = rule.companion.as_ref()?.meters;
+        let after = if meters { rule.after.clone() } else { After::default() };
+        Some(PolicyAfter { rule: number, after })
+    });
+    Some(own.chain(companions).collect())
 }
 
 /// The answer to several charges. Those that are settled later are here too, so that an answer to one is no larger for it.
@@ -140,9 +148,18 @@ impl<L: Limiter> Shared<L> {
         }
     }
 
-    /// Before the service is called: what is to be settled is taken over.
+    /// Before the service is called: what is to be settled is taken over. Where bills are expected each request that passes
+    /// has one, also if nothing was charged, so that a handler that asks for it need not know.
     #[inline(never)]
     pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
+        self.take_over(request, decided);
+        let expects = self.afters.iter().flatten().any(|PolicyAfter { after, .. }| after.by_bill);
+        if expects && request.extensions().get::<Bill>().is_none() {
+            request.extensions_mut().insert(Bill::new());
+        }
+    }
+
+    fn take_over<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
         let record = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
             Answer::One { charge, decision } => Record::Known(Answered::of_one(charge, decision)),
             Answer::Several(record) => *record,
@@ -195,7 +212,7 @@ impl<L: Limiter> Shared<L> {
             if after.is_nothing() {
                 continue;
             }
-            // The charges of a rule are beside each other.
+            // The charges of a rule are beside each other, its meter's the last.
             if let Some(same) = open.last_mut().filter(|_| last == Some(rule)) {
                 same.charges.end = at + 1;
                 if let Some(item) = same.item.as_mut().and_then(Arc::get_mut) {
@@ -270,9 +287,9 @@ impl Late {
         for open in std::mem::take(&mut self.open) {
             let unanswered = self.layer.after(open.policy).map(After::unanswered);
             match open.close() {
-                None if !self.head && unanswered == Some(Unanswered::GiveBack) => self.settle(&open, 0),
+                None if !self.head && unanswered == Some(Unanswered::GiveBack) => self.settle(&open, 0, false),
                 None => {}
-                Some(units) => self.settle(&open, units),
+                Some(units) => self.settle(&open, units, false),
             }
         }
     }
@@ -293,8 +310,7 @@ impl Late {
             let open = self.open.remove(at);
             let said = open.close();
             if let Some(units) = units.or(said) {
-                self.settle(&open, units);
-                self.look_again(&open, units);
+                self.settle(&open, units, true);
             }
         }
     }
@@ -319,8 +335,9 @@ impl Late {
         Verdict::Open
     }
 
-    /// Gives back what was taken beyond `units`, or takes what is missing.
-    fn settle(&mut self, open: &Open, units: u64) {
+    /// Gives back what was taken beyond `units`, or takes what is missing. If it is told in header fields, they say how the
+    /// policies stand now, or at least what was given back or taken.
+    fn settle(&mut self, open: &Open, units: u64, told: bool) {
         let Answered { charges, decision: Some(decision) } = &mut self.answered else { return };
         for at in open.charges.clone() {
             let (Some(charge), Some(found)) = (charges.as_slice().get(at), decision.charge_mut(at)) else { continue };
@@ -330,21 +347,15 @@ impl Late {
                 Some(receipt) if units < taken => {
                     self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
                 }
-                // What took nothing although it has a cost is only watched.
-                None if charge.cost > 0 => {}
+                // What took nothing although it has a cost is only watched, and of a quota and its meter one is charged.
+                None if charge.cost > 0 || matches!(charge.effect, Effect::OnRefusal { .. }) => continue,
                 _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
-                _ => {}
+                _ => continue,
             }
-        }
-    }
-
-    /// For header fields: how the policies stand now, or at least what was given back or taken.
-    fn look_again(&mut self, open: &Open, units: u64) {
-        let Answered { charges, decision: Some(decision) } = &mut self.answered else { return };
-        for at in open.charges.clone() {
-            let (Some(charge), Some(found)) = (charges.as_slice().get(at), decision.charge_mut(at)) else { continue };
-            let reckoned = || found.with_cost_changed(charge.cost, units);
-            *found = self.layer.look(charge.policy, &charge.key).unwrap_or_else(reckoned);
+            if told {
+                let reckoned = || found.with_cost_changed(taken, units);
+                *found = self.layer.look(charge.policy, &charge.key).unwrap_or_else(reckoned);
+            }
         }
     }
 }

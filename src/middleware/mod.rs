@@ -58,6 +58,9 @@
 //! | yes | passes, charged | passes, charged | passes, charged |
 //! | yes, with a departure (a leaky queue in a layer with a [timer](RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
 //! | no | goes to the [overflow](RateLimitLayer::overflow) if that is ready, else is refused; nothing is charged to any rule | passes, the service is told; charged to the rules that say yes | passes; charged to the rules that say yes |
+//! | no, in a rule with a [meter](Rule::overage) that has room | passes; the meter is charged instead | passes, the service is told; nothing is metered | passes; nothing is metered |
+//! | no, in a rule with a [block](Rule::block) | is refused, and that is a strike | passes, the service is told; a strike | passes; a strike |
+//! | whatever, and the key is blocked | is refused | passes, the service is told; the rule charges nothing | passes; the rule charges nothing |
 //! | there is no key ([`MissingKey::Reject`]) | is refused, 400 | passes, the service is told | passes |
 //! | the limiter failed | as [`OnError`] says | passes, if no enforced rule applies | passes, if no enforced rule applies |
 //!
@@ -97,6 +100,8 @@
 //! 4. The response's head decides by outcome, and settles what depends on nothing else. The header fields tell what is left
 //!    after that; what is still open they tell as reserved.
 //! 5. The end of the body, or its loss, settles the rest. A stream is charged once.
+//!
+//! What was metered beyond a quota is given back and settled as what was taken from it; a strike that a refusal was stays.
 //!
 //! A settlement is sent to a remote limiter and not waited for. If it fails, the [observer](RateLimitLayer::observer) is told
 //! where that is known at once, and the reservation stays as it was.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::bound::BoundRule;
 use super::charging::Shared;
-use super::decided::Charges;
+use super::decided::{Charges, OwnedCharge};
 use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::Limiter;
 use crate::mode::{Mode, ModeSwitch};
@@ -19,9 +19,10 @@ pub(super) fn kind_of_unkeyed(mode: Mode) -> OutcomeKind {
     }
 }
 
-/// Whether a charge that was taken keeps its request waiting: only that of an enforced queue does.
-pub(super) fn makes_wait(mode: Mode, answer: &ChargeDecision) -> bool {
-    mode == Mode::Enforce && answer.delay() > Duration::ZERO
+/// Whether a charge that was taken keeps its request waiting: only that of an enforced queue does, and only if it takes a
+/// place there.
+pub(super) fn makes_wait(charge: &OwnedCharge, answer: &ChargeDecision) -> bool {
+    charge.mode == Mode::Enforce && charge.cost > 0 && answer.delay() > Duration::ZERO
 }
 
 impl BoundRule {
@@ -42,9 +43,11 @@ impl<L> Shared<L> {
     /// What becomes of a request that is taken: a rule that degrades tells the service, so it comes before one that only
     /// looks.
     pub(super) fn kind_of_taken(&self, charges: &Charges, decision: &Decision) -> OutcomeKind {
-        let over = |(mode, answer): (Mode, &ChargeDecision)| if answer.is_allowed() { Mode::Enforce } else { mode };
-        let answers = charges.as_slice().iter().map(|charge| charge.mode).zip(decision.charges());
-        let delayed = self.delays.is_some() && answers.clone().any(|(mode, answer)| makes_wait(mode, answer));
+        let over = |(charge, answer): (&OwnedCharge, &ChargeDecision)| {
+            if answer.is_allowed() { Mode::Enforce } else { charge.mode }
+        };
+        let answers = charges.as_slice().iter().zip(decision.charges());
+        let delayed = self.delays.is_some() && answers.clone().any(|(charge, answer)| makes_wait(charge, answer));
         let modes = || answers.clone().map(over).chain([charges.unkeyed()]);
         match (modes().any(|mode| mode == Mode::Degrade), modes().any(|mode| mode == Mode::Shadow)) {
             (true, _) => OutcomeKind::Degraded,

@@ -66,7 +66,7 @@ impl Rule {
 
     /// Sets what a request costs, in units.
     ///
-    /// A cost of 0 passes and takes nothing; one above the quota's capacity is refused for good, with no `Retry-After`.
+    /// A cost of 0 passes at once and takes nothing, unless the key is [blocked](Self::block); one above the quota's capacity is refused for good, with no `Retry-After`.
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));

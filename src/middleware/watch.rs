@@ -15,6 +15,7 @@ use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::misuse::{Misuse, MisuseKind};
 use crate::outcome::Outcome;
+use crate::quota::Algorithm;
 
 /// So many requests of a new layer are looked at.
 const LOOKED_AT: u32 = 256;
@@ -110,6 +111,23 @@ impl<L> Shared<L> {
         }
     }
 
+    /// Queues are there to be waited in.
+    fn look_for_timer(&self) {
+        if self.delays.is_some() {
+            return;
+        }
+        if let Some(policy) = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue) {
+            self.notice(MisuseKind::NoTimer, || {
+                format!(
+                    "the policy {:?} ({}) tells requests when to depart, and the layer has no timer, so that those in the \
+                     queue go on at once: give it one by RateLimitLayer::delay, or take Quota::leaky_bucket",
+                    policy.name(),
+                    policy.quota()
+                )
+            });
+        }
+    }
+
     /// A request was refused that can never pass.
     #[cold]
     pub(super) fn look_for_never(&self, outcome: &Outcome) {
@@ -148,6 +166,7 @@ impl<L: Limiter> Shared<L> {
                 });
             }
         }
+        self.look_for_timer();
         let contradiction = self.limiter.roster().and_then(|roster| roster.enter(&self.policies));
         if let Some((own, other)) = contradiction {
             self.notice(MisuseKind::TwoQuotas, || {

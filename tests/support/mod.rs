@@ -80,7 +80,8 @@ impl Scripted {
             charge.policy.quota().capacity().saturating_sub(used)
         };
         let forced = |charge: &Charge<'_>| charge.effect == Effect::Force;
-        let allowed = charges.iter().all(|charge| charge.cost <= left(charge, &state) || forced(charge));
+        let binds = |charge: &Charge<'_>| charge.effect == Effect::Enforce;
+        let allowed = charges.iter().all(|charge| charge.cost <= left(charge, &state) || !binds(charge));
         let mut answers = Vec::new();
         for charge in charges {
             let capacity = charge.policy.quota().capacity();
@@ -110,10 +111,11 @@ impl Limiter for Scripted {
         if later {
             // As the contract asks: one that was never polled leaves nothing.
             let this = self.clone();
-            let owned: Vec<_> = charges.iter().map(|c| (c.policy.clone(), c.key.clone(), c.cost)).collect();
+            let owned: Vec<_> = charges.iter().map(|c| (c.policy.clone(), c.key.clone(), c.cost, c.effect)).collect();
             return Reply::Later(Box::pin(async move {
                 tokio::task::yield_now().await;
-                let charges: Vec<_> = owned.iter().map(|(p, k, cost)| Charge::new(p, k).cost(*cost)).collect();
+                let charges: Vec<_> =
+                    owned.iter().map(|(p, k, cost, effect)| Charge::new(p, k).cost(*cost).effect(*effect)).collect();
                 this.decide(&charges)
             }));
         }

@@ -71,10 +71,11 @@ impl Delays {
 }
 
 impl<L> Shared<L> {
-    /// Whether a request that was taken has to wait. Only an enforced queue makes it.
+    /// Whether a request has to wait. Only an enforced queue makes it, and only one that is taken: of one that another
+    /// policy refuses, a queue that has room says a delay too.
     #[inline]
     pub(super) fn has_to_wait(&self, decided: &Decided) -> bool {
-        self.delays.is_some() && decided.is_delayed()
+        self.delays.is_some() && decided.passes() && decided.is_delayed()
     }
 }
 
@@ -88,7 +89,7 @@ impl Decided {
     fn is_delayed(&self) -> bool {
         let (charges, decisions) = self.answers();
         let mut answers = charges.iter().zip(decisions);
-        answers.any(|(charge, decision)| makes_wait(charge.mode, decision))
+        answers.any(|(charge, decision)| makes_wait(charge, decision))
     }
 }
 
@@ -106,7 +107,7 @@ impl<L: Limiter> Shared<L> {
             let now_us = delays.now_us();
             for at in 0..decided.answers().0.len() {
                 let Some((charge, decision)) = decided.answer_mut(at) else { continue };
-                if makes_wait(charge.mode, decision) {
+                if makes_wait(charge, decision) {
                     let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
                     let place = Place { policy: charge.policy, key: charge.key.clone(), cost: charge.cost };
                     let receipt = decision.take_receipt();
@@ -131,8 +132,8 @@ impl<S, B> Delayed<S, B> {
     /// Ready when all its departures have come.
     pub(super) fn poll_departure(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(Counted(delays)) = &self.counted else { return Poll::Ready(()) };
+        let mut now_us = delays.now_us();
         loop {
-            let now_us = delays.now_us();
             let mut latest_us = None;
             let decided = &mut self.decided;
             self.tickets.retain(|(at, ticket)| match delays.lines.poll(ticket, now_us, cx.waker()) {
@@ -152,6 +153,8 @@ impl<S, B> Delayed<S, B> {
             let Some((_, sleep)) = &mut self.sleep else { break };
             std::task::ready!(sleep.as_mut().poll(cx));
             self.sleep = None;
+            // Whatever the timer's clock says: nobody is to poll for ever.
+            now_us = delays.now_us().max(until_us);
         }
         self.counted = None;
         Poll::Ready(())
