@@ -5,36 +5,36 @@ mod chart;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One case: a figure for each contender.
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Case {
     pub name: String,
-    pub unit: &'static str,
+    pub unit: String,
     pub better: Better,
     /// The contender that ratios are to.
-    pub against: &'static str,
+    pub against: String,
     pub rows: Vec<Row>,
     pub remarks: Vec<String>,
 }
 
 /// Which of two figures is the better one.
-#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
     Lower,
     Higher,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, Deserialize)]
 pub struct Row {
     pub contender: String,
     pub value: f64,
     /// To the contender that the case is against, if that takes part.
     pub ratio: Option<f64>,
     /// Other figures of it.
-    pub notes: BTreeMap<&'static str, f64>,
+    pub notes: BTreeMap<String, f64>,
 }
 
 impl Case {
@@ -54,13 +54,13 @@ impl Case {
             notes: BTreeMap::new(),
         };
         let rows: Vec<Row> = names.iter().zip(values).map(row).collect();
-        Self { name, unit, better, against, rows, remarks: Vec::new() }
+        Self { name, unit: unit.to_owned(), better, against: against.to_owned(), rows, remarks: Vec::new() }
     }
 
     /// Another figure of each contender.
     pub fn note(&mut self, what: &'static str, values: impl Iterator<Item = f64>) {
         for (row, value) in self.rows.iter_mut().zip(values) {
-            row.notes.insert(what, value);
+            row.notes.insert(what.to_owned(), value);
         }
     }
 
@@ -96,7 +96,18 @@ fn figure(value: f64) -> String {
     if value.abs() < 100.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
-/// Writes a family's figures and chart.
+/// What a stranger would ask first.
+const SUMMARY: [(&str, &str); 7] = [
+    ("check", "allowed, 10k address"),
+    ("check", "allowed, 1M text"),
+    ("check", "denied, 10k address"),
+    ("layer", "allowed, 10k, with header fields, around an axum router"),
+    ("layer", "refused, 10k, with header fields, around an axum router"),
+    ("server", "everything refused, with header fields, one server thread"),
+    ("redis", "10k keys, 200 in flight"),
+];
+
+/// Writes a family's figures and chart, and the summary of all families anew.
 pub fn write(folder: &Path, family: &str, cases: &[Case]) -> Result<(), Box<dyn std::error::Error>> {
     std::fs::create_dir_all(folder)?;
     let json = folder.join(format!("{family}.json"));
@@ -104,5 +115,16 @@ pub fn write(folder: &Path, family: &str, cases: &[Case]) -> Result<(), Box<dyn 
     let chart = folder.join(format!("{family}.svg"));
     chart::draw(&chart, cases)?;
     println!("\nWritten: {} and {}", json.display(), chart.display());
-    Ok(())
+    summarize(folder)
+}
+
+/// Draws the cases of the summary, as far as their families have been run.
+fn summarize(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let mut cases = Vec::new();
+    for (family, name) in SUMMARY {
+        let Ok(json) = std::fs::read_to_string(folder.join(format!("{family}.json"))) else { continue };
+        let family: Vec<Case> = serde_json::from_str(&json)?;
+        cases.extend(family.into_iter().filter(|case| case.name == name));
+    }
+    chart::draw(&folder.join("summary.svg"), &cases)
 }
