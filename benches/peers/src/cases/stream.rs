@@ -55,7 +55,8 @@ fn stream<K>(make: impl Fn() -> Option<Check<K>>, key: impl Fn(u32) -> K, keys: 
             let asked = Instant::now();
             check.pass(&key, &[0]);
             let answered = Instant::now();
-            times.saturating_record((answered - asked).as_nanos() as u64);
+            // It grows as it has to.
+            times.record((answered - asked).as_nanos() as u64).expect("the time is told in 64 bits");
             if answered - started > PATIENCE {
                 break;
             }

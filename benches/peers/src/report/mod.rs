@@ -123,8 +123,9 @@ fn summarize(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let mut cases = Vec::new();
     for (family, name) in SUMMARY {
         let Ok(json) = std::fs::read_to_string(folder.join(format!("{family}.json"))) else { continue };
-        let family: Vec<Case> = serde_json::from_str(&json)?;
-        cases.extend(family.into_iter().filter(|case| case.name == name));
+        let all: Vec<Case> = serde_json::from_str(&json)?;
+        let mut wanted = all.into_iter().filter(|case| case.name == name);
+        cases.extend(wanted.next().map(|case| Case { name: format!("{family}: {name}"), ..case }));
     }
     chart::draw(&folder.join("summary.svg"), &cases)
 }
