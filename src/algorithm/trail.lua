@@ -222,7 +222,7 @@ local function trail_store(x, q, head)
     -- has to be deleted; then this looks for what is not there, which such a slot refuses, before anything is done.
     local old = redis.pcall('LLEN', key)
     if type(old) == 'table' then
-      redis.call('EXISTS', key .. '+')
+      redis.call('LLEN', key .. '+')
       redis.call('DEL', key)
       old = 0
     end
