@@ -16,6 +16,10 @@
 //! On an idle machine a bare call through fred is quicker at 50 in flight (1.67 against 1.41): with two calls on the wire,
 //! batches of some twenty leave the server waiting at times.
 //!
+//! On a machine whose two CPUs others kept busy it was less: 1.6–1.9 at 200 in flight, 1.2–1.5 at 50, and a lone check took
+//! 1.2–1.4 times the bare call. There 1, 2, 3 and 4 calls on the wire did 1.4–1.6, 1.6–1.9, 1.5–2.0 and 1.7 at 200 in flight, and
+//! 1.4–1.7, 1.2–1.5, 1.5–1.9 and 1.4 at 50, in two runs of the first three: no difference that stands out of the noise.
+//!
 //! The server's time of a lone decision was to be at most 1.25 times that of a script for its algorithm which says as much:
 //! the server's time, the exact count, the wait, and when all is back. By instructions within `EVALSHA` (callgrind; a new
 //! server with this script alone, 400 calls for one key; a script that does nothing takes 6,400), beside such a script, and
