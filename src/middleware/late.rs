@@ -348,7 +348,7 @@ impl Late {
                     self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
                 }
                 // What took nothing although it has a cost is only watched, and of a quota and its meter one is charged.
-                None if charge.cost > 0 || matches!(charge.effect, Effect::OnRefusal { .. }) => continue,
+                None if charge.cost > 0 || matches!(charge.effect(), Effect::OnRefusal { .. }) => continue,
                 _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
                 _ => continue,
             }
