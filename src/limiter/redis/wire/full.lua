@@ -32,7 +32,7 @@ end
 
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
-  local states, allowed, denials = {}, true, {}
+  local states, allowed, denials = {}, true, {[0] = true}
   for at = 1, #numbers do
     local y, why = look(KEYS[from + at], form_of(numbers[at]))
     if not y then return why end
