@@ -170,9 +170,9 @@ where
                     if decided.is_late() {
                         return Poll::Ready(Ok(this.shared.finish_late(response, decided, passage)));
                     }
-                    // Left where it is, since it is large.
-                    this.shared.finish(&mut response, decided);
+                    // Left where it is, since it is large. What is given back is told as it is then.
                     this.shared.settle_with(decided, passage, &response);
+                    this.shared.finish(&mut response, decided);
                     return Poll::Ready(Ok(response.map(Body::inner)));
                 }
                 StateProjection::Deciding { waiting } => {

@@ -94,7 +94,7 @@ struct Open {
 }
 
 /// A layer, whatever its limiter.
-trait Settling: Send + Sync {
+pub(super) trait Settling: Send + Sync {
     fn after(&self, policy: usize) -> Option<&After>;
 
     /// Gives back units of a charge.
@@ -246,8 +246,8 @@ impl<L: Limiter> Shared<L> {
             }
         }
         let mut response = Response::from_parts(parts, ());
-        self.finish(&mut response, decided);
         self.settle_with(decided, passage, &response);
+        self.finish(&mut response, decided);
         if let Answer::Several(record) = std::mem::replace(&mut decided.answer, Answer::Nothing) {
             match *record {
                 Record::Late(late) if !late.open.is_empty() => {

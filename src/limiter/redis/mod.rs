@@ -145,8 +145,9 @@ impl Inner {
         let mut failed = None;
         let mut answered = |places: Places, answer: Result<Decision, RedisError>| match answer {
             Ok(decision) => {
+                let passed = decision.is_allowed();
                 for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-                    set[place].answer(decision);
+                    set[place].answer(decision, passed);
                 }
             }
             Err(error) => failed = Some(error),
@@ -356,8 +357,9 @@ impl Limiter for RedisLimiter {
                     Answer::Failed(error) => return Err(error),
                     Answer::Done | Answer::Again => return Err(wire::nonsense()),
                 };
+                let passed = decision.is_allowed();
                 for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-                    set[place].answer(decision);
+                    set[place].answer(decision, passed);
                 }
             }
             Ok(set::decide(set).0)
