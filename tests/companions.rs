@@ -9,7 +9,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, Mode, Outcome, OutcomeKind, Policy, Quota,
+    Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, MisuseKind, Mode, Outcome, OutcomeKind, Policy, Quota,
     RateLimitLayer, Rule, key,
 };
 
@@ -180,6 +180,14 @@ async fn the_cost_of_a_request_is_metered_as_a_whole() {
     let full = send(&layer, "alice").await;
     assert_eq!(full.kind, OutcomeKind::Limited);
     assert!(full.outcome().is_never() && full.field("retry-after").is_none(), "the quota never has so much");
+    assert_eq!(layer.check(), Ok(()), "it is meant for the meter");
+    meters.settle(&user_key("alice"), 3).await.unwrap();
+    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
+    // More than the meter has in all is a mistake.
+    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 1_000).overage(meter()).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user"));
+    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Limited);
+    assert_eq!(layer.check().unwrap_err().kind(), MisuseKind::NeverPasses);
 }
 
 #[tokio::test]

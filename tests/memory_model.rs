@@ -34,6 +34,10 @@ fn quotas() -> Vec<Quota> {
             Quota::block(3, MINUTE, MINUTE / 2)?.growing(3, 5 * MINUTE, 2 * MINUTE)?,
             Quota::block(1, MINUTE, 2 * MINUTE)?.count_denied()?,
             Quota::meter(7, MINUTE)?,
+            Quota::token_bucket(12, MINUTE)?.in_proportion()?,
+            Quota::token_bucket(99_999, MINUTE)?.burst(8)?.in_proportion()?,
+            Quota::fixed_window(11, MINUTE)?.in_proportion()?,
+            Quota::sliding_log(9, MINUTE)?.in_proportion()?,
         ])
     };
     each().expect("the quotas are possible")

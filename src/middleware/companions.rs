@@ -53,7 +53,9 @@ impl Rule {
     /// Lets pass what goes beyond the rule's quota, and counts it: `meter` is a policy whose quota is a
     /// [meter](crate::Quota::meter), and its limit is the most that may. A request's cost is taken from the quota, or, if
     /// that has not enough left, all of it is counted by the meter, in the same step; the outcome is
-    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none. What
+    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none, and told
+    /// when the quota will have room; one that costs more than the quota's capacity is told of no time, since it can only pass
+    /// once somebody has settled the meter, or it was forgotten. What
     /// the rule [gives back](Rule::give_back_when) or [settles](Rule::settle_by_bill) is taken off the meter, or added to it,
     /// if it was counted there.
     ///

@@ -184,7 +184,8 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed); it is told when the request departs.
     /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
     ///
-    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting.
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting. A layer with a
+    /// timer, and without any queue, is [misuse](crate::MisuseKind::NoQueue), and told so before the first request.
     #[must_use]
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))

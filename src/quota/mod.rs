@@ -11,7 +11,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::algorithm::Rules;
+use crate::algorithm::{Rules, Used};
 use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact, micros_floor};
 
 pub use error::{QuotaError, QuotaErrorKind};
@@ -74,6 +74,8 @@ pub(crate) struct Spec {
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
     pub(crate) count_denied: bool,
+    /// Of what was used under another quota the share is kept, and not the amount.
+    pub(crate) proportional: bool,
     pub(crate) lasting: Lasting,
 }
 
@@ -418,10 +420,41 @@ impl Quota {
         self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
     }
 
+    /// Keeps the share that is used, and not the amount, where a key's state was written under another quota of the same
+    /// policy name: of one that had used 60 of 100, 600 of 1,000 are used. See [`Policy::choose_in_proportion`].
+    ///
+    /// The share is of the capacity, and a debt is part of it. It is rounded up to what this quota can tell apart, by less
+    /// than a unit. In a window or a log it counts as used in one piece when it is met, as an amount does.
+    ///
+    /// [`Policy::choose_in_proportion`]: crate::Policy::choose_in_proportion
+    ///
+    /// # Errors
+    /// Of a block, whose strikes are refusals that have happened, and of a meter, whose units are to be settled: a share of
+    /// these means nothing.
+    pub fn in_proportion(self) -> Result<Self, QuotaError> {
+        use Algorithm::{
+            FixedWindow, Gcra, LeakyBucket, LeakyQueue, SlidingLog, SlidingWindow, StepBucket, TokenBucket,
+        };
+        self.only(
+            "in_proportion",
+            &[TokenBucket, StepBucket, Gcra, LeakyBucket, LeakyQueue, FixedWindow, SlidingWindow, SlidingLog],
+        )?;
+        self.with(|spec| spec.proportional = true)
+    }
+
+    /// What is in use of another quota, as this one finds it.
+    pub(crate) fn met(&self, other: &Self, used: Used) -> Used {
+        if self.spec.proportional { used.in_proportion(other.capacity(), self.capacity()) } else { used }
+    }
+
     /// The same quota, whose states can have as many units in use as a quota of this capacity: or as many as come back in
     /// 8.9 years.
     pub(crate) fn holding(self, capacity: u64) -> Self {
-        let missing = capacity.saturating_sub(self.capacity());
+        self.owing(capacity.saturating_sub(self.capacity()))
+    }
+
+    /// The same quota, which may owe at least so much: or as much as comes back in 8.9 years.
+    pub(crate) fn owing(self, missing: u64) -> Self {
         if missing <= self.spec.debt {
             return self;
         }
@@ -609,6 +642,7 @@ impl Spec {
             buckets: 1,
             oldest: Oldest::Weighted,
             count_denied: false,
+            proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
         }
     }

@@ -99,6 +99,9 @@ impl fmt::Display for Quota {
         if spec.count_denied {
             f.write_str(", counting denied")?;
         }
+        if spec.proportional {
+            f.write_str(", in proportion")?;
+        }
         write!(f, ", {}", spec.algorithm)
     }
 }
@@ -225,6 +228,10 @@ impl<'a> Reader<'a> {
                 "counting" => {
                     self.expect("denied")?;
                     quota.count_denied()?
+                }
+                "in" => {
+                    self.expect("proportion")?;
+                    quota.in_proportion()?
                 }
                 "oldest" => quota.oldest(match self.next() {
                     Some("weighted") => Oldest::Weighted,
