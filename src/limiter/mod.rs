@@ -11,7 +11,7 @@ mod roster;
 use std::future::Future;
 
 use crate::algorithm::How;
-use crate::decision::{Decision, Receipt};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -56,6 +56,16 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Takes all charges or none.
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// A shortcut for the usual set, that of one [enforced](Effect::Enforce) charge, for limiters that know the answer at
+    /// once: the same as [`take`](Self::take) would give, without what a set and an answer that comes later need.
+    ///
+    /// `None`, which is what a limiter says that has no shortcut, takes nothing, and `take` is asked.
+    #[inline]
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let _ = (policy, key, cost);
+        None
+    }
 
     /// Answers as [`take`](Self::take) would, and takes nothing.
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;

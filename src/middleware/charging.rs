@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::bound::{Asked, BoundRule};
 use super::companions::Companions;
 use super::composed::Passage;
-use super::decided::{Answer, Answered, Asking, Charges, Decided, OwnedCharge, owe};
+use super::decided::{Answer, Answered, Asking, Charges, Decided, Manner, OwnedCharge, owe};
 use super::delay::Delays;
 use super::headers::{Prepared, View};
 use super::late::{self, Afters};
@@ -35,8 +35,8 @@ pub(super) struct Shared<L> {
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
     pub(super) policies: Arc<[Policy]>,
-    /// The rule, if there is one, of one policy.
-    only_rule: Option<BoundRule>,
+    /// The rule, if there is one, of one policy, and an allowed request needs nothing but its header fields.
+    usual: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
     /// For each policy, from how many percent on it is near its limit.
@@ -66,7 +66,6 @@ impl<L> Shared<L> {
         let refusals = settings.refusals.prepare(&policies);
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
-        let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
@@ -77,6 +76,7 @@ impl<L> Shared<L> {
             && settings.observer.is_none()
             && !settings.expose_outcome
             && afters.is_none();
+        let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let watch = Watch::new(&settings.rules);
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
@@ -84,7 +84,7 @@ impl<L> Shared<L> {
             limiter,
             settings,
             policies: policies.into(),
-            only_rule,
+            usual,
             headers,
             refusals,
             near,
@@ -100,28 +100,21 @@ impl<L> Shared<L> {
         }
     }
 
-    /// The charges of a request.
+    /// The only rule and its policy, which is enforced, if nothing else is looked at.
     #[inline(always)]
+    pub(super) fn usual(&self) -> Option<(&BoundRule, &Policy)> {
+        let usual = self.usual.as_ref().filter(|_| !self.is_screened.load(Ordering::Relaxed))?;
+        Some((usual, self.policies.first()?))
+    }
+
+    /// The charges of a request.
+    #[inline(never)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
         if self.is_screened.load(Ordering::Relaxed) {
             if let Some(asking) = self.screen(parts) {
                 return asking;
             }
         }
-        // The usual layer has one policy.
-        let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
-        match bound.ask(parts) {
-            Asked::Nothing => Asking::Exempt,
-            Asked::Charge { key, cost } => {
-                let mode = self.mode_of(bound);
-                Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost, mode, effect: mode.effect() }))
-            }
-            Asked::Key => Asking::Unkeyed(self.mode_of(bound)),
-        }
-    }
-
-    #[inline(never)]
-    fn ask_all(&self, parts: &Parts) -> Asking {
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         let mut unkeyed = None;
         for (rule, bound) in self.settings.rules.iter().enumerate() {
@@ -130,12 +123,11 @@ impl<L> Shared<L> {
                 Asked::Charge { key, cost } => {
                     let Range { start, end } = bound.charged(parts);
                     let last = end.saturating_sub(1);
-                    let mode = self.mode_of(bound);
-                    let (first, effect) = (charges.len(), mode.effect());
+                    let (first, manner) = (charges.len(), Manner::of(self.mode_of(bound)));
                     for policy in start..last {
-                        charges.push(OwnedCharge { policy, key: key.clone(), cost, mode, effect });
+                        charges.push(OwnedCharge { policy, key: key.clone(), cost, manner });
                     }
-                    charges.push(OwnedCharge { policy: last, key, cost, mode, effect });
+                    charges.push(OwnedCharge { policy: last, key, cost, manner });
                     self.companions.join(rule, &mut charges, first);
                 }
                 Asked::Key => match (self.mode_of(bound), unkeyed) {
@@ -242,13 +234,13 @@ impl<L> Shared<L> {
         decision: &'a ChargeDecision,
         refused: bool,
     ) -> Option<View<'a>> {
-        if !decision.is_known() || charge.mode == Mode::Shadow {
+        if !decision.is_known() || charge.mode() == Mode::Shadow {
             return None;
         }
         Some(View {
             policy: self.policy(charge.policy)?,
             decision,
-            refuses: refused && charge.mode == Mode::Enforce && !decision.is_allowed(),
+            refuses: refused && charge.mode() == Mode::Enforce && !decision.is_allowed(),
         })
     }
 
@@ -264,46 +256,12 @@ impl<L> Shared<L> {
 }
 
 impl<L: Limiter> Shared<L> {
-    #[inline(always)]
-    pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        match charges {
-            Charges::One(charge) => match self.policy(charge.policy) {
-                // Enforced by what is written here, so that the limiter's code need not ask.
-                Some(policy) if !self.has_modes => {
-                    self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)])
-                }
-                Some(_) => self.take_all(std::slice::from_ref(charge)),
-                None => self.limiter.take(&[]), // there is one
-            },
-            Charges::Several(charges) | Charges::Unkeyed(charges, _) => self.take_all(charges),
-        }
-    }
-
     #[inline(never)]
-    fn take_all(&self, charges: &[OwnedCharge]) -> Reply<Decision, L::Error, L::Future<Decision>> {
+    pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
+        let charges = charges.as_slice().iter();
         let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> =
-            charges.iter().filter_map(|charge| Some(charge.of(self.policy(charge.policy)?))).collect();
+            charges.filter_map(|charge| Some(charge.of(self.policy(charge.policy)?))).collect();
         self.limiter.take(&borrowed)
-    }
-
-    /// One charge that is allowed, if nobody else looks at that; else what it means for the request.
-    #[inline(always)]
-    #[expect(clippy::result_large_err, reason = "no error, but the other case; both are taken apart by the caller")]
-    pub(super) fn quickly(
-        &self,
-        charges: Charges,
-        answer: Result<Decision, L::Error>,
-    ) -> Result<(OwnedCharge, ChargeDecision), Decided> {
-        match (charges, answer) {
-            (Charges::One(charge), Ok(decision)) if self.is_plain => match decision.into_one() {
-                Ok((true, decision)) => Ok((charge, decision)),
-                Ok((false, decision)) => {
-                    Err(Decided { kind: OutcomeKind::Limited, answer: Answer::One { charge, decision } })
-                }
-                Err(decision) => Err(self.decide(Charges::One(charge), Ok(decision))),
-            },
-            (charges, answer) => Err(self.decide(charges, answer)),
-        }
     }
 
     /// What the limiter's answer means for the request.

@@ -15,10 +15,9 @@ use tower_service::Service;
 
 use super::charging::Shared;
 use super::decided::{Answer, Answered, Decided, OwnedCharge};
-use super::late::Settling;
 use super::watch::Charged;
 use crate::decision::{self, ChargeDecision, Receipt};
-use crate::limiter::{Effect, Limiter, Refund};
+use crate::limiter::{Limiter, Refund};
 use crate::outcome::{Outcome, OutcomeKind};
 
 /// Whether any layer of this process is around another. Until then no request has to be looked at.
@@ -258,11 +257,7 @@ impl<L: Limiter> Shared<L> {
         let mut taken = taken.into_iter();
         each_answer(decided, |charge, decision| {
             let Some(units) = taken.next().filter(|units| *units > 0) else { return };
-            // Who is in debt is told nothing more than that.
-            let in_debt = charge.effect == Effect::Force && decision.remaining() == 0;
-            let given_back = if in_debt { 0 } else { units };
-            let reckoned = || decision.with_cost_changed(given_back, 0);
-            *decision = self.look(charge.policy, &charge.key).unwrap_or_else(reckoned);
+            *decision = self.stands(charge, decision, units);
         });
     }
 }

@@ -16,7 +16,7 @@ use super::bill::{Bill, Item};
 use super::body::Body;
 use super::charging::Shared;
 use super::composed::Passage;
-use super::decided::{Answer, Answered, Decided};
+use super::decided::{Answer, Answered, Decided, OwnedCharge};
 use super::rule::Rule;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
@@ -94,7 +94,7 @@ struct Open {
 }
 
 /// A layer, whatever its limiter.
-pub(super) trait Settling: Send + Sync {
+trait Settling: Send + Sync {
     fn after(&self, policy: usize) -> Option<&After>;
 
     /// Gives back units of a charge.
@@ -139,6 +139,12 @@ impl<L: Limiter> Shared<L> {
         if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
             self.tell_failure(&error);
         }
+    }
+
+    /// How a charge stands of which so many units were given back, and before that stood as told here: as a limiter says
+    /// that answers at once, and else reckoned.
+    pub(super) fn stands(&self, charge: &OwnedCharge, told: &ChargeDecision, units: u64) -> ChargeDecision {
+        self.look(charge.policy, &charge.key).unwrap_or_else(|| told.with_cost_changed(units, 0))
     }
 
     #[cold]
@@ -348,7 +354,7 @@ impl Late {
                     self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
                 }
                 // What took nothing although it has a cost is only watched, and of a quota and its meter one is charged.
-                None if charge.cost > 0 || matches!(charge.effect, Effect::OnRefusal { .. }) => continue,
+                None if charge.cost > 0 || matches!(charge.effect(), Effect::OnRefusal { .. }) => continue,
                 _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
                 _ => continue,
             }
