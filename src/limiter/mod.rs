@@ -31,7 +31,7 @@ pub use roster::Roster;
 /// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones, and for
 ///   charges [on refusal](Effect::OnRefusal), which are written in the same step. Of each charge that its own quota allows
 ///   it tells how that quota stands, with nothing taken.
-/// * **The answer** has one [`ChargeDecision`](crate::ChargeDecision) for each charge, in their order, and a receipt for
+/// * **The answer** has one [`ChargeDecision`] for each charge, in their order, and a receipt for
 ///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
 ///   a limiter may answer anything to a set that breaks this, but must not panic or hang.
 /// * **Cost 0** looks: it takes nothing, and is allowed unless a [block](crate::Quota::block) is in the way.
