@@ -134,7 +134,8 @@ impl FromStr for Quota {
     ///
     /// First the limit and the period, then in any order: an algorithm (`token bucket` if none is named), `burst N`,
     /// `queue N`, `delay after N`, `debt N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
-    /// `counting denied`, and of a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter; numbers may contain `_`.
+    /// `counting denied`, `in proportion`, and of a block `for TIME` and `times N up to TIME within TIME`. Case and commas do
+    /// not matter; numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         let words: Vec<&str> = lower.split_whitespace().collect();
