@@ -1,6 +1,8 @@
 //! A gRPC client understands what the layer says.
 
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,11 +22,11 @@ use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
     Access, AccessList, Bill, Limiter, ManualClock, MemoryLimiter, Mode, Outcome, OutcomeKind, Policy, Quota,
     RateLimitLayer, Rule, Timer, key,
 };
+use waiting::Skipping;
 
 /// Answers a text with itself.
 #[derive(Clone)]
@@ -248,21 +250,6 @@ async fn tonics_connect_info_is_the_peer() {
 // Modes ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 const HOUR: Duration = Duration::from_secs(3_600);
-
-/// A timer whose time passes when somebody waits.
-#[derive(Clone, Debug, Default)]
-struct Skipping(std::sync::Arc<std::sync::Mutex<Duration>>);
-
-impl Timer for Skipping {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn sleep_until(&self, at: Duration) -> Sleep {
-        *self.0.lock().unwrap() = at;
-        Box::pin(std::future::ready(()))
-    }
-}
 
 fn named(name: &str, quota: Quota) -> Policy {
     Policy::new(name, quota).unwrap()

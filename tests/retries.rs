@@ -1,24 +1,31 @@
 //! What a request is charged that is tried again: around a layer each attempt is a request of its own, within it all are
 //! one. So in every mode.
 
+#[path = "support/waiting.rs"]
+mod waiting;
+
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::{Request, Response, StatusCode};
+use http_body_util::Full;
 use tower::retry::{Policy as Retries, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::middleware::{Body, Sleep};
+use tower_ratelimit::middleware::Body;
 use tower_ratelimit::{
     Blocks, Key, ManualClock, MemoryLimiter, Meters, Mode, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Rule,
     Timer, key,
 };
+use waiting::Skipping;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-type Answer = Response<Body<http_body_util::Full<bytes::Bytes>>>;
+type Served = Response<Full<Bytes>>;
+type Answer = Response<Body<Full<Bytes>>>;
 
 /// Tries again what was not served, so often.
 #[derive(Clone)]
@@ -46,15 +53,11 @@ impl<B> Retries<Request<()>, Response<B>, Infallible> for Again {
 /// A service that fails so often before it serves.
 fn failing(
     times: u64,
-) -> impl Service<
-    Request<()>,
-    Response = Response<http_body_util::Full<bytes::Bytes>>,
-    Error = Infallible,
-    Future = Ready<Result<Response<http_body_util::Full<bytes::Bytes>>, Infallible>>,
-> + Clone {
+) -> impl Service<Request<()>, Response = Served, Error = Infallible, Future = Ready<Result<Served, Infallible>>> + Clone
+{
     let left = Arc::new(AtomicU64::new(times));
     service_fn(move |_: Request<()>| {
-        let mut response = Response::new(http_body_util::Full::default());
+        let mut response = Response::new(Full::default());
         if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }
@@ -164,21 +167,6 @@ async fn who_tries_again_at_once_when_it_is_refused_blocks_itself() {
     assert_eq!(answer.headers()["retry-after"], "600");
     let blocks = Blocks::new(limiter, block()).unwrap();
     assert_eq!(blocks.blocked_for(&Key::global()).await.unwrap(), Some(10 * MINUTE));
-}
-
-/// A timer whose time passes when somebody waits.
-#[derive(Clone, Debug, Default)]
-struct Skipping(Arc<std::sync::Mutex<Duration>>);
-
-impl Timer for Skipping {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn sleep_until(&self, at: Duration) -> Sleep {
-        *self.0.lock().unwrap() = at;
-        Box::pin(ready(()))
-    }
 }
 
 #[tokio::test]
