@@ -63,6 +63,11 @@ impl Decision {
         Self { allowed, answers: Answers::Several(charges) }
     }
 
+    /// Moves it out, and leaves one without charges.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::of(self.allowed, Several::new()))
+    }
+
     /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
     #[inline]
     #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]

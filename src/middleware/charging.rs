@@ -264,48 +264,47 @@ impl<L: Limiter> Shared<L> {
         self.limiter.take(&borrowed)
     }
 
-    /// What the limiter's answer means for the request.
+    /// What the limiter's answer means for the request. By reference, and moved out where they have to be: charges and
+    /// answers have room for several, and so are large.
     #[inline(never)]
-    pub(super) fn decide(&self, mut charges: Charges, mut answer: Result<Decision, L::Error>) -> Decided {
-        // By reference as far as possible: an answer has room for several charges, and so is large.
-        let decision = match &mut answer {
+    pub(super) fn decide(&self, charges: &mut Charges, answer: &mut Result<Decision, L::Error>) -> Decided {
+        let decision = match answer {
             Ok(decision) => decision,
             Err(error) => return self.failed(error, charges),
         };
         let kind = match decision.is_allowed() {
-            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(&charges, decision),
+            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(charges, decision),
             true => OutcomeKind::Allowed,
             false => OutcomeKind::Limited,
         };
         let kind = if self.has_companions {
-            self.take_nothing_while_closed(&charges, decision);
-            self.kind_with_companions(kind, &charges, decision)
+            self.take_nothing_while_closed(charges, decision);
+            self.kind_with_companions(kind, charges, decision)
         } else {
             kind
         };
-        let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
-        if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
-            if let Answer::Owed(owed) = &mut decided.answer {
-                owe(owed, &mut charges, decision);
-            }
-        } else if let Ok(decision) = answer {
-            decided.answer = match (charges, decision.into_one()) {
+        let answer = if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
+            let mut owed = SmallVec::new();
+            owe(&mut owed, charges, decision);
+            Answer::Owed(owed)
+        } else {
+            match (charges.take(), decision.take().into_one()) {
                 (Charges::One(charge), Ok((_, decision))) => Answer::One { charge, decision },
                 (charges, Ok((allowed, one))) => Answered::boxed(charges, Some(Decision::one(allowed, one))),
                 (charges, Err(several)) => Answered::boxed(charges, Some(several)),
-            };
-        }
-        decided
+            }
+        };
+        Decided { kind, answer }
     }
 
     #[cold]
-    fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
+    fn failed(&self, error: &L::Error, charges: &mut Charges) -> Decided {
         self.tell_failure(error);
         let kind = match self.settings.on_error {
-            OnError::Deny if self.may_refuse(&charges) => OutcomeKind::FailedClosed,
+            OnError::Deny if self.may_refuse(charges) => OutcomeKind::FailedClosed,
             _ => OutcomeKind::FailedOpen,
         };
-        Decided { kind, answer: Answered::boxed(charges, None) }
+        Decided { kind, answer: Answered::boxed(charges.take(), None) }
     }
 
     /// Gives back what a request took that never reached the service, or was refused on its way.

@@ -100,6 +100,11 @@ impl Charges {
         }
     }
 
+    /// Moves them out, and leaves none.
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Several(SmallVec::new()))
+    }
+
     /// The mode of rules that had no key to charge.
     pub(super) fn unkeyed(&self) -> Mode {
         if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }

@@ -179,12 +179,12 @@ where
                 }
                 StateProjection::Deciding { waiting } => {
                     let waiting = waiting.as_mut().project();
-                    let answer = ready!(waiting.answer.poll(cx));
+                    let mut answer = ready!(waiting.answer.poll(cx));
                     // There until the answer came, and then this state is left.
-                    let Some(InFlight { charges, mut ready, request, overflow }) = waiting.asked.take() else {
+                    let Some(InFlight { mut charges, mut ready, request, overflow }) = waiting.asked.take() else {
                         return Poll::Pending;
                     };
-                    let mut decided = this.shared.decide(charges, answer);
+                    let mut decided = this.shared.decide(&mut charges, &mut answer);
                     if this.shared.has_to_wait(&decided) {
                         // What was ready is let go.
                         let delayed = this.shared.delay(ready.clone(), request, decided);

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{Request, Response};
 use tower_service::Service;
 
@@ -17,6 +16,7 @@ use super::decided::{Asking, Charges, Decided, OwnedCharge};
 use super::future::{InFlight, ResponseFuture};
 use super::modes::kind_of_unkeyed;
 use super::overflow::{NoOverflow, Overflow};
+use crate::decision::ChargeDecision;
 use crate::limiter::{Limiter, Reply};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -60,7 +60,7 @@ impl<S, L, O> RateLimit<S, L, O> {
 impl<S, L, O> RateLimit<S, L, O> {
     /// A request whose limiter is to be asked, if it is.
     #[inline(never)]
-    fn answer<B>(&mut self, parts: Parts, body: B, asking: Asking) -> ResponseFuture<S, L, B, O>
+    fn answer<B>(&mut self, request: Request<B>, asking: &mut Asking) -> ResponseFuture<S, L, B, O>
     where
         S: Service<Request<B>> + Clone,
         L: Limiter,
@@ -68,38 +68,36 @@ impl<S, L, O> RateLimit<S, L, O> {
     {
         let charges = match asking {
             Asking::Charges(charges) => charges,
-            Asking::Exempt => return self.go_on(parts, body, Decided::without_charges(OutcomeKind::Exempt)),
-            Asking::Unkeyed(mode) => return self.go_on(parts, body, Decided::without_charges(kind_of_unkeyed(mode))),
-            Asking::Denied => return self.go_on(parts, body, Decided::without_charges(OutcomeKind::Denied)),
+            Asking::Exempt => return self.go_on(request, Decided::without_charges(OutcomeKind::Exempt)),
+            Asking::Unkeyed(mode) => return self.go_on(request, Decided::without_charges(kind_of_unkeyed(*mode))),
+            Asking::Denied => return self.go_on(request, Decided::without_charges(OutcomeKind::Denied)),
         };
-        match self.shared.take(&charges) {
-            Reply::Now(answer) => {
-                let decided = self.shared.decide(charges, answer);
-                self.go_on(parts, body, decided)
+        match self.shared.take(charges) {
+            Reply::Now(mut answer) => {
+                let decided = self.shared.decide(charges, &mut answer);
+                self.go_on(request, decided)
             }
             Reply::Later(answer) => {
                 // Until it is known to pass.
-                if let Some(around) = Passage::around(&parts.extensions) {
+                if let Some(around) = Passage::around(request.extensions()) {
                     around.refuse();
                 }
                 let next = self.inner.clone();
                 let ready = std::mem::replace(&mut self.inner, next);
-                let request = Request::from_parts(parts, body);
-                let asked = InFlight { charges, ready, request, overflow: self.overflow.clone() };
+                let asked = InFlight { charges: charges.take(), ready, request, overflow: self.overflow.clone() };
                 ResponseFuture::deciding(answer, asked, Arc::clone(&self.shared))
             }
         }
     }
 
     /// A request that was decided.
-    #[inline(never)]
-    fn go_on<B>(&mut self, parts: Parts, body: B, mut decided: Decided) -> ResponseFuture<S, L, B, O>
+    #[inline(always)]
+    fn go_on<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B, O>
     where
         S: Service<Request<B>> + Clone,
         L: Limiter,
         O: Overflow<S, B>,
     {
-        let request = Request::from_parts(parts, body);
         if self.shared.has_to_wait(&decided) {
             // What is ready is let go, for others.
             self.inner = self.inner.clone();
@@ -116,6 +114,23 @@ impl<S, L, O> RateLimit<S, L, O> {
             let turned_away = self.shared.turn_away(request, decided, &self.overflow, &mut cx);
             ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
         }
+    }
+
+    /// One charge that was answered at once, where it is refused or where layers are around each other. Apart, so that the
+    /// usual request is not moved for it.
+    #[inline(never)]
+    fn go_on_with_one<B>(
+        &mut self,
+        request: Request<B>,
+        charge: OwnedCharge,
+        decision: ChargeDecision,
+    ) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        self.go_on(request, Decided::one(decision.is_allowed(), charge, decision))
     }
 }
 
@@ -142,7 +157,7 @@ where
         composed::count_call();
         let (parts, body) = request.into_parts();
         // The usual case in straight-line code, so that what was decided is written once.
-        let asking = if let Some((rule, policy)) = self.shared.usual() {
+        let mut asking = if let Some((rule, policy)) = self.shared.usual() {
             match rule.ask(&parts) {
                 Asked::Charge { key, cost } => match self.shared.limiter.take_at_once(policy, &key, cost) {
                     Some(decision) if decision.is_allowed() && !composed::is_used() => {
@@ -154,8 +169,7 @@ where
                     }
                     Some(decision) => {
                         let charge = OwnedCharge::usual(key, cost);
-                        let decided = Decided::one(decision.is_allowed(), charge, decision);
-                        return self.go_on(parts, body, decided);
+                        return self.go_on_with_one(Request::from_parts(parts, body), charge, decision);
                     }
                     None => Asking::Charges(Charges::One(OwnedCharge::usual(key, cost))),
                 },
@@ -165,7 +179,7 @@ where
         } else {
             self.shared.ask(&parts)
         };
-        self.answer(parts, body, asking)
+        self.answer(Request::from_parts(parts, body), &mut asking)
     }
 }
 
