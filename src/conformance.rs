@@ -249,7 +249,7 @@ cases! {
         ensure(bench.remaining(&policy, &key).await? == 0, "the original sees what its clone took")
     }
 
-    /// Several charges are all taken or none is.
+    /// Several charges are all taken or none is, and each is told as it then stands.
     async fn several_charges_are_all_taken_or_none(bench) {
         let (one, two) = (bench.policy("one")?, bench.policy("two")?);
         let (a, b) = (key("a"), key("b"));
@@ -258,6 +258,7 @@ cases! {
         ensure(!denied.is_allowed(), "a set passed whose second charge does not")?;
         ensure(denied.charges().len() == 2, "each charge has its answer")?;
         ensure(denied.charges()[0].is_allowed() && !denied.charges()[1].is_allowed(), "and it is its own")?;
+        ensure(denied.charges()[0].remaining() == CAPACITY, "what was not taken is told as if it had been")?;
         ensure(bench.remaining(&one, &a).await? == CAPACITY, "a refused set took something")?;
         ensure(bench.take(&[Charge::new(&one, &a).cost(2), Charge::new(&two, &b)]).await?.is_allowed(), "the set fits")?;
         ensure(bench.remaining(&one, &a).await? == CAPACITY - 2, "the first was taken")?;

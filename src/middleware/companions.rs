@@ -53,7 +53,9 @@ impl Rule {
     /// Lets pass what goes beyond the rule's quota, and counts it: `meter` is a policy whose quota is a
     /// [meter](crate::Quota::meter), and its limit is the most that may. A request's cost is taken from the quota, or, if
     /// that has not enough left, all of it is counted by the meter, in the same step; the outcome is
-    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none. What
+    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none, and told
+    /// when the quota will have room; one that costs more than the quota's capacity is told of no time, since it can only pass
+    /// once somebody has settled the meter, or it was forgotten. What
     /// the rule [gives back](Rule::give_back_when) or [settles](Rule::settle_by_bill) is taken off the meter, or added to it,
     /// if it was counted there.
     ///
@@ -271,14 +273,14 @@ impl<L> Shared<L> {
 
 impl<L: Limiter> Shared<L> {
     /// A block that only looks lets pass, and what passes is charged. If it were enforced, nothing would be taken while it is
-    /// closed; so that the rule goes on to decide as it would then, its charges are given back.
+    /// closed; so that the rule goes on to decide as it would then, its charges are given back, and told so.
     #[cold]
     pub(super) fn take_nothing_while_closed(&self, charges: &Charges, decision: &mut Decision) {
         if !decision.is_allowed() {
             return;
         }
         let charges = charges.as_slice();
-        let mut refunds = Vec::new();
+        let (mut refunds, mut given_back) = (Vec::new(), SmallVec::<[(usize, u64); decision::INLINE]>::new());
         for (at, block) in charges.iter().enumerate().filter(|(_, charge)| charge.mode() != Mode::Enforce) {
             let Effect::OnRefusal { of } = block.effect() else { continue };
             if decision.charges().get(at).is_none_or(ChargeDecision::is_allowed) {
@@ -289,12 +291,19 @@ impl<L: Limiter> Shared<L> {
                     continue;
                 };
                 if let (Some(policy), Some(receipt)) = (self.policy(charge.policy), found.take_receipt()) {
+                    given_back.push((partner, receipt.units()));
                     refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
                 }
             }
         }
-        if !refunds.is_empty() {
-            self.refund_all(refunds);
+        if refunds.is_empty() {
+            return;
+        }
+        self.refund_all(refunds);
+        for (at, units) in given_back {
+            if let (Some(charge), Some(found)) = (charges.get(at), decision.charge_mut(at)) {
+                *found = self.stands(charge, found, units);
+            }
         }
     }
 }

@@ -172,8 +172,9 @@ where
                     }
                     // In its last form at once, and what was decided is left where it is: both are large.
                     let mut response = response.map(Body::inner);
-                    this.shared.finish(&mut response, decided);
+                    // What is given back is told as it is then.
                     this.shared.settle_with(decided, passage, &response);
+                    this.shared.finish(&mut response, decided);
                     return Poll::Ready(Ok(response));
                 }
                 StateProjection::Deciding { waiting } => {

@@ -8,7 +8,7 @@
 use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, How, Layout, Next, Rules};
-use crate::decision::{ChargeDecision, Decision, Several};
+use crate::decision::{Decision, Several};
 use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
@@ -58,8 +58,7 @@ impl Store {
         }
         if !allowed {
             // It holds at the instant at which a refusing state was read; unless the refusal itself is to be written.
-            decisions.iter_mut().for_each(ChargeDecision::untaken);
-            return (!mends).then(|| Decision::of(false, decisions));
+            return (!mends).then(|| refused(charges, &planned, decisions, now));
         }
         planned.retain(|plan| plan.word != plan.seen.word);
         for (at, plan) in planned.iter().enumerate() {
@@ -71,4 +70,18 @@ impl Store {
         planned.iter().for_each(|plan| self.words.publish(plan.seen, plan.seen.tag, plan.word));
         Some(Decision::of(true, decisions))
     }
+}
+
+/// What is told of a refused set: each that its own quota allows as it stands.
+#[cold]
+#[inline(never)]
+fn refused(charges: &[Charge<'_>], planned: &[Planned], mut decisions: Several, now: Now) -> Decision {
+    for ((charge, Planned { seen, .. }), decision) in charges.iter().zip(planned).zip(&mut decisions) {
+        if let (true, Rules::Pair(rules, Layout::Word(layout))) = (decision.is_allowed(), charge.policy.quota().rules())
+        {
+            *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;
+        }
+        decision.untaken();
+    }
+    Decision::of(false, decisions)
 }

@@ -1,6 +1,6 @@
 //! One charge whose state is a word, when the usual case did not do: a new key, another version, others at the same key.
 
-use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, WordLayout};
+use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, Used, WordLayout};
 use crate::decision::ChargeDecision;
 
 use super::OnFull;
@@ -78,18 +78,24 @@ impl WordCharge<'_> {
             Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, self.now),
             Some(seen) => {
                 let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
-                rules.used(layout.unpack(seen.word, self.now)?, self.now.at)
+                self.met(rules.used(layout.unpack(seen.word, self.now)?, self.now.at), version_of(seen.tag))
             }
             None if self.store.registry.is_mixed() => {
                 let large = self.store.large.get()?;
                 let shard = large.lock(large.shard_of(self.key));
                 let (index, written) = shard.find(self.key)?;
                 let versions = self.store.registry.versions();
-                shard.used(index, versions.policy(written)?.quota().rules(), self.now.at)?
+                let used = shard.used(index, versions.policy(written)?.quota().rules(), self.now.at)?;
+                versions.met(used, written, self.version)
             }
             None => return None,
         };
         self.rules.with_used(used, self.now.at)
+    }
+
+    /// What is in use under another version, as this charge's quota finds it.
+    fn met(&self, used: Used, written: u16) -> Used {
+        self.store.registry.versions().met(used, written, self.version)
     }
 
     /// Finds the key's slot, also one that is just moving.
@@ -133,6 +139,7 @@ impl WordCharge<'_> {
         let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
         let versions = self.store.registry.versions();
         let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
+        let used = used.map(|used| versions.met(used, written, self.version));
         drop(versions);
         if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
             let word = self.layout.pack(state, self.now);
@@ -150,6 +157,7 @@ impl WordCharge<'_> {
     pub(super) fn convert(&self, seen: Seen) {
         let Some((rules, layout)) = self.store.word_rules(version_of(seen.tag)) else { return };
         let used = layout.unpack(seen.word, self.now).map(|state| rules.used(state, self.now.at));
+        let used = used.map(|used| self.met(used, version_of(seen.tag)));
         let state = used.and_then(|used| self.rules.with_used(used, self.now.at));
         if self.store.words.lock(seen) {
             let word = state.map_or(self.layout.cleared(self.now), |state| self.layout.pack(state, self.now));
