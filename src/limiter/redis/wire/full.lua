@@ -99,7 +99,7 @@ local function answer(done, told)
 end
 
 local reply, key = {pack('<d', now)}, 0
-if not ARGV[3] then
+if alone then
   reply[2] = answer(pcall(request, 0, {1}))
 else
   local list, place = ARGV[1], 1

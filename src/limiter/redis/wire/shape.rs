@@ -109,7 +109,7 @@ impl Shape {
             if keys.len() == 1 {
                 // A lone one has its whole reply from one call.
                 alone = format!(
-                    "if lone and not bad then return value1 and pack('<dB{layout}', now, 1, {found}) or pack('<dB', now, 0) end\n"
+                    "if alone and not bad then return value1 and pack('<dB{layout}', now, 1, {found}) or pack('<dB', now, 0) end\n"
                 );
             }
             answers.push(format!("(value{number} and pack('<B{layout}', 1, {found}) or '\\0')"));
