@@ -137,6 +137,18 @@ async fn each_refusal_by_one_of_several_quotas_is_one_strike() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_one_strike_whatever_the_request_costs() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter, login().cost(|_| 2), key::header("x-user"));
+    let mut kinds = Vec::new();
+    for _ in 0..4 {
+        kinds.push(send(&layer, "eve").await.kind);
+    }
+    let limited = OutcomeKind::Limited;
+    assert_eq!(kinds, [OutcomeKind::Allowed, limited, limited, OutcomeKind::Blocked]);
+}
+
+#[tokio::test]
 async fn what_another_rule_refuses_is_no_strike() {
     let (limiter, _) = memory();
     let other = policy("other", Quota::fixed_window(1, HOUR).unwrap());

@@ -371,6 +371,25 @@ fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits()
     assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 3));
 }
 
+#[test]
+fn who_waited_and_is_refused_by_a_layer_within_gives_its_place_back() {
+    let mut shop = Shop::new(queue(3));
+    let outer = shop.layer();
+    let inner = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(2), key::global());
+    let service =
+        service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));
+    let service = outer.layer(inner.layer(service));
+    let mut send = || {
+        let service = service.clone();
+        shop.world.spawn(async move { service.oneshot(Request::new(Body::default())).await.unwrap().status() })
+    };
+    let [_, passes, refused] = [send(), send(), send()];
+    shop.world.pass(20 * MS);
+    let refusal = Some(StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!([shop.world.done[passes], shop.world.done[refused]], [Some(StatusCode::OK), refusal]);
+    assert_eq!(shop.remaining(), 4, "the next may depart at once");
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Send { layer: usize },

@@ -42,6 +42,26 @@ fn whoever_waits_departs_when_told_also_if_the_limiters_clock_steps() {
 }
 
 #[test]
+fn after_a_step_forward_who_comes_departs_as_if_the_skipped_time_had_passed() {
+    // The last of the line departs at 20 ms, so that the next would at 30.
+    let at_once = [(0, 0), (3, 5 * MS), (1, 10 * MS), (2, 20 * MS)];
+    // Within the line it takes the last place, and who came first the first.
+    let in_line = [(0, 0), (1, 10 * MS), (2, 15 * MS), (3, 20 * MS)];
+    for (by_us, expected) in [(HOUR_US, at_once), (15_000, in_line)] {
+        let mut shop = Shop::new(queue(LENGTH));
+        let layer = shop.layer();
+        for _ in 0..3 {
+            shop.send(&layer);
+        }
+        shop.world.pass(5 * MS);
+        step_clock(&shop, by_us);
+        shop.send(&layer);
+        shop.world.pass(100 * MS);
+        assert_eq!(shop.departed(), expected, "stepped by {by_us} µs");
+    }
+}
+
+#[test]
 fn after_a_step_back_the_queue_is_shut_for_no_longer_than_what_it_may_owe_drains() {
     let mut shop = Shop::new(queue(LENGTH));
     step_clock(&shop, 2 * HOUR_US);
