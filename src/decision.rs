@@ -63,6 +63,11 @@ impl Decision {
         Self { allowed, answers: Answers::Several(charges) }
     }
 
+    /// Moves it out, and leaves one without charges.
+    pub(crate) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::of(self.allowed, Several::new()))
+    }
+
     /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
     #[inline]
     #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]
@@ -266,6 +271,12 @@ impl ChargeDecision {
     pub fn take_receipt(&mut self) -> Option<Receipt> {
         let receipt = std::mem::take(&mut self.receipt);
         (receipt.units > 0).then_some(Receipt(receipt))
+    }
+
+    /// Whether it carries a receipt.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_taken(&self) -> bool {
+        self.receipt.units > 0
     }
 
     pub(crate) fn put_receipt(&mut self, receipt: &Receipt) {

@@ -28,10 +28,20 @@ const INLINE: usize = 38;
 #[derive(Clone)]
 pub struct Key(Repr);
 
+// In whole words, the tag too: a key goes from hand to hand right after it was written, and what was written in other
+// pieces than it is read in has to be waited for.
 #[derive(Clone)]
+#[repr(u64)]
 enum Repr {
-    Inline { len: u8, bytes: [u8; INLINE] },
+    Inline(Inline),
     Heap(Box<[u8]>),
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Inline {
+    bytes: [u8; INLINE],
+    len: u16,
 }
 
 /// What a part of a key was made from. Written before the part's length.
@@ -53,7 +63,7 @@ impl Key {
     /// The one key of a limit that everybody shares.
     #[must_use]
     pub const fn global() -> Self {
-        Self(Repr::Inline { len: 0, bytes: [0; INLINE] })
+        Self(Repr::Inline(Inline { bytes: [0; INLINE], len: 0 }))
     }
 
     /// The one key of all who have none. No [`IntoKey`] makes an equal one.
@@ -78,7 +88,7 @@ impl Key {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         match &self.0 {
-            Repr::Inline { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or_default(),
+            Repr::Inline(Inline { bytes, len }) => bytes.get(..usize::from(*len)).unwrap_or_default(),
             Repr::Heap(bytes) => bytes,
         }
     }
@@ -95,11 +105,11 @@ impl Key {
 
     fn write(&mut self, more: &[u8]) {
         match &mut self.0 {
-            Repr::Inline { len, bytes } => {
+            Repr::Inline(Inline { bytes, len }) => {
                 let start = usize::from(*len);
                 if let Some(room) = bytes.get_mut(start..start + more.len()) {
                     room.copy_from_slice(more);
-                    *len += more.len() as u8; // at most INLINE, which is below 256
+                    *len += more.len() as u16; // at most INLINE
                 } else {
                     let mut heap = Vec::with_capacity(start + more.len());
                     heap.extend_from_slice(&bytes[..start]);
@@ -179,7 +189,7 @@ fn single(kind: Kind, part: &[u8]) -> Option<Key> {
         (Some(room), Ok(len)) => {
             room.copy_from_slice(part);
             (bytes[0], bytes[1]) = (kind as u8, len);
-            Some(Key(Repr::Inline { len: len + 2, bytes }))
+            Some(Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 })))
         }
         _ => long(kind, part),
     }
@@ -300,7 +310,7 @@ fn address(kind: Kind, len: u8, octets: u128) -> Option<Key> {
     for (room, word) in bytes.chunks_exact_mut(8).zip(words) {
         room.copy_from_slice(&word.to_le_bytes());
     }
-    Some(Key(Repr::Inline { len: len + 2, bytes }))
+    Some(Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 })))
 }
 
 impl IntoKey for Ipv4Addr {

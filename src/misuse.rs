@@ -31,11 +31,14 @@ pub enum MisuseKind {
     NoDebt,
     /// A rule's quota is a leaky queue, and its layer has no timer by which requests could wait for their departure.
     NoTimer,
+    /// A layer has a timer by which requests could wait for their departure, and no rule with a leaky queue, which would
+    /// tell them one.
+    NoQueue,
 }
 
 impl MisuseKind {
     /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `never-passes`, `two-quotas`, `peer-unknown`,
-    /// `no-debt`, `no-timer`.
+    /// `no-debt`, `no-timer`, `no-queue`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -46,6 +49,7 @@ impl MisuseKind {
             Self::PeerUnknown => "peer-unknown",
             Self::NoDebt => "no-debt",
             Self::NoTimer => "no-timer",
+            Self::NoQueue => "no-queue",
         }
     }
 }

@@ -44,7 +44,12 @@ impl Mode {
         if self.number() < other.number() { other } else { self }
     }
 
-    fn number(self) -> u8 {
+    pub(crate) fn of_number(number: u8) -> Self {
+        Self::ALL.into_iter().find(|mode| mode.number() == number).unwrap_or_default()
+    }
+
+    #[inline]
+    pub(crate) fn number(self) -> u8 {
         match self {
             Self::Enforce => 0,
             Self::Degrade => 1,
@@ -84,13 +89,13 @@ impl ModeSwitch {
     pub fn get(&self) -> Mode {
         // Nothing else is published with it.
         let number = self.0.load(Ordering::Relaxed);
-        Mode::ALL.into_iter().find(|mode| mode.number() == number).unwrap_or_default()
+        Mode::of_number(number)
     }
 
     /// Sets the mode, and returns the one before.
     pub fn set(&self, mode: Mode) -> Mode {
         let number = self.0.swap(mode.number(), Ordering::Relaxed);
-        Mode::ALL.into_iter().find(|mode| mode.number() == number).unwrap_or_default()
+        Mode::of_number(number)
     }
 }
 

@@ -100,6 +100,32 @@ impl Policy {
         if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
     }
 
+    /// The same, where each holds the share that was used of any other.
+    pub(crate) fn plans_in_proportion(
+        name: &str,
+        quotas: impl IntoIterator<Item = Quota>,
+    ) -> Result<Vec<Self>, PolicyError> {
+        let kept = |quota: Quota| {
+            quota.in_proportion().map_err(|_| {
+                let why = format!(
+                    "the quota \"{quota}\" cannot be met in proportion: its units are refusals, or are to be settled; use \
+                     Policy::choose"
+                );
+                PolicyError::together(name, &why)
+            })
+        };
+        let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
+        // The largest debt in proportion to its capacity, as a fraction.
+        let owed = |quota: &Quota| (u128::from(quota.spec().debt), u128::from(quota.capacity().max(1)));
+        let (debt, of) = quotas.iter().map(owed).max_by(|a, b| (a.0 * b.1).cmp(&(b.0 * a.1))).unwrap_or((0, 1));
+        let plans = quotas.into_iter().map(|quota| {
+            let debt = (debt * u128::from(quota.capacity())).div_ceil(of);
+            Self::new(name, quota.owing(u64::try_from(debt).unwrap_or(u64::MAX)))
+        });
+        let plans = plans.collect::<Result<Vec<Self>, PolicyError>>()?;
+        if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
+    }
+
     /// The same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
         Self::build(self.name().to_owned(), quota, None)

@@ -7,6 +7,9 @@
 #[path = "support/redis.rs"]
 mod redis_server;
 
+#[path = "support/waiting.rs"]
+mod waiting;
+
 use std::convert::Infallible;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,8 +22,9 @@ use tower::util::BoxCloneService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Bill, BoxLimiter, Charge, Effect, Key, Limiter, ManualClock, MemoryLimiter, Mode, OnError, Outcome, Policy, Quota,
-    RateLimitLayer, Rule, Timer, Timestamp, key,
+    RateLimitLayer, Rule, Timestamp, key,
 };
+use waiting::Skipping;
 
 type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
 type Answer = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
@@ -147,21 +151,6 @@ fn second() -> Policy {
 
 fn queue() -> Rule {
     Rule::new(policy("queue", Quota::leaky_queue(60, Duration::from_secs(3_600)).unwrap().queue(3).unwrap()))
-}
-
-/// A timer whose time passes when somebody waits.
-#[derive(Debug, Default)]
-struct Skipping(std::sync::Mutex<Duration>);
-
-impl Timer for Skipping {
-    fn now(&self) -> Duration {
-        *self.0.lock().unwrap()
-    }
-
-    fn sleep_until(&self, at: Duration) -> tower_ratelimit::middleware::Sleep {
-        *self.0.lock().unwrap() = at;
-        Box::pin(std::future::ready(()))
-    }
 }
 
 fn is_error(response: &http::response::Parts) -> bool {

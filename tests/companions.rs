@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,8 +10,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, Mode, Outcome, OutcomeKind, Policy, Quota,
-    RateLimitLayer, Rule, key,
+    Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, Misuse, MisuseKind, Mode, Observer, Outcome, OutcomeKind,
+    Policy, Quota, RateLimitLayer, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -44,6 +45,16 @@ async fn send<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>, user: &st
     let layer = layer.clone().expose_outcome(true);
     let response = layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap();
     Told { kind: response.extensions().get::<Outcome>().unwrap().kind(), response }
+}
+
+/// What a layer notices of its misuse.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<MisuseKind>>>);
+
+impl Observer for Log {
+    fn on_misuse(&self, misuse: &Misuse) {
+        self.0.lock().unwrap().push(misuse.kind());
+    }
 }
 
 fn memory() -> (MemoryLimiter, ManualClock) {
@@ -126,6 +137,18 @@ async fn each_refusal_by_one_of_several_quotas_is_one_strike() {
 }
 
 #[tokio::test]
+async fn a_refusal_is_one_strike_whatever_the_request_costs() {
+    let (limiter, _) = memory();
+    let layer = RateLimitLayer::new(limiter, login().cost(|_| 2), key::header("x-user"));
+    let mut kinds = Vec::new();
+    for _ in 0..4 {
+        kinds.push(send(&layer, "eve").await.kind);
+    }
+    let limited = OutcomeKind::Limited;
+    assert_eq!(kinds, [OutcomeKind::Allowed, limited, limited, OutcomeKind::Blocked]);
+}
+
+#[tokio::test]
 async fn what_another_rule_refuses_is_no_strike() {
     let (limiter, _) = memory();
     let other = policy("other", Quota::fixed_window(1, HOUR).unwrap());
@@ -173,13 +196,22 @@ async fn what_goes_beyond_is_metered_settled_and_bounded() {
 async fn the_cost_of_a_request_is_metered_as_a_whole() {
     let (limiter, _) = memory();
     let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 3).overage(meter()).unwrap();
-    let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user"));
+    let log = Log::default();
+    let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user")).observer(log.clone());
     let meters = Meters::new(limiter, meter()).unwrap();
     assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
     assert_eq!(meters.usage(&user_key("alice")).await.unwrap(), 3);
     let full = send(&layer, "alice").await;
     assert_eq!(full.kind, OutcomeKind::Limited);
     assert!(full.outcome().is_never() && full.field("retry-after").is_none(), "the quota never has so much");
+    assert_eq!(log.0.lock().unwrap().as_slice(), [], "it is meant for the meter");
+    meters.settle(&user_key("alice"), 3).await.unwrap();
+    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
+    // More than the meter has in all is a mistake.
+    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 1_000).overage(meter()).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")).observer(log.clone());
+    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Limited);
+    assert_eq!(log.0.lock().unwrap().as_slice(), [MisuseKind::NeverPasses]);
 }
 
 #[tokio::test]

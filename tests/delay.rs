@@ -1,5 +1,7 @@
 //! What requests that wait for their departure are promised: order, spacing, and that nobody waits for those who left.
 
+#[path = "support/shop.rs"]
+mod shop;
 mod support;
 #[path = "support/waiting.rs"]
 mod waiting;
@@ -11,10 +13,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::Full;
 use proptest::prelude::*;
+use shop::{Body, Departures, MS, Number, Shop, queue, through};
 use support::Scripted;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -23,78 +24,6 @@ use tower_ratelimit::{
     Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
     Refund, Reply, Timer, key,
 };
-use waiting::{ManualTimer, World};
-
-type Body = Full<Bytes>;
-
-const MS: u64 = 1_000;
-
-/// One each 10 ms, and so many may wait.
-fn queue(length: u64) -> Quota {
-    Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(length).unwrap()
-}
-
-/// Who departed when, in microseconds.
-type Departures = Arc<Mutex<Vec<(usize, u64)>>>;
-
-#[derive(Clone)]
-struct Number(usize);
-
-/// A world with a limiter in it, and a service that notes who comes when.
-struct Shop {
-    world: World<StatusCode>,
-    limiter: MemoryLimiter,
-    policy: Policy,
-    departures: Departures,
-}
-
-impl Shop {
-    fn new(quota: Quota) -> Self {
-        let world = World::new();
-        let limiter = MemoryLimiter::builder().clock(world.clock.clone()).build().unwrap();
-        Self { world, limiter, policy: Policy::new("queue", quota).unwrap(), departures: Departures::default() }
-    }
-
-    fn layer(&self) -> RateLimitLayer<MemoryLimiter> {
-        RateLimitLayer::new(self.limiter.clone(), &self.policy, key::global()).delay(self.world.timer.clone())
-    }
-
-    /// Sends the next request through this layer.
-    fn send(&mut self, layer: &RateLimitLayer<MemoryLimiter>) -> usize {
-        self.send_costing(layer, 1)
-    }
-
-    fn send_costing(&mut self, layer: &RateLimitLayer<MemoryLimiter>, cost: u64) -> usize {
-        let (number, departures) = (self.world.done.len(), Arc::clone(&self.departures));
-        let timer = self.world.timer.clone();
-        let mut request = Request::new(Body::default());
-        request.extensions_mut().insert(Number(number));
-        request.extensions_mut().insert(cost);
-        self.world.spawn(through(layer, departures, timer, request))
-    }
-
-    fn departed(&self) -> Vec<(usize, u64)> {
-        self.departures.lock().unwrap().clone()
-    }
-
-    fn remaining(&self) -> u64 {
-        self.limiter.peek_one(&self.policy, &Key::global(), 0).remaining()
-    }
-}
-
-fn through<L: Limiter + 'static>(
-    layer: &RateLimitLayer<L>,
-    departures: Departures,
-    timer: ManualTimer,
-    request: Request<Body>,
-) -> impl Future<Output = StatusCode> + use<L> {
-    let service = layer.layer(service_fn(move |request: Request<Body>| {
-        let number = request.extensions().get::<Number>().map_or(0, |number| number.0);
-        departures.lock().unwrap().push((number, timer.now_us()));
-        std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
-    }));
-    async move { service.oneshot(request).await.unwrap().status() }
-}
 
 #[test]
 fn requests_depart_one_interval_apart_in_the_order_in_which_they_came_and_beyond_the_queue_are_refused() {
@@ -440,6 +369,25 @@ fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits()
     assert_eq!(outer_limiter.used(), 3);
     shop.world.pass(100 * MS);
     assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 3));
+}
+
+#[test]
+fn who_waited_and_is_refused_by_a_layer_within_gives_its_place_back() {
+    let mut shop = Shop::new(queue(3));
+    let outer = shop.layer();
+    let inner = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(2), key::global());
+    let service =
+        service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));
+    let service = outer.layer(inner.layer(service));
+    let mut send = || {
+        let service = service.clone();
+        shop.world.spawn(async move { service.oneshot(Request::new(Body::default())).await.unwrap().status() })
+    };
+    let [_, passes, refused] = [send(), send(), send()];
+    shop.world.pass(20 * MS);
+    let refusal = Some(StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!([shop.world.done[passes], shop.world.done[refused]], [Some(StatusCode::OK), refusal]);
+    assert_eq!(shop.remaining(), 4, "the next may depart at once");
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,8 @@
 //! A gRPC client understands what the layer says.
 
 mod support;
+#[path = "support/waiting.rs"]
+mod waiting;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -18,8 +20,13 @@ use tonic::server::NamedService;
 use tonic::transport::{Channel, Server};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
+use tonic_types::StatusExt as _;
 use tower::{Layer, ServiceExt};
-use tower_ratelimit::{Access, AccessList, Bill, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    Access, AccessList, Bill, Limiter, ManualClock, MemoryLimiter, Mode, Outcome, OutcomeKind, Policy, Quota,
+    RateLimitLayer, Rule, Timer, key,
+};
+use waiting::Skipping;
 
 /// Answers a text with itself.
 #[derive(Clone)]
@@ -40,6 +47,8 @@ impl tower::Service<Request<Body>> for Echo {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(async move {
+            let degraded =
+                request.extensions().get().is_some_and(|outcome: &Outcome| outcome.kind() == OutcomeKind::Degraded);
             let bill = request.extensions().get::<Bill>().cloned();
             if request.uri().path().ends_with("/Three") {
                 let three = tower::service_fn(move |request: tonic::Request<String>| {
@@ -64,15 +73,16 @@ impl tower::Service<Request<Body>> for Echo {
                 });
                 return Ok(tonic::server::Grpc::new(ProstCodec::default()).unary(login, request).await);
             }
-            let echo = tower::service_fn(|request: tonic::Request<String>| async {
-                Ok::<_, Status>(tonic::Response::new(request.into_inner()))
+            let echo = tower::service_fn(move |request: tonic::Request<String>| async move {
+                let text = if degraded { "less".to_owned() } else { request.into_inner() };
+                Ok::<_, Status>(tonic::Response::new(text))
             });
             Ok(tonic::server::Grpc::new(ProstCodec::default()).unary(echo, request).await)
         })
     }
 }
 
-async fn serve(layer: RateLimitLayer<Scripted>) -> SocketAddr {
+async fn serve<L: Limiter + Clone>(layer: RateLimitLayer<L>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
@@ -90,10 +100,18 @@ async fn echo(client: &mut tonic::client::Grpc<Channel>, text: &str) -> Result<S
 }
 
 async fn call(client: &mut tonic::client::Grpc<Channel>, path: &'static str, text: &str) -> Result<String, Status> {
+    answer(client, path, text).await.map(tonic::Response::into_inner)
+}
+
+async fn answer(
+    client: &mut tonic::client::Grpc<Channel>,
+    path: &'static str,
+    text: &str,
+) -> Result<tonic::Response<String>, Status> {
     client.ready().await.map_err(|error| Status::unknown(error.to_string()))?;
     let path = PathAndQuery::from_static(path);
     let codec = ProstCodec::<String, String>::default();
-    client.unary(tonic::Request::new(text.to_owned()), path, codec).await.map(tonic::Response::into_inner)
+    client.unary(tonic::Request::new(text.to_owned()), path, codec).await
 }
 
 #[tokio::test]
@@ -227,4 +245,112 @@ async fn tonics_connect_info_is_the_peer() {
     assert_eq!(echo(&mut client, "hello").await.unwrap(), "hello");
     let local = tower_ratelimit::Key::of(std::net::Ipv4Addr::LOCALHOST);
     assert_eq!(Some(limiter.takes()[0][0].1.clone()), local);
+}
+
+// Modes ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn named(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap()
+}
+
+/// One call in an hour.
+fn hourly() -> Policy {
+    named("client", Quota::fixed_window(1, HOUR).unwrap())
+}
+
+/// What calls through a layer of this rule are answered: the text and the `RateLimit` field of one that passed, or the status.
+struct Calls {
+    client: tonic::client::Grpc<Channel>,
+    clock: ManualClock,
+    timer: Skipping,
+}
+
+impl Calls {
+    async fn through(rule: impl tower_ratelimit::IntoRule) -> Self {
+        let (clock, timer, rule) = (ManualClock::new(), Skipping::default(), Rule::new(rule));
+        let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+        let is_queue = rule.policies()[0].quota().algorithm() == tower_ratelimit::Algorithm::LeakyQueue;
+        let layer = RateLimitLayer::new(limiter, rule, key::global());
+        let layer = if is_queue { layer.delay(timer.clone()) } else { layer };
+        Self { client: connect(serve(layer).await).await, clock, timer }
+    }
+
+    async fn next(&mut self) -> Result<(String, Option<String>), Box<Status>> {
+        let answer = answer(&mut self.client, "/test.Echo/Echo", "hello").await?;
+        let field = answer.metadata().get("ratelimit").map(|field| field.to_str().unwrap().to_owned());
+        Ok((answer.into_inner(), field))
+    }
+
+    async fn passes(&mut self, text: &str, field: Option<&str>) {
+        assert_eq!(self.next().await.unwrap(), (text.to_owned(), field.map(str::to_owned)));
+    }
+
+    /// Refused until so many seconds have passed, by these policies.
+    async fn refused(&mut self, seconds: u64, policies: &[&str]) {
+        let status = self.next().await.unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted);
+        let text = |name| status.metadata().get(name).map(|value| value.to_str().unwrap().to_owned());
+        assert_eq!(text("retry-after"), Some(seconds.to_string()));
+        assert_eq!(text("grpc-retry-pushback-ms"), Some((seconds * 1_000).to_string()));
+        let retry = status.get_details_retry_info().unwrap();
+        assert_eq!(retry.retry_delay, Some(Duration::from_secs(seconds)));
+        let failure = status.get_details_quota_failure().unwrap();
+        let subjects: Vec<&str> = failure.violations.iter().map(|violation| violation.subject.as_str()).collect();
+        assert_eq!(subjects, policies);
+    }
+}
+
+#[tokio::test]
+async fn a_call_over_a_quota_in_shadow_is_served_and_told_nothing() {
+    let mut calls = Calls::through(hourly().mode(Mode::Shadow)).await;
+    for _ in 0..3 {
+        calls.passes("hello", None).await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_over_a_quota_that_degrades_is_served_less() {
+    let mut calls = Calls::through(hourly().mode(Mode::Degrade)).await;
+    let full = Some("\"client\";r=0;t=3600");
+    calls.passes("hello", full).await;
+    calls.passes("less", full).await;
+    calls.clock.advance(HOUR);
+    calls.passes("hello", full).await;
+}
+
+#[tokio::test]
+async fn a_call_beyond_a_quota_is_served_while_its_meter_has_room() {
+    let meter = named("over", Quota::meter(2, 24 * HOUR).unwrap());
+    let mut calls = Calls::through(hourly().overage(meter).unwrap()).await;
+    for _ in 0..3 {
+        calls.passes("hello", Some("\"client\";r=0;t=3600")).await;
+    }
+    calls.refused(3_600, &["policy:client"]).await;
+}
+
+#[tokio::test]
+async fn a_call_of_a_blocked_key_is_told_when_it_opens() {
+    let block = named("block", Quota::block(2, HOUR, 2 * HOUR).unwrap());
+    let mut calls = Calls::through(hourly().block(block).unwrap()).await;
+    calls.passes("hello", Some("\"client\";r=0;t=3600")).await;
+    calls.refused(3_600, &["policy:client"]).await;
+    calls.refused(7_200, &["policy:client", "policy:block"]).await;
+    calls.clock.advance(HOUR);
+    calls.refused(3_600, &["policy:block"]).await;
+    calls.clock.advance(HOUR);
+    calls.passes("hello", Some("\"client\";r=0;t=3600")).await;
+}
+
+#[tokio::test]
+async fn a_call_waits_for_its_departure_and_beyond_the_queue_is_refused() {
+    let queue = Quota::leaky_queue(60, HOUR).unwrap().queue(2).unwrap();
+    let mut calls = Calls::through(named("queue", queue)).await;
+    for (left, departs) in [(2, 0), (1, 60), (0, 60 + 120)] {
+        let answer = calls.next().await.unwrap();
+        assert!(answer.1.as_ref().is_some_and(|field| field.starts_with(&format!("\"queue\";r={left}"))), "{answer:?}");
+        assert_eq!(calls.timer.now(), Duration::from_secs(departs), "its own wait after that of the one before");
+    }
+    calls.refused(60, &["policy:queue"]).await;
 }

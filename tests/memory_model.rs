@@ -34,6 +34,10 @@ fn quotas() -> Vec<Quota> {
             Quota::block(3, MINUTE, MINUTE / 2)?.growing(3, 5 * MINUTE, 2 * MINUTE)?,
             Quota::block(1, MINUTE, 2 * MINUTE)?.count_denied()?,
             Quota::meter(7, MINUTE)?,
+            Quota::token_bucket(12, MINUTE)?.in_proportion()?,
+            Quota::token_bucket(99_999, MINUTE)?.burst(8)?.in_proportion()?,
+            Quota::fixed_window(11, MINUTE)?.in_proportion()?,
+            Quota::sliding_log(9, MINUTE)?.in_proportion()?,
         ])
     };
     each().expect("the quotas are possible")
@@ -180,9 +184,18 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                     ones_alone.push(one);
                 }
                 if !mode.changes() {
-                    prop_assert_eq!(&told_alone, &plain(peeked.charges()), "one by one");
-                    let binds = |at: usize| denied[at] && on_refusal(&charges, at).1;
-                    prop_assert_eq!(peeked.is_allowed(), !(0..charges.len()).any(binds));
+                    let is_refused = (0..charges.len()).any(|at| denied[at] && on_refusal(&charges, at).1);
+                    prop_assert_eq!(peeked.is_allowed(), !is_refused);
+                    for (at, told) in told_alone.iter_mut().enumerate() {
+                        if is_refused && !denied[at] && !on_refusal(&charges, at).0 {
+                            *told = single.peek_one(charges[at].policy, charges[at].key, 0);
+                        }
+                    }
+                    prop_assert_eq!(
+                        &told_alone,
+                        &plain(peeked.charges()),
+                        "one by one, and of a refusal as they stand"
+                    );
                 }
                 let mut taken = large.take_now(&charges);
                 let mut again = small.take_now(&charges);

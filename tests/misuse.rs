@@ -199,7 +199,7 @@ fn a_settled_policy_without_debt_is_noticed() {
 }
 
 #[test]
-fn a_queue_in_which_nobody_waits_is_noticed() {
+fn a_queue_in_which_nobody_waits_is_noticed_and_a_timer_without_a_queue() {
     #[derive(Debug)]
     struct Never;
     impl Timer for Never {
@@ -219,4 +219,13 @@ fn a_queue_in_which_nobody_waits_is_noticed() {
         "{misuse}"
     );
     assert_eq!(layer.delay(Never).check(), Ok(()));
+    // And so is a timer by which nobody waits.
+    let log = Log::default();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).observer(log.clone());
+    assert_eq!(layer.check(), Ok(()));
+    let idle = layer.delay(Never);
+    let _service = idle.layer(());
+    assert_eq!(log.kinds(), [MisuseKind::NoQueue]);
+    let misuse = idle.check().unwrap_err();
+    assert!(misuse.to_string().starts_with("no-queue: ") && misuse.to_string().contains("leaky_queue"), "{misuse}");
 }

@@ -152,6 +152,39 @@ async fn a_key_is_closed_by_hand_and_opened_by_a_reset() {
     assert!(Blocks::new(login.limiter.clone(), login.tries.clone()).is_err(), "a window closes nothing");
 }
 
+/// A strike by hand.
+fn strike(limiter: &MemoryLimiter, block: &Policy) -> Option<Duration> {
+    let key = key(1);
+    let charge = [Charge::new(block, &key).effect(Effect::Force)];
+    limiter.take_now(&charge).charges()[0].retry_after()
+}
+
+#[test]
+fn strikes_that_a_changed_block_meets_count_no_longer_than_its_own_window() {
+    let clock = ManualClock::new();
+    let limiter = limiter(&clock);
+    let before = policy("block", Quota::block(3, HOUR, MINUTE));
+    let after = policy("block", Quota::block(3, 10 * MINUTE, MINUTE));
+    assert_eq!((strike(&limiter, &before), strike(&limiter, &after)), (None, None));
+    clock.advance(10 * MINUTE);
+    assert_eq!(limiter.peek_one(&after, &key(1), 0).remaining(), 3, "both are over");
+}
+
+#[test]
+fn a_changed_block_remembers_the_last_one_no_longer_than_its_own_memory() {
+    let (clock, one) = (ManualClock::new(), MINUTE);
+    let limiter = limiter(&clock);
+    let quota = |memory| Quota::block(2, 5 * one, one).and_then(|block| block.growing(2, 8 * one, memory));
+    let (before, after) = (policy("block", quota(HOUR)), policy("block", quota(10 * one)));
+    assert_eq!((strike(&limiter, &before), strike(&limiter, &before)), (None, Some(one)));
+    clock.advance(2 * one);
+    // Met with one strike, and the block of before remembered for ten minutes from now.
+    assert_eq!(strike(&limiter, &before), None);
+    assert!(limiter.take_one(&after, &key(1), 0).is_allowed());
+    clock.advance(11 * one);
+    assert_eq!((strike(&limiter, &after), strike(&limiter, &after)), (None, Some(one)), "and not twice as long");
+}
+
 #[test]
 fn a_changed_block_keeps_what_is_closed_closed_until_then() {
     let login = Login::new();

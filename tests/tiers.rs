@@ -15,8 +15,8 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Key, Limiter, ManualClock, MemoryLimiter, MissingKey, Outcome, PlanOverrides, Policy, Quota, RateLimitLayer, Rule,
-    key,
+    Charge, Effect, Key, Limiter, ManualClock, MemoryLimiter, MissingKey, Outcome, PlanOverrides, Policy, Quota,
+    RateLimitLayer, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -316,6 +316,98 @@ fn a_plan_that_is_used_up_many_times_over_is_remembered_by_a_smaller_one() {
             let unused = large.quota().capacity() - 900;
             assert!((unused - 2..=unused).contains(&left), "{left} left, from {from} to {to} and back");
         }
+    }
+}
+
+/// Policies of one name, of whose use the share is kept.
+fn in_proportion(quotas: Vec<Quota>) -> Vec<Policy> {
+    Policy::choose_in_proportion("customer", quotas, |_| 0).unwrap().policies().to_vec()
+}
+
+#[tokio::test]
+async fn the_share_that_was_used_under_one_plan_is_used_under_the_next() {
+    let quotas = [Quota::per_hour(100), Quota::per_hour(1_000)];
+    let rule = Policy::choose_in_proportion("customer", quotas, plan_of)
+        .unwrap()
+        .cost(|request| request.headers.get("cost").map_or(0, |cost| cost.to_str().unwrap().parse().unwrap()));
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule, key::global());
+    let left_after = async |plan, cost| left(&send(&layer, with(&[("plan", plan), ("cost", cost)])).await)[0].1;
+    assert_eq!(left_after("0", "60").await, 40);
+    assert_eq!(left_after("1", "0").await, 400);
+    assert_eq!(left_after("1", "300").await, 100);
+    assert_eq!(left_after("0", "10").await, 0);
+    assert_eq!(left_after("1", "0").await, 0);
+}
+
+#[test]
+fn from_each_algorithm_to_each_the_share_is_kept_and_a_peek_sees_it() {
+    for (from, small) in every_algorithm(100).into_iter().enumerate() {
+        for (to, large) in every_algorithm(1_000).into_iter().enumerate() {
+            let limiter = memory(&ManualClock::new());
+            let plans = in_proportion(vec![small, large]);
+            let [small, large] = plans.as_slice() else { panic!("two plans") };
+            assert!(limiter.take_one(small, &Key::global(), 60).is_allowed());
+            // Of a queue the capacity is one more than its length.
+            let used = (60 * large.quota().capacity()).div_ceil(small.quota().capacity());
+            let left = large.quota().capacity() - used;
+            assert_eq!(limiter.peek_one(large, &Key::global(), 0).remaining(), left, "from {from} to {to}");
+            assert!(!limiter.take_one(large, &Key::global(), left + 1).is_allowed(), "from {from} to {to}");
+            assert!(limiter.take_one(large, &Key::global(), left).is_allowed(), "from {from} to {to}");
+            assert!(!limiter.take_one(small, &Key::global(), 1).is_allowed(), "nothing is left of any");
+        }
+    }
+}
+
+#[test]
+fn a_debt_is_a_share_too_that_each_plan_can_hold() {
+    let owing = Quota::per_hour(10).max_debt(40).unwrap();
+    let plans = in_proportion(vec![owing, Quota::per_hour(1_000), Quota::per_hour(3)]);
+    let limiter = memory(&ManualClock::new());
+    let everyone = Key::global();
+    let forced = Charge::new(&plans[0], &everyone).cost(50).effect(Effect::Force);
+    assert!(limiter.take_now(&[forced]).is_allowed());
+    // Five times its capacity is used of each: the whole is back after five times an hour.
+    for plan in plans.iter().chain(&plans) {
+        let reset = limiter.take_one(plan, &Key::global(), 1).reset_after();
+        assert_eq!(reset, Duration::from_secs(5 * 3_600), "of {plan:?}");
+    }
+}
+
+#[test]
+fn a_block_and_a_meter_are_no_plans_in_proportion_and_why_is_said() {
+    let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    for quota in [Quota::block(3, minute, hour).unwrap(), Quota::meter(3, hour).unwrap()] {
+        let error = Policy::choose_in_proportion("customer", [Quota::per_hour(1), quota], |_| 0).unwrap_err();
+        assert!(error.to_string().contains("cannot be met in proportion"), "{error}");
+        assert!(error.to_string().contains(&quota.to_string()), "{error}");
+        assert!(quota.in_proportion().is_err());
+    }
+    assert!(Policy::choose_in_proportion("customer", [], |_| 0).is_err());
+}
+
+proptest! {
+    /// Whatever the algorithms of the plans, and whatever is changed to and back: at one instant no more passes than one
+    /// whole, each request counted as the share that it is of its plan.
+    #[test]
+    fn changing_plans_in_proportion_gives_no_burst(
+        plans in proptest::collection::vec((0..9_usize, 1..20_u64), 2..4),
+        requests in proptest::collection::vec((0..4_usize, 1..4_u64), 1..200),
+        offset_ms in 0..3_600_000_u64,
+    ) {
+        let clock = ManualClock::new();
+        clock.advance(Duration::from_millis(offset_ms));
+        let limiter = memory(&clock);
+        let quotas = plans.iter().filter_map(|(algorithm, limit)| every_algorithm(*limit).get(*algorithm).copied());
+        let plans = in_proportion(quotas.collect());
+        let whole: u64 = plans.iter().map(|plan| plan.quota().capacity()).product();
+        let mut passed = 0;
+        for (plan, cost) in requests {
+            let plan = &plans[plan % plans.len()];
+            if limiter.take_one(plan, &Key::global(), cost).is_allowed() {
+                passed += whole / plan.quota().capacity() * cost;
+            }
+        }
+        prop_assert!(passed <= whole, "{passed} of {whole} passed at one instant under {plans:?}");
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod drift;
 pub(crate) mod key;
+mod proportion;
 pub(crate) mod quotas;
 pub(crate) mod run;
 mod stories;

@@ -126,6 +126,16 @@ impl Used {
         Self { parts: u128::from(units), of: 1 }
     }
 
+    /// As large a part of a capacity of `to` as it is of one of `from`, rounded up to whole units first where the exact
+    /// product would not fit.
+    pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
+        let (from, to) = (u128::from(from.max(1)), u128::from(to)); // nothing is in use of nothing
+        match self.parts.checked_mul(to) {
+            Some(parts) => Self { parts, of: self.of * from }, // below 2^45 · 2^50
+            None => Self { parts: u128::from(self.units_ceil()) * to, of: from },
+        }
+    }
+
     pub(crate) fn units_ceil(self) -> u64 {
         u64::try_from(self.parts.div_ceil(self.of)).unwrap_or(u64::MAX)
     }

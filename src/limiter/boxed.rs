@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
-use crate::decision::Decision;
+use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -46,6 +46,10 @@ impl Limiter for BoxLimiter {
         self.0.take(charges)
     }
 
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        self.0.take_at_once(policy, key, cost)
+    }
+
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
         self.0.peek(charges)
     }
@@ -73,6 +77,7 @@ impl Limiter for BoxLimiter {
 
 trait ErasedLimiter: Send + Sync {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
     fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
@@ -84,6 +89,10 @@ trait ErasedLimiter: Send + Sync {
 impl<L: Limiter> ErasedLimiter for L {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
         erase(Limiter::take(self, charges))
+    }
+
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        Limiter::take_at_once(self, policy, key, cost)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {

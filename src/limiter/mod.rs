@@ -11,7 +11,7 @@ mod roster;
 use std::future::Future;
 
 use crate::algorithm::How;
-use crate::decision::{Decision, Receipt};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -29,8 +29,9 @@ pub use roster::Roster;
 ///   [enforced](Effect::Enforce) charge is. [`Atomicity`] says how strictly: `Atomic`, and no caller ever sees a charge that
 ///   is later given back; `Compensated`, and another caller may meanwhile be refused early, but is never admitted over.
 /// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones, and for
-///   charges [on refusal](Effect::OnRefusal), which are written in the same step, or where it is `Compensated` right after it.
-/// * **The answer** has one [`ChargeDecision`](crate::ChargeDecision) for each charge, in their order, and a receipt for
+///   charges [on refusal](Effect::OnRefusal), which are written in the same step, or where it is `Compensated` right after
+///   it. Of each charge that its own quota allows it tells how that quota stands, with nothing taken.
+/// * **The answer** has one [`ChargeDecision`] for each charge, in their order, and a receipt for
 ///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
 ///   a limiter may answer anything to a set that breaks this, but must not panic or hang.
 /// * **Cost 0** looks: it takes nothing, and is allowed unless a [block](crate::Quota::block) is in the way.
@@ -55,6 +56,16 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Takes all charges or none.
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
+
+    /// A shortcut for the usual set, that of one [enforced](Effect::Enforce) charge, for limiters that know the answer at
+    /// once: the same as [`take`](Self::take) would give, without what a set and an answer that comes later need.
+    ///
+    /// `None`, which is what a limiter says that has no shortcut, takes nothing, and `take` is asked.
+    #[inline]
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let _ = (policy, key, cost);
+        None
+    }
 
     /// Answers as [`take`](Self::take) would, and takes nothing.
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
@@ -185,6 +196,12 @@ pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bo
         Effect::Observe | Effect::Force => false,
         Effect::OnRefusal { of } => partners(charges, at, of).iter().any(|partner| partner.effect() == Effect::Enforce),
     }
+}
+
+/// Whether the charge at a place of a refused set is told as it stands, since its own quota has nothing against it and it is
+/// not written.
+pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> bool {
+    !denied && !outlives_refusal(charges, at, denied)
 }
 
 /// How the charge at a place of its set is taken, where `denied` says of each before it whether it was denied.

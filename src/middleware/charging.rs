@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use super::bound::{Asked, BoundRule};
 use super::companions::Companions;
 use super::composed::Passage;
-use super::decided::{Answer, Answered, Asking, Charges, Decided, OwnedCharge, owe};
+use super::decided::{Answer, Answered, Asking, Charges, Decided, Manner, OwnedCharge, owe};
 use super::delay::Delays;
 use super::headers::{Prepared, View};
 use super::late::{self, Afters};
@@ -35,8 +35,8 @@ pub(super) struct Shared<L> {
     pub(super) settings: Settings,
     /// Those of all rules, in their order.
     pub(super) policies: Arc<[Policy]>,
-    /// The rule, if there is one, of one policy.
-    only_rule: Option<BoundRule>,
+    /// The rule, if there is one, of one policy, and an allowed request needs nothing but its header fields.
+    usual: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
     /// For each policy, from how many percent on it is near its limit.
@@ -66,7 +66,6 @@ impl<L> Shared<L> {
         let refusals = settings.refusals.prepare(&policies);
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
-        let only_rule = settings.rules.first().filter(|_| policies.len() == 1).cloned();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
@@ -77,6 +76,7 @@ impl<L> Shared<L> {
             && settings.observer.is_none()
             && !settings.expose_outcome
             && afters.is_none();
+        let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let watch = Watch::new(&settings.rules);
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
@@ -84,7 +84,7 @@ impl<L> Shared<L> {
             limiter,
             settings,
             policies: policies.into(),
-            only_rule,
+            usual,
             headers,
             refusals,
             near,
@@ -100,28 +100,21 @@ impl<L> Shared<L> {
         }
     }
 
-    /// The charges of a request.
+    /// The only rule and its policy, which is enforced, if nothing else is looked at.
     #[inline(always)]
+    pub(super) fn usual(&self) -> Option<(&BoundRule, &Policy)> {
+        let usual = self.usual.as_ref().filter(|_| !self.is_screened.load(Ordering::Relaxed))?;
+        Some((usual, self.policies.first()?))
+    }
+
+    /// The charges of a request.
+    #[inline(never)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
         if self.is_screened.load(Ordering::Relaxed) {
             if let Some(asking) = self.screen(parts) {
                 return asking;
             }
         }
-        // The usual layer has one policy.
-        let Some(bound) = &self.only_rule else { return self.ask_all(parts) };
-        match bound.ask(parts) {
-            Asked::Nothing => Asking::Exempt,
-            Asked::Charge { key, cost } => {
-                let mode = self.mode_of(bound);
-                Asking::Charges(Charges::One(OwnedCharge { policy: 0, key, cost, mode, effect: mode.effect() }))
-            }
-            Asked::Key => Asking::Unkeyed(self.mode_of(bound)),
-        }
-    }
-
-    #[inline(never)]
-    fn ask_all(&self, parts: &Parts) -> Asking {
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         let mut unkeyed = None;
         for (rule, bound) in self.settings.rules.iter().enumerate() {
@@ -130,12 +123,11 @@ impl<L> Shared<L> {
                 Asked::Charge { key, cost } => {
                     let Range { start, end } = bound.charged(parts);
                     let last = end.saturating_sub(1);
-                    let mode = self.mode_of(bound);
-                    let (first, effect) = (charges.len(), mode.effect());
+                    let (first, manner) = (charges.len(), Manner::of(self.mode_of(bound)));
                     for policy in start..last {
-                        charges.push(OwnedCharge { policy, key: key.clone(), cost, mode, effect });
+                        charges.push(OwnedCharge { policy, key: key.clone(), cost, manner });
                     }
-                    charges.push(OwnedCharge { policy: last, key, cost, mode, effect });
+                    charges.push(OwnedCharge { policy: last, key, cost, manner });
                     self.companions.join(rule, &mut charges, first);
                 }
                 Asked::Key => match (self.mode_of(bound), unkeyed) {
@@ -242,13 +234,13 @@ impl<L> Shared<L> {
         decision: &'a ChargeDecision,
         refused: bool,
     ) -> Option<View<'a>> {
-        if !decision.is_known() || charge.mode == Mode::Shadow {
+        if !decision.is_known() || charge.mode() == Mode::Shadow {
             return None;
         }
         Some(View {
             policy: self.policy(charge.policy)?,
             decision,
-            refuses: refused && charge.mode == Mode::Enforce && !decision.is_allowed(),
+            refuses: refused && charge.mode() == Mode::Enforce && !decision.is_allowed(),
         })
     }
 
@@ -264,90 +256,56 @@ impl<L> Shared<L> {
 }
 
 impl<L: Limiter> Shared<L> {
-    #[inline(always)]
-    pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        match charges {
-            Charges::One(charge) => match self.policy(charge.policy) {
-                // Enforced by what is written here, so that the limiter's code need not ask.
-                Some(policy) if !self.has_modes => {
-                    self.limiter.take(&[Charge::new(policy, &charge.key).cost(charge.cost)])
-                }
-                Some(_) => self.take_all(std::slice::from_ref(charge)),
-                None => self.limiter.take(&[]), // there is one
-            },
-            Charges::Several(charges) | Charges::Unkeyed(charges, _) => self.take_all(charges),
-        }
-    }
-
     #[inline(never)]
-    fn take_all(&self, charges: &[OwnedCharge]) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> =
-            charges.iter().filter_map(|charge| Some(charge.of(self.policy(charge.policy)?))).collect();
+    pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
+        let mut borrowed: SmallVec<[Charge<'_>; decision::INLINE]> = SmallVec::new();
+        for charge in charges.as_slice() {
+            borrowed.extend(self.policy(charge.policy).map(|policy| charge.of(policy)));
+        }
         self.limiter.take(&borrowed)
     }
 
-    /// One charge that is allowed, if nobody else looks at that; else what it means for the request.
-    #[inline(always)]
-    #[expect(clippy::result_large_err, reason = "no error, but the other case; both are taken apart by the caller")]
-    pub(super) fn quickly(
-        &self,
-        charges: Charges,
-        answer: Result<Decision, L::Error>,
-    ) -> Result<(OwnedCharge, ChargeDecision), Decided> {
-        match (charges, answer) {
-            (Charges::One(charge), Ok(decision)) if self.is_plain => match decision.into_one() {
-                Ok((true, decision)) => Ok((charge, decision)),
-                Ok((false, decision)) => {
-                    Err(Decided { kind: OutcomeKind::Limited, answer: Answer::One { charge, decision } })
-                }
-                Err(decision) => Err(self.decide(Charges::One(charge), Ok(decision))),
-            },
-            (charges, answer) => Err(self.decide(charges, answer)),
-        }
-    }
-
-    /// What the limiter's answer means for the request.
+    /// What the limiter's answer means for the request. By reference, and moved out where they have to be: charges and
+    /// answers have room for several, and so are large.
     #[inline(never)]
-    pub(super) fn decide(&self, mut charges: Charges, mut answer: Result<Decision, L::Error>) -> Decided {
-        // By reference as far as possible: an answer has room for several charges, and so is large.
-        let decision = match &mut answer {
+    pub(super) fn decide(&self, charges: &mut Charges, answer: &mut Result<Decision, L::Error>) -> Decided {
+        let decision = match answer {
             Ok(decision) => decision,
             Err(error) => return self.failed(error, charges),
         };
         let kind = match decision.is_allowed() {
-            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(&charges, decision),
+            true if self.has_modes || self.delays.is_some() => self.kind_of_taken(charges, decision),
             true => OutcomeKind::Allowed,
             false => OutcomeKind::Limited,
         };
         let kind = if self.has_companions {
-            self.take_nothing_while_closed(&charges, decision);
-            self.kind_with_companions(kind, &charges, decision)
+            self.take_nothing_while_closed(charges, decision);
+            self.kind_with_companions(kind, charges, decision)
         } else {
             kind
         };
-        let mut decided = Decided { kind, answer: Answer::Owed(SmallVec::new()) };
-        if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
-            if let Answer::Owed(owed) = &mut decided.answer {
-                owe(owed, &mut charges, decision);
-            }
-        } else if let Ok(decision) = answer {
-            decided.answer = match (charges, decision.into_one()) {
+        let answer = if kind == OutcomeKind::Allowed && self.is_plain && self.headers.is_silent_if_passed() {
+            let mut owed = SmallVec::new();
+            owe(&mut owed, charges, decision);
+            Answer::Owed(owed)
+        } else {
+            match (charges.take(), decision.take().into_one()) {
                 (Charges::One(charge), Ok((_, decision))) => Answer::One { charge, decision },
                 (charges, Ok((allowed, one))) => Answered::boxed(charges, Some(Decision::one(allowed, one))),
                 (charges, Err(several)) => Answered::boxed(charges, Some(several)),
-            };
-        }
-        decided
+            }
+        };
+        Decided { kind, answer }
     }
 
     #[cold]
-    fn failed(&self, error: &L::Error, charges: Charges) -> Decided {
+    fn failed(&self, error: &L::Error, charges: &mut Charges) -> Decided {
         self.tell_failure(error);
         let kind = match self.settings.on_error {
-            OnError::Deny if self.may_refuse(&charges) => OutcomeKind::FailedClosed,
+            OnError::Deny if self.may_refuse(charges) => OutcomeKind::FailedClosed,
             _ => OutcomeKind::FailedOpen,
         };
-        Decided { kind, answer: Answered::boxed(charges, None) }
+        Decided { kind, answer: Answered::boxed(charges.take(), None) }
     }
 
     /// Gives back what a request took that never reached the service, or was refused on its way.

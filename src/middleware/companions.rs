@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use super::charging::Shared;
-use super::decided::{Charges, OwnedCharge};
+use super::decided::{Charges, Manner, OwnedCharge};
 use super::headers::View;
 use super::rule::Rule;
 use crate::decision::{self, ChargeDecision, Decision};
@@ -53,7 +53,9 @@ impl Rule {
     /// Lets pass what goes beyond the rule's quota, and counts it: `meter` is a policy whose quota is a
     /// [meter](crate::Quota::meter), and its limit is the most that may. A request's cost is taken from the quota, or, if
     /// that has not enough left, all of it is counted by the meter, in the same step; the outcome is
-    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none. What
+    /// [`Overage`](OutcomeKind::Overage). A request for which the meter has no room is refused as if there were none, and told
+    /// when the quota will have room; one that costs more than the quota's capacity is told of no time, since it can only pass
+    /// once somebody has settled the meter, or it was forgotten. What
     /// the rule [gives back](Rule::give_back_when) or [settles](Rule::settle_by_bill) is taken off the meter, or added to it,
     /// if it was counted there.
     ///
@@ -156,16 +158,17 @@ impl Companions {
 #[inline(never)]
 fn join(policy: usize, meters: bool, charges: &mut SmallVec<[OwnedCharge; decision::INLINE]>, first: usize) {
     let Some(last) = charges.last() else { return };
-    let (key, cost, mode) = (last.key.clone(), last.cost, last.mode);
+    let (key, cost, mode) = (last.key.clone(), last.cost, last.mode());
     let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX);
     if meters {
         if mode != Mode::Enforce {
             return;
         }
-        charges.iter_mut().skip(first).for_each(|charge| charge.effect = Effect::Observe);
+        let observed = Manner::new(mode, Effect::Observe);
+        charges.iter_mut().skip(first).for_each(|charge| charge.manner = observed);
     }
     let cost = if meters { cost } else { 1 };
-    charges.push(OwnedCharge { policy, key, cost, mode, effect: Effect::OnRefusal { of } });
+    charges.push(OwnedCharge { policy, key, cost, manner: Manner::new(mode, Effect::OnRefusal { of }) });
 }
 
 /// How a charge stands besides its own decision, for those who are told of it.
@@ -180,7 +183,7 @@ pub(super) struct Stance<'a> {
 pub(super) fn stance<'a>(charges: &[OwnedCharge], decisions: &'a [ChargeDecision], at: usize) -> Option<Stance<'a>> {
     let (charge, decision) = (charges.get(at)?, decisions.get(at)?);
     let denied = !decision.is_allowed();
-    let enforced = charge.mode == Mode::Enforce;
+    let enforced = charge.mode() == Mode::Enforce;
     let Some((companion, meters)) = companion_of(charges, at) else {
         return Some(Stance { refuses: enforced && denied, told: decision });
     };
@@ -199,13 +202,13 @@ pub(super) fn stance<'a>(charges: &[OwnedCharge], decisions: &'a [ChargeDecision
 /// Whether the charge at a place refuses its request.
 pub(super) fn refuses(charges: &[OwnedCharge], decisions: &[ChargeDecision], at: usize) -> bool {
     let Some(charge) = charges.get(at) else { return false };
-    match charge.effect {
+    match charge.effect() {
         // What a full meter refuses, its partner does.
         Effect::OnRefusal { .. } => {
             let metered =
                 at.checked_sub(1).and_then(|before| companion_of(charges, before)).is_some_and(|found| found.1);
             let denied = decisions.get(at).is_some_and(|decision| !decision.is_allowed());
-            charge.mode == Mode::Enforce && denied && !metered
+            charge.mode() == Mode::Enforce && denied && !metered
         }
         // A block refuses for itself.
         Effect::Enforce => decisions.get(at).is_some_and(|decision| !decision.is_allowed()),
@@ -215,12 +218,12 @@ pub(super) fn refuses(charges: &[OwnedCharge], decisions: &[ChargeDecision], at:
 
 /// Where the charge is that belongs to the one at this place, and whether it meters.
 fn companion_of(charges: &[OwnedCharge], at: usize) -> Option<(usize, bool)> {
-    let (place, of) = charges.iter().enumerate().skip(at + 1).find_map(|(place, charge)| match charge.effect {
+    let (place, of) = charges.iter().enumerate().skip(at + 1).find_map(|(place, charge)| match charge.effect() {
         Effect::OnRefusal { of } => Some((place, usize::from(of))),
         _ => None,
     })?;
     // What is metered is only observed, in a rule that enforces.
-    let meters = charges.get(at)?.effect == Effect::Observe && charges.get(at)?.mode == Mode::Enforce;
+    let meters = charges.get(at)?.effect() == Effect::Observe && charges.get(at)?.mode() == Mode::Enforce;
     (place - of <= at).then_some((place, meters))
 }
 
@@ -233,7 +236,7 @@ impl<L> Shared<L> {
         at: usize,
         refused: bool,
     ) -> Option<View<'a>> {
-        let charge = charges.get(at).filter(|charge| !matches!(charge.effect, Effect::OnRefusal { .. }))?;
+        let charge = charges.get(at).filter(|charge| !matches!(charge.effect(), Effect::OnRefusal { .. }))?;
         let stance = stance(charges, decisions, at)?;
         let view = self.view(charge, stance.told, refused)?;
         Some(View { refuses: refused && stance.refuses, ..view })
@@ -250,16 +253,16 @@ impl<L> Shared<L> {
         let charges = charges.as_slice();
         let denied = |at: usize| decision.charges().get(at).is_some_and(|answer| !answer.is_allowed());
         let any = |is_it: &dyn Fn(&OwnedCharge) -> bool| {
-            charges.iter().enumerate().any(|(at, charge)| charge.mode == Mode::Enforce && is_it(charge) && denied(at))
+            charges.iter().enumerate().any(|(at, charge)| charge.mode() == Mode::Enforce && is_it(charge) && denied(at))
         };
         let closed = |charge: &OwnedCharge| {
             let algorithm = self.policy(charge.policy).map(|policy| policy.quota().algorithm());
-            matches!(charge.effect, Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
+            matches!(charge.effect(), Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
         };
         match kind {
             OutcomeKind::Limited if any(&closed) => OutcomeKind::Blocked,
             OutcomeKind::Allowed | OutcomeKind::Delayed | OutcomeKind::ShadowLimited
-                if any(&|charge| charge.effect == Effect::Observe) =>
+                if any(&|charge| charge.effect() == Effect::Observe) =>
             {
                 OutcomeKind::Overage
             }
@@ -270,16 +273,16 @@ impl<L> Shared<L> {
 
 impl<L: Limiter> Shared<L> {
     /// A block that only looks lets pass, and what passes is charged. If it were enforced, nothing would be taken while it is
-    /// closed; so that the rule goes on to decide as it would then, its charges are given back.
+    /// closed; so that the rule goes on to decide as it would then, its charges are given back, and told so.
     #[cold]
     pub(super) fn take_nothing_while_closed(&self, charges: &Charges, decision: &mut Decision) {
         if !decision.is_allowed() {
             return;
         }
         let charges = charges.as_slice();
-        let mut refunds = Vec::new();
-        for (at, block) in charges.iter().enumerate().filter(|(_, charge)| charge.mode != Mode::Enforce) {
-            let Effect::OnRefusal { of } = block.effect else { continue };
+        let (mut refunds, mut given_back) = (Vec::new(), SmallVec::<[(usize, u64); decision::INLINE]>::new());
+        for (at, block) in charges.iter().enumerate().filter(|(_, charge)| charge.mode() != Mode::Enforce) {
+            let Effect::OnRefusal { of } = block.effect() else { continue };
             if decision.charges().get(at).is_none_or(ChargeDecision::is_allowed) {
                 continue;
             }
@@ -288,12 +291,19 @@ impl<L: Limiter> Shared<L> {
                     continue;
                 };
                 if let (Some(policy), Some(receipt)) = (self.policy(charge.policy), found.take_receipt()) {
+                    given_back.push((partner, receipt.units()));
                     refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
                 }
             }
         }
-        if !refunds.is_empty() {
-            self.refund_all(refunds);
+        if refunds.is_empty() {
+            return;
+        }
+        self.refund_all(refunds);
+        for (at, units) in given_back {
+            if let (Some(charge), Some(found)) = (charges.get(at), decision.charge_mut(at)) {
+                *found = self.stands(charge, found, units);
+            }
         }
     }
 }

@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use http::{Extensions, Request, Response};
+use smallvec::SmallVec;
 use tower_service::Service;
 
 use super::charging::Shared;
-use super::decided::Decided;
+use super::decided::{Answer, Answered, Decided, OwnedCharge};
 use super::watch::Charged;
-use crate::limiter::Limiter;
+use crate::decision::{self, ChargeDecision, Receipt};
+use crate::limiter::{Limiter, Refund};
 use crate::outcome::{Outcome, OutcomeKind};
 
 /// Whether any layer of this process is around another. Until then no request has to be looked at.
@@ -198,15 +200,17 @@ impl<L: Limiter> Shared<L> {
         (response, unsettled.passage.take())
     }
 
-    /// At the end of a request that passed: gives back what it took if a layer within refused it.
+    /// At the end of a request that passed, and whose response nobody sees: gives back what it took if a layer within
+    /// refused it.
     #[inline]
     pub(super) fn settle(&self, decided: &mut Decided, passage: &mut Option<Passage>) {
-        if passage.is_some() {
-            self.settle_passage(decided, passage);
+        if passage.take().is_some_and(|passage| passage.is_refused()) {
+            self.give_back(std::mem::replace(decided, Decided::nothing()));
         }
     }
 
-    /// The same with the response, which tells of a layer within that was not noticed before: one in another task.
+    /// The same with the response, before it is told in its header fields how the policies stand. It may tell itself of a
+    /// layer within that was not noticed before: one in another task.
     #[inline]
     pub(super) fn settle_with<B>(&self, decided: &mut Decided, passage: &mut Option<Passage>, response: &Response<B>) {
         if passage.is_some() {
@@ -219,7 +223,7 @@ impl<L: Limiter> Shared<L> {
     #[inline(never)]
     fn settle_passage(&self, decided: &mut Decided, passage: &mut Option<Passage>) {
         if passage.take().is_some_and(|passage| passage.is_refused()) {
-            self.give_back(std::mem::replace(decided, Decided::nothing()));
+            self.take_back(decided);
         }
     }
 
@@ -227,7 +231,49 @@ impl<L: Limiter> Shared<L> {
     fn settle_unnoticed(&self, decided: &mut Decided, outcome: &Outcome) {
         if decided.kind() != OutcomeKind::Exempt && !outcome.kind().passed() {
             notice(&self.has_inner);
-            self.give_back(std::mem::replace(decided, Decided::nothing()));
+            self.take_back(decided);
+        }
+    }
+
+    /// Gives back what a request took, and finds out how the policies stand then: from a limiter that answers at once, and
+    /// else by what was given back.
+    #[cold]
+    fn take_back(&self, decided: &mut Decided) {
+        if let Answer::Owed(_) = &decided.answer {
+            return self.give_back(std::mem::replace(decided, Decided::nothing())); // nothing is told
+        }
+        let (mut refunds, mut taken) = (Vec::new(), SmallVec::<[u64; decision::INLINE]>::new());
+        each_answer(decided, |charge, decision| {
+            let receipt = decision.take_receipt();
+            taken.push(receipt.as_ref().map_or(0, Receipt::units));
+            if let (Some(receipt), Some(policy)) = (receipt, self.policy(charge.policy)) {
+                refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
+            }
+        });
+        if refunds.is_empty() {
+            return;
+        }
+        self.refund_all(refunds);
+        let mut taken = taken.into_iter();
+        each_answer(decided, |charge, decision| {
+            let Some(units) = taken.next().filter(|units| *units > 0) else { return };
+            *decision = self.stands(charge, decision, units);
+        });
+    }
+}
+
+/// What was charged, and answered; nothing of it is settled any more.
+fn each_answer(decided: &mut Decided, mut tell: impl FnMut(&OwnedCharge, &mut ChargeDecision)) {
+    match &mut decided.answer {
+        Answer::Nothing | Answer::Owed(_) => {}
+        Answer::One { charge, decision } => tell(charge, decision),
+        Answer::Several(record) => {
+            let Answered { charges, decision: Some(decision) } = record.dismiss() else { return };
+            for (at, charge) in charges.as_slice().iter().enumerate() {
+                if let Some(decision) = decision.charge_mut(at) {
+                    tell(charge, decision);
+                }
+            }
         }
     }
 }

@@ -15,15 +15,70 @@ pub(super) struct OwnedCharge {
     pub(super) policy: usize,
     pub(super) key: Key,
     pub(super) cost: u64,
-    pub(super) mode: Mode,
-    /// The mode's, unless the rule has a block or a meter.
-    pub(super) effect: Effect,
+    pub(super) manner: Manner,
 }
 
 impl OwnedCharge {
+    /// One that is enforced, by the first policy.
+    #[inline(always)]
+    pub(super) fn usual(key: Key, cost: u64) -> Self {
+        Self { policy: 0, key, cost, manner: Manner::of(Mode::Enforce) }
+    }
+
     #[inline(always)]
     pub(super) fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
-        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect)
+        Charge::new(policy, &self.key).cost(self.cost).effect(self.effect())
+    }
+
+    #[inline]
+    pub(super) fn mode(&self) -> Mode {
+        self.manner.mode()
+    }
+
+    #[inline]
+    pub(super) fn effect(&self) -> Effect {
+        self.manner.effect()
+    }
+}
+
+/// The mode that a charge is taken in, and its effect. In one word: what was written in bytes would have to be waited for
+/// when it is moved as a word.
+#[derive(Clone, Copy)]
+pub(super) struct Manner(u64);
+
+impl Manner {
+    const EFFECT: u32 = 8;
+    const PARTNERS: u32 = 16;
+
+    /// Of a rule in this mode.
+    #[inline]
+    pub(super) fn of(mode: Mode) -> Self {
+        Self::new(mode, mode.effect())
+    }
+
+    /// With another effect than the mode's: the rule has a block or a meter.
+    #[inline]
+    pub(super) fn new(mode: Mode, effect: Effect) -> Self {
+        let (kind, partners) = match effect {
+            Effect::Enforce => (0, 0),
+            Effect::Observe => (1, 0),
+            Effect::Force => (2, 0),
+            Effect::OnRefusal { of } => (3, u64::from(of)),
+        };
+        Self(u64::from(mode.number()) | kind << Self::EFFECT | partners << Self::PARTNERS)
+    }
+
+    fn mode(self) -> Mode {
+        Mode::of_number(self.0 as u8) // the lowest byte
+    }
+
+    fn effect(self) -> Effect {
+        match (self.0 >> Self::EFFECT) as u8 {
+            0 => Effect::Enforce,
+            1 => Effect::Observe,
+            2 => Effect::Force,
+            _ => Effect::OnRefusal { of: (self.0 >> Self::PARTNERS) as u8 },
+        }
     }
 }
 
@@ -45,16 +100,14 @@ impl Charges {
         }
     }
 
+    /// Moves them out, and leaves none.
+    pub(super) fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Several(SmallVec::new()))
+    }
+
     /// The mode of rules that had no key to charge.
     pub(super) fn unkeyed(&self) -> Mode {
         if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }
-    }
-
-    pub(super) fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
-        match self {
-            Self::One(charge) => std::slice::from_mut(charge),
-            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
-        }
     }
 }
 
@@ -127,10 +180,11 @@ impl Decided {
         Self::without_charges(OutcomeKind::Exempt)
     }
 
-    /// One charge that was allowed.
+    /// One charge that is enforced.
     #[inline(always)]
-    pub(super) fn allowed(charge: OwnedCharge, decision: ChargeDecision) -> Self {
-        Self { kind: OutcomeKind::Allowed, answer: Answer::One { charge, decision } }
+    pub(super) fn one(allowed: bool, charge: OwnedCharge, decision: ChargeDecision) -> Self {
+        let kind = if allowed { OutcomeKind::Allowed } else { OutcomeKind::Limited };
+        Self { kind, answer: Answer::One { charge, decision } }
     }
 
     pub(super) fn kind(&self) -> OutcomeKind {
@@ -185,9 +239,19 @@ impl Decided {
 
 /// Moves over what charges took.
 pub(super) fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
-    for (at, OwnedCharge { policy, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
+    let mut take = |at: usize, OwnedCharge { policy, key, .. }| {
         if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
-            owed.push(Owed { policy: *policy, key: std::mem::replace(key, Key::global()), receipt });
+            owed.push(Owed { policy, key, receipt });
+        }
+    };
+    match charges {
+        Charges::One(_) => {
+            if let Charges::One(charge) = charges.take() {
+                take(0, charge);
+            }
+        }
+        Charges::Several(charges) | Charges::Unkeyed(charges, _) => {
+            charges.drain(..).enumerate().for_each(|(at, charge)| take(at, charge));
         }
     }
 }

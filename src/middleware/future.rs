@@ -88,12 +88,12 @@ pin_project! {
     {
         #[pin]
         answer: L::Future<Decision>,
-        asked: Option<Asked<S, B, O>>,
+        asked: Option<InFlight<S, B, O>>,
     }
 }
 
 /// What was asked, and for whom.
-pub(super) struct Asked<S, B, O> {
+pub(super) struct InFlight<S, B, O> {
     pub(super) charges: Charges,
     pub(super) ready: S,
     pub(super) request: Request<B>,
@@ -120,7 +120,7 @@ where
         Self { state: State::Passing { response, decided, passage }, polled: false, shared }
     }
 
-    pub(super) fn deciding(answer: L::Future<Decision>, asked: Asked<S, B, O>, shared: Arc<Shared<L>>) -> Self {
+    pub(super) fn deciding(answer: L::Future<Decision>, asked: InFlight<S, B, O>, shared: Arc<Shared<L>>) -> Self {
         let waiting = Box::pin(Waiting { answer, asked: Some(asked) });
         Self { state: State::Deciding { waiting }, polled: false, shared }
     }
@@ -166,23 +166,25 @@ where
                     let noticing = this.shared.noticing();
                     let polled = response.poll(cx);
                     noticing.end();
-                    let mut response = ready!(polled)?;
+                    let response = ready!(polled)?;
                     if decided.is_late() {
                         return Poll::Ready(Ok(this.shared.finish_late(response, decided, passage)));
                     }
-                    // Left where it is, since it is large.
-                    this.shared.finish(&mut response, decided);
+                    // In its last form at once, and what was decided is left where it is: both are large.
+                    let mut response = response.map(Body::inner);
+                    // What is given back is told as it is then.
                     this.shared.settle_with(decided, passage, &response);
-                    return Poll::Ready(Ok(response.map(Body::inner)));
+                    this.shared.finish(&mut response, decided);
+                    return Poll::Ready(Ok(response));
                 }
                 StateProjection::Deciding { waiting } => {
                     let waiting = waiting.as_mut().project();
-                    let answer = ready!(waiting.answer.poll(cx));
+                    let mut answer = ready!(waiting.answer.poll(cx));
                     // There until the answer came, and then this state is left.
-                    let Some(Asked { charges, mut ready, request, overflow }) = waiting.asked.take() else {
+                    let Some(InFlight { mut charges, mut ready, request, overflow }) = waiting.asked.take() else {
                         return Poll::Pending;
                     };
-                    let mut decided = this.shared.decide(charges, answer);
+                    let mut decided = this.shared.decide(&mut charges, &mut answer);
                     if this.shared.has_to_wait(&decided) {
                         // What was ready is let go.
                         let delayed = this.shared.delay(ready.clone(), request, decided);

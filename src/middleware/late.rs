@@ -16,7 +16,7 @@ use super::bill::{Bill, Item};
 use super::body::Body;
 use super::charging::Shared;
 use super::composed::Passage;
-use super::decided::{Answer, Answered, Decided};
+use super::decided::{Answer, Answered, Decided, OwnedCharge};
 use super::rule::Rule;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
@@ -141,6 +141,12 @@ impl<L: Limiter> Shared<L> {
         }
     }
 
+    /// How a charge stands of which so many units were given back, and before that stood as told here: as a limiter says
+    /// that answers at once, and else reckoned.
+    pub(super) fn stands(&self, charge: &OwnedCharge, told: &ChargeDecision, units: u64) -> ChargeDecision {
+        self.look(charge.policy, &charge.key).unwrap_or_else(|| told.with_cost_changed(units, 0))
+    }
+
     #[cold]
     pub(super) fn tell_failure(&self, error: &L::Error) {
         if let Some(observer) = &self.settings.observer {
@@ -246,8 +252,8 @@ impl<L: Limiter> Shared<L> {
             }
         }
         let mut response = Response::from_parts(parts, ());
-        self.finish(&mut response, decided);
         self.settle_with(decided, passage, &response);
+        self.finish(&mut response, decided);
         if let Answer::Several(record) = std::mem::replace(&mut decided.answer, Answer::Nothing) {
             match *record {
                 Record::Late(late) if !late.open.is_empty() => {
@@ -348,7 +354,7 @@ impl Late {
                     self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
                 }
                 // What took nothing although it has a cost is only watched, and of a quota and its meter one is charged.
-                None if charge.cost > 0 || matches!(charge.effect, Effect::OnRefusal { .. }) => continue,
+                None if charge.cost > 0 || matches!(charge.effect(), Effect::OnRefusal { .. }) => continue,
                 _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
                 _ => continue,
             }

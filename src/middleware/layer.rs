@@ -181,10 +181,14 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     ///   that wait behind it in this layer move up by one. Their last place goes back to the limiter, unless somebody has
     ///   come after it, in another process say: then it stays empty, and the spacing is kept.
     /// * Nobody waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * Whoever waits departs when it was told, by the timer, whatever the limiter's clock or the rule's mode do meanwhile.
+    ///   If that clock steps back, the queue is shut for at most one full drain of what may be owed; if it steps forward,
+    ///   those who come after depart as if the time that was skipped had passed.
     /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed); it is told when the request departs.
     /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
     ///
-    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting.
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting. A layer with a
+    /// timer, and without any queue, is [misuse](crate::MisuseKind::NoQueue), and told so before the first request.
     #[must_use]
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))

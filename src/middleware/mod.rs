@@ -86,7 +86,8 @@
 //! judged by its response: it is given back if its [`Outcome`](crate::Outcome) is a refusal.
 //!
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
-//! the longest `Retry-After`. An outer layer's fields tell of the request as charged, also if that was given back.
+//! the longest `Retry-After`. What a layer gives back it does not tell as taken: it looks again, or, if its limiter does not
+//! answer at once, reckons what remains.
 //!
 //! # Costs that are known in the end
 //!

@@ -22,7 +22,7 @@ pub(super) fn kind_of_unkeyed(mode: Mode) -> OutcomeKind {
 /// Whether a charge that was taken keeps its request waiting: only that of an enforced queue does, and only if it takes a
 /// place there.
 pub(super) fn makes_wait(charge: &OwnedCharge, answer: &ChargeDecision) -> bool {
-    charge.mode == Mode::Enforce && charge.cost > 0 && answer.delay() > Duration::ZERO
+    charge.mode() == Mode::Enforce && charge.cost > 0 && answer.delay() > Duration::ZERO
 }
 
 impl BoundRule {
@@ -44,7 +44,7 @@ impl<L> Shared<L> {
     /// looks.
     pub(super) fn kind_of_taken(&self, charges: &Charges, decision: &Decision) -> OutcomeKind {
         let over = |(charge, answer): (&OwnedCharge, &ChargeDecision)| {
-            if answer.is_allowed() { Mode::Enforce } else { charge.mode }
+            if answer.is_allowed() { Mode::Enforce } else { charge.mode() }
         };
         let answers = charges.as_slice().iter().zip(decision.charges());
         let delayed = self.delays.is_some() && answers.clone().any(|(charge, answer)| makes_wait(charge, answer));
@@ -61,6 +61,6 @@ impl<L> Shared<L> {
 impl<L: Limiter> Shared<L> {
     /// Whether the limiter's failure is a reason to refuse: only where a rule could have refused.
     pub(super) fn may_refuse(&self, charges: &Charges) -> bool {
-        charges.as_slice().iter().any(|charge| charge.mode == Mode::Enforce)
+        charges.as_slice().iter().any(|charge| charge.mode() == Mode::Enforce)
     }
 }

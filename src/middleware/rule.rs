@@ -225,6 +225,8 @@ impl Policy {
     /// far as one may go. Each change may round the used amount up by as much as a unit, never down, so changing back and
     /// forth gains nothing; but all requests of one key should be of one plan. A quota of 0 remembers nothing.
     ///
+    /// To keep the share instead of the amount there is [`choose_in_proportion`](Self::choose_in_proportion).
+    ///
     /// Where each plan is to begin afresh instead, make the plan a part of the key: `Key::of((customer, plan))`. Then each
     /// plan of a key has a state of its own, on every limiter, and who comes back to a plan finds what it had used of it.
     /// For single keys with a plan of their own, changed while the service runs, there are
@@ -262,6 +264,45 @@ impl Policy {
     {
         let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
         Ok(Rule { choose: Some(choose), ..Rule::of(Self::plans(name.as_ref(), quotas)?) })
+    }
+
+    /// A rule of several plans as [`choose`](Self::choose) makes it, where the share that a key has used is kept when its
+    /// plan changes, and not the amount: who has used 60 of 100 and upgrades to 1,000 has 400 left, and who then goes back
+    /// has 40.
+    ///
+    /// The share is of each plan's capacity, and rounded up, by less than a unit of the plan that is changed to: who takes
+    /// 1 of 1,000 and changes to a plan of 10 in a fixed window has 9 left. So whatever a key changes to and back, the shares
+    /// that it takes at one instant make no more than one whole: it never gets more than one plan alone would give it. All
+    /// requests of one key should be of one plan, or each change may cost a unit.
+    ///
+    /// Debts are shares, too, so each plan may owe as large a part of its capacity as any other may. In windows and logs, what
+    /// comes from another plan counts as used when it is met. A quota of 0 remembers nothing.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_hour(100), Quota::per_hour(1_000)];
+    /// let customer = Policy::choose_in_proportion("customer", quotas, |request| {
+    ///     usize::from(request.headers.contains_key("x-paid"))
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If there is no quota, if the name is not as [`Policy::new`] wants it, or if a quota is a block or a meter, of whose
+    /// units a share means nothing: see [`Quota::in_proportion`].
+    pub fn choose_in_proportion<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Rule, PolicyError>
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Rule { choose: Some(choose), ..Rule::of(Self::plans_in_proportion(name.as_ref(), quotas)?) })
     }
 
     /// A rule that applies this policy only to requests for which `predicate` holds; see [`Rule::when`].

@@ -9,13 +9,16 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::Body;
+use super::bound::Asked;
 use super::charging::Shared;
 use super::composed::{self, Passage};
-use super::decided::{Asking, Decided};
-use super::future::{Asked, ResponseFuture};
+use super::decided::{Asking, Charges, Decided, OwnedCharge};
+use super::future::{InFlight, ResponseFuture};
 use super::modes::kind_of_unkeyed;
 use super::overflow::{NoOverflow, Overflow};
+use crate::decision::ChargeDecision;
 use crate::limiter::{Limiter, Reply};
+use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 
 /// A service with limited rates, made by a [`RateLimitLayer`](super::RateLimitLayer).
@@ -47,22 +50,88 @@ impl<S, L, O> RateLimit<S, L, O> {
         &mut self.inner
     }
 
-    /// Where layers are around each other. Apart, so that the usual request is not moved for it.
-    #[inline(never)]
-    fn pass<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B, O>
-    where
-        S: Service<Request<B>>,
-        L: Limiter,
-        O: Overflow<S, B>,
-    {
-        let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
-        ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
-    }
-
     /// The inner service, without its limit.
     #[must_use]
     pub fn into_inner(self) -> S {
         self.inner
+    }
+}
+
+impl<S, L, O> RateLimit<S, L, O> {
+    /// A request whose limiter is to be asked, if it is.
+    #[inline(never)]
+    fn answer<B>(&mut self, request: Request<B>, asking: &mut Asking) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        let charges = match asking {
+            Asking::Charges(charges) => charges,
+            Asking::Exempt => return self.go_on(request, Decided::without_charges(OutcomeKind::Exempt)),
+            Asking::Unkeyed(mode) => return self.go_on(request, Decided::without_charges(kind_of_unkeyed(*mode))),
+            Asking::Denied => return self.go_on(request, Decided::without_charges(OutcomeKind::Denied)),
+        };
+        let mut reply = self.shared.take(charges);
+        match reply {
+            Reply::Now(ref mut answer) => {
+                let decided = self.shared.decide(charges, answer);
+                self.go_on(request, decided)
+            }
+            Reply::Later(answer) => {
+                // Until it is known to pass.
+                if let Some(around) = Passage::around(request.extensions()) {
+                    around.refuse();
+                }
+                let next = self.inner.clone();
+                let ready = std::mem::replace(&mut self.inner, next);
+                let asked = InFlight { charges: charges.take(), ready, request, overflow: self.overflow.clone() };
+                ResponseFuture::deciding(answer, asked, Arc::clone(&self.shared))
+            }
+        }
+    }
+
+    /// A request that was decided.
+    #[inline(always)]
+    fn go_on<B>(&mut self, request: Request<B>, mut decided: Decided) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        if self.shared.has_to_wait(&decided) {
+            // What is ready is let go, for others.
+            self.inner = self.inner.clone();
+            let delayed = self.shared.delay(self.inner.clone(), request, decided);
+            ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
+        } else if decided.passes() {
+            let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
+            ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
+        } else {
+            // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
+            self.inner = self.inner.clone();
+            // Nobody waits for an overflow that is not ready.
+            let mut cx = Context::from_waker(Waker::noop());
+            let turned_away = self.shared.turn_away(request, decided, &self.overflow, &mut cx);
+            ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
+        }
+    }
+
+    /// One charge that was answered at once, where it is refused or where layers are around each other. Apart, so that the
+    /// usual request is not moved for it.
+    #[inline(never)]
+    fn go_on_with_one<B>(
+        &mut self,
+        request: Request<B>,
+        charge: OwnedCharge,
+        decision: ChargeDecision,
+    ) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        self.go_on(request, Decided::one(decision.is_allowed(), charge, decision))
     }
 }
 
@@ -88,57 +157,30 @@ where
         }
         composed::count_call();
         let (parts, body) = request.into_parts();
-        let mut decided = match self.shared.ask(&parts) {
-            Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
-            Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
-            Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
-            Asking::Charges(charges) => match self.shared.take(&charges) {
-                Reply::Now(answer) => match self.shared.quickly(charges, answer) {
-                    // The usual case in straight-line code, so that what was decided is written once.
-                    Ok((charge, decision)) => {
-                        if composed::is_used() {
-                            let decided = Decided::allowed(charge, decision);
-                            return self.pass(Request::from_parts(parts, body), decided);
-                        }
+        // The usual case in straight-line code, so that what was decided is written once.
+        let mut asking = if let Some((rule, policy)) = self.shared.usual() {
+            match rule.ask(&parts) {
+                Asked::Charge { key, cost } => match self.shared.limiter.take_at_once(policy, &key, cost) {
+                    Some(decision) if decision.is_allowed() && !composed::is_used() => {
                         let noticing = self.shared.noticing();
                         let response = self.inner.call(Request::from_parts(parts, body));
                         noticing.end();
-                        let decided = Decided::allowed(charge, decision);
+                        let decided = Decided::one(true, OwnedCharge::usual(key, cost), decision);
                         return ResponseFuture::passing(response, decided, None, Arc::clone(&self.shared));
                     }
-                    Err(decided) => decided,
-                },
-                Reply::Later(answer) => {
-                    // Until it is known to pass.
-                    if let Some(around) = Passage::around(&parts.extensions) {
-                        around.refuse();
+                    Some(decision) => {
+                        let charge = OwnedCharge::usual(key, cost);
+                        return self.go_on_with_one(Request::from_parts(parts, body), charge, decision);
                     }
-                    let next = self.inner.clone();
-                    let ready = std::mem::replace(&mut self.inner, next);
-                    let request = Request::from_parts(parts, body);
-                    let asked = Asked { charges, ready, request, overflow: self.overflow.clone() };
-                    return ResponseFuture::deciding(answer, asked, Arc::clone(&self.shared));
-                }
-            },
-        };
-        if self.shared.has_to_wait(&decided) {
-            // What is ready is let go, for others.
-            self.inner = self.inner.clone();
-            let delayed = self.shared.delay(self.inner.clone(), Request::from_parts(parts, body), decided);
-            ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
-        } else if decided.passes() {
-            let request = Request::from_parts(parts, body);
-            let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
-            ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
+                    None => Asking::Charges(Charges::One(OwnedCharge::usual(key, cost))),
+                },
+                Asked::Nothing => Asking::Exempt,
+                Asked::Key => Asking::Unkeyed(Mode::Enforce),
+            }
         } else {
-            // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
-            self.inner = self.inner.clone();
-            // Nobody waits for an overflow that is not ready.
-            let mut cx = Context::from_waker(Waker::noop());
-            let request = Request::from_parts(parts, body);
-            let turned_away = self.shared.turn_away(request, decided, &self.overflow, &mut cx);
-            ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
-        }
+            self.shared.ask(&parts)
+        };
+        self.answer(Request::from_parts(parts, body), &mut asking)
     }
 }
 

@@ -31,7 +31,7 @@ impl<L> Shared<L> {
                 standings.push(Standing {
                     policy: policy.clone(),
                     cost: charge.cost,
-                    mode: charge.mode,
+                    mode: charge.mode(),
                     refuses: companions::refuses(charges, decisions, at),
                     near: near.is_some_and(|percent| is_near(decision, percent)),
                     decision: decision.clone(),

@@ -111,12 +111,17 @@ impl<L> Shared<L> {
         }
     }
 
-    /// Queues are there to be waited in.
+    /// Queues are there to be waited in, and timers to wait by.
     fn look_for_timer(&self) {
-        if self.delays.is_some() {
-            return;
+        let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
+        if queue.is_none() && self.delays.is_some() {
+            self.notice(MisuseKind::NoQueue, || {
+                "the layer has a timer (RateLimitLayer::delay), and no rule tells requests when to depart, so that none ever \
+                 waits and those over a quota are refused: give a rule a Quota::leaky_queue, or leave the timer out"
+                    .to_owned()
+            });
         }
-        if let Some(policy) = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue) {
+        if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.notice(MisuseKind::NoTimer, || {
                 format!(
                     "the policy {:?} ({}) tells requests when to depart, and the layer has no timer, so that those in the \
@@ -131,7 +136,13 @@ impl<L> Shared<L> {
     /// A request was refused that can never pass.
     #[cold]
     pub(super) fn look_for_never(&self, outcome: &Outcome) {
-        let never = outcome.violated().find(|standing| standing.decision().is_never());
+        let never = outcome.violated().find(|standing| {
+            // What is too much for a quota may be meant for its meter, which now is full.
+            let metered = self.settings.rules.iter().filter(|bound| bound.policies().contains(standing.policy()));
+            let mut meters = metered.filter_map(|bound| bound.rule().companion.as_ref()).filter(|own| own.meters);
+            let fits = meters.any(|meter| standing.cost() <= meter.policy.quota().capacity());
+            standing.decision().is_never() && !fits
+        });
         // A quota of 0 is a switch.
         if let Some(standing) = never.filter(|standing| standing.policy().quota().limit() > 0) {
             self.notice(MisuseKind::NeverPasses, || {

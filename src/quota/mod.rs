@@ -2,6 +2,7 @@
 
 mod block;
 mod error;
+mod kept;
 mod share;
 #[cfg(test)]
 mod tests;
@@ -74,6 +75,8 @@ pub(crate) struct Spec {
     pub(crate) buckets: u32,
     pub(crate) oldest: Oldest,
     pub(crate) count_denied: bool,
+    /// Of what was used under another quota the share is kept, and not the amount.
+    pub(crate) proportional: bool,
     pub(crate) lasting: Lasting,
 }
 
@@ -418,27 +421,6 @@ impl Quota {
         self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
     }
 
-    /// The same quota, whose states can have as many units in use as a quota of this capacity: or as many as come back in
-    /// 8.9 years.
-    pub(crate) fn holding(self, capacity: u64) -> Self {
-        let missing = capacity.saturating_sub(self.capacity());
-        if missing <= self.spec.debt {
-            return self;
-        }
-        if let Ok(holding) = self.max_debt(missing) {
-            return holding;
-        }
-        let (mut most, mut too_much) = (self, missing);
-        while too_much - most.spec.debt > 1 {
-            let between = most.spec.debt.midpoint(too_much);
-            match self.max_debt(between) {
-                Ok(holding) if holding.spec.debt == between => most = holding,
-                _ => too_much = between,
-            }
-        }
-        most
-    }
-
     /// The limit: units per period.
     #[must_use]
     pub fn limit(&self) -> u64 {
@@ -609,6 +591,7 @@ impl Spec {
             buckets: 1,
             oldest: Oldest::Weighted,
             count_denied: false,
+            proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
         }
     }

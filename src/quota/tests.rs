@@ -26,7 +26,7 @@ const ALGORITHMS: [Algorithm; 10] = [
 ];
 
 /// Words that mean something somewhere, and some that mean nothing anywhere.
-const WORDS: [&str; 53] = [
+const WORDS: [&str; 54] = [
     "100",
     "0",
     "1",
@@ -67,6 +67,7 @@ const WORDS: [&str; 53] = [
     "counted",
     "counting",
     "denied",
+    "in proportion",
     "token bucket",
     "step bucket",
     "leaky queue",
@@ -100,9 +101,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_is_read_as_the_same_quota(shape in shapes(), which in 0..10_usize, first in any::<bool>()) {
+    fn what_is_printed_is_read_as_the_same_quota(
+        shape in shapes(), which in 0..10_usize, first in any::<bool>(), share in any::<bool>(),
+    ) {
         let anchor = if first { Anchor::FirstRequest } else { Anchor::Epoch };
         let quota = quota(ALGORITHMS[which], anchor, &shape);
+        let quota = quota.in_proportion().ok().filter(|_| share).unwrap_or(quota);
         let words = quota.to_string();
         for words in [words.clone(), words.to_uppercase(), words.replace(',', ""), words.replace(" per ", "/"), format!("  {words} ")] {
             let read: Quota = words.parse().unwrap_or_else(|error| panic!("{words}: {error}"));

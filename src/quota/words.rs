@@ -99,6 +99,9 @@ impl fmt::Display for Quota {
         if spec.count_denied {
             f.write_str(", counting denied")?;
         }
+        if spec.proportional {
+            f.write_str(", in proportion")?;
+        }
         write!(f, ", {}", spec.algorithm)
     }
 }
@@ -131,7 +134,8 @@ impl FromStr for Quota {
     ///
     /// First the limit and the period, then in any order: an algorithm (`token bucket` if none is named), `burst N`,
     /// `queue N`, `delay after N`, `debt N`, `from the first request`, `N buckets`, `oldest weighted|dropped|counted`,
-    /// `counting denied`, and of a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter; numbers may contain `_`.
+    /// `counting denied`, `in proportion`, and of a block `for TIME` and `times N up to TIME within TIME`. Case and commas do
+    /// not matter; numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         let words: Vec<&str> = lower.split_whitespace().collect();
@@ -225,6 +229,10 @@ impl<'a> Reader<'a> {
                 "counting" => {
                     self.expect("denied")?;
                     quota.count_denied()?
+                }
+                "in" => {
+                    self.expect("proportion")?;
+                    quota.in_proportion()?
                 }
                 "oldest" => quota.oldest(match self.next() {
                     Some("weighted") => Oldest::Weighted,

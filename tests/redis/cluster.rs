@@ -114,12 +114,13 @@ async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
     let limiter = limiter(cluster, "sets", None).await;
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
     let (everybody, caller) = (policy("everybody", lasting(1_000)), policy("caller", lasting(1)));
-    for name in ["a", "b", "c", "d", "e", "f"] {
+    for (number, name) in (1..).zip(["a", "b", "c", "d", "e", "f"]) {
         let (all, one) = (key("all"), key(name));
         let set = [Charge::new(&everybody, &all).cost(7), Charge::new(&caller, &one)];
         assert!(limiter.take(&set).wait().await.unwrap().is_allowed());
         let refused = limiter.take(&set).wait().await.unwrap();
         assert!(!refused.is_allowed() && refused.charges()[0].is_allowed() && !refused.charges()[1].is_allowed());
+        assert_eq!(refused.charges()[0].remaining(), 1_000 - number * 7, "as it is when that is back");
     }
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(remaining(&limiter, &everybody, "all").await, 1_000 - 6 * 7);

@@ -233,10 +233,18 @@ impl Run {
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
         let next = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
-        let before = self.state.used(self.now);
+        let mut before = self.state.used(self.now);
+        let (from, to) = (self.quota.capacity().max(1), next.capacity());
+        // Of larger ones the products of this test would not fit.
+        let share = step.b >> 25 & 1 == 1 && from.max(to) < 1 << 16;
+        let next = next.in_proportion().ok().filter(|_| share).unwrap_or(next);
+        self.state = State::with_used(&next, next.met(&self.quota, before), self.now);
         self.quota = next;
-        self.state = State::with_used(&next, before, self.now);
         let after = self.state.used(self.now);
+        if next.spec().proportional {
+            let (parts, of) = self.oracle.fraction_used(self.now);
+            before = Used { parts: parts as u128 * u128::from(to), of: of as u128 * u128::from(from) };
+        }
         let most = Used { parts: u128::from(Oracle::new(next.spec()).most()), of: 1 };
         assert!(at_least(after, before) || at_least(after, most), "{before:?} became {after:?}: a free burst");
         assert!(at_least(most, after), "{after:?} is above {most:?}");

@@ -320,8 +320,16 @@ impl Shard {
         })
     }
 
-    /// Replaces a state of a version with these rules by one of another.
-    pub(super) fn convert(&mut self, index: Index, version: u16, rules: &Rules, now: u64, old: &Rules) {
+    /// Replaces a state of a version with these rules by one of another, which meets what was in use as said here.
+    pub(super) fn convert(
+        &mut self,
+        index: Index,
+        version: u16,
+        rules: &Rules,
+        now: u64,
+        old: &Rules,
+        met: impl FnOnce(Used) -> Used,
+    ) {
         let adopted = match (rules, old, self.stored(index, old)) {
             (Rules::Pair(rules, _), Rules::Pair(old, _), Stored::Pair(pair)) if !self.expired(index, now) => {
                 rules.adopt(old, pair, now)
@@ -329,7 +337,7 @@ impl Shard {
             _ => None,
         };
         let used = self.used(index, old, now);
-        self.rewrite(index, version, rules, now, used.filter(|_| adopted.is_none()));
+        self.rewrite(index, version, rules, now, used.filter(|_| adopted.is_none()).map(met));
         if let Some(Some(pair)) = adopted {
             self.write_pair(index, pair);
         }

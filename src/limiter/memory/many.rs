@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, How, Layout, Next, Rules};
 use crate::decision::{ChargeDecision, Decision, Several};
-use crate::limiter::{Charge, binds, how, outlives_refusal};
+use crate::limiter::{Charge, binds, how, outlives_refusal, stands};
 
 use super::large::{Change, Index, Shard};
 use super::news::News;
@@ -127,11 +127,14 @@ impl Store {
             }
         }
         for (at, (held, write)) in held.into_iter().zip(writes).enumerate() {
+            if !allowed {
+                if stands(charges, at, is_denied(&decisions, at)) {
+                    decisions[at] = held.decide(&charges[at].cost(0), now, How::IfAllowed, &shards).0;
+                }
+                decisions[at].untaken();
+            }
             if is_written(at, allowed, &decisions) {
                 held.write(write, now, &mut shards);
-            }
-            if !allowed {
-                decisions[at].untaken();
             }
         }
         Decision::of(allowed, decisions)
@@ -154,6 +157,13 @@ impl Store {
             decisions.push(decision);
         }
         let allowed = is_allowed(charges, &decisions);
+        if !allowed {
+            for (at, charge) in charges.iter().enumerate() {
+                if stands(charges, at, is_denied(&decisions, at)) {
+                    decisions[at] = self.look_at(&charge.cost(0), now, How::IfAllowed).0;
+                }
+            }
+        }
         (Decision::of(allowed, decisions), if allowed { takes } else { refusals })
     }
 
@@ -253,7 +263,7 @@ impl Held<'_> {
                     WordState::There(locked) => word.layout.unpack(locked.seen.word, now),
                     WordState::Absent | WordState::NoRoom => None,
                 };
-                let Answer { decision, next } = WordCharge { how, ..*word }.decide(state);
+                let Answer { decision, next } = WordCharge { how, cost: charge.cost, ..*word }.decide(state);
                 let write = match next {
                     Next::Keep => Write::Nothing,
                     Next::Set(state) => Write::Word(word.layout.pack(state, now)),

@@ -160,6 +160,11 @@ impl Limiter for MemoryLimiter {
         Reply::Now(Ok(self.take_now(charges)))
     }
 
+    #[inline(always)]
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        Some(self.take_one(policy, key, cost))
+    }
+
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
         Reply::Now(Ok(self.peek_now(charges)))
     }

@@ -86,7 +86,10 @@ impl Store {
                 }
                 let versions = self.registry.versions();
                 match versions.policy(written).map(|policy| policy.quota().rules()) {
-                    Some(old) => shard.convert(index, version, rules, now.at, old),
+                    Some(old) => {
+                        let met = |used| versions.met(used, written, version);
+                        shard.convert(index, version, rules, now.at, old, met);
+                    }
                     None => shard.rewrite(index, version, rules, now.at, None),
                 }
             }
@@ -101,19 +104,21 @@ impl Store {
             shard.forget(index);
             return Err(NoRoom);
         }
-        let used = self.take_out_of_words(key, now);
+        let used =
+            self.take_out_of_words(key, now).map(|(used, from)| self.registry.versions().met(used, from, version));
         shard.rewrite(index, version, rules, now.at, used);
         Ok(Some(index))
     }
 
-    /// Removes a key's slot among the words, live or not, and says what was in use.
-    fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<Used> {
+    /// Removes a key's slot among the words, live or not, and says what was in use, under which version.
+    fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<(Used, u16)> {
         loop {
             let seen = self.words.find(key)?;
-            let (rules, layout) = self.word_rules(version_of(seen.tag))?;
+            let version = version_of(seen.tag);
+            let (rules, layout) = self.word_rules(version)?;
             if self.words.lock(seen) {
                 self.words.put_back(seen.emptied());
-                return layout.unpack(seen.word, now).map(|state| rules.used(state, now.at));
+                return layout.unpack(seen.word, now).map(|state| (rules.used(state, now.at), version));
             }
         }
     }

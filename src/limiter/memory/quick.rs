@@ -7,6 +7,7 @@ use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
+use crate::sync::step_aside;
 
 use super::one_large::LargeCharge;
 use super::one_word::WordCharge;
@@ -45,7 +46,7 @@ impl Store {
     /// was taken if it returns nothing.
     #[inline(always)]
     fn try_unit(&self, unit: &OneUnit, key: Fingerprint, version: u16, now: Now) -> Option<ChargeDecision> {
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
             let seen = self.words.find_quietly(key, version)?;
             let verdict = unit.look(WordLayout::unpack_ahead(seen.word, now))?;
             let written = match verdict {
@@ -55,6 +56,7 @@ impl Store {
             if written {
                 return Some(unit.tell(verdict, now.at));
             }
+            step_aside(attempt);
         }
         None
     }
@@ -73,7 +75,7 @@ impl Store {
         let version = self.registry.version(policy);
         if let Layout::Word(layout) = policy.quota().rules().layout() {
             by_type!(rules, rules => {
-                for _ in 0..ATTEMPTS {
+                for attempt in 0..ATTEMPTS {
                     let Some(seen) = self.words.find_quietly(key, version) else { break };
                     let Answer { decision, next } = rules.decide(layout.unpack(seen.word, now), now.at, cost, force);
                     let written = match next {
@@ -84,6 +86,7 @@ impl Store {
                     if written {
                         return decision;
                     }
+                    step_aside(attempt);
                 }
             });
         }

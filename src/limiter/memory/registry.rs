@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::algorithm::Layout;
+use crate::algorithm::{Layout, Used};
 use crate::policy::Policy;
 
 use super::words::VERSION_BITS;
@@ -45,6 +45,14 @@ impl Versions {
     /// The policy and quota of a version.
     pub(super) fn policy(&self, version: u16) -> Option<&Policy> {
         self.policies.get(usize::from(version).checked_sub(1)?)
+    }
+
+    /// What is in use under one version, as another finds it.
+    pub(super) fn met(&self, used: Used, from: u16, to: u16) -> Used {
+        match (self.policy(from), self.policy(to)) {
+            (Some(from), Some(to)) => to.quota().met(from.quota(), used),
+            _ => used,
+        }
     }
 
     /// All versions, in the order of their numbers.

@@ -19,8 +19,11 @@ pub(super) struct Pending {
     pub(super) tag: Tag,
     /// What is needed to remember its denial, if it is to be.
     pub(super) watch: Option<Watch>,
+    cost: u64,
     /// There from the start if a lease had its units.
     decision: Option<ChargeDecision>,
+    /// Those who answered took it, or would have, for all that they know of the set.
+    passed: bool,
 }
 
 /// The charges of a set.
@@ -29,15 +32,28 @@ pub(super) type Set = SmallVec<[Pending; 2]>;
 impl Pending {
     pub(super) fn new(charge: &Charge<'_>, tag: Tag, watch: Option<Watch>, granted: Option<ChargeDecision>) -> Self {
         let (policy, key) = (charge.policy.clone(), charge.key.clone());
-        Self { policy, key, effect: charge.effect, tag, watch, decision: granted }
+        Self { policy, key, effect: charge.effect, tag, watch, cost: charge.cost, decision: granted, passed: true }
     }
 
     pub(super) fn decision(&self) -> Option<&ChargeDecision> {
         self.decision.as_ref()
     }
 
-    pub(super) fn answer(&mut self, decision: ChargeDecision) {
+    /// The answer, and whether what was asked together passed.
+    pub(super) fn answer(&mut self, decision: ChargeDecision, passed: bool) {
         self.decision = Some(decision);
+        self.passed = passed;
+    }
+
+    /// Tells how it stands once it is given back: what is left exactly, and no wait shorter than it is. Who is in debt is not
+    /// told more than nothing.
+    fn stand(&mut self) {
+        if let (true, Some(decision)) = (self.passed, &mut self.decision) {
+            let in_debt = self.effect == Effect::Force && decision.remaining() == 0;
+            if decision.is_allowed() && !in_debt {
+                *decision = decision.with_cost_changed(self.cost, 0);
+            }
+        }
     }
 
     fn give_back(&mut self) -> Option<Refund> {
@@ -68,8 +84,10 @@ pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, Redis
         Answer::Failed(error) => return Err(error),
         Answer::Done | Answer::Again | Answer::Elsewhere => return Err(nonsense()),
     };
+    let passed = decision.is_allowed();
     for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-        set[place].answer(decision);
+        let passed = if atomic { passed } else { decision.is_taken() };
+        set[place].answer(decision, passed);
     }
     failed.map_or(Ok(atomic), Err)
 }
@@ -84,6 +102,9 @@ pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
     let denied = |pending: &Pending| pending.decision().is_none_or(|decision| !decision.is_allowed());
     let allowed = !set.iter().enumerate().any(|(at, pending)| denied(pending) && binds(&set, at));
     let refunds = if allowed { Vec::new() } else { undo(&mut set) };
+    if !allowed {
+        set.iter_mut().for_each(Pending::stand);
+    }
     let decisions =
         set.into_iter().map(|pending| pending.decision.unwrap_or_else(|| ChargeDecision::denied(0, 0, None)));
     (Decision::new(allowed, decisions), refunds)

@@ -196,3 +196,25 @@ impl Line {
         freed
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_there_only_while_somebody_waits_and_a_map_that_was_large_is_given_back() {
+        let lines = Lines::new();
+        let place = |caller: u64| Place { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
+        let mut waiting: Vec<Ticket> = (0..10_000).map(|caller| lines.join(place(caller), 100, None)).collect();
+        let sizes = || lines.shards.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>();
+        let room = || lines.shards.iter().map(|shard| shard.lock().unwrap().capacity()).sum::<usize>();
+        assert_eq!(sizes(), 10_000);
+        // One half leaves, the other departs.
+        let departing = waiting.split_off(5_000);
+        waiting.iter().for_each(|ticket| assert!(lines.leave(ticket, 0).is_none()));
+        assert_eq!(sizes(), 5_000);
+        departing.iter().for_each(|ticket| assert_eq!(lines.poll(ticket, 100, Waker::noop()), None));
+        assert_eq!(sizes(), 0);
+        assert!(room() <= SHARDS * SPARE, "room for {}", room());
+    }
+}

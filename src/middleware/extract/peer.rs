@@ -36,10 +36,9 @@ impl From<SocketAddr> for PeerAddr {
 
 /// The address at the other end of the connection, IPv6 by its /64; see [`Prefixes`].
 ///
-/// It is found in the request's extensions, as the first of: a [`PeerAddr`]; a bare [`SocketAddr`]; with the feature
-/// `axum`, the `ConnectInfo<SocketAddr>` that axum inserts when it serves
-/// `into_make_service_with_connect_info::<SocketAddr>()`; with the feature `tonic`, the `TcpConnectInfo` that tonic
-/// inserts. If there is none of these, the key is missing, and the layer by default refuses the request with a response
+/// It is found in the request's extensions, as the first of: a [`PeerAddr`]; with the feature `axum`, the
+/// `ConnectInfo<SocketAddr>` that axum inserts when it serves `into_make_service_with_connect_info::<SocketAddr>()`; with
+/// the feature `tonic`, the `TcpConnectInfo` that tonic inserts; a bare [`SocketAddr`]. If there is none of these, the key is missing, and the layer by default refuses the request with a response
 /// that says so.
 ///
 /// Behind a proxy this is the proxy's address, and all clients are one: use [`client_ip`](super::client_ip) there.
@@ -78,7 +77,7 @@ fn find(parts: &Parts) -> Option<IpAddr> {
     let extensions = &parts.extensions;
     let own = extensions.get().map(|peer: &PeerAddr| peer.0);
     let bare = || extensions.get().map(SocketAddr::ip);
-    own.or_else(bare).or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).map(|ip| ip.to_canonical())
+    own.or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).or_else(bare).map(|ip| ip.to_canonical())
 }
 
 #[cfg(feature = "axum")]

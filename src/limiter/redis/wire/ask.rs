@@ -69,6 +69,11 @@ impl Item {
             (None, effect) => effect == Effect::Enforce,
         }
     }
+
+    /// Whether it is written although the set is refused, if its own quota does not deny it.
+    pub(super) fn outlives_refusal(&self) -> bool {
+        self.partners.as_ref().is_some_and(|partners| partners.outlives)
+    }
 }
 
 impl Ask {

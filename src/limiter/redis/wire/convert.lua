@@ -86,19 +86,32 @@ local function used_of(q, at, n, m)
   return digits(units), 1
 end
 
--- A state in which so much is in use; nothing if that is none.
-local function with_used(q, parts, of)
-  local whole, rest = divide(parts, of)
-  local units = math.min(number_of(whole) + (rest > 0 and 1 or 0), q.most)
+local function divide_up(list, by)
+  local quotient, rest = divide(list, by)
+  if rest > 0 then return plus(quotient, 1) end
+  return quotient
+end
+
+-- A state in which so much is in use, or the same share of its capacity as of a capacity of `from`; nothing if that is none.
+local function with_used(q, parts, of, from)
+  local by = 1
+  if from then
+    by = math.max(from, 1)
+    local scaled = times(parts, q.burst or q.limit)
+    if is_beyond_128(scaled) then
+      scaled, of = times(divide_up(parts, of), q.burst or q.limit), 1
+    end
+    parts = scaled
+  end
+  local whole = divide_up(divide_up(parts, of), by)
+  local units = math.min(number_of(whole), q.most)
   if q.kind <= 2 then
     if q.burst == 0 then return nil end
     local scaled = times(parts, q.p)
     if is_beyond_128(scaled) then
-      if rest > 0 then whole = plus(whole, 1) end
       scaled = times(whole, q.p)
     else
-      scaled, rest = divide(scaled, of)
-      if rest > 0 then scaled = plus(scaled, 1) end
+      scaled = divide_up(divide_up(scaled, of), by)
     end
     local us, num = divide(scaled, q.l)
     us = number_of(us)
@@ -129,7 +142,7 @@ local function with_used(q, parts, of)
   return now - now % q.grain, units
 end
 
--- What is in use of a value of ours, and `false` for none; nothing if it is not ours.
+-- What is in use of a value of ours, and of which capacity, and `false` for none; nothing if it is not ours.
 local function used_of_value(key, text, list)
   local kind = string.byte(text, 1) or 0
   if kind <= 144 or kind >= 155 or kind == 152 then return nil end
@@ -140,11 +153,12 @@ local function used_of_value(key, text, list)
     local x, garbled = trail_load(key, list, q)
     if garbled then return false end
     trail_view(x, q)
-    return digits(x.used), 1
+    return digits(x.used), 1, q.limit
   end
   local state = STATES[q.kind]
   if #text ~= place - 1 + #pack(state, 0, 0, 0) then return false end
-  return used_of(q, unpack(state, text, place))
+  local parts, of = used_of(q, unpack(state, text, place))
+  return parts, of, q.burst or q.limit
 end
 
 -- The state of another block as one of this, in which what is closed stays so; -1 for none, nothing if it is no block.

@@ -132,6 +132,14 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     head
 }
 
+/// Upon a kind's number in a form, which the lean scripts pass over: what is converted keeps the share that is used.
+const IN_PROPORTION: u8 = 128;
+
+/// What a form begins with.
+fn number(quota: &Quota) -> u8 {
+    Kind::of(quota) as u8 | if quota.spec().proportional { IN_PROPORTION } else { 0 }
+}
+
 /// A charge of a form, or a look at it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
@@ -186,7 +194,7 @@ pub(super) fn form(parts: &[Part<'_>], packed: bool) -> Bytes {
     let mut form = match parts {
         [part] if !packed => {
             let kind = Kind::of(part.quota);
-            Form::begin(kind as u8, &head(kind, part.quota.spec()), &[kind])
+            Form::begin(number(part.quota), &head(kind, part.quota.spec()), &[kind])
         }
         parts => {
             let kinds: SmallVec<[Kind; 4]> = parts.iter().map(|part| Kind::of(part.quota)).collect();
@@ -263,7 +271,7 @@ impl Form {
 
     fn of_one(quota: &Quota, mode: Mode) -> Self {
         let kind = Kind::of(quota);
-        let mut form = Self::begin(kind as u8, &head(kind, quota.spec()), &[kind]);
+        let mut form = Self::begin(number(quota), &head(kind, quota.spec()), &[kind]);
         let part = Part { quota, cost: 0, effect: Effect::Enforce, partners: None, looks: true };
         form.charge(&part, mode);
         form

@@ -30,6 +30,13 @@ local function plain(key, q)
   return value and pack(FOUND[q.kind], 1, at, n, m) or '\0'
 end
 
+-- How a trail stands, with nothing taken.
+local function standing(key, q)
+  local y = look(key, q)
+  trail(y.x, setmetatable({cost = 0, bound = 2 ^ 62}, {__index = q}))
+  return y.x.told
+end
+
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
   local states, allowed, denials = {}, true, {[0] = true}
@@ -45,6 +52,14 @@ local function request(from, numbers)
     end
     if decided(y) then allowed = false end
     for _, denied in ipairs(y.denials or {y.denied and true or false}) do denials[#denials + 1] = denied end
+  end
+  for at = 1, #states do
+    local y = states[at]
+    if y.x and not y.denied and (y.q.mode == 0 or not allowed) and #states > 1 then
+      local stands = standing(KEYS[from + at], y.q)
+      -- Whether a set is refused that is only looked at is found out by who asks.
+      if y.q.mode == 0 then y.told = '\7' .. y.told .. stands else y.told = stands end
+    end
   end
   local told = {}
   for at = 1, #states do

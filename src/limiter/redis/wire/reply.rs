@@ -26,7 +26,12 @@ mod status {
     pub(super) const FAILED: u8 = 5;
     /// A refund or a reset was done.
     pub(super) const DONE: u8 = 6;
+    /// Two decisions about a trail follow, each with its own `TOLD`: as asked, and how it stands.
+    pub(super) const TOLD_BOTH: u8 = 7;
 }
+
+/// What follows `TOLD`.
+const TOLD_BYTES: usize = 1 + 6 * size_of::<f64>();
 
 /// What became of each request, in their order.
 ///
@@ -74,18 +79,54 @@ impl Reader<'_> {
                         return Some(answer);
                     }
                 }
+                let states = Reader(self.0);
                 let mut charges = Several::new();
                 for unit in &ask.units {
                     self.unit(unit, now, &mut charges)?;
                 }
                 let counts = |(item, decision): (&Item, &ChargeDecision)| !item.binds() || decision.is_allowed();
                 let allowed = ask.items().zip(&charges).all(counts);
+                if !allowed && charges.len() > 1 {
+                    states.stand(ask, now, &mut charges)?;
+                }
                 if !allowed || ask.verb == Verb::Peek {
                     charges.iter_mut().for_each(ChargeDecision::untaken);
                 }
                 Some(Answer::Decided(Decision::new(allowed, ordered(charges, ask.order.as_deref()))))
             }
         }
+    }
+
+    /// Tells how each charge of a refused set stands that its own quota allows and that is not written. Of trails it is told
+    /// by the script: in the place of what would have been taken, or behind it if nothing was to be.
+    #[cold]
+    #[inline(never)]
+    fn stand(mut self, ask: &Ask, now: u64, charges: &mut Several) -> Option<()> {
+        let mut charges = charges.iter_mut();
+        for unit in &ask.units {
+            let [status] = self.take()?;
+            if let status::TOLD | status::TOLD_BOTH = status {
+                let (item, charge) = (unit.items.first()?.as_ref()?, charges.next()?);
+                if status == status::TOLD_BOTH {
+                    self.take::<{ 1 + TOLD_BYTES + 1 }>()?;
+                }
+                let told = self.told(item)?;
+                if charge.is_allowed() {
+                    *charge = told;
+                }
+                continue;
+            }
+            for (quota, item) in unit.states() {
+                let Rules::Pair(rules, _) = quota.rules() else { return None };
+                let state = if status == status::FOUND { Some(self.state(quota, rules)?) } else { None };
+                let Some(item) = item else { continue };
+                let charge = charges.next()?;
+                if charge.is_allowed() && !item.outlives_refusal() {
+                    *charge = decide(rules, state, 0, now, How::IfAllowed);
+                }
+            }
+        }
+        Some(())
     }
 
     /// Of several the first failure.
@@ -126,9 +167,15 @@ impl Reader<'_> {
     /// The decisions about what is asked of a key.
     fn unit(&mut self, unit: &Unit, now: u64, charges: &mut Several) -> Option<()> {
         let [status] = self.take()?;
-        if status == status::TOLD {
+        if let status::TOLD | status::TOLD_BOTH = status {
             let item = unit.items.first()?.as_ref()?;
+            if status == status::TOLD_BOTH {
+                self.take::<1>()?;
+            }
             charges.push(self.told(item)?);
+            if status == status::TOLD_BOTH {
+                self.take::<{ 1 + TOLD_BYTES }>()?;
+            }
             return Some(());
         }
         if status != status::ABSENT && status != status::FOUND {
@@ -139,7 +186,7 @@ impl Reader<'_> {
             let state = if status == status::FOUND { Some(self.state(quota, rules)?) } else { None };
             if let Some(item) = item {
                 let how = how(item, charges);
-                charges.push(decide(rules, state, item, now, how));
+                charges.push(decide(rules, state, item.cost, now, how));
             }
         }
         Some(())
@@ -194,10 +241,10 @@ pub(super) fn ordered(mut charges: Several, order: Option<&[usize]>) -> Several 
 }
 
 /// What is told of a state, as the script has decided about it.
-fn decide(rules: &PairRules, state: Option<Pair>, item: &Item, now: u64, how: How) -> ChargeDecision {
+fn decide(rules: &PairRules, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
     // What somebody else wrote may be anything. Beside others what is not there is two zeros.
     let state = state.filter(|state| (state.at > 0 || state.n > 0) && rules.could_be(*state));
-    rules.decide_how(state, now, item.cost, how).decision
+    rules.decide_how(state, now, cost, how).decision
 }
 
 /// How a charge was taken, after these answers to others.

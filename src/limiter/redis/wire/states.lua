@@ -26,6 +26,8 @@ local function form_of(number)
   if q then return q end
   local text = ARGV[number]
   local kind, layout, head, size, place = unpack('<BI2c0I2c0I2', text)
+  local share = kind > 127
+  if share then kind = kind - 128 end
   if kind ~= 8 then
     q, place = charge_of(text, place, kind, head)
     q.entry = layout
@@ -48,7 +50,7 @@ local function form_of(number)
       from = from + length - 1
     end
   end
-  q.layout, q.head, q.size = layout, head, size
+  q.layout, q.head, q.size, q.share = layout, head, size, share
   parsed[number] = q
   return q
 end
@@ -104,9 +106,9 @@ local function look(key, q)
   end
   local at, n, m = adopted(q, text, list)
   if not at then
-    local parts, of = used_of_value(key, text, list)
+    local parts, of, from = used_of_value(key, text, list)
     if parts == nil then return nil, FOREIGN end
-    if parts then at, n, m = with_used((quota_of(q.head)), parts, of) end
+    if parts then at, n, m = with_used((quota_of(q.head)), parts, of, q.share and from) end
   elseif at < 0 then
     at = nil
   end

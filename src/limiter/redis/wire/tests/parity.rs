@@ -76,7 +76,7 @@ impl Life {
                 return State::Pair(rules, adopted);
             }
         }
-        State::with_used(&self.quota, self.state.used(self.now), self.now)
+        State::with_used(&self.quota, self.quota.met(&self.written, self.state.used(self.now)), self.now)
     }
 
     fn next(&mut self, space: &super::KeySpace) -> Option<Asked> {
@@ -166,6 +166,9 @@ impl Life {
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
         self.quota = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
+        if b >> 25 & 1 == 1 {
+            self.quota = self.quota.in_proportion().unwrap_or(self.quota);
+        }
         (self.retry_us, self.reset_us, self.remaining) = (0, 0, self.quota.capacity());
     }
 }

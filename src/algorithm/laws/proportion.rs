@@ -1,0 +1,88 @@
+//! What changing between quotas in proportion never gives, against shares that are added up exactly.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::key::State;
+use crate::quota::Quota;
+
+/// Limit, period and burst of a toy, where being off by one shows.
+type Toy = (u64, u64, u64);
+
+/// What is in use of a capacity, whosever it is: a whole number of parts, of which so many make one whole that all toys'
+/// units and intervals are whole numbers of them.
+struct Shares {
+    whole: u128,
+    used: u128,
+}
+
+impl Shares {
+    fn of(toys: &[Toy]) -> Self {
+        Self { whole: toys.iter().map(|(_, period, burst)| u128::from(period * burst)).product(), used: 0 }
+    }
+
+    /// Time passes under a quota.
+    fn drain(&mut self, (limit, period, burst): Toy, us: u64) {
+        let gone = self.whole / u128::from(period * burst) * u128::from(limit) * u128::from(us);
+        self.used = self.used.saturating_sub(gone);
+    }
+
+    fn take(&mut self, (_, _, burst): Toy, units: u64) {
+        self.used += self.whole / u128::from(burst) * u128::from(units);
+    }
+}
+
+fn toys() -> impl Strategy<Value = Vec<Toy>> {
+    prop::collection::vec((1..6_u64, 1..20_u64, 1..7_u64), 2..4)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The shares that a key takes in any time make at most one whole, and what has drained of them meanwhile under the
+    /// quotas that it was under.
+    #[test]
+    fn no_order_of_changes_admits_more_than_one_whole_and_what_drains(
+        toys in toys(),
+        steps in prop::collection::vec((0..3_usize, 1..4_u64, prop_oneof![Just(0), 0..30_u64]), 1..60),
+    ) {
+        let quotas: Vec<Quota> = toys
+            .iter()
+            .map(|(limit, period, burst)| {
+                let plain = Quota::token_bucket(*limit, Duration::from_micros(*period)).unwrap();
+                plain.burst(*burst).unwrap().in_proportion().unwrap()
+            })
+            .collect();
+        let (mut now, mut current) = (1_790_000_000_000_000, 0);
+        let (mut state, mut shares) = (State::new(&quotas[0]), Shares::of(&toys));
+        for (next, cost, later) in steps {
+            let next = next % toys.len();
+            now += later;
+            shares.drain(toys[current], later);
+            if next != current {
+                let used = quotas[next].met(&quotas[current], state.used(now));
+                state = State::with_used(&quotas[next], used, now);
+                current = next;
+            }
+            if state.decide(now, cost, false).0.is_allowed() {
+                shares.take(toys[current], cost);
+            }
+            prop_assert!(shares.used <= shares.whole, "{} of {} under {quotas:?}", shares.used, shares.whole);
+            let used = state.used(now);
+            let kept = used.parts * shares.whole >= shares.used * used.of * u128::from(quotas[current].capacity());
+            prop_assert!(kept, "{used:?} is less than {} of {}", shares.used, shares.whole);
+        }
+    }
+}
+
+#[test]
+fn who_changes_and_takes_nothing_loses_less_than_a_unit_of_each() {
+    let quota = |limit| Quota::per_minute(limit).in_proportion().unwrap();
+    for (from, to, taken, found) in [(100, 1_000, 60, 600), (1_000, 100, 600, 60), (1_000, 10, 1, 1), (3, 7, 1, 3)] {
+        let mut state = State::new(&quota(from));
+        state.decide(0, taken, false);
+        let used = quota(to).met(&quota(from), state.used(0));
+        assert_eq!(State::with_used(&quota(to), used, 0).used(0).units_ceil(), found, "{taken} of {from} in {to}");
+    }
+}

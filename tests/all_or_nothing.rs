@@ -1,0 +1,228 @@
+//! What a layer promises of any rules together, whatever their algorithms and costs: a request that is refused leaves each
+//! state as it was, and tells it so; what is charged is what passed. In memory and on Redis.
+
+#[cfg(feature = "redis")]
+#[path = "support/redis.rs"]
+mod redis_server;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use proptest::prelude::*;
+use proptest::test_runner::{TestCaseError, TestRunner};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Charge, ChargeDecision, Key, Limiter, ManualClock, MemoryLimiter, Outcome, Policy, Quota, QuotaError,
+    RateLimitLayer, Timestamp, key,
+};
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Every algorithm, of so many units at once.
+fn quotas(units: u64) -> Result<Vec<Quota>, QuotaError> {
+    Ok(vec![
+        Quota::token_bucket(units, HOUR)?,
+        Quota::token_bucket(7, HOUR)?.burst(units)?,
+        Quota::step_bucket(units, HOUR)?,
+        Quota::gcra(units, HOUR)?.burst(units)?,
+        Quota::leaky_bucket(units, HOUR)?,
+        Quota::leaky_queue(units, HOUR)?.queue(units)?,
+        Quota::fixed_window(units, HOUR)?,
+        Quota::sliding_window(units, HOUR)?,
+        Quota::sliding_window(units, HOUR)?.buckets(4)?,
+        Quota::sliding_log(units, HOUR)?,
+        Quota::block(units, HOUR, 2 * HOUR)?,
+        Quota::meter(units, HOUR)?,
+    ])
+}
+
+/// One to four policies, of any algorithms.
+fn policies(units: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<Policy>> {
+    prop::collection::vec((0..12_usize, units), 1..=4).prop_map(|shapes| {
+        let policy = |(at, (algorithm, units)): (usize, (usize, u64))| {
+            let quota = quotas(units).expect("the quotas are possible")[algorithm];
+            Policy::new(format!("p{at}"), quota).expect("the name is possible")
+        };
+        shapes.into_iter().enumerate().map(policy).collect()
+    })
+}
+
+/// How much later than the one before, and what it costs of each policy.
+type Wanted = (u64, [u64; 4]);
+
+fn requests() -> impl Strategy<Value = Vec<Wanted>> {
+    let cost = || prop_oneof![4 => Just(1), 1 => Just(0), 2 => 2..5_u64, 1 => 10..14_u64];
+    let later = prop_oneof![3 => Just(0), 2 => 0..600_000_000_u64, 1 => 0..20_000_000_000_u64];
+    prop::collection::vec((later, [cost(), cost(), cost(), cost()]), 1..40)
+}
+
+/// A layer of these policies, each of which costs what the request says.
+fn layer<L: Limiter + Clone>(limiter: &L, policies: &[Policy]) -> RateLimitLayer<L> {
+    let rule = |at: usize| {
+        policies[at].clone().cost(move |request| request.extensions.get::<[u64; 4]>().map_or(1, |costs| costs[at]))
+    };
+    let first = RateLimitLayer::new(limiter.clone(), rule(0), key::global()).expose_outcome(true);
+    (1..policies.len()).fold(first, |layer, at| layer.and(rule(at), key::global()))
+}
+
+async fn send<L: Limiter + Clone>(layer: &RateLimitLayer<L>, costs: [u64; 4]) -> (StatusCode, Outcome) {
+    let service = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
+    let mut request = Request::new(());
+    request.extensions_mut().insert(costs);
+    let response = layer.layer(service).oneshot(request).await.expect("nothing fails");
+    (response.status(), response.extensions().get::<Outcome>().expect("it is exposed").clone())
+}
+
+/// How each policy stands: what is left, and how long it takes.
+async fn standings<L: Limiter>(limiter: &L, policies: &[Policy]) -> Vec<ChargeDecision> {
+    let mut standings = Vec::new();
+    for policy in policies {
+        let looked = limiter.peek(&[Charge::new(policy, &Key::global()).cost(0)]).wait().await;
+        standings.push(looked.expect("the limiter answers").charges()[0].clone());
+    }
+    standings
+}
+
+/// Requests one after the other. `states` is what the limiter keeps, byte for byte.
+async fn play<L: Limiter + Clone>(
+    limiter: &L,
+    clock: &ManualClock,
+    policies: &[Policy],
+    requests: &[Wanted],
+    states: impl Fn() -> Vec<Vec<u8>>,
+) -> Result<(), TestCaseError> {
+    let layer = layer(limiter, policies);
+    for (later, costs) in requests {
+        clock.advance(Duration::from_micros(*later));
+        let (before, kept) = (standings(limiter, policies).await, states());
+        let (status, outcome) = send(&layer, *costs).await;
+        let after = standings(limiter, policies).await;
+        if status == StatusCode::OK {
+            for ((before, after), cost) in before.iter().zip(&after).zip(costs) {
+                prop_assert_eq!(before.remaining() - cost, after.remaining(), "{:?} of {:?}", costs, policies);
+            }
+            continue;
+        }
+        prop_assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
+        prop_assert_eq!(&after, &before, "{:?} of {:?} was refused", costs, policies);
+        prop_assert_eq!(states(), kept, "{:?} of {:?} was refused", costs, policies);
+        let told: Vec<u64> = outcome.standings().iter().map(|standing| standing.decision().remaining()).collect();
+        let stands: Vec<u64> = before.iter().map(ChargeDecision::remaining).collect();
+        prop_assert_eq!(told, stands, "{:?} of {:?} was refused", costs, policies);
+    }
+    Ok(())
+}
+
+/// Requests of many tasks at once: what is charged to each policy is what passed.
+async fn storm<L: Limiter + Clone>(limiter: &L, policies: &[Policy], requests: &[Wanted]) -> Result<(), TestCaseError> {
+    let before = standings(limiter, policies).await;
+    let passed: Arc<[AtomicU64; 4]> = Arc::default();
+    let layer = layer(limiter, policies);
+    let tasks = (0..64).map(|task| {
+        let (layer, passed, requests) = (layer.clone(), Arc::clone(&passed), requests.to_vec());
+        tokio::spawn(async move {
+            for at in 0..requests.len() {
+                let (_, costs) = requests[(at + task) % requests.len()];
+                if send(&layer, costs).await.0 == StatusCode::OK {
+                    passed.iter().zip(costs).for_each(|(passed, cost)| {
+                        passed.fetch_add(cost, Ordering::Relaxed);
+                    });
+                }
+            }
+        })
+    });
+    for task in tasks.collect::<Vec<_>>() {
+        task.await.expect("no task panics");
+    }
+    let after = standings(limiter, policies).await;
+    for ((before, after), passed) in before.iter().zip(&after).zip(passed.iter()) {
+        let charged = before.remaining() - after.remaining();
+        prop_assert_eq!(charged, passed.load(Ordering::Relaxed), "of {:?}", policies);
+    }
+    Ok(())
+}
+
+fn run<T: std::fmt::Debug>(
+    cases: u32,
+    strategy: impl Strategy<Value = T>,
+    test: impl Fn(&tokio::runtime::Runtime, T) -> Result<(), TestCaseError>,
+) {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
+    TestRunner::new(config).run(&strategy, |value| test(&runtime, value)).unwrap();
+}
+
+fn clock() -> ManualClock {
+    ManualClock::at(Timestamp::from_micros(1_790_000_000_123_456))
+}
+
+fn memory(clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap()
+}
+
+#[test]
+fn a_refused_request_leaves_each_state_in_memory_as_it_was_and_tells_it_so() {
+    run(2_000, (policies(1..12_u64), requests()), |runtime, (policies, requests)| {
+        let clock = clock();
+        let limiter = memory(&clock);
+        runtime.block_on(play(&limiter, &clock, &policies, &requests, || vec![limiter.snapshot()]))
+    });
+}
+
+#[test]
+fn what_64_tasks_are_charged_in_memory_is_what_passed() {
+    run(150, (policies(1..400_u64), requests()), |runtime, (policies, requests)| {
+        runtime.block_on(storm(&memory(&clock()), &policies, &requests))
+    });
+}
+
+#[cfg(feature = "redis")]
+mod on_redis {
+    use tower_ratelimit::RedisLimiter;
+
+    use super::*;
+
+    async fn connect(server: &redis_server::Server, clock: &ManualClock, number: u64) -> RedisLimiter {
+        let builder = RedisLimiter::builder().prefix(format!("case-{number}")).clock(clock.clone()).denials(0);
+        builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap()
+    }
+
+    /// All that is stored under a prefix: the keys, and what is in them.
+    fn stored(connection: &mut redis::Connection, prefix: &str) -> Vec<Vec<u8>> {
+        let mut keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg(format!("{prefix}*")).query(connection).unwrap();
+        keys.sort();
+        let values: Vec<Vec<u8>> =
+            keys.iter().map(|key| redis::cmd("DUMP").arg(key).query(connection).unwrap()).collect();
+        keys.extend(values);
+        keys
+    }
+
+    #[test]
+    fn a_refused_request_leaves_each_state_on_redis_as_it_was_and_tells_it_so() {
+        let server = redis_server::Server::start();
+        let connection = std::cell::RefCell::new(server.connection());
+        let number = AtomicU64::new(0);
+        run(60, (policies(1..12_u64), requests()), |runtime, (policies, requests)| {
+            let (clock, number) = (clock(), number.fetch_add(1, Ordering::Relaxed));
+            let limiter = runtime.block_on(connect(&server, &clock, number));
+            let states = || stored(&mut connection.borrow_mut(), &format!("case-{number}"));
+            runtime.block_on(play(&limiter, &clock, &policies, &requests, states))
+        });
+    }
+
+    #[test]
+    fn what_64_tasks_are_charged_on_redis_is_what_passed() {
+        let server = redis_server::Server::start();
+        let number = AtomicU64::new(0);
+        run(12, (policies(1..400_u64), requests()), |runtime, (policies, requests)| {
+            let number = number.fetch_add(1, Ordering::Relaxed);
+            let limiter = runtime.block_on(connect(&server, &clock(), number));
+            runtime.block_on(storm(&limiter, &policies, &requests))
+        });
+    }
+}

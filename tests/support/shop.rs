@@ -1,0 +1,86 @@
+//! A shop with a leaky queue in front of it, in a world whose time passes when it is told to.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+
+use super::waiting::{ManualTimer, World};
+
+pub(crate) type Body = Full<Bytes>;
+
+pub(crate) const MS: u64 = 1_000;
+
+/// One each 10 ms, and so many may wait.
+pub(crate) fn queue(length: u64) -> Quota {
+    Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(length).unwrap()
+}
+
+/// Who departed when, in microseconds.
+pub(crate) type Departures = Arc<Mutex<Vec<(usize, u64)>>>;
+
+#[derive(Clone)]
+pub(crate) struct Number(pub(crate) usize);
+
+/// A world with a limiter in it, and a service that notes who comes when.
+pub(crate) struct Shop {
+    pub(crate) world: World<StatusCode>,
+    pub(crate) limiter: MemoryLimiter,
+    pub(crate) policy: Policy,
+    pub(crate) departures: Departures,
+}
+
+impl Shop {
+    pub(crate) fn new(quota: Quota) -> Self {
+        let world = World::new();
+        let limiter = MemoryLimiter::builder().clock(world.clock.clone()).build().unwrap();
+        Self { world, limiter, policy: Policy::new("queue", quota).unwrap(), departures: Departures::default() }
+    }
+
+    pub(crate) fn layer(&self) -> RateLimitLayer<MemoryLimiter> {
+        RateLimitLayer::new(self.limiter.clone(), &self.policy, key::global()).delay(self.world.timer.clone())
+    }
+
+    /// Sends the next request through this layer.
+    pub(crate) fn send(&mut self, layer: &RateLimitLayer<MemoryLimiter>) -> usize {
+        self.send_costing(layer, 1)
+    }
+
+    pub(crate) fn send_costing(&mut self, layer: &RateLimitLayer<MemoryLimiter>, cost: u64) -> usize {
+        let (number, departures) = (self.world.done.len(), Arc::clone(&self.departures));
+        let timer = self.world.timer.clone();
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Number(number));
+        request.extensions_mut().insert(cost);
+        self.world.spawn(through(layer, departures, timer, request))
+    }
+
+    pub(crate) fn departed(&self) -> Vec<(usize, u64)> {
+        self.departures.lock().unwrap().clone()
+    }
+
+    pub(crate) fn remaining(&self) -> u64 {
+        self.limiter.peek_one(&self.policy, &Key::global(), 0).remaining()
+    }
+}
+
+pub(crate) fn through<L: Limiter + 'static>(
+    layer: &RateLimitLayer<L>,
+    departures: Departures,
+    timer: ManualTimer,
+    request: Request<Body>,
+) -> impl Future<Output = StatusCode> + use<L> {
+    let service = layer.layer(service_fn(move |request: Request<Body>| {
+        let number = request.extensions().get::<Number>().map_or(0, |number| number.0);
+        departures.lock().unwrap().push((number, timer.now_us()));
+        std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
+    }));
+    async move { service.oneshot(request).await.unwrap().status() }
+}
