@@ -200,6 +200,21 @@ cases! {
         ensure(looked.is_allowed() && looked.charges()[0].remaining() == 0, "a look is allowed when nothing is left")
     }
 
+    /// The shortcut for one enforced charge, if there is one, answers as a take and takes as much.
+    async fn a_shortcut_is_a_take(bench) {
+        let (policy, quick, slow) = (bench.policy("shortcut")?, key("quick"), key("slow"));
+        for cost in [0, 2, 1, CAPACITY, 2, 1, u64::MAX] {
+            let Some(quickly) = bench.limiter.take_at_once(&policy, &quick, cost) else { return Ok(()) };
+            let taken = bench.take(&[Charge::new(&policy, &slow).cost(cost)]).await?;
+            ensure(quickly.is_allowed() == taken.is_allowed(), "a shortcut and a take decide alike")?;
+            ensure(quickly.remaining() == taken.charges()[0].remaining(), "and see as much remaining")?;
+            let left = [bench.remaining(&policy, &quick).await?, bench.remaining(&policy, &slow).await?];
+            ensure(left[0] == left[1], "and leave as much")?;
+        }
+        let Some(mut quickly) = bench.limiter.take_at_once(&policy, &key("back"), 2) else { return Ok(()) };
+        ensure(quickly.take_receipt().is_some_and(|receipt| receipt.units() == 2), "and give a receipt for it")
+    }
+
     /// A peek answers as a take would, and takes nothing.
     async fn a_peek_answers_as_a_take(bench) {
         let (policy, key) = (bench.policy("peek")?, key("a"));

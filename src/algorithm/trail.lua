@@ -218,7 +218,15 @@ end
 local function trail_store(x, q, head)
   local key = x.key
   if x.moved or x.fresh then
-    redis.call('DEL', key)
+    -- What is deleted cannot be written again where a cluster moves its slot: so what is new goes behind what is old. A text
+    -- has to be deleted; then this looks for what is not there, which such a slot refuses, before anything is done.
+    local old = redis.pcall('LLEN', key)
+    if type(old) == 'table' then
+      redis.call('LLEN', key .. '+')
+      redis.call('DEL', key)
+      old = 0
+    end
+    x.all = true
     local list, sum, number = {head}, 0, x.drop
     while true do
       number = number + 1
@@ -238,6 +246,7 @@ local function trail_store(x, q, head)
       return
     end
     if #list > 0 then redis.call('RPUSH', key, _G.unpack(list)) end
+    if old > 0 then redis.call('LTRIM', key, old, -1) end
   else
     if x.drop > 0 then
       redis.call('LTRIM', key, x.drop, -1)

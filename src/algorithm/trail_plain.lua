@@ -1,5 +1,6 @@
 -- The usual case of trail.lua, answered as there: the clock did not step back, no denied request is counted, and what has to
--- be looked at is among the three oldest entries and the newest. Otherwise nothing is done, and nothing answered.
+-- be looked at is among the three oldest entries and the newest. Otherwise nothing is done, and nothing answered. To a lone
+-- request the answer is the whole reply, with the time in front.
 local function trail_plain(
   key, entry, head, size, mode, cost, bound, limit, most, period, grain, oldest, log, count_denied, life
 )
@@ -101,9 +102,14 @@ local function trail_plain(
     else
       done = try('RPUSH', key, changed)
     end
-    if type(done) == 'table' and done.err then return pack('<BI2c0', 5, #done.err, done.err) end
+    if type(done) == 'table' and done.err then
+      return (alone and pack('<d', now) or '') .. pack('<BI2c0', 5, #done.err, done.err)
+    end
     local left = start + life - now
     try('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+  end
+  if alone then
+    return pack('<dBBdddddd', now, 2, ok and 1 or 0, remaining, reset, window, ok and 0 or wait, units, start)
   end
   return pack('<BBdddddd', 2, ok and 1 or 0, remaining, reset, window, ok and 0 or wait, units, start)
 end

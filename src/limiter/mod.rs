@@ -29,8 +29,8 @@ pub use roster::Roster;
 ///   [enforced](Effect::Enforce) charge is. [`Atomicity`] says how strictly: `Atomic`, and no caller ever sees a charge that
 ///   is later given back; `Compensated`, and another caller may meanwhile be refused early, but is never admitted over.
 /// * **A denied set changes nothing**, except for quotas that [count denied](crate::Quota::count_denied) ones, and for
-///   charges [on refusal](Effect::OnRefusal), which are written in the same step. Of each charge that its own quota allows
-///   it tells how that quota stands, with nothing taken.
+///   charges [on refusal](Effect::OnRefusal), which are written in the same step, or where it is `Compensated` right after
+///   it. Of each charge that its own quota allows it tells how that quota stands, with nothing taken.
 /// * **The answer** has one [`ChargeDecision`] for each charge, in their order, and a receipt for
 ///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
 ///   a limiter may answer anything to a set that breaks this, but must not panic or hang.

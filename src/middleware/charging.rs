@@ -258,9 +258,10 @@ impl<L> Shared<L> {
 impl<L: Limiter> Shared<L> {
     #[inline(never)]
     pub(super) fn take(&self, charges: &Charges) -> Reply<Decision, L::Error, L::Future<Decision>> {
-        let charges = charges.as_slice().iter();
-        let borrowed: SmallVec<[Charge<'_>; decision::INLINE]> =
-            charges.filter_map(|charge| Some(charge.of(self.policy(charge.policy)?))).collect();
+        let mut borrowed: SmallVec<[Charge<'_>; decision::INLINE]> = SmallVec::new();
+        for charge in charges.as_slice() {
+            borrowed.extend(self.policy(charge.policy).map(|policy| charge.of(policy)));
+        }
         self.limiter.take(&borrowed)
     }
 

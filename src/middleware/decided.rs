@@ -109,13 +109,6 @@ impl Charges {
     pub(super) fn unkeyed(&self) -> Mode {
         if let Self::Unkeyed(_, mode) = self { *mode } else { Mode::Enforce }
     }
-
-    pub(super) fn as_mut_slice(&mut self) -> &mut [OwnedCharge] {
-        match self {
-            Self::One(charge) => std::slice::from_mut(charge),
-            Self::Several(charges) | Self::Unkeyed(charges, _) => charges,
-        }
-    }
 }
 
 /// What a request's head says.
@@ -246,9 +239,19 @@ impl Decided {
 
 /// Moves over what charges took.
 pub(super) fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
-    for (at, OwnedCharge { policy, key, .. }) in charges.as_mut_slice().iter_mut().enumerate() {
+    let mut take = |at: usize, OwnedCharge { policy, key, .. }| {
         if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
-            owed.push(Owed { policy: *policy, key: std::mem::replace(key, Key::global()), receipt });
+            owed.push(Owed { policy, key, receipt });
+        }
+    };
+    match charges {
+        Charges::One(_) => {
+            if let Charges::One(charge) = charges.take() {
+                take(0, charge);
+            }
+        }
+        Charges::Several(charges) | Charges::Unkeyed(charges, _) => {
+            charges.drain(..).enumerate().for_each(|(at, charge)| take(at, charge));
         }
     }
 }

@@ -72,9 +72,10 @@ impl<S, L, O> RateLimit<S, L, O> {
             Asking::Unkeyed(mode) => return self.go_on(request, Decided::without_charges(kind_of_unkeyed(*mode))),
             Asking::Denied => return self.go_on(request, Decided::without_charges(OutcomeKind::Denied)),
         };
-        match self.shared.take(charges) {
-            Reply::Now(mut answer) => {
-                let decided = self.shared.decide(charges, &mut answer);
+        let mut reply = self.shared.take(charges);
+        match reply {
+            Reply::Now(ref mut answer) => {
+                let decided = self.shared.decide(charges, answer);
                 self.go_on(request, decided)
             }
             Reply::Later(answer) => {

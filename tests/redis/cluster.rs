@@ -45,7 +45,6 @@ async fn a_limit_in_a_cluster() {
     what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
     blocks_and_meters_are_with_their_caller(&cluster).await;
-    super::resharding::nothing_is_lost_while_slots_move(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
 }
 

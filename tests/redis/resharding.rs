@@ -2,15 +2,18 @@
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Outcome, Policy, Quota, RateLimitLayer, RedisLimiter, Rule, key};
+use tower_ratelimit::{
+    Charge, Key, Limiter, LimiterEvent, ManualClock, Observer, Outcome, Policy, Quota, RateLimitLayer, RedisErrorKind,
+    RedisLimiter, Rule, key,
+};
 
 use super::redis_cluster::Cluster;
 use super::{MINUTE, policy};
@@ -24,14 +27,24 @@ const DEADLINE: Duration = Duration::from_secs(2);
 const SLACK: Duration = Duration::from_secs(1);
 
 const TASKS: usize = 64;
-const CALLERS: usize = 16;
+const CALLERS: usize = 18;
 
 /// Of a caller that has used it up before all slots have moved, and of one that never does.
 const FEW: u64 = 40;
 const MANY: u64 = 1 << 40;
 
+/// As many as a log may have.
+const LOGGED: u64 = 10_000;
+
+/// Tasks that charge new policies together, how many before they go on to the next, and what each policy admits.
+const NEWCOMERS: usize = 4;
+const TURN: Duration = Duration::from_millis(60);
+const NEW: u64 = 7;
+
+/// Those of the scenario with blocks.
+const BLOCKED: [&str; 5] = ["ann", "bob", "cid", "dan", "eve"];
+
 type Body = Empty<bytes::Bytes>;
-type Layers = [RateLimitLayer<RedisLimiter>; 4];
 
 /// What became of a caller's requests.
 #[derive(Default)]
@@ -41,91 +54,163 @@ struct Count {
     slowest_ms: AtomicU64,
 }
 
-/// Few and many, of a quota of its own and of two in one stored value.
-fn layers(limiter: &RedisLimiter) -> Layers {
-    let window = |limit| Quota::fixed_window(limit, MONTH).unwrap();
+/// Remembers why checks failed.
+#[derive(Clone, Default)]
+struct Reasons(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Reasons {
+    fn on_event(&self, event: &LimiterEvent) {
+        if let LimiterEvent::Failed { error } = event {
+            self.0.lock().unwrap().push(error.clone());
+        }
+    }
+}
+
+fn window(limit: u64) -> Quota {
+    Quota::fixed_window(limit, MONTH).unwrap()
+}
+
+fn log(limit: u64) -> Quota {
+    Quota::sliding_log(limit, MONTH).unwrap()
+}
+
+/// A caller's rules: of one quota, of several in one stored value, and of two in two, one of which is a list.
+fn rules(caller: usize) -> Vec<Rule> {
     let packed =
         |name, limit| Policy::several(name, [window(limit), Quota::token_bucket(MANY, MINUTE).unwrap()]).unwrap();
-    let rules: [Rule; 4] = [
-        policy("few", window(FEW)).cost(|_| 1),
-        policy("many", window(MANY)).cost(|_| 1),
-        packed("few-packed", FEW),
-        packed("many-packed", MANY),
-    ];
-    rules.map(|rule| RateLimitLayer::new(limiter.clone(), rule, key::header("x-user")).expose_outcome(true))
+    let rule = |name, quota| policy(name, quota).cost(|_| 1);
+    match caller % 6 {
+        0 => vec![rule("few", window(FEW))],
+        1 => vec![rule("many", window(MANY))],
+        2 => vec![packed("few-packed", FEW)],
+        3 => vec![packed("many-packed", MANY)],
+        4 => vec![rule("few-logged", log(FEW)), rule("beside", window(MANY))],
+        _ => vec![rule("many-beside", window(MANY)), rule("logged", log(LOGGED))],
+    }
 }
 
-fn limit(caller: usize) -> u64 {
-    if caller % 2 == 0 { FEW } else { MANY }
+fn layers(limiter: &RedisLimiter, reasons: &Reasons) -> Vec<RateLimitLayer<RedisLimiter>> {
+    let layer = |caller| {
+        let mut rules = rules(caller).into_iter();
+        let layer = RateLimitLayer::new(limiter.clone(), rules.next().unwrap(), key::header("x-user"));
+        let layer = rules.fold(layer, |layer, rule| layer.and(rule, key::header("x-user")));
+        layer.expose_outcome(true).observer(reasons.clone())
+    };
+    (0..CALLERS).map(layer).collect()
 }
 
-/// A request's status, and how much of the caller's first quota is used.
-async fn send(layers: &Layers, users: &[String], caller: usize) -> (StatusCode, Option<u64>) {
-    let service =
-        layers[caller % 4].layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new())))));
-    let request = Request::builder().header("x-user", &users[caller]).body(Body::new()).unwrap();
+/// A request's status, and the policies that it was charged to.
+async fn send(layer: &RateLimitLayer<RedisLimiter>, user: &str) -> (StatusCode, Vec<Policy>) {
+    let service = layer.layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new())))));
+    let request = Request::builder().header("x-user", user).body(Body::new()).unwrap();
     let response = service.oneshot(request).await.unwrap();
     let outcome = response.extensions().get::<Outcome>().expect("it was asked for");
-    let used = outcome.standings().first().map(|standing| limit(caller) - standing.decision().remaining());
-    (response.status(), used)
+    let policies = outcome.standings().iter().map(|standing| standing.policy().clone()).collect();
+    (response.status(), policies)
 }
 
-/// Callers of the first master, each in a slot of its own, found by a request of each.
+fn key_of(user: &str) -> Key {
+    Key::of(http::HeaderValue::from_str(user).unwrap()).unwrap()
+}
+
+/// How much of a policy's quota is used.
+async fn used(limiter: &RedisLimiter, policy: &Policy, key: &Key) -> u64 {
+    let decision = limiter.peek(&[Charge::new(policy, key).cost(0)]).wait().await.unwrap();
+    let charge = &decision.charges()[0];
+    charge.limit() - charge.remaining()
+}
+
+/// Waits until what refused requests took is given back.
+async fn settle(limiter: &RedisLimiter) {
+    while limiter.waiting() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// The master that has a user's keys, and their slot, found by a request.
+async fn place(cluster: &Cluster, limiter: &RedisLimiter, user: &str) -> (usize, u16) {
+    let (policy, key) = (policy("any", window(MANY)), key_of(user));
+    limiter.take(&[Charge::new(&policy, &key)]).wait().await.unwrap();
+    for master in 0..Cluster::MASTERS {
+        let mut connection = cluster.servers[master].connection();
+        let stored: Vec<String> = redis::cmd("KEYS").arg(format!("probe:*{user}*")).query(&mut connection).unwrap();
+        if let Some(stored) = stored.first() {
+            return (master, redis::cmd("CLUSTER").arg("KEYSLOT").arg(stored).query(&mut connection).unwrap());
+        }
+    }
+    panic!("nobody has the key of {user}");
+}
+
+async fn probe(cluster: &Cluster) -> RedisLimiter {
+    RedisLimiter::builder().prefix("probe").deadline(DEADLINE).connect(&cluster.url()).await.unwrap()
+}
+
+/// Callers of the first master, each in a slot of its own, and one more.
 async fn users(cluster: &Cluster) -> (Vec<String>, Vec<u16>) {
-    let limiter = RedisLimiter::builder().prefix("probe").deadline(DEADLINE).connect(&cluster.url()).await.unwrap();
-    let (layers, all) = (layers(&limiter), (100..200).map(|number| format!("user{number}")).collect::<Vec<_>>());
-    let mut connection = cluster.servers[0].connection();
+    let limiter = probe(cluster).await;
     let (mut users, mut slots) = (Vec::new(), Vec::new());
-    for at in 0..all.len() {
-        send(&layers, &all[at..], 0).await;
-        let stored: Vec<String> =
-            redis::cmd("KEYS").arg(format!("probe:*{}*", all[at])).query(&mut connection).unwrap();
-        let Some(stored) = stored.first() else { continue };
-        let slot: u16 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(stored).query(&mut connection).unwrap();
-        if users.len() < CALLERS && !slots.contains(&slot) {
-            users.push(all[at].clone());
+    for user in (100..300).map(|number| format!("user{number}")) {
+        let (master, slot) = place(cluster, &limiter, &user).await;
+        if master == 0 && users.len() <= CALLERS && !slots.contains(&slot) {
+            users.push(user);
             slots.push(slot);
         }
     }
-    assert_eq!(users.len(), CALLERS);
+    assert_eq!(users.len(), CALLERS + 1);
     (users, slots)
 }
 
-/// All the callers' slots, with their keys, half of the keys at a time.
+/// All the slots, with their keys, every other one first: those of a caller with two are apart for a while.
 fn carry(cluster: &Cluster, slots: &[u16], from: usize, to: usize) {
     let pause = Duration::from_millis(150);
     slots.iter().for_each(|slot| cluster.begin_to_move(*slot, from, to));
     std::thread::sleep(pause);
-    let mut carried = 0;
-    for half in slots.chunks(slots.len().div_ceil(2)) {
-        for slot in half {
-            let keys: Vec<String> = redis::cmd("CLUSTER")
-                .arg("GETKEYSINSLOT")
-                .arg(slot)
-                .arg(100)
-                .query(&mut cluster.servers[from].connection())
-                .unwrap();
-            let moved = keys.iter().filter(|key| key.starts_with("moves:"));
-            carried += moved.clone().count();
-            keys.iter().for_each(|key| cluster.carry(key, from, to));
-        }
-        std::thread::sleep(pause);
+    let keys: Vec<String> = slots.iter().flat_map(|slot| cluster.keys(*slot, from)).collect();
+    let moved = keys.iter().filter(|key| key.starts_with("moves:")).count();
+    assert!(moved >= slots.len() + CALLERS / 3, "each caller has its stored keys: {moved} moved");
+    for half in 0..2 {
+        keys.iter().skip(half).step_by(2).for_each(|key| cluster.carry(key, from, to));
+        std::thread::sleep(pause * 2);
     }
-    assert_eq!(carried, slots.len(), "each caller has one stored key");
     slots.iter().for_each(|slot| cluster.end_to_move(*slot, from, to));
     std::thread::sleep(pause);
 }
 
-/// A key that moves takes its state along, and is served by one server or the other at any time: so not one unit more is
-/// admitted than the quota has, and as no request fails, not one less.
-pub(super) async fn nothing_is_lost_while_slots_move(cluster: &Cluster) {
+/// Charges two new policies for a while, and then the next two, and counts what each two admitted.
+async fn charge_new_ones(limiter: RedisLimiter, key: Key, counts: Arc<Mutex<Vec<u64>>>, stop: Arc<AtomicBool>) {
+    let began = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let turn = usize::try_from(began.elapsed().as_millis() / TURN.as_millis()).unwrap();
+        let [one, other] = new_ones(turn);
+        let taken = limiter.take(&[Charge::new(&one, &key), Charge::new(&other, &key)]).wait().await;
+        let admitted = taken.expect("a check of new keys").is_allowed();
+        {
+            let mut counts = counts.lock().unwrap();
+            let turns = counts.len().max(turn + 1);
+            counts.resize(turns, 0);
+            counts[turn] += u64::from(admitted);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn new_ones(turn: usize) -> [Policy; 2] {
+    let [one, other] = [format!("new-{turn}"), format!("new-log-{turn}")];
+    [Policy::new(one, window(NEW)).unwrap(), Policy::new(other, log(LOGGED)).unwrap()]
+}
+
+/// A key that moves takes its state along, and is served by one server or the other at any time, whatever becomes of the
+/// caller's other keys: so not one unit more is admitted than the quota has, and as no request fails, not one less.
+async fn nothing_is_lost(cluster: &Cluster) {
     let builder = RedisLimiter::builder().prefix("moves").deadline(DEADLINE).denials(0);
-    let layers = Arc::new(layers(&builder.connect(&cluster.url()).await.expect("the cluster is there")));
+    let limiter = builder.connect(&cluster.url()).await.expect("the cluster is there");
+    let reasons = Reasons::default();
+    let layers = Arc::new(layers(&limiter, &reasons));
     let (users, slots) = users(cluster).await;
     let users: Arc<[String]> = users.into();
     let counts: Arc<Vec<Count>> = Arc::new((0..CALLERS).map(|_| Count::default()).collect());
-    let stop = Arc::new(AtomicBool::new(false));
-    let tasks: Vec<_> = (0..TASKS)
+    let (stop, new) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+    let mut tasks: Vec<_> = (0..TASKS)
         .map(|task| {
             let (layers, users, counts) = (Arc::clone(&layers), Arc::clone(&users), Arc::clone(&counts));
             let (stop, caller) = (Arc::clone(&stop), task % CALLERS);
@@ -133,7 +218,7 @@ pub(super) async fn nothing_is_lost_while_slots_move(cluster: &Cluster) {
                 let count = &counts[caller];
                 while !stop.load(Ordering::Relaxed) {
                     let began = Instant::now();
-                    let (status, _) = send(&layers, &users, caller).await;
+                    let (status, _) = send(&layers[caller], &users[caller]).await;
                     let took_ms = u64::try_from(began.elapsed().as_millis()).unwrap();
                     count.slowest_ms.fetch_max(took_ms, Ordering::Relaxed);
                     match status {
@@ -147,6 +232,11 @@ pub(super) async fn nothing_is_lost_while_slots_move(cluster: &Cluster) {
             })
         })
         .collect();
+    let newcomer = key_of(&users[CALLERS]);
+    tasks.extend((0..NEWCOMERS).map(|_| {
+        let (new, stop) = (Arc::clone(&new), Arc::clone(&stop));
+        tokio::spawn(charge_new_ones(limiter.clone(), newcomer.clone(), new, stop))
+    }));
     tokio::time::sleep(Duration::from_millis(100)).await;
     tokio::task::block_in_place(|| {
         carry(cluster, &slots, 0, 1);
@@ -157,17 +247,92 @@ pub(super) async fn nothing_is_lost_while_slots_move(cluster: &Cluster) {
     for task in tasks {
         task.await.unwrap();
     }
+    settle(&limiter).await;
     for (caller, count) in counts.iter().enumerate() {
         let [admitted, failed, slowest_ms] =
             [&count.admitted, &count.failed, &count.slowest_ms].map(|number| number.load(Ordering::Relaxed));
         println!("caller {caller}: {admitted} admitted, {failed} failed, the slowest took {slowest_ms} ms");
-        assert_eq!(failed, 0, "requests of caller {caller}");
+        assert_eq!(failed, 0, "requests of caller {caller}: {:?}", reasons.0.lock().unwrap());
         assert!(
             Duration::from_millis(slowest_ms) < DEADLINE + SLACK,
             "a request of caller {caller} took {slowest_ms} ms"
         );
-        let (status, used) = send(&layers, &users, caller).await;
-        assert_eq!(used, Some(admitted + u64::from(status == StatusCode::OK)), "of caller {caller}");
-        assert!(if limit(caller) == FEW { admitted == FEW } else { admitted > FEW }, "{admitted} of caller {caller}");
+        let (status, policies) = send(&layers[caller], &users[caller]).await;
+        settle(&limiter).await;
+        for policy in policies.into_iter().filter(|policy| policy.quota().period() == MONTH) {
+            let used = used(&limiter, &policy, &key_of(&users[caller])).await;
+            assert_eq!(used, admitted + u64::from(status == StatusCode::OK), "of {} of caller {caller}", policy.name());
+        }
+        assert!(if caller % 2 == 0 { admitted == FEW } else { admitted > FEW }, "{admitted} of caller {caller}");
     }
+    let new = new.lock().unwrap().clone();
+    println!("of new policies {new:?} were admitted");
+    for (turn, admitted) in new.into_iter().enumerate() {
+        for policy in new_ones(turn) {
+            assert_eq!(used(&limiter, &policy, &newcomer).await, admitted, "of {}", policy.name());
+        }
+        assert!(admitted <= NEW, "{admitted} of {NEW} in turn {turn}");
+    }
+}
+
+/// Where each key is new, and so is on the server to which the slot goes, none of a caller's first requests can be decided
+/// in one step: and all the same they are decided as on a lone server.
+async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
+    let limiter = probe(cluster).await;
+    let mut moves = Vec::new();
+    for user in BLOCKED {
+        let (from, slot) = place(cluster, &limiter, user).await;
+        let to = (from + 1) % Cluster::MASTERS;
+        cluster.begin_to_move(slot, from, to);
+        moves.push((slot, from, to));
+    }
+    let clock = ManualClock::new();
+    let connect = || async {
+        let builder = RedisLimiter::builder().prefix("halfway").deadline(10 * DEADLINE).clock(clock.clone());
+        builder.connect(&cluster.url()).await.expect("the cluster is there")
+    };
+    let limiters = [connect().await, connect().await];
+    super::companions::refusals_close_a_key(limiters.clone(), &clock).await;
+    super::companions::what_goes_beyond_is_metered(limiters, &clock).await;
+    for (slot, from, to) in moves {
+        cluster.keys(slot, from).iter().for_each(|key| cluster.carry(key, from, to));
+        cluster.end_to_move(slot, from, to);
+    }
+}
+
+/// What is deleted on the server that gives its slot away cannot be written there again. So a list is changed without that;
+/// and where a text would have to become a list, nothing is done.
+async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
+    let limiter = RedisLimiter::builder().prefix("changes").deadline(DEADLINE).connect(&cluster.url()).await.unwrap();
+    let (from, slot) = place(cluster, &probe(cluster).await, "flo").await;
+    let key = key_of("flo");
+    let buckets = Quota::sliding_window(LOGGED, MONTH).and_then(|window| window.buckets(30)).unwrap();
+    let changes = [("log", log(LOGGED), log(FEW)), ("buckets", log(FEW), buckets), ("text", window(FEW), log(FEW))];
+    let changes = changes.map(|(name, before, after)| (policy(name, before), policy(name, after)));
+    for (before, _) in &changes {
+        assert!(limiter.take(&[Charge::new(before, &key).cost(3)]).wait().await.unwrap().is_allowed());
+    }
+    let to = (from + 1) % Cluster::MASTERS;
+    cluster.begin_to_move(slot, from, to);
+    let [one, two, text] = &changes;
+    for (_, after) in [one, two] {
+        assert!(limiter.take(&[Charge::new(after, &key)]).wait().await.unwrap().is_allowed());
+        assert_eq!(used(&limiter, after, &key).await, 4, "of {}", after.quota());
+    }
+    let refused = limiter.take(&[Charge::new(&text.1, &key)]).wait().await.unwrap_err();
+    assert_eq!(refused.kind(), RedisErrorKind::Unavailable, "{refused}");
+    cluster.keys(slot, from).iter().for_each(|key| cluster.carry(key, from, to));
+    assert!(limiter.take(&[Charge::new(&text.1, &key)]).wait().await.is_ok_and(|decision| decision.is_allowed()));
+    cluster.end_to_move(slot, from, to);
+    for (_, after) in &changes {
+        assert_eq!(used(&limiter, after, &key).await, 4, "of {}", after.quota());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_fails_while_slots_move() {
+    let cluster = tokio::task::block_in_place(Cluster::start);
+    nothing_is_lost(&cluster).await;
+    what_depends_on_refusals_is_decided_key_by_key(&cluster).await;
+    a_quota_may_change_meanwhile(&cluster).await;
 }

@@ -97,6 +97,12 @@ impl Cluster {
         self.tell(from, &["SETSLOT", &slot.to_string(), "MIGRATING", &self.ids[to]]);
     }
 
+    /// The keys of a slot that a server has.
+    pub(crate) fn keys(&self, slot: u16, at: usize) -> Vec<String> {
+        let mut command = redis::cmd("CLUSTER");
+        command.arg("GETKEYSINSLOT").arg(slot).arg(10_000).query(&mut self.servers[at].connection()).unwrap()
+    }
+
     /// Takes a key there.
     pub(crate) fn carry(&self, key: &str, from: usize, to: usize) {
         let port = self.servers[to].port().to_string();
@@ -109,8 +115,13 @@ impl Cluster {
     /// From now on the slot is there.
     pub(crate) fn end_to_move(&self, slot: u16, from: usize, to: usize) {
         for at in [to, from, Self::MASTERS - from - to] {
-            self.tell(at, &["SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
+            self.assign(at, slot, to);
         }
+    }
+
+    /// Tells one server that a slot is there.
+    pub(crate) fn assign(&self, at: usize, slot: u16, to: usize) {
+        self.tell(at, &["SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
     }
 
     /// Whether a server is a master now.

@@ -31,8 +31,7 @@ fn key(n: u64) -> Fingerprint {
 
 /// Puts a key into a free slot, as the holder of its stripe does.
 fn put(words: &Words, key: Fingerprint, version: u16, n: u64) -> bool {
-    let [first, second] = words.candidates(key);
-    let free = first.into_iter().chain(second).find(|seen| seen.word <= 3 && words.lock(*seen));
+    let free = words.candidates(key).into_iter().find(|seen| seen.word <= 3 && words.lock(*seen));
     free.is_some_and(|seen| {
         words.publish(seen, key.tag(version), live(n));
         true
@@ -183,7 +182,7 @@ fn a_key_that_moves_to_its_other_line_is_charged_where_it_is() {
         let other = words.clone();
         let thread = thread::spawn(move || {
             let Some(seen) = other.find(key(1)) else { return };
-            let to: Option<Seen> = other.elsewhere(seen).into_iter().find(|to| other.lock(*to));
+            let to: Option<Seen> = other.elsewhere(seen).find(|to| other.lock(*to));
             let Some(to) = to else { return };
             if other.lock(seen) {
                 other.publish(to, seen.tag, seen.word);

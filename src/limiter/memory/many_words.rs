@@ -7,8 +7,10 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Answer, How, Layout, Next, Rules};
-use crate::decision::{Decision, Several};
+use crate::algorithm::gcra::Gcra;
+use crate::algorithm::one_unit::Verdict;
+use crate::algorithm::{Answer, How, Layout, Next, PairRules, Rules, WordLayout};
+use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
@@ -39,22 +41,14 @@ impl Store {
             if version == UNNAMED || planned.iter().any(|other| other.seen.place == seen.place) {
                 return None;
             }
-            let state = layout.unpack(seen.word, now);
             let how = if charge.effect == Effect::Force { How::Force } else { How::IfAllowed };
-            let Answer { decision, next } = rules.decide_how(state, now.at, charge.cost, how);
+            let (decision, word) = decide(rules, *layout, seen, now, charge.cost, how);
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
                 allowed = false;
-                mends |= next != Next::Keep;
+                mends |= word != seen.word;
             }
             decisions.push(decision);
-            planned.push(Planned {
-                seen,
-                word: match next {
-                    Next::Keep => seen.word,
-                    Next::Set(state) => layout.pack(state, now),
-                    Next::Clear => layout.cleared(now),
-                },
-            });
+            planned.push(Planned { seen, word });
         }
         if !allowed {
             // It holds at the instant at which a refusing state was read; unless the refusal itself is to be written.
@@ -70,6 +64,28 @@ impl Store {
         planned.iter().for_each(|plan| self.words.publish(plan.seen, plan.seen.tag, plan.word));
         Some(Decision::of(true, decisions))
     }
+}
+
+/// The decision, and the word to write: that which is there if nothing is to be written.
+#[inline(always)]
+fn decide(rules: &PairRules, layout: WordLayout, seen: Seen, now: Now, cost: u64, how: How) -> (ChargeDecision, u64) {
+    // One unit of a bucket, as where it is the only charge.
+    if let (PairRules::Gcra(Gcra { one_unit: Some(unit), .. }), 1, How::IfAllowed) = (rules, cost, how) {
+        if let Some(verdict) = unit.look(WordLayout::unpack_ahead(seen.word, now)) {
+            let word = match verdict {
+                Verdict::Allowed { ahead, .. } => WordLayout::pack_ahead(ahead, now),
+                Verdict::Denied { .. } => seen.word,
+            };
+            return (unit.tell(verdict, now.at), word);
+        }
+    }
+    let Answer { decision, next } = rules.decide_how(layout.unpack(seen.word, now), now.at, cost, how);
+    let word = match next {
+        Next::Keep => seen.word,
+        Next::Set(state) => layout.pack(state, now),
+        Next::Clear => layout.cleared(now),
+    };
+    (decision, word)
 }
 
 /// What is told of a refused set: each that its own quota allows as it stands.

@@ -1,7 +1,5 @@
 //! One charge whose state is a word, when the usual case did not do: a new key, another version, others at the same key.
 
-use smallvec::SmallVec;
-
 use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, Used, WordLayout};
 use crate::decision::ChargeDecision;
 
@@ -173,25 +171,24 @@ impl WordCharge<'_> {
     pub(super) fn claim(&self, news: &mut News<'_>) -> Option<Seen> {
         let store = self.store;
         for _ in 0..EVICTION_ATTEMPTS {
-            let lines = store.words.candidates(self.key);
-            let mut free = self.free_of(lines.iter().flatten());
+            let slots = store.words.candidates(self.key);
             // One that was never used, in the first line if there is one; else the one that has been free longest, so that
             // an idle key keeps its slot for a while.
-            free.sort_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) });
-            if let Some(seen) = free.iter().find(|seen| store.words.lock(**seen)) {
-                return Some(*seen);
+            let free = slots.iter().filter(|seen| self.is_free(seen));
+            if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
+                if store.words.lock(*seen) {
+                    return Some(*seen);
+                }
+                continue; // another was quicker
             }
-            if !free.is_empty() {
-                continue; // others were quicker
-            }
-            if let Some(seen) = lines.iter().flatten().find_map(|seen| self.move_away(*seen)) {
+            if let Some(seen) = slots.iter().find_map(|seen| self.move_away(*seen)) {
                 return Some(seen);
             }
             if store.setup.on_full == OnFull::Deny {
                 return None;
             }
             let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));
-            let least = lines.iter().flatten().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
+            let least = slots.iter().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
             if let Some((fullness, seen)) = least.filter(|(_, seen)| store.words.lock(*seen)) {
                 news.evicted(fullness);
                 return Some(seen);
@@ -200,9 +197,8 @@ impl WordCharge<'_> {
         None
     }
 
-    fn free_of<'s>(&self, slots: impl Iterator<Item = &'s Seen>) -> SmallVec<[Seen; 8]> {
-        let registry = &self.store.registry;
-        slots.filter(|seen| is_expired(seen.word, registry.shift(version_of(seen.tag)), self.now)).copied().collect()
+    fn is_free(&self, seen: &Seen) -> bool {
+        is_expired(seen.word, self.store.registry.shift(version_of(seen.tag)), self.now)
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
@@ -213,8 +209,8 @@ impl WordCharge<'_> {
         let store = self.store;
         let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
         let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
-        let free = self.free_of(store.words.elsewhere(seen).iter());
-        let to = free.into_iter().find(|to| to.place != seen.place && store.words.lock(*to))?;
+        let mut elsewhere = store.words.elsewhere(seen);
+        let to = elsewhere.find(|to| self.is_free(to) && to.place != seen.place && store.words.lock(*to))?;
         if !store.words.lock(seen) {
             store.words.put_back(to);
             return None;

@@ -301,19 +301,19 @@ impl Words {
     }
 
     /// The slots of a key's two lines, as they are now; those that are locked are left out.
-    pub(super) fn candidates(&self, key: Fingerprint) -> [SmallVec<[Seen; SLOTS_PER_LINE]>; 2] {
-        self.lines_of(key).map(|line| self.slots(line))
+    pub(super) fn candidates(&self, key: Fingerprint) -> SmallVec<[Seen; 2 * SLOTS_PER_LINE]> {
+        self.lines_of(key).into_iter().flat_map(|line| self.slots(line)).collect()
     }
 
     /// The slots of the other line in which the key of this slot may live.
-    pub(super) fn elsewhere(&self, seen: Seen) -> SmallVec<[Seen; SLOTS_PER_LINE]> {
+    pub(super) fn elsewhere(&self, seen: Seen) -> impl Iterator<Item = Seen> {
         let here = seen.place.0.saturating_sub(self.start) / WORDS_PER_LINE;
         let [first, second] = self.lines_of(Fingerprint::of_tag(seen.tag));
         self.slots(if first == here { second } else { first })
     }
 
-    fn slots(&self, line: usize) -> SmallVec<[Seen; SLOTS_PER_LINE]> {
-        (0..SLOTS_PER_LINE).filter_map(|slot| self.read(self.place(line, slot))).collect()
+    fn slots(&self, line: usize) -> impl Iterator<Item = Seen> {
+        (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot)))
     }
 
     /// Every slot, as it is when the walk comes by; one that is changing is waited for.

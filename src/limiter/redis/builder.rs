@@ -194,7 +194,12 @@ impl RedisLimiterBuilder {
         let tags = Tags::default();
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
         let leases = (self.leases > 0).then(|| Arc::new(Leases::new(self.leases, tags.clone(), Arc::clone(&clock))));
-        let courier = Courier { store, clock: self.clock };
+        let courier = Courier {
+            store,
+            clock: self.clock,
+            #[cfg(test)]
+            in_pieces: Default::default(),
+        };
         let inner = Arc::new(Inner {
             queue: Queue::new(courier, if in_slots { SLOTS } else { 1 }, self.in_flight, self.deadline),
             space,

@@ -38,7 +38,7 @@ use denials::Denials;
 use keys::KeySpace;
 use leases::{Found, Leases, Wanted};
 use queue::Queue;
-use set::{Pending, Set};
+use set::{Pending, Places, Set};
 use tag::Tags;
 use wire::{Answer, Ask};
 
@@ -131,44 +131,34 @@ impl Inner {
             .collect()
     }
 
-    async fn decision(&self, ask: Ask) -> Result<Decision, RedisError> {
+    async fn answer(&self, ask: Ask) -> Result<Answer, RedisError> {
         let lane = self.lane(ask.slot());
-        match self.queue.ask(lane, ask).await? {
-            Answer::Decided(decision) => Ok(decision),
-            Answer::Failed(error) => Err(error),
-            Answer::Done | Answer::Again => Err(wire::nonsense()),
-        }
+        self.queue.ask(lane, ask).await
     }
 
-    /// The answers of several lanes at once, or the first error and what the others took.
-    async fn decisions(&self, asks: SmallVec<[(Ask, Places); 1]>, set: &mut Set) -> Result<(), RedisError> {
-        let mut failed = None;
-        let mut answered = |places: Places, answer: Result<Decision, RedisError>| match answer {
-            Ok(decision) => {
-                let passed = decision.is_allowed();
-                for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-                    set[place].answer(decision, passed);
-                }
-            }
-            Err(error) => failed = Some(error),
-        };
+    /// Has the answers of several lanes at once, and says whether all was decided in one step; or the first error, and the
+    /// set has what the others took.
+    async fn decisions(&self, asks: SmallVec<[(Ask, Places); 1]>, set: &mut Set) -> Result<bool, RedisError> {
         if asks.len() == 1 {
+            let mut atomic = true;
             for (ask, places) in asks {
-                answered(places, self.decision(ask).await);
+                atomic = set::answer(set, places, self.answer(ask).await)?;
             }
-        } else {
-            let (asks, places): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
-            let answers = join_all(asks.into_iter().map(|ask| self.decision(ask))).await;
-            places.into_iter().zip(answers).for_each(|(places, answer)| answered(places, answer));
+            return Ok(atomic);
         }
-        failed.map_or(Ok(()), Err)
+        let (asks, places): (Vec<_>, Vec<_>) = asks.into_iter().unzip();
+        let answers = join_all(asks.into_iter().map(|ask| self.answer(ask))).await;
+        let mut failed = None;
+        for (places, answer) in places.into_iter().zip(answers) {
+            failed = failed.or(set::answer(set, places, answer).err());
+        }
+        failed.map_or(Ok(false), Err)
     }
 
     async fn take(self: Arc<Self>, asks: SmallVec<[(Ask, Places); 1]>, mut owed: Owed) -> Result<Decision, RedisError> {
-        // A denial that is compensated is not remembered: another caller's charge may be given back at any moment.
-        let atomic = asks.len() == 1;
         let sent = self.denials.now();
-        self.decisions(asks, &mut owed.set).await?;
+        // A denial that is compensated is not remembered: another caller's charge may be given back at any moment.
+        let atomic = self.decisions(asks, &mut owed.set).await?;
         for pending in &owed.set {
             let Some(decision) = pending.decision() else { continue };
             if let Some(leases) = &self.leases {
@@ -251,9 +241,6 @@ impl Drop for Owed {
 
 /// Refunds that go together at most.
 const REFUNDS: usize = 64;
-
-/// Which charges of a set an ask is for.
-type Places = SmallVec<[usize; 2]>;
 
 impl Limiter for RedisLimiter {
     type Error = RedisError;
@@ -352,15 +339,7 @@ impl Limiter for RedisLimiter {
         }
         Reply::Later(Box::pin(async move {
             for (told, places) in answers {
-                let decision = match told.await.unwrap_or_else(|_| Err(wire::nonsense()))? {
-                    Answer::Decided(decision) => decision,
-                    Answer::Failed(error) => return Err(error),
-                    Answer::Done | Answer::Again => return Err(wire::nonsense()),
-                };
-                let passed = decision.is_allowed();
-                for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-                    set[place].answer(decision, passed);
-                }
+                set::answer(&mut set, places, told.await.unwrap_or_else(|_| Err(wire::nonsense())))?;
             }
             Ok(set::decide(set).0)
         }))
@@ -415,7 +394,7 @@ fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
     match answer? {
         Answer::Done => Ok(()),
         Answer::Failed(error) => Err(error),
-        Answer::Decided(_) | Answer::Again => Err(wire::nonsense()),
+        Answer::Decided(_) | Answer::Pieced(..) | Answer::Elsewhere | Answer::Again => Err(wire::nonsense()),
     }
 }
 

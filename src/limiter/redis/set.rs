@@ -3,7 +3,9 @@
 use smallvec::SmallVec;
 
 use super::denials::Watch;
+use super::error::RedisError;
 use super::tag::Tag;
+use super::wire::{Answer, nonsense};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Effective, Refund, binds};
@@ -68,6 +70,26 @@ impl Effective for Pending {
     fn effect(&self) -> Effect {
         self.effect
     }
+}
+
+/// Which charges of a set an ask is for.
+pub(super) type Places = SmallVec<[usize; 2]>;
+
+/// Puts an answer in its places, and says whether it was decided in one step; or why there is none, and then the set has
+/// what was taken all the same.
+pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
+    let (decision, atomic, failed) = match answer? {
+        Answer::Decided(decision) => (decision, true, None),
+        Answer::Pieced(decision, failed) => (decision, false, failed),
+        Answer::Failed(error) => return Err(error),
+        Answer::Done | Answer::Again | Answer::Elsewhere => return Err(nonsense()),
+    };
+    let passed = decision.is_allowed();
+    for (place, decision) in places.into_iter().zip(decision.into_charges()) {
+        let passed = if atomic { passed } else { decision.is_taken() };
+        set[place].answer(decision, passed);
+    }
+    failed.map_or(Ok(atomic), Err)
 }
 
 /// What the set took, to be given back.

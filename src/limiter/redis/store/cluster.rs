@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::Ran;
 use super::address::Address;
 use super::failure::{Cause, Failure, Misconfigured, misconfigured};
 use super::keeper::jitter;
@@ -21,7 +22,7 @@ use super::server::{self, Link, Role, Server};
 use super::settings::{Settings, Target, TargetKind};
 use super::slots::{MASTERS, SLOTS, Slots};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
-use crate::limiter::redis::value::{Call, Value};
+use crate::limiter::redis::value::Call;
 
 /// The map is asked for at least so often, so often while a server is away, and never sooner than the last after the one
 /// before.
@@ -32,11 +33,13 @@ const NO_SOONER: Duration = Duration::from_millis(100);
 /// Servers that are asked for the map at the same time.
 const AT_ONCE: usize = 3;
 
-/// Times that a call is sent elsewhere or again.
-const HOPS: usize = 8;
+/// Times that a call is sent elsewhere at once: to the one that has the slot, and to the one that is given it.
+const HOPS: usize = 2;
 
-/// Before a call is sent again while servers do not agree, or have some of its keys each.
-const PAUSE: Duration = Duration::from_millis(5);
+/// Servers that send a call to and fro do not agree yet. Then each time there is a pause before it, twice the one before,
+/// until they do or the time is over.
+const PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 const NOBODY: u16 = u16::MAX;
 
@@ -90,41 +93,39 @@ impl Cluster {
         Ok(Self { shared, refresher })
     }
 
-    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Value, RedisError> {
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Ran, RedisError> {
         let Some(mut server) = self.shared.owner(slot) else { return Err(self.without_owner(slot)) };
-        let mut asking = false;
-        let mut hops = 0;
+        let (mut asking, mut hops, mut pause) = (false, 0, PAUSE);
         loop {
             let failure = match server.link.run(call, slot, until, asking).await {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok(Ran::Replied(answer)),
                 Err(failure) => failure,
             };
-            hops += 1;
-            if hops > HOPS || until.saturating_duration_since(Instant::now()) < PAUSE * 2 {
-                return Err(failure.error);
-            }
-            if hops > 1 || failure.cause == Cause::TryAgain {
-                sleep(PAUSE).await;
-            }
-            let (next, moved) = match failure.cause {
+            let next = match failure.cause {
                 Cause::Moved(to) => {
                     self.shared.alarm.notify_one();
                     asking = false;
-                    (self.shared.at(&to, Some(slot)), true)
+                    self.shared.at(&to, Some(slot))
                 }
                 Cause::Ask(to) => {
                     asking = true;
-                    (self.shared.at(&to, None), true)
+                    self.shared.at(&to, None)
                 }
-                Cause::TryAgain => (Some(server), false),
+                Cause::TryAgain => return Ok(Ran::Apart),
                 _ => return Err(failure.error),
             };
             let Some(next) = next else { return Err(failure.error) };
             server = next;
-            if moved {
-                // It may be new: its first connection is worth waiting for.
-                server.link.wait(until).await.map_err(|failure| failure.error)?;
+            hops += 1;
+            if hops > HOPS {
+                if until.saturating_duration_since(Instant::now()) < pause * 2 {
+                    return Err(failure.error);
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
             }
+            // It may be new: its first connection is worth waiting for.
+            server.link.wait(until).await.map_err(|failure| failure.error)?;
         }
     }
 

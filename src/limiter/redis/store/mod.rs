@@ -38,6 +38,14 @@ struct Inner {
     reach: Reach,
 }
 
+/// What came of a call.
+#[derive(Debug)]
+pub(super) enum Ran {
+    Replied(Value),
+    /// Its keys are on two servers while their slot is moved: it did not run. A call for one of them would.
+    Apart,
+}
+
 /// When a call has to end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until(Instant);
@@ -104,7 +112,10 @@ impl Store {
     /// Runs a script within the deadline.
     #[cfg(test)]
     async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
-        self.run_until(call, slot, self.until()).await
+        match self.run_until(call, slot, self.until()).await? {
+            Ran::Replied(value) => Ok(value),
+            Ran::Apart => Err(RedisError::new(RedisErrorKind::Unavailable, "apart")),
+        }
     }
 
     /// When a call that begins now has to end.
@@ -113,25 +124,27 @@ impl Store {
     }
 
     /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.
-    pub(super) async fn run_until(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Value, RedisError> {
+    pub(super) async fn run_until(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Ran, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }
         match &self.0.reach {
             Reach::Cluster(cluster) => cluster.run(call, slot, until).await,
-            Reach::One(server) => {
-                server.link.run(call, slot, until, false).await.map_err(|failure| match failure.cause {
+            Reach::One(server) => match server.link.run(call, slot, until, false).await {
+                Ok(value) => Ok(Ran::Replied(value)),
+                Err(failure) => match failure.cause {
+                    Cause::TryAgain => Ok(Ran::Apart),
                     Cause::Moved(_) | Cause::Ask(_) if server.link.role != Role::TheirsClustered => {
                         let error = misconfigured(format!(
                             "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
                             server.link.address
                         ));
                         server.link.complain(Misconfigured::Slots, &error);
-                        error
+                        Err(error)
                     }
-                    _ => failure.error,
-                })
-            }
+                    _ => Err(failure.error),
+                },
+            },
         }
     }
 

@@ -32,7 +32,7 @@ pub(super) enum Lean {
 #[derive(Debug)]
 pub(in crate::limiter::redis) struct Ask {
     pub(super) verb: Verb,
-    slot: u16,
+    pub(super) slot: u16,
     pub(super) lean: Option<Lean>,
     pub(super) units: SmallVec<[Unit; 1]>,
     /// For each charge the place of its answer, unless they are in order.
@@ -40,7 +40,7 @@ pub(in crate::limiter::redis) struct Ask {
 }
 
 /// A stored key of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub(super) key: Bytes,
     pub(super) form: Bytes,
@@ -52,7 +52,7 @@ pub(super) struct Unit {
 }
 
 /// A (policy, key) of a request.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) policy: Policy,
     pub(super) cost: u64,
@@ -125,6 +125,14 @@ impl Ask {
         Self { verb: Verb::Reset, slot: stored.slot, lean: None, units: SmallVec::from_iter([unit]), order: None }
     }
 
+    /// Its key, if it has one.
+    pub(in crate::limiter::redis) fn only_key(&self) -> Option<&Bytes> {
+        match self.units.as_slice() {
+            [unit] => Some(&unit.key),
+            _ => None,
+        }
+    }
+
     pub(in crate::limiter::redis) fn slot(&self) -> u16 {
         self.slot
     }
@@ -161,6 +169,7 @@ fn pair(units: &mut [Unit], places: &[(usize, usize)], set: &[Charge<'_>]) {
         let Effect::OnRefusal { of } = charge.effect else { continue };
         let first = at.saturating_sub(usize::from(of));
         let partners = Partners {
+            refused: false,
             places: places[first..at].iter().map(|place| answer_of(units, *place)).collect(),
             binds: binds(set, at),
             outlives: outlives_refusal(set, at, true),
@@ -246,7 +255,7 @@ impl Unit {
         })
     }
 
-    fn written(&self, verb: Verb) -> Bytes {
+    pub(super) fn written(&self, verb: Verb) -> Bytes {
         let parts: SmallVec<[Part<'_>; 1]> = self
             .states()
             .map(|(quota, item)| match item {
@@ -265,7 +274,7 @@ impl Unit {
 }
 
 impl Lean {
-    fn of(units: &[Unit]) -> Option<Self> {
+    pub(super) fn of(units: &[Unit]) -> Option<Self> {
         let mut states = units.iter().flat_map(Unit::states);
         let is_trail = |(quota, _): (&Quota, _)| form::Kind::of(quota).is_trail();
         if !units.iter().flat_map(Unit::states).all(|(quota, _)| form::is_lean(quota)) {

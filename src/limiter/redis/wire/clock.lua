@@ -1,7 +1,8 @@
--- What every script begins with: its functions, and the time.
+-- What every script begins with: its functions, the time, and whether there is one request and no list of them.
 -- ARGV[2], if there and not empty, is the time to go by, in place of the server's. Then states are kept an hour longer,
 -- since the server's clock may be ahead of it.
 local try, pack, unpack = redis.pcall, struct.pack, struct.unpack
+local alone = not ARGV[3]
 local now, longer = ARGV[2], 1
 if now and now ~= '' then
   now, longer = now + 0, 3600001

@@ -155,6 +155,8 @@ pub(super) struct Part<'a> {
 /// What a charge on refusal belongs to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Partners {
+    /// One of them was refused, as was heard before this was asked for by itself.
+    pub(super) refused: bool,
     /// Their places among the answers.
     pub(super) places: SmallVec<[usize; 4]>,
     /// Its denial denies the set.
@@ -162,6 +164,9 @@ pub(super) struct Partners {
     /// It is written although the set is denied.
     pub(super) outlives: bool,
 }
+
+/// In place of a partner's number: it was refused.
+const REFUSED: u16 = 0;
 
 /// What is to be done with a charge. The numbers stand in forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -288,9 +293,11 @@ impl Form {
     }
 
     fn partners(&mut self, partners: Option<&Partners>) {
-        let places = partners.map_or(&[][..], |partners| partners.places.as_slice());
+        let Some(partners) = partners else { return self.0.push(0) };
+        let places = partners.places.iter().map(|place| *place as u16 + 1);
+        let places: SmallVec<[u16; 4]> = partners.refused.then_some(REFUSED).into_iter().chain(places).collect();
         self.0.push(places.len() as u8); // of a charge's `of`
-        places.iter().for_each(|place| self.0.extend_from_slice(&(*place as u16 + 1).to_le_bytes()));
+        places.iter().for_each(|place| self.0.extend_from_slice(&place.to_le_bytes()));
     }
 
     fn numbers(&mut self, numbers: impl IntoIterator<Item = f64>) {

@@ -39,7 +39,7 @@ end
 
 -- A request of the keys from `from` on, with these forms.
 local function request(from, numbers)
-  local states, allowed, denials = {}, true, {}
+  local states, allowed, denials = {}, true, {[0] = true}
   for at = 1, #numbers do
     local y, why = look(KEYS[from + at], form_of(numbers[at]))
     if not y then return why end
@@ -99,7 +99,7 @@ local function answer(done, told)
 end
 
 local reply, key = {pack('<d', now)}, 0
-if not ARGV[3] then
+if alone then
   reply[2] = answer(pcall(request, 0, {1}))
 else
   local list, place = ARGV[1], 1

@@ -6,12 +6,11 @@
 
 local MOST = 9007199254740992 -- what is not below it is garbled
 local KEYS, forms = KEYS, ARGV
-local lone = not forms[3]
 local form, count, place, key, list, reply = 1, 1, 1, 0
-if not lone then list, reply = forms[1], {pack('<d', now)} end
+if not alone then list, reply = forms[1], {pack('<d', now)} end
 
-while lone or place <= #list do
-  if not lone then form, count, place = unpack('<I2I2', list, place) end
+while alone or place <= #list do
+  if not alone then form, count, place = unpack('<I2I2', list, place) end
   for _ = 1, count do
     BODY
     if bad then
@@ -24,7 +23,7 @@ while lone or place <= #list do
         if kind > 144 and kind < 155 then told = '\3' end -- ours, of another quota
       end
     end
-    if lone then return pack('<d', now) .. told end
+    if alone then return pack('<d', now) .. told end
     reply[#reply + 1] = told
     key = key + UNITS
   end

@@ -5,6 +5,7 @@
 
 mod ask;
 mod form;
+mod pieces;
 mod reply;
 mod scripts;
 mod shape;
@@ -22,14 +23,18 @@ use ask::{Lean, Verb};
 
 pub(super) use ask::Ask;
 pub(super) use form::packed;
+pub(super) use pieces::Pieces;
 pub(super) use reply::answers;
 
 /// What came of a request.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "nearly every answer is a decision")]
 pub(super) enum Answer {
     Decided(Decision),
+    /// Decided key by key: a refused one has the receipts of what was taken, and so has one of which some keys failed.
+    Pieced(Decision, Option<RedisError>),
     Done,
+    /// The key has just gone to another server: nothing was done.
+    Elsewhere,
     /// A value was written under another quota: nothing was done. Asked again with `full` it is converted.
     Again,
     Failed(RedisError),

@@ -48,6 +48,9 @@ pub(in crate::limiter::redis) fn answers(asks: &[&Ask], reply: Value) -> Result<
     read(&mut reader).ok_or_else(nonsense)
 }
 
+/// Redis' words for a key of a slot that is being moved, and that is not here. They come before anything is written.
+const NOT_HERE: &str = "non local key";
+
 struct Reader<'a>(&'a [u8]);
 
 impl Reader<'_> {
@@ -150,7 +153,10 @@ impl Reader<'_> {
                 let length = usize::from(u16::from_le_bytes(self.take()?));
                 let (text, rest) = self.0.split_at_checked(length)?;
                 self.0 = rest;
-                return Some(Some(Answer::Failed(refused(&String::from_utf8_lossy(text)))));
+                let text = String::from_utf8_lossy(text);
+                // What was deleted just before, in a slot that is being moved, is not there again before it is elsewhere.
+                let is_away = text.contains(NOT_HERE);
+                return Some(Some(if is_away { Answer::Elsewhere } else { Answer::Failed(refused(&text)) }));
             }
             _ => return Some(None),
         };
@@ -223,7 +229,7 @@ impl Reader<'_> {
 }
 
 /// The answers in the order of the charges. Of charges that were made one the first has the receipt.
-fn ordered(mut charges: Several, order: Option<&[usize]>) -> Several {
+pub(super) fn ordered(mut charges: Several, order: Option<&[usize]>) -> Several {
     let Some(order) = order else { return charges };
     let found = order.iter().map(|place| {
         let charge = charges.get_mut(*place)?;
@@ -246,7 +252,7 @@ fn how(item: &Item, answers: &[ChargeDecision]) -> How {
     match (&item.partners, item.effect) {
         (Some(partners), _) => {
             let denied = |place: &usize| answers.get(*place).is_some_and(|answer| !answer.is_allowed());
-            How::OnRefusal { refused: partners.places.iter().any(denied) }
+            How::OnRefusal { refused: partners.refused || partners.places.iter().any(denied) }
         }
         (None, Effect::Force) => How::Force,
         _ => How::IfAllowed,

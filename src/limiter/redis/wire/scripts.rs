@@ -40,11 +40,11 @@ macro_rules! found {
 const TRAIL: &str = concat!(
     part!("clock"),
     twin!("trail_plain"),
-    "if not ARGV[3] then\n",
+    "if alone then\n",
     "  local told = trail_plain(KEYS[1], unpack(",
     form!("dddddddddd"),
     ", ARGV[1]))\n",
-    "  if told then return pack('<d', now) .. told end\n",
+    "  if told then return told end\n",
     "end\n",
     "local used_of_value, with_used, quota_of, refund_pair, refund_list, adopted, block_view\n",
     part!("narrow"),

@@ -98,20 +98,27 @@ impl Shape {
         let keys = self.keys();
         let (mut form, mut read, mut decide, mut write) =
             (Form::default(), String::new(), String::new(), String::new());
-        let mut answers: Vec<String> = Vec::new();
+        let (mut answers, mut alone): (Vec<String>, String) = Default::default();
         for (number, charges) in (1..).zip(&keys) {
             form.key(number, charges);
             read.push_str(&reads(number, charges));
             charges.iter().for_each(|charge| decide.push_str(&decides(charge)));
             write.push_str(&writes(number, charges, self.0.len() == 1));
             let layout: String = charges.iter().map(|(_, words)| words.layout).collect();
-            answers.push(format!("(value{number} and pack('<B{layout}', 1, {}) or '\\0')", states(charges)));
+            let found = states(charges);
+            if keys.len() == 1 {
+                // A lone one has its whole reply from one call.
+                alone = format!(
+                    "if alone and not bad then return value1 and pack('<dB{layout}', now, 1, {found}) or pack('<dB', now, 0) end\n"
+                );
+            }
+            answers.push(format!("(value{number} and pack('<B{layout}', 1, {found}) or '\\0')"));
         }
         let allowed: Vec<String> = (1..=self.0.len()).map(|at| format!("(ok{at} or mode{at} ~= 1)")).collect();
         let allowed =
             if self.0.len() == 1 { String::new() } else { format!("local allowed = {}\n", allowed.join(" and ")) };
         format!(
-            "local {} = unpack('<{}', forms[form])\nlocal bad\n{read}{decide}{allowed}{write}local told = not bad and {}\n",
+            "local {} = unpack('<{}', forms[form])\nlocal bad\n{read}{decide}{allowed}{write}{alone}local told = not bad and {}\n",
             form.names.join(", "),
             form.layout,
             answers.join(" .. ")
