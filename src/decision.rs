@@ -339,6 +339,13 @@ impl ChargeDecision {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
     }
 
+    /// How it stands without so many units that are or would be taken, whose receipt stays here: what is left exactly, and no
+    /// wait shorter than it is.
+    #[cfg(feature = "redis")]
+    pub(crate) fn stand(&mut self, taken: u64) {
+        *self = Self { receipt: self.receipt, ..self.with_cost_changed(taken, 0) };
+    }
+
     /// The same, where the cost was `actual` instead of `charged`.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);

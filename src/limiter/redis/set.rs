@@ -22,6 +22,8 @@ pub(super) struct Pending {
     cost: u64,
     /// There from the start if a lease had its units.
     decision: Option<ChargeDecision>,
+    /// Units that it took and that go back.
+    given_back: Option<u64>,
     /// Those who answered took it, or would have, for all that they know of the set.
     passed: bool,
 }
@@ -32,7 +34,17 @@ pub(super) type Set = SmallVec<[Pending; 2]>;
 impl Pending {
     pub(super) fn new(charge: &Charge<'_>, tag: Tag, watch: Option<Watch>, granted: Option<ChargeDecision>) -> Self {
         let (policy, key) = (charge.policy.clone(), charge.key.clone());
-        Self { policy, key, effect: charge.effect, tag, watch, cost: charge.cost, decision: granted, passed: true }
+        Self {
+            policy,
+            key,
+            effect: charge.effect,
+            tag,
+            watch,
+            cost: charge.cost,
+            decision: granted,
+            given_back: None,
+            passed: true,
+        }
     }
 
     pub(super) fn decision(&self) -> Option<&ChargeDecision> {
@@ -50,14 +62,17 @@ impl Pending {
     fn stand(&mut self) {
         if let (true, Some(decision)) = (self.passed, &mut self.decision) {
             let in_debt = self.effect == Effect::Force && decision.remaining() == 0;
+            // What belongs to others has taken something only if it has a receipt.
+            let is_hit = !matches!(self.effect, Effect::OnRefusal { .. });
             if decision.is_allowed() && !in_debt {
-                *decision = decision.with_cost_changed(self.cost, 0);
+                decision.stand(self.given_back.unwrap_or(if is_hit { self.cost } else { 0 }));
             }
         }
     }
 
     fn give_back(&mut self) -> Option<Refund> {
         let receipt = self.decision.as_mut()?.take_receipt()?;
+        self.given_back = Some(receipt.units());
         Some(Refund::new(self.policy.clone(), self.key.clone(), receipt))
     }
 }

@@ -70,6 +70,14 @@ impl Item {
         }
     }
 
+    /// What it takes of its quota that allows it, when that tells so much left: nothing if what it belongs to was not
+    /// denied. Who is in debt is not told more than nothing.
+    pub(super) fn taken(&self, denied: &[bool], remaining: u64) -> u64 {
+        let is_hit = |partners: &Partners| partners.places.iter().any(|place| denied.get(*place) == Some(&true));
+        let in_debt = self.effect == Effect::Force && remaining == 0;
+        if self.partners.as_deref().is_none_or(is_hit) && !in_debt { self.cost } else { 0 }
+    }
+
     /// Whether it is written although the set is refused, if its own quota does not deny it.
     pub(super) fn outlives_refusal(&self) -> bool {
         self.partners.as_ref().is_some_and(|partners| partners.outlives)

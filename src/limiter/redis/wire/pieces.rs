@@ -78,13 +78,20 @@ impl<'a> Pieces<'a> {
             !item.binds() || decision.is_some_and(ChargeDecision::is_allowed)
         };
         let allowed = self.failed.is_none() && self.whole.items().zip(self.known()).all(counts);
+        let denied: Vec<bool> = self.known().map(|known| known.is_none_or(|decision| !decision.is_allowed())).collect();
         let mut charges = Several::new();
         for (unit, told) in self.whole.units.iter().zip(self.told) {
-            let mut told = told.unwrap_or_default().into_iter();
-            for item in unit.items.iter().flatten() {
+            let told = told.unwrap_or_default();
+            let items = || unit.items.iter().flatten();
+            // A key that refused by itself has told how it stands.
+            let passed = items().zip(&told).all(|(item, decision)| !item.binds() || decision.is_allowed());
+            let mut told = told.into_iter();
+            for item in items() {
                 let mut decision = told.next().unwrap_or_else(ChargeDecision::blank);
-                if !allowed && item.partners.as_ref().is_some_and(|partners| partners.outlives) {
+                if !allowed && item.outlives_refusal() {
                     decision.untaken(); // it stays
+                } else if !allowed && passed && decision.is_allowed() {
+                    decision.stand(item.taken(&denied, decision.remaining()));
                 }
                 charges.push(decision);
             }
