@@ -273,12 +273,6 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
-    /// Whether it carries a receipt.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_taken(&self) -> bool {
-        self.receipt.units > 0
-    }
-
     pub(crate) fn put_receipt(&mut self, receipt: &Receipt) {
         self.receipt = receipt.0;
     }

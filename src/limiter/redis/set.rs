@@ -101,7 +101,6 @@ pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, Redis
     };
     let passed = decision.is_allowed();
     for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-        let passed = if atomic { passed } else { decision.is_taken() };
         set[place].answer(decision, passed);
     }
     failed.map_or(Ok(atomic), Err)
