@@ -107,3 +107,22 @@ async fn two_processes_meter_what_goes_beyond_together() {
     let (server, clock) = (Server::start(), ManualClock::new());
     what_goes_beyond_is_metered(two(&server, &clock).await, &clock).await;
 }
+
+#[tokio::test]
+async fn a_blocked_key_stays_blocked_when_the_process_that_blocked_it_is_gone() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let rule = policy("login", Quota::fixed_window(1, MINUTE).unwrap())
+        .block(policy("login-block", Quota::block(2, 10 * MINUTE, HOUR).unwrap()))
+        .unwrap();
+    let [first, _] = two(&server, &clock).await;
+    let layer = RateLimitLayer::new(first, rule.clone(), key::header("x-user"));
+    for expected in [OutcomeKind::Allowed, OutcomeKind::Limited, OutcomeKind::Blocked] {
+        assert_eq!(send(&layer, "ann").await.kind(), expected);
+    }
+    drop(layer);
+    clock.advance(2 * MINUTE);
+    let [next, _] = two(&server, &clock).await;
+    let layer = RateLimitLayer::new(next, rule, key::header("x-user"));
+    assert_eq!(send(&layer, "ann").await.kind(), OutcomeKind::Blocked);
+    assert_eq!(send(&layer, "bob").await.kind(), OutcomeKind::Allowed);
+}
