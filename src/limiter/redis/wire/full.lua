@@ -8,7 +8,10 @@ local function plain(key, q)
   if q.charges or q.mode > 2 or q.kind > 8 then return nil end
   if is_list(q.kind) then
     if (q.most + 1) * q.grain >= MOST then return nil end
-    return trail_plain(key, q.layout, q.head, q.size, q.mode, q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10])
+    return trail_plain(
+      try, pack, unpack, now, longer, alone,
+      key, q.layout, q.head, q.size, q.mode, q[1], q[2], q[3], q[4], q[5], q[6], q[7], q[8], q[9], q[10]
+    )
   end
   local value, at, n, m = try('GET', key), 0
   if value then

@@ -41,7 +41,7 @@ const TRAIL: &str = concat!(
     part!("clock"),
     twin!("trail_plain"),
     "if alone then\n",
-    "  local told = trail_plain(KEYS[1], unpack(",
+    "  local told = trail_plain(try, pack, unpack, now, longer, alone, KEYS[1], unpack(",
     form!("dddddddddd"),
     ", ARGV[1]))\n",
     "  if told then return told end\n",

@@ -251,3 +251,26 @@ parity! {
     block: Block, FirstRequest;
     meter: Meter, Epoch;
 }
+
+/// However many entries end at once, or have to end before there is room.
+#[test]
+fn bursts_of_a_sliding_log_are_told_as_in_memory() {
+    const SECOND: u64 = 1_000_000;
+    let mut bench = Bench::start();
+    let quota = Quota::sliding_log(80, std::time::Duration::from_secs(1)).unwrap();
+    let policy = Policy::new("p", quota).unwrap();
+    for (number, burst) in [1, 2, 3, 5, 6, 7, 20, 29, 30, 31, 60].into_iter().enumerate() {
+        let mut life = Life::new(quota, 1_000 * SECOND, number, Vec::new());
+        let stored = bench.space.key(&policy, &life.key);
+        let one_by_one = std::iter::repeat_n((1, 1), burst as usize);
+        let later =
+            [(SECOND / 2, 1), (0, 80), (0, 79 - burst / 2), (SECOND / 2 - burst / 2, 1), (burst, 1), (SECOND, 1)];
+        for (passes, cost) in one_by_one.chain(later) {
+            life.now += passes;
+            let (ask, expected) = life.charge(&policy, &stored, cost, Effect::Enforce, false);
+            let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask, false)]).remove(0);
+            let Answer::Decided(mut decision) = answer else { panic!("{answer:?}") };
+            assert!(is_same(&mut decision, &expected.unwrap()), "{decision:?} of {burst}, then {cost}");
+        }
+    }
+}
