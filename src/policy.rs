@@ -34,7 +34,7 @@ struct Inner {
     siblings: Option<Siblings>,
 }
 
-/// The quotas of one rule of several, which hold together for the same keys.
+/// The quotas of one rule of several whose states can be told from each other; they hold together for the same keys.
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Siblings(Arc<(Box<str>, Box<[Quota]>)>);
@@ -81,10 +81,14 @@ impl Policy {
                 return Err(PolicyError(Fault::Twice { name: name.to_owned(), quota: quota.to_string() }));
             }
         }
-        let siblings = Siblings(Arc::new((name.into(), quotas.clone())));
+        // Where they are kept together, each state is known by its quota: those that would be taken for each other are apart.
+        let is_apart = |quota: &Quota| quotas.iter().filter(|other| other.keeps_alike(quota)).count() > 1;
+        let together = quotas.iter().filter(|quota| !is_apart(quota)).copied().collect();
+        let siblings = Siblings(Arc::new((name.into(), together)));
         let each = quotas.iter().map(|quota| {
             let name = checked(format!("{name}-{}", words(quota)))?;
-            Ok(Self::build(name, *quota, Some(siblings.clone())))
+            let siblings = (!is_apart(quota)).then(|| siblings.clone());
+            Ok(Self::build(name, *quota, siblings))
         });
         let policies = each.collect::<Result<Vec<Self>, PolicyError>>()?;
         if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }

@@ -92,12 +92,12 @@ fi
 step 'documentation'
 run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features"
 
-# Those that break a server and watch the clock come after those that keep every processor busy.
+# Those that break a server and watch the clock come after those that keep every processor busy, one by one.
 step 'tests, examples and documentation examples'
 run cargo test --locked --features "$features" -- --skip redis::store::tests
 
 step 'faults of Redis'
-run cargo test --locked --features "$features" --lib -- redis::store::tests
+run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 1
 
 step 'TLS'
 run cargo test --locked --features redis-rustls-ring --test redis_tls

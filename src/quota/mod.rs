@@ -467,6 +467,19 @@ impl Quota {
         &self.rules
     }
 
+    /// Whether a state of this quota cannot be told from one of the other: they may differ in what they are called, and in
+    /// what is done with a request that waits or is denied.
+    pub(crate) fn keeps_alike(&self, other: &Self) -> bool {
+        let state = |Self { spec, .. }: &Self| Spec {
+            algorithm: Algorithm::TokenBucket,
+            delay_after: 0,
+            count_denied: false,
+            proportional: false,
+            ..*spec
+        };
+        state(self) == state(other)
+    }
+
     pub(crate) fn spec(&self) -> &Spec {
         &self.spec
     }
