@@ -34,7 +34,7 @@ struct Inner {
     siblings: Option<Siblings>,
 }
 
-/// The quotas of one rule of several whose states can be told from each other; they hold together for the same keys.
+/// The quotas of one rule of several, which hold together for the same keys.
 #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
 #[derive(Clone, Debug)]
 pub(crate) struct Siblings(Arc<(Box<str>, Box<[Quota]>)>);
@@ -77,18 +77,15 @@ impl Policy {
     pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
         let quotas: Box<[Quota]> = quotas.into_iter().collect();
         for (at, quota) in quotas.iter().enumerate() {
-            if quotas[..at].contains(quota) {
-                return Err(PolicyError(Fault::Twice { name: name.to_owned(), quota: quota.to_string() }));
+            if let Some(other) = quotas[..at].iter().find(|other| other.counts_alike(quota)) {
+                let [quota, other] = [quota, other].map(Quota::to_string);
+                return Err(PolicyError(Fault::Twice { name: name.to_owned(), quota, other }));
             }
         }
-        // Where they are kept together, each state is known by its quota: those that would be taken for each other are apart.
-        let is_apart = |quota: &Quota| quotas.iter().filter(|other| other.keeps_alike(quota)).count() > 1;
-        let together = quotas.iter().filter(|quota| !is_apart(quota)).copied().collect();
-        let siblings = Siblings(Arc::new((name.into(), together)));
+        let siblings = Siblings(Arc::new((name.into(), quotas.clone())));
         let each = quotas.iter().map(|quota| {
             let name = checked(format!("{name}-{}", words(quota)))?;
-            let siblings = (!is_apart(quota)).then(|| siblings.clone());
-            Ok(Self::build(name, *quota, siblings))
+            Ok(Self::build(name, *quota, Some(siblings.clone())))
         });
         let policies = each.collect::<Result<Vec<Self>, PolicyError>>()?;
         if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
@@ -210,7 +207,7 @@ pub struct PolicyError(Fault);
 enum Fault {
     Name(String),
     NoQuota { name: String },
-    Twice { name: String, quota: String },
+    Twice { name: String, quota: String, other: String },
     Together { name: String, why: String },
 }
 
@@ -239,12 +236,17 @@ impl fmt::Display for PolicyError {
             ),
             Fault::Together { name, why } => write!(f, "{name:?}: {why}"),
             Fault::NoQuota { name } => write!(f, "{name:?} has no quota: give it at least one"),
-            Fault::Twice { name, quota } => {
+            Fault::Twice { name, quota, other } if quota == other => {
                 write!(
                     f,
                     "{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit"
                 )
             }
+            Fault::Twice { name, quota, other } => write!(
+                f,
+                "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request twice \
+                 for one limit: keep the one that is meant"
+            ),
         }
     }
 }

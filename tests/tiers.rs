@@ -456,3 +456,25 @@ async fn with_the_plan_in_the_key_each_begins_afresh_and_is_found_again_as_it_wa
     }
     assert_eq!(passed, [3, 30], "changing back and forth gives nothing");
 }
+
+#[test]
+fn a_rule_of_quotas_that_count_alike_is_refused() {
+    let minute = Duration::from_secs(60);
+    let bucket = Quota::token_bucket(5, minute).unwrap();
+    let alike = [
+        (bucket, bucket, "has the quota"),
+        (bucket, Quota::leaky_bucket(5, minute).unwrap(), "count alike"),
+        (
+            Quota::leaky_queue(5, minute).unwrap(),
+            Quota::leaky_queue(5, minute).unwrap().delay_after(2).unwrap(),
+            "count alike",
+        ),
+    ];
+    for (one, other, why) in alike {
+        let refused = Policy::several("client", [one, Quota::per_hour(100), other]).unwrap_err().to_string();
+        assert!(refused.contains(why) && refused.contains(&other.to_string()), "{refused}");
+    }
+    for other in [Quota::fixed_window(5, minute).unwrap(), bucket.burst(6).unwrap()] {
+        assert!(Policy::several("client", [bucket, other]).is_ok(), "{other}");
+    }
+}

@@ -207,7 +207,7 @@ impl Policy {
     /// ```
     ///
     /// # Errors
-    /// If there is no quota, if one is there twice, or if a policy's name would not be as [`Policy::new`] wants it: the
+    /// If there is no quota, if two count alike, or if a policy's name would not be as [`Policy::new`] wants it: the
     /// words of a quota count too, about 15 characters for a usual one.
     pub fn several(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
         Self::each(name.as_ref(), quotas).map(Rule::of)

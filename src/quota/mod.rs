@@ -467,17 +467,18 @@ impl Quota {
         &self.rules
     }
 
-    /// Whether a state of this quota cannot be told from one of the other: they may differ in what they are called, and in
-    /// what is done with a request that waits or is denied.
-    pub(crate) fn keeps_alike(&self, other: &Self) -> bool {
-        let state = |Self { spec, .. }: &Self| Spec {
-            algorithm: Algorithm::TokenBucket,
-            delay_after: 0,
-            count_denied: false,
-            proportional: false,
-            ..*spec
+    /// Whether it counts as the other does: they may differ in what they are called, and in what is done with a request that
+    /// waits or is denied. The state of one cannot be told from that of the other.
+    pub(crate) fn counts_alike(&self, other: &Self) -> bool {
+        use Algorithm::{Gcra, LeakyBucket, LeakyQueue, TokenBucket};
+        let counted = |Self { spec, .. }: &Self| {
+            let algorithm = match spec.algorithm {
+                TokenBucket | Gcra | LeakyBucket | LeakyQueue => TokenBucket,
+                other => other,
+            };
+            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, ..*spec }
         };
-        state(self) == state(other)
+        counted(self) == counted(other)
     }
 
     pub(crate) fn spec(&self) -> &Spec {

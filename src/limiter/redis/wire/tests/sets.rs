@@ -180,21 +180,6 @@ fn a_rule_that_changes_keeps_what_is_used_of_each_quota() {
     play_sets(changed_rules());
 }
 
-/// A state is known by what of the quota gives it its meaning, which these have in common.
-#[test]
-fn quotas_of_one_rule_whose_states_are_alike_are_decided_as_in_memory() {
-    let month = Duration::from_secs(30 * 86_400);
-    let queue = crate::Quota::leaky_queue(1, month).unwrap();
-    let bucket = crate::Quota::token_bucket(3, month).unwrap();
-    let quotas = [
-        queue,
-        queue.delay_after(1).unwrap(),
-        bucket,
-        crate::Quota::leaky_bucket(3, month).unwrap().max_debt(3).unwrap(),
-    ];
-    play_sets(Just(Policy::each("client", quotas).unwrap()));
-}
-
 fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
     run(400, (policies, requests()), |bench, space, (policies, requests)| {
         let clock = ManualClock::at(crate::Timestamp::from_micros(1_790_000_000_123_456));
