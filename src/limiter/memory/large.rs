@@ -60,8 +60,8 @@ impl Crowd<'_> {
         pins(&self.registry.versions(), version)
     }
 
-    /// Of these states the one that goes: the least full, a throttled one only if all are.
-    fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>) -> Option<Index> {
+    /// Of these states the one that goes: the least full, a throttled one only if all are, and if that is allowed.
+    fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>, throttled: bool) -> Option<Index> {
         if !self.evict {
             return None;
         }
@@ -69,7 +69,8 @@ impl Crowd<'_> {
         let (fullness, index) = states
             .filter(|index| !self.keep.contains(index) && !shard.is_pinned(index, &versions))
             .filter_map(|index| Some((shard.fullness(index, &versions, self.now)?, index)))
-            .min_by_key(|(fullness, _)| *fullness)?;
+            .min_by_key(|(fullness, _)| *fullness)
+            .filter(|(fullness, _)| throttled || !fullness.throttled)?;
         self.evicted.push(fullness);
         Some(index)
     }
@@ -237,7 +238,7 @@ impl Shard {
         let expired = |index: &Index| self.expired(*index, now) && !crowd.keep.contains(index);
         let index = match free.next().or_else(|| self.set_of(key).map(Index).find(expired)) {
             Some(index) => index,
-            None => crowd.choose(self, self.set_of(key).map(Index))?,
+            None => crowd.choose(self, self.set_of(key).map(Index), true)?,
         };
         self.forget(index);
         let slot = self.slot_mut(index);
@@ -247,7 +248,7 @@ impl Shard {
     }
 
     /// Whether so many entries can be added to trails, after making room in the pool if it is full: in the key's own set,
-    /// then in a few others, of each the expired trails and one that is live.
+    /// then in a few others, of each the expired trails and one that is live; a throttled one only in the last of them.
     pub(super) fn make_room(&mut self, entries: usize, key: Fingerprint, crowd: &mut Crowd<'_>) -> bool {
         let own = self.set_of(key).start / SLOTS_PER_SET;
         for search in 0..=SETS_SEARCHED_MAX {
@@ -266,7 +267,8 @@ impl Shard {
                 self.forget(index);
             }
             if !self.pool.has_room(entries) {
-                if let Some(index) = crowd.choose(self, live.into_iter()) {
+                // A set may hold nothing but what is throttled, and the next one something else.
+                if let Some(index) = crowd.choose(self, live.into_iter(), search == SETS_SEARCHED_MAX) {
                     self.forget(index);
                 }
             }
