@@ -112,7 +112,7 @@ impl Charges {
 }
 
 /// What a request's head says.
-#[expect(clippy::large_enum_variant, reason = "it is taken apart where it is made")]
+#[expect(clippy::large_enum_variant, reason = "it stays on the stack of the call that made it")]
 pub(super) enum Asking {
     Exempt,
     /// A rule in this mode had no key: one that enforces, or the only one that applies.
