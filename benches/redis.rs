@@ -123,16 +123,18 @@ struct Captured {
     sha: String,
 }
 
-/// Looks at what a check sends when the server does not know the script.
+/// Looks at what a check sends when the server has forgotten the script.
 fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Captured {
+    let limiter = limiter(runtime, server); // what it asks as it connects is no check
     let mut connection = server.connection();
     redis::cmd("SCRIPT").arg("FLUSH").exec(&mut connection).unwrap();
     let mut monitor = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     monitor.write_all(b"MONITOR\r\n").unwrap();
     let mut lines = std::io::BufReader::new(monitor).lines();
     assert_eq!(lines.next().unwrap().unwrap(), "+OK");
-    assert!(runtime.block_on(check(&limiter(runtime, server), policy, 0)));
+    assert!(runtime.block_on(check(&limiter, policy, 0)));
     let call = lines.map(Result::unwrap).find(|line| line.contains("\"EVAL\" ")).unwrap();
+    assert!(call.contains(&format!(":{}\" ", policy.name())), "not the check: {call}");
     let mut words = call.split("\" \"").map(unescaped);
     let (_, script) = (words.next(), String::from_utf8(words.next().unwrap()).unwrap());
     let form = words.last().unwrap();
@@ -435,7 +437,9 @@ fn several(runtime: &Runtime, server: &Server, limiter: &RedisLimiter) {
         Quota::sliding_window(1_000_000, hour).unwrap(),
         Quota::fixed_window(1_000_000, DAY).unwrap(),
     ];
-    let rules = [&alike[..1], &alike, &mixed].map(|quotas| Policy::several("client", quotas.to_vec()).unwrap());
+    // Names of their own: a value of another rule's quotas would be converted with each check.
+    let rules = [("one", &alike[..1]), ("alike", &alike), ("mixed", &mixed)]
+        .map(|(name, quotas)| Policy::several(name, quotas.to_vec()).unwrap());
     let mut times = [const { Vec::new() }; 3];
     for _ in 0..rounds {
         for (rule, times) in rules.iter().zip(&mut times) {
