@@ -11,6 +11,7 @@ if not alone then list, reply = forms[1], {pack('<d', now)} end
 
 while alone or place <= #list do
   if not alone then form, count, place = unpack('<I2I2', list, place) end
+  FORM
   for _ = 1, count do
     BODY
     if bad then

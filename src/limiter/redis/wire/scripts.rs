@@ -123,6 +123,7 @@ fn written(shape: &Shape) -> String {
             _ => concat!(part!("narrow"), twin!("sliding_window")),
         });
     }
-    text.push_str(&part!("lean").replace("BODY", &shape.body()).replace("UNITS", &shape.key_count().to_string()));
+    let lean = part!("lean").replace("FORM", &shape.form()).replace("BODY", &shape.body());
+    text.push_str(&lean.replace("UNITS", &shape.key_count().to_string()));
     text
 }

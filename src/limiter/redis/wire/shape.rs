@@ -92,15 +92,22 @@ impl Shape {
         keys
     }
 
-    /// What a lean script does with each request: `KEYS` from `key + 1` on, and the form's number in `form`. It leaves the
-    /// answer in `told`, and what is not as it should be in `bad`.
+    /// How a lean script takes a form apart, whose number is in `form`.
+    pub(super) fn form(&self) -> String {
+        let mut form = Form::default();
+        for (number, charges) in (1..).zip(&self.keys()) {
+            form.key(number, charges);
+        }
+        format!("local {} = unpack('<{}', forms[form])", form.names.join(", "), form.layout)
+    }
+
+    /// What a lean script does with each request: `KEYS` from `key + 1` on, and what was in the form. It leaves the answer
+    /// in `told`, and what is not as it should be in `bad`.
     pub(super) fn body(&self) -> String {
         let keys = self.keys();
-        let (mut form, mut read, mut decide, mut write) =
-            (Form::default(), String::new(), String::new(), String::new());
+        let (mut read, mut decide, mut write) = (String::new(), String::new(), String::new());
         let (mut answers, mut alone): (Vec<String>, String) = Default::default();
         for (number, charges) in (1..).zip(&keys) {
-            form.key(number, charges);
             read.push_str(&reads(number, charges));
             charges.iter().for_each(|charge| decide.push_str(&decides(charge)));
             write.push_str(&writes(number, charges, self.0.len() == 1));
@@ -117,12 +124,8 @@ impl Shape {
         let allowed: Vec<String> = (1..=self.0.len()).map(|at| format!("(ok{at} or mode{at} ~= 1)")).collect();
         let allowed =
             if self.0.len() == 1 { String::new() } else { format!("local allowed = {}\n", allowed.join(" and ")) };
-        format!(
-            "local {} = unpack('<{}', forms[form])\nlocal bad\n{read}{decide}{allowed}{write}{alone}local told = not bad and {}\n",
-            form.names.join(", "),
-            form.layout,
-            answers.join(" .. ")
-        )
+        let answers = answers.join(" .. ");
+        format!("local bad\n{read}{decide}{allowed}{write}{alone}local told = not bad and {answers}\n")
     }
 
     /// How many keys a request has.
