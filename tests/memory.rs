@@ -275,6 +275,28 @@ fn at_its_bound_the_table_forgets_fewer_than_ten_keys_in_a_million() {
 }
 
 #[test]
+fn after_a_flood_the_table_forgets_as_few_keys_as_before() {
+    let (seen, clock) = (Arc::new(Evictions::default()), ManualClock::new());
+    let limiter = MemoryLimiter::builder()
+        .capacity(100_000)
+        .clock(clock.clone())
+        .observer(Counting(seen.clone()))
+        .build()
+        .expect("the setup is possible");
+    let policy = Policy::from(Quota::per_hour(10));
+    let take = |keys: std::ops::Range<u64>| {
+        for n in keys {
+            assert!(limiter.take_one(&policy, &key(n), 1).is_allowed());
+        }
+        seen.idle.swap(0, Ordering::Relaxed) + seen.throttled.swap(0, Ordering::Relaxed)
+    };
+    assert!(take(0..1_000_000) > 500_000, "the flood was larger than the table");
+    clock.advance(Duration::from_secs(7_200));
+    let forgotten = take(1_000_000..1_100_000);
+    assert!(forgotten < 3, "{forgotten} of a hundred thousand");
+}
+
+#[test]
 fn a_throttled_key_stays_throttled_while_any_of_its_set_is_idle() {
     for quota in quotas() {
         let seen = Arc::new(Evictions::default());

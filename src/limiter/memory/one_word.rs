@@ -1,5 +1,7 @@
 //! One charge whose state is a word, when the usual case did not do: a new key, another version, others at the same key.
 
+use std::sync::atomic::Ordering;
+
 use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, Used, WordLayout};
 use crate::decision::ChargeDecision;
 
@@ -11,6 +13,10 @@ use super::words::{Fingerprint, Now, Seen, is_expired, version_of};
 
 /// How often a full set is looked through again when another thread was quicker.
 const EVICTION_ATTEMPTS: usize = 16;
+
+/// So many newcomers in a row that found no room in any other line mean that the table is full. At nineteen of twenty slots
+/// live one finds none in five times, and so many in a row never.
+const CROWDED: u32 = 64;
 
 /// What came of looking for a word's state among the large ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,22 +180,22 @@ impl WordCharge<'_> {
             let slots = store.words.candidates(self.key);
             // One that was never used, in the first line if there is one; else the one that has been free longest, so that
             // an idle key keeps its slot for a while.
-            let free = slots.iter().filter(|seen| self.is_free(seen));
+            let free = slots.iter().filter(|seen| self.is_free(seen.tag, seen.word));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if store.words.lock(*seen) {
+                    self.found_room(true);
                     return Some(*seen);
                 }
                 continue; // another was quicker
             }
-            if let Some(seen) = slots.iter().find_map(|seen| self.move_away(*seen)) {
+            if let Some(seen) = self.make_room(&slots) {
                 return Some(seen);
             }
             if store.setup.on_full == OnFull::Deny {
                 return None;
             }
-            let fullness = |seen: &Seen| Some((self.fullness(*seen)?, *seen));
-            let least = slots.iter().filter_map(fullness).min_by_key(|(fullness, _)| *fullness);
-            if let Some((fullness, seen)) = least.filter(|(_, seen)| store.words.lock(*seen)) {
+            let least = self.least_used(&slots).filter(|(_, seen)| store.words.lock(*seen));
+            if let Some((fullness, seen)) = least {
                 news.evicted(fullness);
                 return Some(seen);
             }
@@ -197,20 +203,49 @@ impl WordCharge<'_> {
         None
     }
 
-    fn is_free(&self, seen: &Seen) -> bool {
-        is_expired(seen.word, self.store.registry.shift(version_of(seen.tag)), self.now)
+    fn is_free(&self, tag: u64, word: u64) -> bool {
+        is_expired(word, self.store.registry.shift(version_of(tag)), self.now)
+    }
+
+    /// Moves one of these slots' keys to its other line, if there is room in one, and returns its slot, locked.
+    fn make_room(&self, slots: &[Seen]) -> Option<Seen> {
+        let store = self.store;
+        // Each other line is a wait for memory. When many newcomers in a row found room nowhere, of the next ones each eighth
+        // looks into one line, until somebody finds room.
+        let is_crowded = store.crowding.load(Ordering::Relaxed) >= CROWDED && store.setup.on_full == OnFull::Evict;
+        let lot = (self.key.bits() >> 24) as usize % (8 * slots.len().max(1));
+        let looked_at = if is_crowded { slots.get(lot..=lot)? } else { slots };
+        let moved = looked_at.iter().find_map(|seen| self.move_away(*seen, self.room_for(*seen)?));
+        self.found_room(moved.is_some());
+        moved
+    }
+
+    /// Counts newcomers in a row that found no room.
+    fn found_room(&self, found: bool) {
+        let crowding = &self.store.crowding;
+        let misses = crowding.load(Ordering::Relaxed);
+        let now = if found { 0 } else { (misses + 1).min(CROWDED) };
+        if now != misses {
+            crowding.store(now, Ordering::Relaxed); // not if it is so: that would take the line from other threads
+        }
+    }
+
+    /// A free slot in the other line of a slot's key.
+    fn room_for(&self, seen: Seen) -> Option<Seen> {
+        self.store.words.free_elsewhere(seen, |tag, word| self.is_free(tag, word))
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
     ///
     /// It takes that key's stripe, if it can be had at once: whoever misses a key looks again under the stripe, and so does
     /// not miss it because it was moving.
-    fn move_away(&self, seen: Seen) -> Option<Seen> {
+    fn move_away(&self, seen: Seen, to: Seen) -> Option<Seen> {
         let store = self.store;
         let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
         let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
-        let mut elsewhere = store.words.elsewhere(seen);
-        let to = elsewhere.find(|to| self.is_free(to) && to.place != seen.place && store.words.lock(*to))?;
+        if !store.words.lock(to) {
+            return None;
+        }
         if !store.words.lock(seen) {
             store.words.put_back(to);
             return None;
@@ -219,8 +254,13 @@ impl WordCharge<'_> {
         Some(seen.emptied())
     }
 
-    fn fullness(&self, seen: Seen) -> Option<Fullness> {
-        let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
-        Some(rules.fullness(layout.unpack(seen.word, self.now)?, self.now.at))
+    /// The slot whose key has used least of its quota, and how much that is.
+    fn least_used(&self, slots: &[Seen]) -> Option<(Fullness, Seen)> {
+        let versions = self.store.registry.versions();
+        let fullness = |seen: &Seen| {
+            let (rules, layout) = versions.word_rules(version_of(seen.tag))?;
+            Some((rules.fullness(layout.unpack(seen.word, self.now)?, self.now.at), *seen))
+        };
+        slots.iter().filter_map(fullness).min_by_key(|(fullness, _)| *fullness)
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::algorithm::{Layout, Used};
+use crate::algorithm::{Layout, PairRules, Rules, Used, WordLayout};
 use crate::policy::Policy;
 
 use super::words::VERSION_BITS;
@@ -45,6 +45,14 @@ impl Versions {
     /// The policy and quota of a version.
     pub(super) fn policy(&self, version: u16) -> Option<&Policy> {
         self.policies.get(usize::from(version).checked_sub(1)?)
+    }
+
+    /// The rules of a version whose states are words.
+    pub(super) fn word_rules(&self, version: u16) -> Option<(&PairRules, &WordLayout)> {
+        match self.policy(version)?.quota().rules() {
+            Rules::Pair(rules, Layout::Word(layout)) => Some((rules, layout)),
+            _ => None,
+        }
     }
 
     /// What is in use under one version, as another finds it.

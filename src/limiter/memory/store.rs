@@ -5,13 +5,14 @@
 //! and waits for nobody, since the keys of other sets that wait are under other stripes. The lock of the versions is taken
 //! last, and nothing is locked under it. No lock is held while an observer is told.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
 use foldhash::SharedSeed;
 use smallvec::SmallVec;
 use std::hash::Hasher;
 
-use crate::algorithm::{Layout, PairRules, Rules, WordLayout};
+use crate::algorithm::{PairRules, WordLayout};
 use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
 use crate::limiter::Roster;
@@ -56,6 +57,8 @@ pub(super) struct Store {
     pub(super) setup: Setup,
     pub(super) roster: Roster,
     stripes: Box<[Mutex<()>]>,
+    /// How many newcomers in a row found the table of words full, up to a bound; only a hint.
+    pub(super) crowding: AtomicU32,
 }
 
 /// What a store is made from; see `builder.rs` for what each is.
@@ -91,6 +94,7 @@ impl Store {
             setup,
             roster: Roster::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            crowding: AtomicU32::new(0),
         }
     }
 
@@ -169,10 +173,6 @@ impl Store {
 
     /// The rules of a version whose states are words.
     pub(super) fn word_rules(&self, version: u16) -> Option<(PairRules, WordLayout)> {
-        let versions = self.registry.versions();
-        match versions.policy(version)?.quota().rules() {
-            Rules::Pair(rules, Layout::Word(layout)) => Some((*rules, *layout)),
-            _ => None,
-        }
+        self.registry.versions().word_rules(version).map(|(rules, layout)| (*rules, *layout))
     }
 }
