@@ -48,8 +48,7 @@ impl<L: Limiter> Shared<L> {
             return Some(asking);
         }
         let mut receipts = [Receipt::NOTHING; decision::INLINE];
-        let room = receipts.get_mut(..owed.len());
-        if room.is_some_and(|room| self.limiter.take_quietly(&self.borrowed(owed), room)) {
+        if self.take_asked(owed, &mut receipts) {
             settle_on(owed, receipts);
             return None;
         }
@@ -57,14 +56,15 @@ impl<L: Limiter> Shared<L> {
     }
 
     #[inline(always)]
-    fn borrowed<'a>(&'a self, owed: &'a Owing) -> SmallVec<[Charge<'a>; decision::INLINE]> {
-        let mut charges = SmallVec::new();
+    fn take_asked(&self, owed: &Owing, receipts: &mut [Receipt]) -> bool {
+        let Some(receipts) = receipts.get_mut(..owed.len()) else { return false };
+        let mut charges: SmallVec<[Charge<'_>; decision::INLINE]> = SmallVec::new();
         for owed in owed {
             if let Some(policy) = self.policy(owed.policy) {
                 charges.push(Charge::new(policy, &owed.key).cost(owed.receipt.units()));
             }
         }
-        charges
+        self.limiter.take_quietly(&charges, receipts)
     }
 }
 
