@@ -63,6 +63,16 @@ impl Decision {
         Self { allowed, answers: Answers::Several(charges) }
     }
 
+    /// The answers for several charges, written where they stay: they are large. It is told whether the set is allowed.
+    #[inline(always)]
+    pub(crate) fn made(make: impl FnOnce(&mut Several) -> bool) -> Self {
+        let mut decision = Self::of(false, Several::new());
+        if let Answers::Several(charges) = &mut decision.answers {
+            decision.allowed = make(charges);
+        }
+        decision
+    }
+
     /// Moves it out, and leaves one without charges.
     pub(crate) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::of(self.allowed, Several::new()))
@@ -267,6 +277,7 @@ impl ChargeDecision {
     }
 
     /// Takes the receipt out: enough to give back what this charge took, once. Nothing if it took nothing.
+    #[inline]
     #[must_use]
     pub fn take_receipt(&mut self) -> Option<Receipt> {
         let receipt = std::mem::take(&mut self.receipt);
@@ -374,6 +385,9 @@ impl Clone for ChargeDecision {
 pub struct Receipt(RawReceipt);
 
 impl Receipt {
+    /// Of nothing.
+    pub(crate) const NOTHING: Self = Self(RawReceipt { units: 0, at_us: 0, part: 0 });
+
     /// A receipt for `units`, with an instant and a number whose meaning is the limiter's own. Of the number 56 bits are
     /// kept: in the upper ones a [`FallbackLimiter`](crate::FallbackLimiter) notes which of its limiters it came from.
     #[must_use]

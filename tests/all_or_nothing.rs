@@ -15,9 +15,9 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
 use proptest::test_runner::{TestCaseError, TestRunner};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Charge, ChargeDecision, Key, Limiter, ManualClock, MemoryLimiter, Outcome, Policy, Quota, QuotaError,
+    Charge, ChargeDecision, Headers, Key, Limiter, ManualClock, MemoryLimiter, Outcome, Policy, Quota, QuotaError,
     RateLimitLayer, Timestamp, key,
 };
 
@@ -178,6 +178,38 @@ fn a_refused_request_leaves_each_state_in_memory_as_it_was_and_tells_it_so() {
 fn what_64_tasks_are_charged_in_memory_is_what_passed() {
     run(150, (policies(1..400_u64), requests()), |runtime, (policies, requests)| {
         runtime.block_on(storm(&memory(&clock()), &policies, &requests))
+    });
+}
+
+/// What becomes of a request, if it is not given up before anybody asks: every third is, and gives back what it took.
+async fn begin(layer: &RateLimitLayer<MemoryLimiter>, number: usize, costs: [u64; 4]) -> Option<StatusCode> {
+    let service = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))) });
+    let mut request = Request::new(());
+    request.extensions_mut().insert(costs);
+    let response = layer.layer(service).call(request);
+    if number % 3 == 2 {
+        return None;
+    }
+    Some(response.await.expect("nothing fails").status())
+}
+
+#[test]
+fn a_layer_of_which_nobody_is_told_takes_what_one_does_that_tells() {
+    run(1_000, (policies(1..12_u64), requests()), |runtime, (policies, requests)| {
+        let clock = clock();
+        let (told, untold) = (memory(&clock), memory(&clock));
+        let tells = layer(&told, &policies);
+        let quiet = layer(&untold, &policies).expose_outcome(false).headers(Headers::none());
+        runtime.block_on(async {
+            for (at, (later, costs)) in requests.iter().enumerate() {
+                clock.advance(Duration::from_micros(*later));
+                let expected = begin(&tells, at, *costs).await;
+                prop_assert_eq!(begin(&quiet, at, *costs).await, expected, "{:?} of {:?}", costs, policies);
+                let stands = standings(&told, &policies).await;
+                prop_assert_eq!(standings(&untold, &policies).await, stands, "{:?} of {:?}", costs, policies);
+            }
+            Ok(())
+        })
     });
 }
 

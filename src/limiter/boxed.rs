@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
 
@@ -50,6 +50,10 @@ impl Limiter for BoxLimiter {
         self.0.take_at_once(policy, key, cost)
     }
 
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
+        self.0.take_quietly(charges, receipts)
+    }
+
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
         self.0.peek(charges)
     }
@@ -78,6 +82,7 @@ impl Limiter for BoxLimiter {
 trait ErasedLimiter: Send + Sync {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool;
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
     fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
@@ -93,6 +98,10 @@ impl<L: Limiter> ErasedLimiter for L {
 
     fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         Limiter::take_at_once(self, policy, key, cost)
+    }
+
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
+        Limiter::take_quietly(self, charges, receipts)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {

@@ -67,6 +67,17 @@ pub trait Limiter: Send + Sync + 'static {
         None
     }
 
+    /// The same for a set of enforced charges of which nobody is told more than that they were taken: their receipts are
+    /// moved to `receipts`, in their order, and blank ones where nothing was taken.
+    ///
+    /// `false` takes nothing, also where a charge is denied, and `take` is asked. It is the middleware's own, and may change.
+    #[doc(hidden)]
+    #[inline]
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
+        let _ = (charges, receipts);
+        false
+    }
+
     /// Answers as [`take`](Self::take) would, and takes nothing.
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>>;
 

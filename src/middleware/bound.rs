@@ -16,6 +16,7 @@ use crate::policy::Policy;
 #[derive(Clone)]
 pub(super) struct BoundRule {
     rule: Rule,
+    /// The key; that of all who have none, if the rule wants it so.
     extract: Read<Option<Key>>,
     /// The place of its first policy among those of the layer.
     first: usize,
@@ -40,7 +41,9 @@ impl BoundRule {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { rule, extract: Arc::new(move |parts| extract(parts).into_key()), first: 0, by_peer: is_by_peer::<E>() }
+        let shares = rule.missing_key == MissingKey::Shared;
+        let extract = move |parts: &Parts| extract(parts).into_key().or_else(|| shares.then(Key::keyless));
+        Self { rule, extract: Arc::new(extract), first: 0, by_peer: is_by_peer::<E>() }
     }
 
     pub(super) fn rule(&self) -> &Rule {
@@ -112,13 +115,11 @@ impl BoundRule {
         if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
             return Asked::Nothing;
         }
-        let key = match ((self.extract)(parts), self.rule.missing_key) {
-            (Some(key), _) => key,
-            (None, MissingKey::Reject) => return Asked::Key,
-            (None, MissingKey::Shared) => Key::keyless(),
-            (None, MissingKey::Exempt) => return Asked::Nothing,
-        };
-        Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) }
+        match (self.extract)(parts) {
+            Some(key) => Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) },
+            None if self.rule.missing_key == MissingKey::Exempt => Asked::Nothing,
+            None => Asked::Key,
+        }
     }
 }
 

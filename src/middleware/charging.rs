@@ -52,6 +52,8 @@ pub(super) struct Shared<L> {
     pub(super) afters: Option<Afters>,
     /// An allowed request needs nothing but its header fields.
     is_plain: bool,
+    /// It needs nothing at all, and there are several policies, of which each stands for itself.
+    pub(super) quiet: bool,
     /// Something of a request is looked at before its rules are.
     pub(super) is_screened: AtomicBool,
     pub(super) watch: Watch,
@@ -77,6 +79,7 @@ impl<L> Shared<L> {
             && !settings.expose_outcome
             && afters.is_none();
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
+        let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
         let watch = Watch::new(&settings.rules);
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
@@ -94,6 +97,7 @@ impl<L> Shared<L> {
             delays,
             afters,
             is_plain,
+            quiet,
             is_screened,
             watch,
             has_inner,

@@ -25,6 +25,11 @@ impl OwnedCharge {
         Self { policy: 0, key, cost, manner: Manner::of(Mode::Enforce) }
     }
 
+    /// One that is enforced, and was not taken.
+    pub(super) fn asked_for(Owed { policy, key, receipt }: Owed) -> Self {
+        Self { policy, key, cost: receipt.units(), manner: Manner::of(Mode::Enforce) }
+    }
+
     #[inline(always)]
     pub(super) fn of<'a>(&'a self, policy: &'a Policy) -> Charge<'a> {
         Charge::new(policy, &self.key).cost(self.cost).effect(self.effect())
@@ -136,9 +141,12 @@ pub(super) enum Answer {
         decision: ChargeDecision,
     },
     /// Of several charges only what may have to be given back: nothing else will be asked for.
-    Owed(SmallVec<[Owed; decision::INLINE]>),
+    Owed(Owing),
     Several(Box<Record>),
 }
+
+/// What a request took, with room for the usual charges.
+pub(super) type Owing = SmallVec<[Owed; decision::INLINE]>;
 
 /// Charges, and the answer if there was one.
 pub(super) struct Answered {
@@ -156,18 +164,26 @@ impl Answered {
     }
 
     /// Moves over what the charges took.
-    pub(super) fn owe(&mut self, owed: &mut SmallVec<[Owed; decision::INLINE]>) {
+    pub(super) fn owe(&mut self, owed: &mut Owing) {
         if let Some(decision) = &mut self.decision {
             owe(owed, &mut self.charges, decision);
         }
     }
 }
 
-/// What a charge took.
+/// What a charge took, or, until the limiter has answered, is to take.
 pub(super) struct Owed {
     pub(super) policy: usize,
     pub(super) key: Key,
     pub(super) receipt: Receipt,
+}
+
+impl Owed {
+    /// For a charge that is not taken yet.
+    #[inline(always)]
+    pub(super) fn asked(policy: usize, key: Key, cost: u64) -> Self {
+        Self { policy, key, receipt: Receipt::new(cost, 0, 0) }
+    }
 }
 
 impl Decided {
@@ -185,6 +201,12 @@ impl Decided {
     pub(super) fn one(allowed: bool, charge: OwnedCharge, decision: ChargeDecision) -> Self {
         let kind = if allowed { OutcomeKind::Allowed } else { OutcomeKind::Limited };
         Self { kind, answer: Answer::One { charge, decision } }
+    }
+
+    /// Charges that were taken, and of which nobody is told.
+    #[inline(always)]
+    pub(super) fn owing(owed: Owing) -> Self {
+        Self { kind: OutcomeKind::Allowed, answer: Answer::Owed(owed) }
     }
 
     pub(super) fn kind(&self) -> OutcomeKind {
@@ -238,7 +260,7 @@ impl Decided {
 }
 
 /// Moves over what charges took.
-pub(super) fn owe(owed: &mut SmallVec<[Owed; decision::INLINE]>, charges: &mut Charges, decision: &mut Decision) {
+pub(super) fn owe(owed: &mut Owing, charges: &mut Charges, decision: &mut Decision) {
     let mut take = |at: usize, OwnedCharge { policy, key, .. }| {
         if let Some(receipt) = decision.charge_mut(at).and_then(ChargeDecision::take_receipt) {
             owed.push(Owed { policy, key, receipt });

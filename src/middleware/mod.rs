@@ -149,6 +149,7 @@ mod layer;
 mod modes;
 mod overflow;
 mod overrides;
+mod quiet;
 mod refusal;
 mod rule;
 mod screen;

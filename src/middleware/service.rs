@@ -12,7 +12,7 @@ use super::body::Body;
 use super::bound::Asked;
 use super::charging::Shared;
 use super::composed::{self, Passage};
-use super::decided::{Asking, Charges, Decided, OwnedCharge};
+use super::decided::{Asking, Charges, Decided, Owing, OwnedCharge};
 use super::future::{InFlight, ResponseFuture};
 use super::modes::kind_of_unkeyed;
 use super::overflow::{NoOverflow, Overflow};
@@ -133,6 +133,17 @@ impl<S, L, O> RateLimit<S, L, O> {
     {
         self.go_on(request, Decided::one(decision.is_allowed(), charge, decision))
     }
+
+    /// Several charges of which nobody is told, where layers are around each other.
+    #[inline(never)]
+    fn go_on_owing<B>(&mut self, request: Request<B>, owed: Owing) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        self.go_on(request, Decided::owing(owed))
+    }
 }
 
 impl<S, L, B, C, O> Service<Request<B>> for RateLimit<S, L, O>
@@ -176,6 +187,18 @@ where
                 },
                 Asked::Nothing => Asking::Exempt,
                 Asked::Key => Asking::Unkeyed(Mode::Enforce),
+            }
+        } else if self.shared.is_quiet() {
+            let mut owed = Owing::new();
+            match self.shared.take_quietly(&parts, &mut owed) {
+                None if !composed::is_used() => {
+                    let noticing = self.shared.noticing();
+                    let response = self.inner.call(Request::from_parts(parts, body));
+                    noticing.end();
+                    return ResponseFuture::passing(response, Decided::owing(owed), None, Arc::clone(&self.shared));
+                }
+                None => return self.go_on_owing(Request::from_parts(parts, body), owed),
+                Some(asking) => asking,
             }
         } else {
             self.shared.ask(&parts)

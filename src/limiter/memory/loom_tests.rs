@@ -285,11 +285,11 @@ fn a_set_that_holds_two_slots_is_seen_whole_by_single_charges() {
                 return false;
             }
             if !other.lock(two) {
-                other.put_back(one);
+                other.unlock(one, one.word);
                 return false;
             }
-            other.publish(one, one.tag, live(1));
-            other.publish(two, two.tag, live(1));
+            other.unlock(one, live(1));
+            other.unlock(two, live(1));
             true
         });
         // A single charge of the second key.

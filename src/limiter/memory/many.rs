@@ -71,16 +71,23 @@ enum Write {
 }
 
 impl Store {
-    /// Takes all charges or none. Each is for another (policy, key).
-    pub(super) fn charge_all(&self, charges: &[Charge<'_>]) -> Decision {
+    /// Takes all charges or none, and says which. Each is for another (policy, key).
+    #[inline(never)]
+    pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several) -> bool {
         let now = self.now();
-        if let Some(decision) = self.charge_words(charges, now) {
-            return decision;
+        match self.charge_words(charges, now, decisions) {
+            Some(allowed) => allowed,
+            None => self.charge_any(charges, now, decisions),
         }
-        let (decision, writes) = self.look(charges, now);
+    }
+
+    /// The same, whatever they are.
+    #[inline(never)]
+    fn charge_any(&self, charges: &[Charge<'_>], now: Now, decisions: &mut Several) -> bool {
+        let (allowed, writes) = self.look(charges, now, decisions);
         // A refusal that writes nothing holds at the instant at which the refusing state was read.
         if !writes {
-            return decision;
+            return allowed;
         }
         let mut news = self.news();
         let mut stripes: SmallVec<[usize; INLINE]> =
@@ -99,15 +106,15 @@ impl Store {
             held.push(next);
         }
 
-        let mut decisions = Several::new();
+        decisions.clear();
         let mut writes: SmallVec<[Write; INLINE]> = SmallVec::new();
         for (at, (charge, held)) in charges.iter().zip(&held).enumerate() {
-            let how = how(charges, at, |at| is_denied(&decisions, at));
+            let how = how(charges, at, |at| is_denied(decisions, at));
             let (decision, write) = held.decide(charge, now, how, &shards);
             decisions.push(decision);
             writes.push(write);
         }
-        let mut allowed = is_allowed(charges, &decisions);
+        let mut allowed = is_allowed(charges, decisions);
         // Of a refused set only what its refusals count, or that mend a state ahead of the clock, is written.
         let is_written = |at: usize, allowed: bool, decisions: &[ChargeDecision]| {
             allowed || outlives_refusal(charges, at, is_denied(decisions, at))
@@ -115,56 +122,56 @@ impl Store {
         // Room first: if there is none, nothing has been written.
         let mut keep: SmallVec<[(usize, Index); INLINE]> = held.iter().filter_map(Held::index).collect();
         for (at, held) in held.iter_mut().enumerate() {
-            if matches!(writes[at], Write::Nothing) || !is_written(at, allowed, &decisions) {
+            if matches!(writes[at], Write::Nothing) || !is_written(at, allowed, decisions) {
                 continue;
             }
             if !held.make_room(self, now, &mut shards, &mut keep, charges.len(), &mut news) {
                 writes[at] = Write::Nothing;
                 if decisions[at].is_allowed() {
                     decisions[at] = news.full(std::mem::replace(&mut decisions[at], ChargeDecision::blank()));
-                    allowed = is_allowed(charges, &decisions);
+                    allowed = is_allowed(charges, decisions);
                 }
             }
         }
         for (at, (held, write)) in held.into_iter().zip(writes).enumerate() {
             if !allowed {
-                if stands(charges, at, is_denied(&decisions, at)) {
+                if stands(charges, at, is_denied(decisions, at)) {
                     decisions[at] = held.decide(&charges[at].cost(0), now, How::IfAllowed, &shards).0;
                 }
                 decisions[at].untaken();
             }
-            if is_written(at, allowed, &decisions) {
+            if is_written(at, allowed, decisions) {
                 held.write(write, now, &mut shards);
             }
         }
-        Decision::of(allowed, decisions)
+        allowed
     }
 
     /// Answers without taking.
     pub(super) fn peek_all(&self, charges: &[Charge<'_>]) -> Decision {
-        self.look(charges, self.now()).0
+        Decision::made(|decisions| self.look(charges, self.now(), decisions).0)
     }
 
-    /// The decision as the states are now, one after the other, and whether anything is to be written.
-    fn look(&self, charges: &[Charge<'_>], now: Now) -> (Decision, bool) {
-        let mut decisions = Several::new();
+    /// Decides as the states are now, one after the other: whether they pass, and whether anything is to be written.
+    fn look(&self, charges: &[Charge<'_>], now: Now, decisions: &mut Several) -> (bool, bool) {
+        decisions.clear();
         let (mut takes, mut refusals) = (false, false);
         for (at, charge) in charges.iter().enumerate() {
-            let how = how(charges, at, |at| is_denied(&decisions, at));
+            let how = how(charges, at, |at| is_denied(decisions, at));
             let (decision, writes) = self.look_at(charge, now, how);
             takes |= writes;
             refusals |= writes && outlives_refusal(charges, at, !decision.is_allowed());
             decisions.push(decision);
         }
-        let allowed = is_allowed(charges, &decisions);
+        let allowed = is_allowed(charges, decisions);
         if !allowed {
             for (at, charge) in charges.iter().enumerate() {
-                if stands(charges, at, is_denied(&decisions, at)) {
+                if stands(charges, at, is_denied(decisions, at)) {
                     decisions[at] = self.look_at(&charge.cost(0), now, How::IfAllowed).0;
                 }
             }
         }
-        (Decision::of(allowed, decisions), if allowed { takes } else { refusals })
+        (allowed, if allowed { takes } else { refusals })
     }
 
     fn key_of(&self, charge: &Charge<'_>) -> Fingerprint {

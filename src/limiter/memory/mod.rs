@@ -24,7 +24,7 @@ use std::fmt;
 use std::future::Ready;
 use std::sync::Arc;
 
-use crate::decision::{ChargeDecision, Decision};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply, Roster};
 use crate::policy::Policy;
@@ -100,7 +100,7 @@ impl MemoryLimiter {
                 let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
                 Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
             }
-            charges => self.0.charge_all(charges),
+            charges => Decision::made(|decisions| self.0.charge_all(charges, decisions)),
         }
     }
 
@@ -163,6 +163,11 @@ impl Limiter for MemoryLimiter {
     #[inline(always)]
     fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         Some(self.take_one(policy, key, cost))
+    }
+
+    #[inline(always)]
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
+        self.0.charge_quietly(charges, receipts)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {

@@ -175,6 +175,9 @@ enum Found {
 }
 
 impl Seen {
+    /// In the place of one.
+    pub(super) const NOTHING: Self = Self { place: Place(0), tag: 0, word: 0 };
+
     /// This word in the generation of the key that was seen.
     #[inline]
     fn same_key(self, word: u64) -> u64 {
@@ -273,7 +276,8 @@ impl Words {
         self.exchange(seen, seen.same_key(word))
     }
 
-    /// Locks a slot as it was seen: until it is published, everybody who looks for its key waits.
+    /// Locks a slot as it was seen: until it is unlocked, everybody who looks for its key waits.
+    #[inline]
     pub(super) fn lock(&self, seen: Seen) -> bool {
         self.exchange(seen, LOCKED)
     }
@@ -292,6 +296,14 @@ impl Words {
         if let (Some(tags), Some(states)) = (self.words.get(seen.place.0), self.words.get(seen.place.0 + 1)) {
             tags.store(tag, Ordering::Release); // with the Acquire of the tag in `find`
             states.store(word, Ordering::Release); // with the Acquire of the state in `find`
+        }
+    }
+
+    /// Unlocks a slot, with another state of the same key.
+    #[inline]
+    pub(super) fn unlock(&self, seen: Seen, word: u64) {
+        if let Some(state) = self.words.get(seen.place.0 + 1) {
+            state.store(seen.same_key(word), Ordering::Release); // with the Acquire of the state in `find`
         }
     }
 
