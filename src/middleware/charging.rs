@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use http::Response;
 use http::request::Parts;
-use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
@@ -15,7 +15,7 @@ use super::companions::Companions;
 use super::composed::Passage;
 use super::decided::{Answer, Answered, Asking, Charges, Decided, Manner, OwnedCharge, owe};
 use super::delay::Delays;
-use super::headers::{Prepared, View};
+use super::headers::{Layout, Prepared, View};
 use super::late::{self, Afters};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal};
@@ -39,6 +39,8 @@ pub(super) struct Shared<L> {
     usual: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
+    /// The fields of usual refusals.
+    layout: Option<Layout>,
     /// For each policy, from how many percent on it is near its limit.
     pub(super) near: Vec<Option<u8>>,
     /// Rules may let pass what is over their quota.
@@ -64,6 +66,7 @@ impl<L> Shared<L> {
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
+        let layout = headers.lay_out(refusals.fields(), refusals.limited_status());
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
@@ -87,6 +90,7 @@ impl<L> Shared<L> {
             usual,
             headers,
             refusals,
+            layout,
             near,
             has_modes,
             companions,
@@ -161,12 +165,7 @@ impl<L> Shared<L> {
 
     /// The response to a request that does not pass.
     #[cold]
-    pub(super) fn refuse<B>(&self, request: Request<B>, decided: &Decided) -> Response<Bytes> {
-        let (parts, _) = request.into_parts();
-        self.respond(&parts, decided)
-    }
-
-    fn respond(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
+    pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<Bytes> {
         if let Some(around) = Passage::around(&parts.extensions) {
             around.refuse();
         }
@@ -177,11 +176,28 @@ impl<L> Shared<L> {
         if outcome.is_never() {
             self.look_for_never(&outcome);
         }
-        let seed = seed(decided.answers().0);
-        let wait = self.headers.told_wait(&outcome, seed);
-        let mut response = self.refusals.respond(&Refusal::new(parts, &outcome, wait));
-        self.write_headers(&mut response, decided, Some(seed));
+        let mut response = self.respond(parts, decided, &outcome);
+        if response.extensions().is_empty() {
+            // The request's have their memory already.
+            parts.extensions.clear();
+            *response.extensions_mut() = std::mem::take(&mut parts.extensions);
+        }
         response.extensions_mut().insert(outcome);
+        response
+    }
+
+    fn respond(&self, parts: &Parts, decided: &Decided, outcome: &Outcome) -> Response<Bytes> {
+        let seed = seed(decided.answers().0);
+        let fields = || {
+            let layout = self.layout.as_ref()?;
+            self.with_views(decided, true, |views| self.headers.fill(layout, views, seed, &wall_now))?
+        };
+        if let Some(response) = self.refusals.usual(parts, outcome, fields) {
+            return response;
+        }
+        let wait = self.headers.told_wait(outcome, seed);
+        let mut response = self.refusals.respond(&Refusal::new(parts, outcome, wait));
+        self.write_headers(&mut response, decided, Some(seed));
         response
     }
 
@@ -208,16 +224,23 @@ impl<L> Shared<L> {
         if !refused && self.headers.is_silent_if_passed() {
             return;
         }
+        let status = response.status();
+        let headers = response.headers_mut();
+        self.with_views(decided, refused, |views| {
+            self.headers.write(headers, views, status, refused, seed.unwrap_or(0), &wall_now);
+        });
+    }
+
+    /// How the policies stand, as clients are told; nothing if the limiter was not asked, or did not answer.
+    #[inline]
+    fn with_views<R>(&self, decided: &Decided, refused: bool, then: impl FnOnce(&[View<'_>]) -> R) -> Option<R> {
         let (charges, decisions) = decided.answers();
         if decisions.is_empty() {
-            return;
+            return None;
         }
         // The usual layer has one rule.
         if let ([charge], [decision]) = (charges, decisions) {
-            if let Some(view) = self.view(charge, decision, refused) {
-                self.write_views(response, &[view], seed);
-            }
-            return;
+            return self.view(charge, decision, refused).map(|view| then(&[view]));
         }
         let views: SmallVec<[View<'_>; 4]> = if self.has_companions {
             (0..charges.len()).filter_map(|at| self.view_with_companion(charges, decisions, at, refused)).collect()
@@ -225,7 +248,7 @@ impl<L> Shared<L> {
             let answers = charges.iter().zip(decisions);
             answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect()
         };
-        self.write_views(response, &views, seed);
+        Some(then(&views))
     }
 
     pub(super) fn view<'a>(
@@ -242,12 +265,6 @@ impl<L> Shared<L> {
             decision,
             refuses: refused && charge.mode() == Mode::Enforce && !decision.is_allowed(),
         })
-    }
-
-    #[inline]
-    fn write_views<B>(&self, response: &mut Response<B>, views: &[View<'_>], seed: Option<u64>) {
-        let status = response.status();
-        self.headers.write(response.headers_mut(), views, status, seed.is_some(), seed.unwrap_or(0), &wall_now);
     }
 
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {

@@ -7,6 +7,7 @@ use http::HeaderValue;
 
 use crate::quota::{Quota, UNITS_MAX};
 
+use super::kept;
 use super::text::{Text, three_digits};
 use super::wait::seconds_ceil;
 
@@ -79,16 +80,22 @@ pub(super) fn push_item(text: &mut Text, start: &[u8], remaining: u64, window: O
     text.push(ItemEnd::new(remaining, window).as_bytes());
 }
 
-/// A list of one such item, in one allocation.
+/// A list of one such item, in one allocation at most.
 #[inline]
 pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
-    let end = ItemEnd::new(remaining, window);
-    let end = end.as_bytes();
-    // Exactly as long as it has to be: else the buffer would be allocated twice.
-    let mut item = Vec::with_capacity(start.len() + end.len());
-    item.extend_from_slice(start);
-    item.extend_from_slice(end);
-    HeaderValue::from_maybe_shared(Bytes::from(item)).ok()
+    let write = || {
+        let end = ItemEnd::new(remaining, window);
+        let end = end.as_bytes();
+        // Exactly as long as it has to be: else the buffer would be allocated twice.
+        let mut item = Vec::with_capacity(start.len() + end.len());
+        item.extend_from_slice(start);
+        item.extend_from_slice(end);
+        Bytes::from(item)
+    };
+    match (remaining, window) {
+        (0, Some(window)) => kept::exhausted(start, window, write),
+        _ => HeaderValue::from_maybe_shared(write()).ok(),
+    }
 }
 
 /// `99;t=60`, written from its end to its front.

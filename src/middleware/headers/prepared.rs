@@ -28,20 +28,20 @@ pub(crate) struct View<'a> {
 /// [`Headers`] for the policies of one layer, with everything rendered that does not change.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    formats: Vec<PreparedFormat>,
+    pub(super) formats: Vec<PreparedFormat>,
     policies: Vec<PreparedPolicy>,
-    retry_after: bool,
+    pub(super) retry_after: bool,
     waits: Waits,
     /// There is no format, or only such that are sent on refusals.
     silent_if_passed: bool,
 }
 
 #[derive(Debug)]
-struct PreparedFormat {
+pub(super) struct PreparedFormat {
     when: When,
-    lists: Vec<PreparedList>,
+    pub(super) lists: Vec<PreparedList>,
     /// Fields with one value, which tell of the policy that binds.
-    singles: Vec<Field>,
+    pub(super) singles: Vec<Field>,
     /// The field among them whose `remaining` says which is the tighter of two, and how to read it.
     remaining: Option<(HeaderName, Reader)>,
 }
@@ -50,11 +50,11 @@ struct PreparedFormat {
 type Reader = fn(&[u8]) -> Option<u64>;
 
 #[derive(Debug)]
-struct PreparedList {
-    name: HeaderName,
+pub(super) struct PreparedList {
+    pub(super) name: HeaderName,
     list: List,
     /// Its value if all policies apply; nothing for what changes from response to response.
-    whole: Option<HeaderValue>,
+    pub(super) whole: Option<HeaderValue>,
     /// Its value for each policy, if that is the only one that applies: a plan.
     alone: Vec<HeaderValue>,
 }
@@ -69,12 +69,12 @@ struct PreparedPolicy {
 }
 
 /// What is the same for all fields of one response.
-struct Response<'a> {
-    views: &'a [View<'a>],
+pub(super) struct Response<'a> {
+    pub(super) views: &'a [View<'a>],
     /// It had no fields before these, which differ by name: none has to be looked for.
-    fresh: bool,
-    seed: u64,
-    wall_now: &'a dyn Fn() -> Timestamp,
+    pub(super) fresh: bool,
+    pub(super) seed: u64,
+    pub(super) wall_now: &'a dyn Fn() -> Timestamp,
 }
 
 impl Prepared {
@@ -143,8 +143,7 @@ impl Prepared {
         wall_now: &dyn Fn() -> Timestamp,
     ) {
         if let Some(wait_us) = retry_after::longest_wait(views) {
-            let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
-            retry_after::write(headers, seconds, wall_now);
+            retry_after::write(headers, self.told_seconds(wait_us, seed), wall_now);
         }
     }
 
@@ -179,7 +178,7 @@ impl Prepared {
     }
 
     #[inline]
-    fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+    pub(super) fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
         if let Some(whole) = self.whole_list(list, response) {
             return Some(whole.clone());
         }
@@ -223,7 +222,7 @@ impl Prepared {
     fn limit_of(&self, view: &View<'_>, seed: u64) -> (u64, Option<u64>) {
         let decision = view.decision;
         if view.refuses {
-            let wait = (!decision.is_never()).then(|| self.told_seconds(decision, seed));
+            let wait = (!decision.is_never()).then(|| self.told_seconds(decision.retry_us(), seed));
             return (0, wait);
         }
         let window = match (decision.window_us(), decision.remaining()) {
@@ -234,8 +233,8 @@ impl Prepared {
         (decision.remaining(), window)
     }
 
-    fn told_seconds(&self, decision: &ChargeDecision, seed: u64) -> u64 {
-        seconds_ceil(self.waits.told_us(decision.retry_us(), seed)).max(1)
+    pub(super) fn told_seconds(&self, wait_us: u64, seed: u64) -> u64 {
+        seconds_ceil(self.waits.told_us(wait_us, seed)).max(1)
     }
 
     fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, response: &Response<'_>) {
@@ -267,7 +266,7 @@ impl Prepared {
         }
     }
 
-    fn single(&self, content: Content, view: &View<'_>, response: &Response<'_>) -> Option<HeaderValue> {
+    pub(super) fn single(&self, content: Content, view: &View<'_>, response: &Response<'_>) -> Option<HeaderValue> {
         let Response { seed, wall_now, .. } = *response;
         let decision = view.decision;
         let known = || self.policies.iter().find(|known| known.policy == *view.policy);
@@ -298,13 +297,13 @@ impl Prepared {
     /// The `reset` of drafts 06 and 07, which should agree with `Retry-After`.
     fn draft_reset(&self, view: &View<'_>, seed: u64) -> u64 {
         if view.refuses && !view.decision.is_never() {
-            self.told_seconds(view.decision, seed)
+            self.told_seconds(view.decision.retry_us(), seed)
         } else {
             seconds_ceil(view.decision.reset_us())
         }
     }
 
-    fn all_apply(&self, views: &[View<'_>]) -> bool {
+    pub(super) fn all_apply(&self, views: &[View<'_>]) -> bool {
         views.len() == self.policies.len()
             && views.iter().zip(&self.policies).all(|(view, known)| *view.policy == known.policy)
     }
@@ -385,7 +384,7 @@ impl When {
 }
 
 /// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
-fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
+pub(super) fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
     let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
     refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
 }

@@ -76,7 +76,16 @@ impl Case<'_> {
         let status = if refused && self.status == 200 { 429 } else { self.status };
         let prepared = self.format.prepare(&self.policies);
         let status = StatusCode::from_u16(status).unwrap();
-        prepared.write(&mut headers, &views, status, refused, self.seed, &|| Timestamp::from_micros(NOW));
+        let wall_now = || Timestamp::from_micros(NOW);
+        prepared.write(&mut headers, &views, status, refused, self.seed, &wall_now);
+        if refused && self.existing.is_empty() {
+            let layout = prepared.lay_out(HeaderMap::new(), status);
+            let filled = layout.and_then(|layout| prepared.fill(&layout, &views, self.seed, &wall_now));
+            assert!(
+                filled.is_none_or(|filled| filled.iter().eq(headers.iter())),
+                "what is laid out is what is written"
+            );
+        }
         headers
     }
 }
@@ -104,6 +113,38 @@ fn a_request_that_passed_is_told_what_remains_within_its_effective_window() {
     assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 0, Duration::from_millis(600)));
     assert_eq!(headers["ratelimit"], "\"default\";r=0;t=1");
+}
+
+#[test]
+fn a_refusal_that_tells_a_wait_is_laid_out_beforehand() {
+    let policies = [hundred(), policy("day", Quota::per_day(1_000))];
+    let decisions = [denied(100, secs(5)), allowed(1_000, 7, secs(60))];
+    let mut own = HeaderMap::new();
+    own.insert("content-type", HeaderValue::from_static("text/plain"));
+    let all = [
+        Headers::draft_11(),
+        Headers::draft_07().retry_after(false),
+        Headers::draft_06().send(When::OnRefusal),
+        Headers::github().and(Headers::draft_11()).send(When::NearExhaustion { percent: 1 }),
+        Headers::none(),
+    ];
+    for format in all {
+        let prepared = format.prepare(&policies);
+        let layout = prepared.lay_out(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
+        for applying in [&[0][..], &[0, 1]] {
+            let view = |at: &usize| View { policy: &policies[*at], decision: &decisions[*at], refuses: *at == 0 };
+            let views: Vec<View<'_>> = applying.iter().map(view).collect();
+            let wall_now = || Timestamp::from_micros(NOW);
+            let mut written = own.clone();
+            prepared.write(&mut written, &views, StatusCode::TOO_MANY_REQUESTS, true, 0, &wall_now);
+            let filled = prepared.fill(&layout, &views, 0, &wall_now).unwrap();
+            assert!(filled.iter().eq(written.iter()), "{filled:?} {written:?}");
+        }
+        let never = ChargeDecision::denied(100, 0, None);
+        let view = View { policy: &policies[0], decision: &never, refuses: true };
+        assert!(prepared.fill(&layout, &[view], 0, &|| unreachable!()).is_none(), "it has no `Retry-After`, no `t`");
+        assert!(prepared.lay_out(own.clone(), StatusCode::SEE_OTHER).is_none(), "redirects tell less");
+    }
 }
 
 #[test]
