@@ -117,6 +117,22 @@ async fn what_an_enforcing_rule_refuses_is_charged_to_none_and_the_others_do_not
     assert_eq!(limiter.peek_one(&shadow, &Key::global(), 1).remaining(), 6, "9, less 2, less the peek's");
 }
 
+#[derive(Clone)]
+struct Own;
+
+#[tokio::test]
+async fn a_refusal_carries_its_outcome_and_nothing_of_its_requests_extensions() {
+    let layer = RateLimitLayer::new(memory().0, policy("api", 1), key::global());
+    for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Own);
+        let response = layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        assert!(response.extensions().get::<Own>().is_none());
+        assert_eq!(response.extensions().len(), usize::from(status != StatusCode::OK));
+    }
+}
+
 #[tokio::test]
 async fn a_mode_is_switched_while_requests_come_and_no_state_is_lost() {
     let (limiter, _) = memory();

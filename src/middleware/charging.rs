@@ -66,7 +66,7 @@ impl<L> Shared<L> {
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
-        let layout = headers.lay_out(refusals.fields(), refusals.limited_status());
+        let layout = headers.lay_out_refusal(refusals.fields(), refusals.limited_status());
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));

@@ -1,4 +1,5 @@
-//! The fields of a refusal, laid out once: each refusal gets a copy, in which the values that change are replaced.
+//! The fields of responses that have no others, laid out once: each gets a copy, in which the values that change are
+//! replaced.
 //!
 //! A copy of a map does not hash the names again, and takes its memory at once.
 
@@ -9,9 +10,9 @@ use crate::time::Timestamp;
 
 use super::prepared::{Prepared, Response, View, binding};
 use super::text::integer;
-use super::{Content, retry_after};
+use super::{Content, When, retry_after};
 
-/// The fields of a refusal that tells a wait, in their places.
+/// The fields of a response, in their places.
 #[derive(Debug)]
 pub(crate) struct Layout {
     fields: HeaderMap,
@@ -34,13 +35,20 @@ enum Slot {
 
 impl Prepared {
     /// Lays out a refusal of this status: `fields`, whose names are none of the prepared ones, and after them those that
-    /// tell of the quotas. Nothing if a redirect is told of them otherwise.
-    pub(crate) fn lay_out(&self, mut fields: HeaderMap, status: StatusCode) -> Option<Layout> {
-        if status.is_redirection() {
-            return None;
-        }
+    /// tell of the quotas. Nothing for redirects, which have fewer.
+    pub(crate) fn lay_out_refusal(&self, fields: HeaderMap, status: StatusCode) -> Option<Layout> {
+        if status.is_redirection() { None } else { self.lay_out(fields, self.retry_after) }
+    }
+
+    /// Lays out what is told when a request passed. Nothing if it depends on how the policies stand.
+    pub(super) fn lay_out_passed(&self) -> Option<Layout> {
+        let always = self.formats.iter().all(|format| format.when == When::Always);
+        if always { self.lay_out(HeaderMap::new(), false) } else { None }
+    }
+
+    fn lay_out(&self, mut fields: HeaderMap, retry_after: bool) -> Option<Layout> {
         let mut told: Vec<(&HeaderName, Slot)> = Vec::new();
-        if self.retry_after {
+        if retry_after {
             told.push((&RETRY_AFTER, Slot::RetryAfter));
         }
         for (at, format) in self.formats.iter().enumerate() {
@@ -57,8 +65,8 @@ impl Prepared {
         Some(Layout { fields, slots })
     }
 
-    /// The fields of a refusal, as [`write`](Self::write) writes them into a map that has those of the layout alone. Nothing
-    /// if no wait is told, or if a field has nothing to tell: then it has other fields than the layout.
+    /// The fields of a response, as [`write`](Self::write) adds them to those it was laid out with. Nothing if some field has
+    /// nothing to tell.
     pub(crate) fn fill(
         &self,
         layout: &Layout,
@@ -66,15 +74,16 @@ impl Prepared {
         seed: u64,
         wall_now: &dyn Fn() -> Timestamp,
     ) -> Option<HeaderMap> {
-        let wait_us = retry_after::longest_wait(views)?;
-        let response = Response { views, fresh: true, seed, wall_now };
-        let all_apply = self.all_apply(views);
+        if views.is_empty() {
+            return None;
+        }
+        let response = Response { views, all_apply: self.all_apply(views), seed, wall_now };
         let mut fields = layout.fields.clone();
         for (value, slot) in fields.values_mut().zip(&layout.slots) {
             *value = match *slot {
                 Slot::Kept => continue,
-                Slot::List { .. } if all_apply && self.whole_of(*slot).is_some() => continue,
-                Slot::RetryAfter => integer(self.told_seconds(wait_us, seed))?,
+                Slot::List { .. } if response.all_apply && self.whole_of(*slot).is_some() => continue,
+                Slot::RetryAfter => integer(self.told_seconds(retry_after::longest_wait(views)?, seed))?,
                 Slot::List { format, list } => {
                     self.list_value(self.formats.get(format)?.lists.get(list)?, &response)?
                 }

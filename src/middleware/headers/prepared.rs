@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::Entry;
+use http::header::{Entry, OccupiedEntry};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::decision::ChargeDecision;
@@ -11,6 +11,7 @@ use crate::policy::Policy;
 use crate::time::{Timestamp, micros_ceil};
 
 use super::ietf::{Advertised, item_value, push_dictionary, push_item, push_item_start, push_string};
+use super::layout::Layout;
 use super::merge::{self, List, Merged};
 use super::text::{Text, integer};
 use super::wait::{Waits, seconds_ceil};
@@ -34,11 +35,13 @@ pub(crate) struct Prepared {
     waits: Waits,
     /// There is no format, or only such that are sent on refusals.
     silent_if_passed: bool,
+    /// The fields of a response that has no others, to a request that passed.
+    passed: Option<Layout>,
 }
 
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
-    when: When,
+    pub(super) when: When,
     pub(super) lists: Vec<PreparedList>,
     /// Fields with one value, which tell of the policy that binds.
     pub(super) singles: Vec<Field>,
@@ -71,8 +74,8 @@ struct PreparedPolicy {
 /// What is the same for all fields of one response.
 pub(super) struct Response<'a> {
     pub(super) views: &'a [View<'a>],
-    /// It had no fields before these, which differ by name: none has to be looked for.
-    pub(super) fresh: bool,
+    /// They are of all prepared policies.
+    pub(super) all_apply: bool,
     pub(super) seed: u64,
     pub(super) wall_now: &'a dyn Fn() -> Timestamp,
 }
@@ -80,13 +83,16 @@ pub(super) struct Response<'a> {
 impl Prepared {
     pub(super) fn new(headers: &Headers, policies: &[Policy]) -> Self {
         let formats = headers.formats.iter().filter(|format| format.when != When::Never);
-        Self {
+        let mut prepared = Self {
             silent_if_passed: formats.clone().all(|format| format.when == When::OnRefusal),
             formats: formats.map(|format| PreparedFormat::new(&format.fields, format.when, policies)).collect(),
             policies: policies.iter().map(PreparedPolicy::new).collect(),
             retry_after: headers.retry_after,
             waits: headers.waits,
-        }
+            passed: None,
+        };
+        prepared.passed = prepared.lay_out_passed();
+        prepared
     }
 
     /// Adds the fields for a response to a request that was decided.
@@ -102,14 +108,19 @@ impl Prepared {
         seed: u64,
         wall_now: &dyn Fn() -> Timestamp,
     ) {
-        let fresh = headers.is_empty();
         if refused && self.retry_after {
             self.write_retry_after(headers, views, seed, wall_now);
         }
         if views.is_empty() || status.is_redirection() {
             return;
         }
-        let response = Response { views, fresh, seed, wall_now };
+        if let Some(layout) = self.passed.as_ref().filter(|_| !refused && headers.is_empty()) {
+            if let Some(fields) = self.fill(layout, views, seed, wall_now) {
+                *headers = fields;
+                return;
+            }
+        }
+        let response = Response { views, all_apply: self.all_apply(views), seed, wall_now };
         for format in &self.formats {
             if format.when.holds(views, refused) {
                 for list in &format.lists {
@@ -149,15 +160,20 @@ impl Prepared {
 
     #[inline]
     fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        if !response.fresh && headers.contains_key(&list.name) {
-            self.merge_list(headers, list, response);
-        } else if let Some(value) = self.list_value(list, response) {
-            let _ = headers.try_insert(&list.name, value); // unless the map has no room for one more name
+        // Neither, if the map has no room for one more name.
+        match headers.try_entry(&list.name) {
+            Ok(Entry::Vacant(vacant)) => {
+                if let Some(value) = self.list_value(list, response) {
+                    let _ = vacant.try_insert(value);
+                }
+            }
+            Ok(Entry::Occupied(known)) => self.merge_list(known, list, response),
+            Err(_) => {}
         }
     }
 
-    fn merge_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        let Ok(Entry::Occupied(mut known)) = headers.try_entry(&list.name) else { return };
+    #[cold]
+    fn merge_list(&self, mut known: OccupiedEntry<'_, HeaderValue>, list: &PreparedList, response: &Response<'_>) {
         let whole = self.whole_list(list, response);
         let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
         let lines = known.iter().map(HeaderValue::as_bytes);
@@ -179,10 +195,25 @@ impl Prepared {
 
     #[inline]
     pub(super) fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+        if response.all_apply {
+            if list.whole.is_some() {
+                return list.whole.clone();
+            }
+            // The usual layer has one policy.
+            if let ([view], [known], List::Limits) = (response.views, self.policies.as_slice(), list.list) {
+                let (remaining, window) = self.limit_of(view, response.seed);
+                return item_value(&known.item_start, remaining, window);
+            }
+        }
+        self.list_value_of_some(list, response)
+    }
+
+    /// The same where there are other policies, which may apply too.
+    #[inline(never)]
+    fn list_value_of_some(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
         if let Some(whole) = self.whole_list(list, response) {
             return Some(whole.clone());
         }
-        // The usual layer has one policy.
         if let ([view], List::Limits) = (response.views, list.list) {
             if let Some(known) = self.known(0, view.policy) {
                 let (remaining, window) = self.limit_of(view, response.seed);
@@ -194,7 +225,7 @@ impl Prepared {
 
     /// The list as it was rendered before, if it does not change from response to response.
     fn whole_list<'a>(&self, list: &'a PreparedList, response: &Response<'_>) -> Option<&'a HeaderValue> {
-        if self.all_apply(response.views) {
+        if response.all_apply {
             return list.whole.as_ref();
         }
         let [view] = response.views else { return None };

@@ -78,13 +78,19 @@ impl Case<'_> {
         let status = StatusCode::from_u16(status).unwrap();
         let wall_now = || Timestamp::from_micros(NOW);
         prepared.write(&mut headers, &views, status, refused, self.seed, &wall_now);
-        if refused && self.existing.is_empty() {
-            let layout = prepared.lay_out(HeaderMap::new(), status);
-            let filled = layout.and_then(|layout| prepared.fill(&layout, &views, self.seed, &wall_now));
-            assert!(
-                filled.is_none_or(|filled| filled.iter().eq(headers.iter())),
-                "what is laid out is what is written"
-            );
+        // What is laid out is what is written beside others.
+        let (own, other) = (HeaderName::from_static("x-own"), HeaderValue::from_static("other"));
+        let mut beside = HeaderMap::new();
+        beside.insert(own.clone(), other);
+        let filled = prepared
+            .lay_out_refusal(beside.clone(), status)
+            .filter(|_| refused)
+            .and_then(|layout| prepared.fill(&layout, &views, self.seed, &wall_now));
+        if self.existing.is_empty() {
+            prepared.write(&mut beside, &views, status, refused, self.seed, &wall_now);
+            assert!(filled.is_none_or(|filled| filled.iter().eq(beside.iter())));
+            beside.remove(own);
+            assert_eq!(headers, beside);
         }
         headers
     }
@@ -116,7 +122,7 @@ fn a_request_that_passed_is_told_what_remains_within_its_effective_window() {
 }
 
 #[test]
-fn a_refusal_that_tells_a_wait_is_laid_out_beforehand() {
+fn a_refusal_is_laid_out_beforehand() {
     let policies = [hundred(), policy("day", Quota::per_day(1_000))];
     let decisions = [denied(100, secs(5)), allowed(1_000, 7, secs(60))];
     let mut own = HeaderMap::new();
@@ -130,7 +136,7 @@ fn a_refusal_that_tells_a_wait_is_laid_out_beforehand() {
     ];
     for format in all {
         let prepared = format.prepare(&policies);
-        let layout = prepared.lay_out(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
+        let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
         for applying in [&[0][..], &[0, 1]] {
             let view = |at: &usize| View { policy: &policies[*at], decision: &decisions[*at], refuses: *at == 0 };
             let views: Vec<View<'_>> = applying.iter().map(view).collect();
@@ -140,10 +146,7 @@ fn a_refusal_that_tells_a_wait_is_laid_out_beforehand() {
             let filled = prepared.fill(&layout, &views, 0, &wall_now).unwrap();
             assert!(filled.iter().eq(written.iter()), "{filled:?} {written:?}");
         }
-        let never = ChargeDecision::denied(100, 0, None);
-        let view = View { policy: &policies[0], decision: &never, refuses: true };
-        assert!(prepared.fill(&layout, &[view], 0, &|| unreachable!()).is_none(), "it has no `Retry-After`, no `t`");
-        assert!(prepared.lay_out(own.clone(), StatusCode::SEE_OTHER).is_none(), "redirects tell less");
+        assert!(prepared.lay_out_refusal(own.clone(), StatusCode::SEE_OTHER).is_none(), "redirects tell less");
     }
 }
 
