@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Anchor, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome, OutcomeKind, Policy,
-    Quota, RateLimitLayer, key,
+    Anchor, Headers, Jitter, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome,
+    OutcomeKind, Policy, Quota, RateLimitLayer, key,
 };
 
 type Body = Full<Bytes>;
@@ -131,6 +131,22 @@ async fn a_refusal_carries_its_outcome_and_nothing_of_its_requests_extensions() 
         assert!(response.extensions().get::<Own>().is_none());
         assert_eq!(response.extensions().len(), usize::from(status != StatusCode::OK));
     }
+}
+
+#[tokio::test]
+async fn refused_clients_are_spread_by_jitter_and_each_is_always_told_the_same() {
+    let jitter = Headers::default().jitter(Jitter::percent(100));
+    let quota = Quota::fixed_window(1, Duration::from_secs(1_000)).unwrap();
+    let layer = RateLimitLayer::new(memory().0, quota, key::header("x-user")).headers(jitter);
+    let mut told = std::collections::BTreeSet::new();
+    for user in 0..20 {
+        let user = Some(user.to_string());
+        assert_eq!(send(&layer, user.as_deref()).await.status(), StatusCode::OK);
+        let first = send(&layer, user.as_deref()).await.headers()["retry-after"].clone();
+        assert_eq!(send(&layer, user.as_deref()).await.headers()["retry-after"], first);
+        told.insert(first.to_str().unwrap().to_owned());
+    }
+    assert!(told.len() > 10, "{told:?}");
 }
 
 #[tokio::test]

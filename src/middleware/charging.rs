@@ -187,7 +187,7 @@ impl<L> Shared<L> {
     }
 
     fn respond(&self, parts: &Parts, decided: &Decided, outcome: &Outcome) -> Response<Bytes> {
-        let seed = seed(decided.answers().0);
+        let seed = self.seed(decided);
         let fields = || {
             let layout = self.layout.as_ref()?;
             self.with_views(decided, true, |views| self.headers.fill(layout, views, seed, &wall_now))?
@@ -215,7 +215,7 @@ impl<L> Shared<L> {
     }
 
     pub(super) fn write_refusals_headers<B>(&self, response: &mut Response<B>, decided: &Decided) {
-        self.write_headers(response, decided, Some(seed(decided.answers().0)));
+        self.write_headers(response, decided, Some(self.seed(decided)));
     }
 
     /// The seed is that of a refusal's jitter; nothing else is jittered.
@@ -265,6 +265,15 @@ impl<L> Shared<L> {
             decision,
             refuses: refused && charge.mode() == Mode::Enforce && !decision.is_allowed(),
         })
+    }
+
+    /// What refusals are jittered by: the same for every one of a client, so that it cannot draw its jitter again.
+    fn seed(&self, decided: &Decided) -> u64 {
+        if !self.headers.is_jittered() {
+            return 0;
+        }
+        let hash = foldhash::fast::FixedState::default();
+        decided.answers().0.first().map_or(0, |charge| hash.hash_one(&charge.key))
     }
 
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
@@ -345,10 +354,4 @@ impl<L: Limiter> Shared<L> {
             self.refund_all(refunds);
         }
     }
-}
-
-/// The same for every refusal of one client, so that a client cannot draw its jitter again.
-fn seed(charges: &[OwnedCharge]) -> u64 {
-    let hash = foldhash::fast::FixedState::default();
-    charges.first().map_or(0, |charge| hash.hash_one(&charge.key))
 }

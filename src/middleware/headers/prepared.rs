@@ -139,6 +139,11 @@ impl Prepared {
         self.silent_if_passed
     }
 
+    /// Whether the seed of a refusal is looked at.
+    pub(crate) fn is_jittered(&self) -> bool {
+        self.waits.is_jittered()
+    }
+
     /// The wait that a refused client is told, with its jitter and its cap, if waiting helps.
     pub(crate) fn told_wait(&self, outcome: &Outcome, seed: u64) -> Option<Duration> {
         let wait = outcome.retry_after()?;
