@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Anchor, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome, OutcomeKind, Policy,
-    Quota, RateLimitLayer, key,
+    Anchor, Headers, Jitter, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome,
+    OutcomeKind, Policy, Quota, RateLimitLayer, key,
 };
 
 type Body = Full<Bytes>;
@@ -115,6 +115,38 @@ async fn what_an_enforcing_rule_refuses_is_charged_to_none_and_the_others_do_not
     assert_eq!(outcome.binding().unwrap().policy().name(), "enforce");
     assert!(!refused.headers()["ratelimit"].to_str().unwrap().contains("shadow"));
     assert_eq!(limiter.peek_one(&shadow, &Key::global(), 1).remaining(), 6, "9, less 2, less the peek's");
+}
+
+#[derive(Clone)]
+struct Own;
+
+#[tokio::test]
+async fn a_refusal_carries_its_outcome_and_nothing_of_its_requests_extensions() {
+    let layer = RateLimitLayer::new(memory().0, policy("api", 1), key::global());
+    for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let mut request = Request::new(Body::default());
+        request.extensions_mut().insert(Own);
+        let response = layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap();
+        assert_eq!(response.status(), status);
+        assert!(response.extensions().get::<Own>().is_none());
+        assert_eq!(response.extensions().len(), usize::from(status != StatusCode::OK));
+    }
+}
+
+#[tokio::test]
+async fn refused_clients_are_spread_by_jitter_and_each_is_always_told_the_same() {
+    let jitter = Headers::default().jitter(Jitter::percent(100));
+    let quota = Quota::fixed_window(1, Duration::from_secs(1_000)).unwrap();
+    let layer = RateLimitLayer::new(memory().0, quota, key::header("x-user")).headers(jitter);
+    let mut told = std::collections::BTreeSet::new();
+    for user in 0..20 {
+        let user = Some(user.to_string());
+        assert_eq!(send(&layer, user.as_deref()).await.status(), StatusCode::OK);
+        let first = send(&layer, user.as_deref()).await.headers()["retry-after"].clone();
+        assert_eq!(send(&layer, user.as_deref()).await.headers()["retry-after"], first);
+        told.insert(first.to_str().unwrap().to_owned());
+    }
+    assert!(told.len() > 10, "{told:?}");
 }
 
 #[tokio::test]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use http::Response;
 use http::request::Parts;
-use http::{Request, Response};
 use smallvec::SmallVec;
 
 use super::bound::{Asked, BoundRule};
@@ -15,7 +15,7 @@ use super::companions::Companions;
 use super::composed::Passage;
 use super::decided::{Answer, Answered, Asking, Charges, Decided, Manner, OwnedCharge, owe};
 use super::delay::Delays;
-use super::headers::{Prepared, View};
+use super::headers::{Layout, Prepared, View};
 use super::late::{self, Afters};
 use super::layer::OnError;
 use super::refusal::{PreparedRefusals, Refusal};
@@ -39,6 +39,8 @@ pub(super) struct Shared<L> {
     usual: Option<BoundRule>,
     headers: Prepared,
     refusals: PreparedRefusals,
+    /// The fields of usual refusals.
+    layout: Option<Layout>,
     /// For each policy, from how many percent on it is near its limit.
     pub(super) near: Vec<Option<u8>>,
     /// Rules may let pass what is over their quota.
@@ -66,6 +68,7 @@ impl<L> Shared<L> {
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
         let refusals = settings.refusals.prepare(&policies);
+        let layout = headers.lay_out_refusal(refusals.fields(), refusals.limited_status());
         let companions = Companions::of(settings.rules.iter().map(BoundRule::rule), &mut policies);
         let has_companions = companions.are_there();
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
@@ -90,6 +93,7 @@ impl<L> Shared<L> {
             usual,
             headers,
             refusals,
+            layout,
             near,
             has_modes,
             companions,
@@ -165,12 +169,7 @@ impl<L> Shared<L> {
 
     /// The response to a request that does not pass.
     #[cold]
-    pub(super) fn refuse<B>(&self, request: Request<B>, decided: &Decided) -> Response<Bytes> {
-        let (parts, _) = request.into_parts();
-        self.respond(&parts, decided)
-    }
-
-    fn respond(&self, parts: &Parts, decided: &Decided) -> Response<Bytes> {
+    pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<Bytes> {
         if let Some(around) = Passage::around(&parts.extensions) {
             around.refuse();
         }
@@ -181,11 +180,28 @@ impl<L> Shared<L> {
         if outcome.is_never() {
             self.look_for_never(&outcome);
         }
-        let seed = seed(decided.answers().0);
-        let wait = self.headers.told_wait(&outcome, seed);
-        let mut response = self.refusals.respond(&Refusal::new(parts, &outcome, wait));
-        self.write_headers(&mut response, decided, Some(seed));
+        let mut response = self.respond(parts, decided, &outcome);
+        if response.extensions().is_empty() {
+            // The request's have their memory already.
+            parts.extensions.clear();
+            *response.extensions_mut() = std::mem::take(&mut parts.extensions);
+        }
         response.extensions_mut().insert(outcome);
+        response
+    }
+
+    fn respond(&self, parts: &Parts, decided: &Decided, outcome: &Outcome) -> Response<Bytes> {
+        let seed = self.seed(decided);
+        let fields = || {
+            let layout = self.layout.as_ref()?;
+            self.with_views(decided, true, |views| self.headers.fill(layout, views, seed, &wall_now))?
+        };
+        if let Some(response) = self.refusals.usual(parts, outcome, fields) {
+            return response;
+        }
+        let wait = self.headers.told_wait(outcome, seed);
+        let mut response = self.refusals.respond(&Refusal::new(parts, outcome, wait));
+        self.write_headers(&mut response, decided, Some(seed));
         response
     }
 
@@ -203,7 +219,7 @@ impl<L> Shared<L> {
     }
 
     pub(super) fn write_refusals_headers<B>(&self, response: &mut Response<B>, decided: &Decided) {
-        self.write_headers(response, decided, Some(seed(decided.answers().0)));
+        self.write_headers(response, decided, Some(self.seed(decided)));
     }
 
     /// The seed is that of a refusal's jitter; nothing else is jittered.
@@ -212,16 +228,23 @@ impl<L> Shared<L> {
         if !refused && self.headers.is_silent_if_passed() {
             return;
         }
+        let status = response.status();
+        let headers = response.headers_mut();
+        self.with_views(decided, refused, |views| {
+            self.headers.write(headers, views, status, refused, seed.unwrap_or(0), &wall_now);
+        });
+    }
+
+    /// How the policies stand, as clients are told; nothing if the limiter was not asked, or did not answer.
+    #[inline]
+    fn with_views<R>(&self, decided: &Decided, refused: bool, then: impl FnOnce(&[View<'_>]) -> R) -> Option<R> {
         let (charges, decisions) = decided.answers();
         if decisions.is_empty() {
-            return;
+            return None;
         }
         // The usual layer has one rule.
         if let ([charge], [decision]) = (charges, decisions) {
-            if let Some(view) = self.view(charge, decision, refused) {
-                self.write_views(response, &[view], seed);
-            }
-            return;
+            return self.view(charge, decision, refused).map(|view| then(&[view]));
         }
         let views: SmallVec<[View<'_>; 4]> = if self.has_companions {
             (0..charges.len()).filter_map(|at| self.view_with_companion(charges, decisions, at, refused)).collect()
@@ -229,7 +252,7 @@ impl<L> Shared<L> {
             let answers = charges.iter().zip(decisions);
             answers.filter_map(|(charge, decision)| self.view(charge, decision, refused)).collect()
         };
-        self.write_views(response, &views, seed);
+        Some(then(&views))
     }
 
     pub(super) fn view<'a>(
@@ -248,10 +271,13 @@ impl<L> Shared<L> {
         })
     }
 
-    #[inline]
-    fn write_views<B>(&self, response: &mut Response<B>, views: &[View<'_>], seed: Option<u64>) {
-        let status = response.status();
-        self.headers.write(response.headers_mut(), views, status, seed.is_some(), seed.unwrap_or(0), &wall_now);
+    /// What refusals are jittered by: the same for every one of a client, so that it cannot draw its jitter again.
+    fn seed(&self, decided: &Decided) -> u64 {
+        if !self.headers.is_jittered() {
+            return 0;
+        }
+        let hash = foldhash::fast::FixedState::default();
+        decided.answers().0.first().map_or(0, |charge| hash.hash_one(&charge.key))
     }
 
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
@@ -332,10 +358,4 @@ impl<L: Limiter> Shared<L> {
             self.refund_all(refunds);
         }
     }
-}
-
-/// The same for every refusal of one client, so that a client cannot draw its jitter again.
-fn seed(charges: &[OwnedCharge]) -> u64 {
-    let hash = foldhash::fast::FixedState::default();
-    charges.first().map_or(0, |charge| hash.hash_one(&charge.key))
 }

@@ -193,7 +193,8 @@ where
                         let (response, passage) = this.shared.pass(&mut ready, request, &mut decided);
                         this.state.set(State::Passing { response, decided, passage });
                     } else {
-                        let turned_away = this.shared.turn_away(request, decided, &overflow, cx);
+                        let (parts, body) = request.into_parts();
+                        let turned_away = this.shared.turn_away(parts, body, decided, &overflow, cx);
                         this.state.set(State::turned_away(turned_away));
                     }
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use tower_service::Service;
 
@@ -99,7 +100,8 @@ impl<L> Shared<L> {
     #[inline(never)]
     pub(super) fn turn_away<S, B, O>(
         self: &Arc<Self>,
-        request: Request<B>,
+        mut parts: Parts,
+        body: B,
         mut decided: Decided,
         overflow: &O,
         cx: &mut Context<'_>,
@@ -109,17 +111,17 @@ impl<L> Shared<L> {
         O: Overflow<S, B>,
     {
         if decided.kind() != OutcomeKind::Limited {
-            return TurnedAway::Refused(self.refuse(request, &decided));
+            return TurnedAway::Refused(self.refuse(&mut parts, &decided));
         }
         match overflow.ready(cx) {
-            Poll::Pending => TurnedAway::Refused(self.refuse(request, &decided)),
+            Poll::Pending => TurnedAway::Refused(self.refuse(&mut parts, &decided)),
             Poll::Ready(ready) => {
                 decided.kind = OutcomeKind::Overflowed;
                 // It is served, if by another, so layers around this one keep what they took.
-                if let Some(around) = Passage::around(request.extensions()) {
+                if let Some(around) = Passage::around(&parts.extensions) {
                     around.pass();
                 }
-                let mut request = request;
+                let mut request = Request::from_parts(parts, body);
                 if let Some(outcome) = self.tell(&decided) {
                     request.extensions_mut().insert(outcome);
                 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, Response};
 use tower_service::Service;
 
@@ -108,13 +109,25 @@ impl<S, L, O> RateLimit<S, L, O> {
             let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
             ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
         } else {
-            // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
-            self.inner = self.inner.clone();
-            // Nobody waits for an overflow that is not ready.
-            let mut cx = Context::from_waker(Waker::noop());
-            let turned_away = self.shared.turn_away(request, decided, &self.overflow, &mut cx);
-            ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
+            let (parts, body) = request.into_parts();
+            self.turn_away(parts, body, decided)
         }
+    }
+
+    /// A request that does not pass.
+    #[inline(always)]
+    fn turn_away<B>(&mut self, parts: Parts, body: B, decided: Decided) -> ResponseFuture<S, L, B, O>
+    where
+        S: Service<Request<B>> + Clone,
+        L: Limiter,
+        O: Overflow<S, B>,
+    {
+        // The service that is ready holds what it set aside for this request (a permit, say) until it is dropped.
+        self.inner = self.inner.clone();
+        // Nobody waits for an overflow that is not ready.
+        let mut cx = Context::from_waker(Waker::noop());
+        let turned_away = self.shared.turn_away(parts, body, decided, &self.overflow, &mut cx);
+        ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
     }
 
     /// One charge that was answered at once, where it is refused or where layers are around each other. Apart, so that the
@@ -122,7 +135,8 @@ impl<S, L, O> RateLimit<S, L, O> {
     #[inline(never)]
     fn go_on_with_one<B>(
         &mut self,
-        request: Request<B>,
+        parts: Parts,
+        body: B,
         charge: OwnedCharge,
         decision: ChargeDecision,
     ) -> ResponseFuture<S, L, B, O>
@@ -131,7 +145,12 @@ impl<S, L, O> RateLimit<S, L, O> {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        self.go_on(request, Decided::one(decision.is_allowed(), charge, decision))
+        let decided = Decided::one(decision.is_allowed(), charge, decision);
+        if decided.passes() {
+            self.go_on(Request::from_parts(parts, body), decided)
+        } else {
+            self.turn_away(parts, body, decided)
+        }
     }
 
     /// Several charges of which nobody is told, where layers are around each other.
@@ -181,7 +200,7 @@ where
                     }
                     Some(decision) => {
                         let charge = OwnedCharge::usual(key, cost);
-                        return self.go_on_with_one(Request::from_parts(parts, body), charge, decision);
+                        return self.go_on_with_one(parts, body, charge, decision);
                     }
                     None => Asking::Charges(Charges::One(OwnedCharge::usual(key, cost))),
                 },

@@ -7,7 +7,8 @@ use http::HeaderValue;
 
 use crate::quota::{Quota, UNITS_MAX};
 
-use super::text::{Text, three_digits};
+use super::kept;
+use super::text::{Text, four_digits, leading_zeros};
 use super::wait::seconds_ceil;
 
 const SECOND_US: u64 = 1_000_000;
@@ -79,16 +80,22 @@ pub(super) fn push_item(text: &mut Text, start: &[u8], remaining: u64, window: O
     text.push(ItemEnd::new(remaining, window).as_bytes());
 }
 
-/// A list of one such item, in one allocation.
+/// A list of one such item, in one allocation at most.
 #[inline]
 pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
-    let end = ItemEnd::new(remaining, window);
-    let end = end.as_bytes();
-    // Exactly as long as it has to be: else the buffer would be allocated twice.
-    let mut item = Vec::with_capacity(start.len() + end.len());
-    item.extend_from_slice(start);
-    item.extend_from_slice(end);
-    HeaderValue::from_maybe_shared(Bytes::from(item)).ok()
+    let write = || {
+        let end = ItemEnd::new(remaining, window);
+        let end = end.as_bytes();
+        // Exactly as long as it has to be: else the buffer would be allocated twice.
+        let mut item = Vec::with_capacity(start.len() + end.len());
+        item.extend_from_slice(start);
+        item.extend_from_slice(end);
+        Bytes::from(item)
+    };
+    match (remaining, window) {
+        (0, Some(window)) => kept::exhausted(start, window, write),
+        _ => HeaderValue::from_maybe_shared(write()).ok(),
+    }
 }
 
 /// `99;t=60`, written from its end to its front.
@@ -98,7 +105,7 @@ struct ItemEnd {
 }
 
 impl ItemEnd {
-    /// Two integers of 15 digits and `;t=`, rounded up.
+    /// Two integers of 15 digits, `;t=`, and the zeros before a number's first digits; rounded up.
     const MAX: usize = 40;
 
     #[inline]
@@ -106,18 +113,19 @@ impl ItemEnd {
         let mut end = Self { bytes: [0; Self::MAX], start: Self::MAX };
         if let Some(window) = window {
             end.put_integer(window);
-            end.put(b";t=");
+            end.put(*b" ;t=", 1);
         }
         end.put_integer(remaining);
         end
     }
 
+    /// Puts four bytes in front, of which the first so many do not count.
     #[inline]
-    fn put<const N: usize>(&mut self, bytes: &[u8; N]) {
-        let start = self.start.saturating_sub(N);
-        if let Some(room) = self.bytes.get_mut(start..start + N) {
-            room.copy_from_slice(bytes);
-            self.start = start;
+    fn put(&mut self, bytes: [u8; 4], skip: usize) {
+        let start = self.start.saturating_sub(4);
+        if let Some(room) = self.bytes.get_mut(start..start + 4) {
+            room.copy_from_slice(&bytes);
+            self.start = start + skip;
         }
     }
 
@@ -125,15 +133,10 @@ impl ItemEnd {
     fn put_integer(&mut self, n: u64) {
         let mut rest = n.min(UNITS_MAX);
         while rest >= 1_000 {
-            self.put(&three_digits(rest % 1_000));
+            self.put(four_digits(rest % 1_000), 1);
             rest /= 1_000;
         }
-        let [hundreds, tens, ones] = three_digits(rest);
-        match rest {
-            0..10 => self.put(&[ones]),
-            10..100 => self.put(&[tens, ones]),
-            _ => self.put(&[hundreds, tens, ones]),
-        }
+        self.put(four_digits(rest), leading_zeros(rest));
     }
 
     #[inline]

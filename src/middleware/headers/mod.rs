@@ -1,6 +1,8 @@
 //! Which header fields tell clients about their quotas, and when.
 
 mod ietf;
+mod kept;
+mod layout;
 mod legacy;
 mod merge;
 mod prepared;
@@ -23,6 +25,7 @@ pub use reset::{ResetEncoding, ResetMeaning};
 pub use wait::Jitter;
 
 pub(crate) use ietf::Advertised;
+pub(crate) use layout::Layout;
 pub(crate) use prepared::{Prepared, View};
 pub(crate) use text::{Text, integer};
 

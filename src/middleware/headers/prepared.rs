@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use http::header::Entry;
+use http::header::{Entry, OccupiedEntry};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::decision::ChargeDecision;
@@ -28,20 +28,20 @@ pub(crate) struct View<'a> {
 /// [`Headers`] for the policies of one layer, with everything rendered that does not change.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    formats: Vec<PreparedFormat>,
+    pub(super) formats: Vec<PreparedFormat>,
     policies: Vec<PreparedPolicy>,
-    retry_after: bool,
+    pub(super) retry_after: bool,
     waits: Waits,
     /// There is no format, or only such that are sent on refusals.
     silent_if_passed: bool,
 }
 
 #[derive(Debug)]
-struct PreparedFormat {
-    when: When,
-    lists: Vec<PreparedList>,
+pub(super) struct PreparedFormat {
+    pub(super) when: When,
+    pub(super) lists: Vec<PreparedList>,
     /// Fields with one value, which tell of the policy that binds.
-    singles: Vec<Field>,
+    pub(super) singles: Vec<Field>,
     /// The field among them whose `remaining` says which is the tighter of two, and how to read it.
     remaining: Option<(HeaderName, Reader)>,
 }
@@ -50,11 +50,11 @@ struct PreparedFormat {
 type Reader = fn(&[u8]) -> Option<u64>;
 
 #[derive(Debug)]
-struct PreparedList {
-    name: HeaderName,
+pub(super) struct PreparedList {
+    pub(super) name: HeaderName,
     list: List,
     /// Its value if all policies apply; nothing for what changes from response to response.
-    whole: Option<HeaderValue>,
+    pub(super) whole: Option<HeaderValue>,
     /// Its value for each policy, if that is the only one that applies: a plan.
     alone: Vec<HeaderValue>,
 }
@@ -69,12 +69,12 @@ struct PreparedPolicy {
 }
 
 /// What is the same for all fields of one response.
-struct Response<'a> {
-    views: &'a [View<'a>],
-    /// It had no fields before these, which differ by name: none has to be looked for.
-    fresh: bool,
-    seed: u64,
-    wall_now: &'a dyn Fn() -> Timestamp,
+pub(super) struct Response<'a> {
+    pub(super) views: &'a [View<'a>],
+    /// They are of all prepared policies.
+    pub(super) all_apply: bool,
+    pub(super) seed: u64,
+    pub(super) wall_now: &'a dyn Fn() -> Timestamp,
 }
 
 impl Prepared {
@@ -102,6 +102,7 @@ impl Prepared {
         seed: u64,
         wall_now: &dyn Fn() -> Timestamp,
     ) {
+        // Of a response without fields none has to be looked for: those that are added differ by name.
         let fresh = headers.is_empty();
         if refused && self.retry_after {
             self.write_retry_after(headers, views, seed, wall_now);
@@ -109,11 +110,11 @@ impl Prepared {
         if views.is_empty() || status.is_redirection() {
             return;
         }
-        let response = Response { views, fresh, seed, wall_now };
+        let response = Response { views, all_apply: self.all_apply(views), seed, wall_now };
         for format in &self.formats {
             if format.when.holds(views, refused) {
                 for list in &format.lists {
-                    self.write_list(headers, list, &response);
+                    self.write_list(headers, list, fresh, &response);
                 }
                 if !format.singles.is_empty() {
                     self.write_singles(headers, format, &response);
@@ -126,6 +127,11 @@ impl Prepared {
     #[inline]
     pub(crate) fn is_silent_if_passed(&self) -> bool {
         self.silent_if_passed
+    }
+
+    /// Whether the seed of a refusal is looked at.
+    pub(crate) fn is_jittered(&self) -> bool {
+        self.waits.is_jittered()
     }
 
     /// The wait that a refused client is told, with its jitter and its cap, if waiting helps.
@@ -143,22 +149,32 @@ impl Prepared {
         wall_now: &dyn Fn() -> Timestamp,
     ) {
         if let Some(wait_us) = retry_after::longest_wait(views) {
-            let seconds = seconds_ceil(self.waits.told_us(wait_us, seed)).max(1);
-            retry_after::write(headers, seconds, wall_now);
+            retry_after::write(headers, self.told_seconds(wait_us, seed), wall_now);
         }
     }
 
     #[inline]
-    fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        if !response.fresh && headers.contains_key(&list.name) {
-            self.merge_list(headers, list, response);
-        } else if let Some(value) = self.list_value(list, response) {
-            let _ = headers.try_insert(&list.name, value); // unless the map has no room for one more name
+    fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, fresh: bool, response: &Response<'_>) {
+        // Neither, if the map has no room for one more name.
+        if fresh {
+            if let Some(value) = self.list_value(list, response) {
+                let _ = headers.try_insert(&list.name, value);
+            }
+            return;
+        }
+        match headers.try_entry(&list.name) {
+            Ok(Entry::Vacant(vacant)) => {
+                if let Some(value) = self.list_value(list, response) {
+                    let _ = vacant.try_insert(value);
+                }
+            }
+            Ok(Entry::Occupied(known)) => self.merge_list(known, list, response),
+            Err(_) => {}
         }
     }
 
-    fn merge_list(&self, headers: &mut HeaderMap, list: &PreparedList, response: &Response<'_>) {
-        let Ok(Entry::Occupied(mut known)) = headers.try_entry(&list.name) else { return };
+    #[cold]
+    fn merge_list(&self, mut known: OccupiedEntry<'_, HeaderValue>, list: &PreparedList, response: &Response<'_>) {
         let whole = self.whole_list(list, response);
         let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
         let lines = known.iter().map(HeaderValue::as_bytes);
@@ -179,11 +195,26 @@ impl Prepared {
     }
 
     #[inline]
-    fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+    pub(super) fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+        if response.all_apply {
+            if list.whole.is_some() {
+                return list.whole.clone();
+            }
+            // The usual layer has one policy.
+            if let ([view], [known], List::Limits) = (response.views, self.policies.as_slice(), list.list) {
+                let (remaining, window) = self.limit_of(view, response.seed);
+                return item_value(&known.item_start, remaining, window);
+            }
+        }
+        self.list_value_of_some(list, response)
+    }
+
+    /// The same where there are other policies, which may apply too.
+    #[inline(never)]
+    fn list_value_of_some(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
         if let Some(whole) = self.whole_list(list, response) {
             return Some(whole.clone());
         }
-        // The usual layer has one policy.
         if let ([view], List::Limits) = (response.views, list.list) {
             if let Some(known) = self.known(0, view.policy) {
                 let (remaining, window) = self.limit_of(view, response.seed);
@@ -195,7 +226,7 @@ impl Prepared {
 
     /// The list as it was rendered before, if it does not change from response to response.
     fn whole_list<'a>(&self, list: &'a PreparedList, response: &Response<'_>) -> Option<&'a HeaderValue> {
-        if self.all_apply(response.views) {
+        if response.all_apply {
             return list.whole.as_ref();
         }
         let [view] = response.views else { return None };
@@ -223,7 +254,7 @@ impl Prepared {
     fn limit_of(&self, view: &View<'_>, seed: u64) -> (u64, Option<u64>) {
         let decision = view.decision;
         if view.refuses {
-            let wait = (!decision.is_never()).then(|| self.told_seconds(decision, seed));
+            let wait = (!decision.is_never()).then(|| self.told_seconds(decision.retry_us(), seed));
             return (0, wait);
         }
         let window = match (decision.window_us(), decision.remaining()) {
@@ -234,8 +265,8 @@ impl Prepared {
         (decision.remaining(), window)
     }
 
-    fn told_seconds(&self, decision: &ChargeDecision, seed: u64) -> u64 {
-        seconds_ceil(self.waits.told_us(decision.retry_us(), seed)).max(1)
+    pub(super) fn told_seconds(&self, wait_us: u64, seed: u64) -> u64 {
+        seconds_ceil(self.waits.told_us(wait_us, seed)).max(1)
     }
 
     fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, response: &Response<'_>) {
@@ -267,7 +298,7 @@ impl Prepared {
         }
     }
 
-    fn single(&self, content: Content, view: &View<'_>, response: &Response<'_>) -> Option<HeaderValue> {
+    pub(super) fn single(&self, content: Content, view: &View<'_>, response: &Response<'_>) -> Option<HeaderValue> {
         let Response { seed, wall_now, .. } = *response;
         let decision = view.decision;
         let known = || self.policies.iter().find(|known| known.policy == *view.policy);
@@ -298,13 +329,13 @@ impl Prepared {
     /// The `reset` of drafts 06 and 07, which should agree with `Retry-After`.
     fn draft_reset(&self, view: &View<'_>, seed: u64) -> u64 {
         if view.refuses && !view.decision.is_never() {
-            self.told_seconds(view.decision, seed)
+            self.told_seconds(view.decision.retry_us(), seed)
         } else {
             seconds_ceil(view.decision.reset_us())
         }
     }
 
-    fn all_apply(&self, views: &[View<'_>]) -> bool {
+    pub(super) fn all_apply(&self, views: &[View<'_>]) -> bool {
         views.len() == self.policies.len()
             && views.iter().zip(&self.policies).all(|(view, known)| *view.policy == known.policy)
     }
@@ -385,7 +416,7 @@ impl When {
 }
 
 /// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
-fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
+pub(super) fn binding<'a>(views: &'a [View<'a>]) -> Option<&'a View<'a>> {
     let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
     refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
 }

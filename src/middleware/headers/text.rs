@@ -81,13 +81,7 @@ impl fmt::Write for Text {
 
 /// An integer as a header value; up to that of an hour's seconds they cost no allocation. Saturates at 15 digits.
 pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
-    let skip = match n {
-        0..10 => 3,
-        10..100 => 2,
-        100..1_000 => 1,
-        _ => 0,
-    };
-    if let Some(digits) = small(n).and_then(|digits| digits.get(skip..)) {
+    if let Some(digits) = small(n).and_then(|digits| digits.get(leading_zeros(n)..)) {
         return HeaderValue::from_maybe_shared(Bytes::from_static(digits)).ok();
     }
     let mut text = Text::new();
@@ -95,11 +89,16 @@ pub(crate) fn integer(n: u64) -> Option<HeaderValue> {
     text.to_value()
 }
 
-/// A number below 1,000 in three digits.
+/// A number below 4,000 in four digits.
 #[inline]
-pub(super) fn three_digits(n: u64) -> [u8; 3] {
-    let [_, hundreds, tens, ones] = small(n).copied().unwrap_or_default();
-    [hundreds, tens, ones]
+pub(super) fn four_digits(n: u64) -> [u8; 4] {
+    small(n).copied().unwrap_or_default()
+}
+
+/// How many of its four digits are zeros in front of it.
+#[inline]
+pub(super) fn leading_zeros(n: u64) -> usize {
+    usize::from(n < 1_000) + usize::from(n < 100) + usize::from(n < 10)
 }
 
 #[inline]

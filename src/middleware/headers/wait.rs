@@ -70,6 +70,10 @@ impl Waits {
         Self { max_us: self.max_us.min(other.max_us), jitter: self.jitter.or(other.jitter) }
     }
 
+    pub(super) fn is_jittered(self) -> bool {
+        self.jitter.is_some()
+    }
+
     /// The wait with its jitter.
     pub(crate) fn jittered_us(self, wait_us: u64, seed: u64) -> u64 {
         let added = self.jitter.map_or(0, |jitter| jitter.added_us(wait_us, seed));

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::{HeaderValue, Response, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
 use crate::outcome::{Outcome, OutcomeKind};
@@ -57,6 +58,40 @@ impl PreparedRefusals {
         Self { refusals, bodies, denied, key_missing, limiter_failed }
     }
 
+    /// The fields that every refusal over plain HTTP has, unless a responder says otherwise.
+    pub(crate) fn fields(&self) -> HeaderMap {
+        let mut fields = HeaderMap::new();
+        fields.insert(CONTENT_TYPE, self.refusals.format.content_type());
+        forbid_storing(&mut fields);
+        fields
+    }
+
+    /// The status of a request that is over a quota.
+    pub(crate) fn limited_status(&self) -> StatusCode {
+        self.refusals.status
+    }
+
+    /// The usual refusal, over plain HTTP and without a responder, of a request that is over a quota: with these fields, the
+    /// own ones among them. Nothing if another is due.
+    pub(crate) fn usual(
+        &self,
+        parts: &Parts,
+        outcome: &Outcome,
+        fields: impl FnOnce() -> Option<HeaderMap>,
+    ) -> Option<Response<Bytes>> {
+        if self.refusals.responder.is_some()
+            || Reason::of(outcome) != Reason::Limited
+            || self.refusals.protocol.apply(Protocol::of(&parts.headers)) != Protocol::Http
+        {
+            return None;
+        }
+        let fields = fields()?;
+        let mut response = Response::new(self.limited_body(outcome));
+        *response.status_mut() = self.refusals.status;
+        *response.headers_mut() = fields;
+        Some(response)
+    }
+
     /// The response without the fields of [`Headers`](crate::Headers), which the caller adds in every protocol.
     pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
         let protocol = self.refusals.protocol.apply(refusal.protocol);
@@ -66,7 +101,7 @@ impl PreparedRefusals {
             Some(own) => {
                 let mut response = (own.respond)(&refusal);
                 if protocol == Protocol::Http {
-                    forbid_storing(&mut response);
+                    forbid_storing(response.headers_mut());
                 }
                 response
             }
@@ -90,19 +125,18 @@ impl PreparedRefusals {
             Reason::LimiterFailed => self.limiter_failed.clone(),
         });
         *response.status_mut() = self.refusals.http_status(reason);
-        response.headers_mut().insert(CONTENT_TYPE, self.refusals.format.content_type());
-        forbid_storing(&mut response);
+        *response.headers_mut() = self.fields();
         response
     }
 
     fn limited_body(&self, outcome: &Outcome) -> Bytes {
-        let names: SmallVec<[&str; 8]> = outcome.violated().map(|standing| standing.policy().name()).collect();
         let mut violated = outcome.violated();
         if let (Some(only), None) = (violated.next(), violated.next()) {
             if let Some((_, body)) = self.bodies.iter().find(|(policy, _)| policy == only.policy()) {
                 return body.clone();
             }
         }
+        let names: SmallVec<[&str; 8]> = outcome.violated().map(|standing| standing.policy().name()).collect();
         self.refusals.limited_body(&names)
     }
 
@@ -187,7 +221,7 @@ fn phrase(status: StatusCode) -> &'static str {
 }
 
 /// A refusal is for one client at one moment, and a cache must not give it to others.
-fn forbid_storing(response: &mut Response<Bytes>) {
+fn forbid_storing(fields: &mut HeaderMap) {
     let no_store = || HeaderValue::from_static("no-store");
-    response.headers_mut().entry(CACHE_CONTROL).or_insert_with(no_store);
+    fields.entry(CACHE_CONTROL).or_insert_with(no_store);
 }

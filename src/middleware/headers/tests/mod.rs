@@ -76,7 +76,22 @@ impl Case<'_> {
         let status = if refused && self.status == 200 { 429 } else { self.status };
         let prepared = self.format.prepare(&self.policies);
         let status = StatusCode::from_u16(status).unwrap();
-        prepared.write(&mut headers, &views, status, refused, self.seed, &|| Timestamp::from_micros(NOW));
+        let wall_now = || Timestamp::from_micros(NOW);
+        prepared.write(&mut headers, &views, status, refused, self.seed, &wall_now);
+        // What is laid out is what is written beside others.
+        let (own, other) = (HeaderName::from_static("x-own"), HeaderValue::from_static("other"));
+        let mut beside = HeaderMap::new();
+        beside.insert(own.clone(), other);
+        let filled = prepared
+            .lay_out_refusal(beside.clone(), status)
+            .filter(|_| refused)
+            .and_then(|layout| prepared.fill(&layout, &views, self.seed, &wall_now));
+        if self.existing.is_empty() {
+            prepared.write(&mut beside, &views, status, refused, self.seed, &wall_now);
+            assert!(filled.is_none_or(|filled| filled.iter().eq(beside.iter())));
+            beside.remove(own);
+            assert_eq!(headers, beside);
+        }
         headers
     }
 }
@@ -104,6 +119,35 @@ fn a_request_that_passed_is_told_what_remains_within_its_effective_window() {
     assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 0, Duration::from_millis(600)));
     assert_eq!(headers["ratelimit"], "\"default\";r=0;t=1");
+}
+
+#[test]
+fn a_refusal_is_laid_out_beforehand() {
+    let policies = [hundred(), policy("day", Quota::per_day(1_000))];
+    let decisions = [denied(100, secs(5)), allowed(1_000, 7, secs(60))];
+    let mut own = HeaderMap::new();
+    own.insert("content-type", HeaderValue::from_static("text/plain"));
+    let all = [
+        Headers::draft_11(),
+        Headers::draft_07().retry_after(false),
+        Headers::draft_06().send(When::OnRefusal),
+        Headers::github().and(Headers::draft_11()).send(When::NearExhaustion { percent: 1 }),
+        Headers::none(),
+    ];
+    for format in all {
+        let prepared = format.prepare(&policies);
+        let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
+        for applying in [&[0][..], &[0, 1]] {
+            let view = |at: &usize| View { policy: &policies[*at], decision: &decisions[*at], refuses: *at == 0 };
+            let views: Vec<View<'_>> = applying.iter().map(view).collect();
+            let wall_now = || Timestamp::from_micros(NOW);
+            let mut written = own.clone();
+            prepared.write(&mut written, &views, StatusCode::TOO_MANY_REQUESTS, true, 0, &wall_now);
+            let filled = prepared.fill(&layout, &views, 0, &wall_now).unwrap();
+            assert!(filled.iter().eq(written.iter()), "{filled:?} {written:?}");
+        }
+        assert!(prepared.lay_out_refusal(own.clone(), StatusCode::SEE_OTHER).is_none(), "redirects tell less");
+    }
 }
 
 #[test]
