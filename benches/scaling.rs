@@ -16,9 +16,9 @@
 //! therefore the hot key is told for two assumed transfers as well, to another core and to another socket.
 //!
 //! Whether the model is any good is seen where it was not fitted: it is printed beside the limiter itself on two threads.
-//! There it took 75 ns for a check of one key where the limiter took 220 (before a thread that is beaten stepped aside: now
-//! about 90), 81 for 122 of 10k keys, and 216 for 209 of a million. So what it says of a single key is too good by up to three times: a check holds its line for longer than the
-//! bare visit that was measured.
+//! There it took 94 ns for a check of one key where the limiter took 212, 93 for 157 of 10k keys, and 225 for 261 of a million. So
+//! what it says of a single key is too good by more than twice: a check holds its line for longer than the bare visit that was
+//! measured.
 //!
 //! # What it says
 //!
