@@ -40,6 +40,9 @@ struct Arguments {
     /// Runs everything once, to see that it works; tells no figures worth reading.
     #[arg(long)]
     smoke: bool,
+    /// Runs nothing, and draws the charts anew from the JSON that is there.
+    #[arg(long)]
+    draw: bool,
     /// Where the JSON and the charts go. What was written there by runs of other families stays.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results"))]
     results: PathBuf,
@@ -70,6 +73,9 @@ type Cases = fn(&race::Plan) -> Vec<report::Case>;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
+    if arguments.draw {
+        return report::draw(&arguments.results);
+    }
     let is_wanted = |family| arguments.families.is_empty() || arguments.families.contains(&family);
     let plan = race::Plan::new(arguments.seconds, arguments.smoke, arguments.only);
     let runs: [(Family, &str, Cases); 8] = [

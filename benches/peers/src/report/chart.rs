@@ -1,5 +1,4 @@
-//! A chart: for each case a bar for each contender, on a scale of its own that is logarithmic, since the figures of one case
-//! may be a thousand times those of another.
+//! A chart: for each case a bar for each contender, on a scale of its own.
 
 use std::path::Path;
 
@@ -66,11 +65,9 @@ fn draw_row(
     Ok(())
 }
 
-/// In pixels: the shortest bar is a tenth of the room, or less if all are alike.
+/// In pixels; of what is next to nothing a line is seen.
 fn length(case: &Case, value: f64) -> i32 {
     let room = f64::from(WIDTH - NAMES - FIGURES);
-    let values = || case.rows.iter().map(|row| row.value.max(1.0));
-    let (least, most) = (values().fold(f64::MAX, f64::min), values().fold(1.0, f64::max));
-    let floor = least / 3.0;
-    (room * (value.max(1.0) / floor).ln() / (most / floor).ln()).max(2.0) as i32
+    let most = case.rows.iter().map(|row| row.value).fold(1.0, f64::max);
+    (room * value / most).max(2.0) as i32
 }

@@ -118,13 +118,30 @@ pub fn write(folder: &Path, family: &str, cases: &[Case]) -> Result<(), Box<dyn 
     summarize(folder)
 }
 
+/// Draws all charts anew, from the figures that are there.
+pub fn draw(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    for entry in std::fs::read_dir(folder)? {
+        let json = entry?.path();
+        if json.extension().is_some_and(|extension| extension == "json") {
+            chart::draw(&json.with_extension("svg"), &read(&json)?)?;
+        }
+    }
+    summarize(folder)
+}
+
+fn read(json: &Path) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
+    Ok(serde_json::from_str(&std::fs::read_to_string(json)?)?)
+}
+
 /// Draws the cases of the summary, as far as their families have been run.
 fn summarize(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let mut cases = Vec::new();
     for (family, name) in SUMMARY {
-        let Ok(json) = std::fs::read_to_string(folder.join(format!("{family}.json"))) else { continue };
-        let all: Vec<Case> = serde_json::from_str(&json)?;
-        let mut wanted = all.into_iter().filter(|case| case.name == name);
+        let json = folder.join(format!("{family}.json"));
+        if !json.exists() {
+            continue;
+        }
+        let mut wanted = read(&json)?.into_iter().filter(|case| case.name == name);
         cases.extend(wanted.next().map(|case| Case { name: format!("{family}: {name}"), ..case }));
     }
     chart::draw(&folder.join("summary.svg"), &cases)
