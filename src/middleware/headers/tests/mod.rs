@@ -1,3 +1,4 @@
+mod formats;
 mod merging;
 mod properties;
 
@@ -293,102 +294,6 @@ fn the_vectors_of_peers_and_of_the_draft_hold() {
     assert_eq!(headers["ratelimit-policy"], "\"burst\";q=100;w=60, \"daily\";q=1000;w=86400");
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), allowed(100, 50, secs(30)));
     assert_eq!(headers["ratelimit"], "\"default\";r=50;t=30");
-}
-
-#[test]
-fn older_drafts_tell_of_the_policy_that_binds_and_list_all() {
-    let policies = || vec![policy("burst", Quota::per_minute(100)), policy("daily", Quota::per_day(1_000))];
-    let standings = || vec![(0, allowed(100, 99, secs(60))), (1, allowed(1_000, 5, secs(400)))];
-    let headers =
-        Case { format: Headers::draft_06(), policies: policies(), standings: standings(), ..Case::default() }.run();
-    assert_lines(
-        &headers,
-        &[
-            "ratelimit-limit: 1000",
-            "ratelimit-policy: 100;w=60, 1000;w=86400",
-            "ratelimit-remaining: 5",
-            "ratelimit-reset: 400",
-        ],
-    );
-    let standings = vec![(0, denied(100, secs(2)).with_reset_after(secs(60))), (1, allowed(1_000, 0, secs(86)))];
-    let headers = Case { format: Headers::draft_07(), policies: policies(), standings, ..Case::default() }.run();
-    assert_eq!(headers["ratelimit"], "limit=100, remaining=0, reset=2", "after a refusal, as Retry-After says");
-    assert_eq!(headers["retry-after"], "2");
-}
-
-#[test]
-fn github_fields_add_up() {
-    let decision = ChargeDecision::allowed(60, 57).with_reset_after(Duration::from_millis(90_500));
-    let headers = Case::one(Headers::github(), Quota::per_hour(60), decision);
-    assert_lines(
-        &headers,
-        &["x-ratelimit-limit: 60", "x-ratelimit-remaining: 57", "x-ratelimit-reset: 1705420891", "x-ratelimit-used: 3"],
-    );
-    // Three remain, but not enough for what was asked.
-    let decision = ChargeDecision::denied(60, 3, Some(secs(5))).with_reset_after(secs(57));
-    let headers = Case::one(Headers::github(), Quota::per_hour(60), decision);
-    assert_lines(
-        &headers,
-        &[
-            "retry-after: 5",
-            "x-ratelimit-limit: 60",
-            "x-ratelimit-remaining: 0",
-            "x-ratelimit-reset: 1705420857",
-            "x-ratelimit-used: 60",
-        ],
-    );
-}
-
-#[test]
-fn fields_of_ones_own_names_say_what_they_were_told_to() {
-    let format = || {
-        let fields = LegacyHeaders::new()
-            .limit("X-App-Limit")
-            .reset("x-app-next", ResetEncoding::DeltaSeconds, ResetMeaning::NextUnit)
-            .reset("x-app-window", ResetEncoding::GoDuration, ResetMeaning::Window)
-            .reset("x-app-full", ResetEncoding::Rfc3339, ResetMeaning::Full)
-            .policy_name("x-app-bucket");
-        Headers::legacy(fields).unwrap()
-    };
-    let decision = ChargeDecision::allowed(100, 50).with_effective_window(secs(30)).with_reset_after(secs(29));
-    assert_lines(
-        &Case::one(format(), Quota::per_minute(100), decision),
-        &[
-            "x-app-bucket: default",
-            "x-app-full: 2024-01-16T16:00:29Z",
-            "x-app-limit: 100",
-            "x-app-next: 0",
-            "x-app-window: 30s",
-        ],
-    );
-    let decision = ChargeDecision::denied(100, 0, Some(Duration::from_millis(600))).with_reset_after(secs(60));
-    assert_lines(
-        &Case::one(format(), Quota::per_minute(100), decision),
-        &[
-            "retry-after: 1",
-            "x-app-bucket: default",
-            "x-app-full: 2024-01-16T16:01:00Z",
-            "x-app-limit: 100",
-            "x-app-next: 1",
-            "x-app-window: 600ms",
-        ],
-    );
-    let headers = Case::one(format(), Quota::per_minute(100), ChargeDecision::denied(100, 9, None));
-    assert!(!headers.contains_key("x-app-next") && !headers.contains_key("x-app-window"), "no wait helps");
-}
-
-#[test]
-fn a_name_that_no_field_can_have_is_refused_with_the_reason() {
-    for (fields, reason) in [
-        (LegacyHeaders::new().limit("x app limit"), "not the name of a header field"),
-        (LegacyHeaders::new().limit(""), "not the name of a header field"),
-        (LegacyHeaders::new().limit("Content-Length"), "means something else"),
-        (LegacyHeaders::new().used("grpc-used"), "means something else"),
-        (LegacyHeaders::new().limit("x-a").used("X-A"), "give each its own"),
-    ] {
-        let error = Headers::legacy(fields).unwrap_err().to_string();
-        assert!(error.contains(reason), "{error}");
-    }
 }
 
 #[test]
