@@ -182,7 +182,7 @@ fn a_key_that_moves_to_its_other_line_is_charged_where_it_is() {
         let other = words.clone();
         let thread = thread::spawn(move || {
             let Some(seen) = other.find(key(1)) else { return };
-            let to: Option<Seen> = other.free_elsewhere(seen, |_, word| word <= 3).filter(|to| other.lock(*to));
+            let to: Option<Seen> = other.elsewhere(seen).find(|to| other.lock(*to));
             let Some(to) = to else { return };
             if other.lock(seen) {
                 other.publish(to, seen.tag, seen.word);

@@ -180,7 +180,7 @@ impl WordCharge<'_> {
             let slots = store.words.candidates(self.key);
             // One that was never used, in the first line if there is one; else the one that has been free longest, so that
             // an idle key keeps its slot for a while.
-            let free = slots.iter().filter(|seen| self.is_free(seen.tag, seen.word));
+            let free = slots.iter().filter(|seen| self.is_free(seen));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if store.words.lock(*seen) {
                     self.found_room(true);
@@ -203,8 +203,8 @@ impl WordCharge<'_> {
         None
     }
 
-    fn is_free(&self, tag: u64, word: u64) -> bool {
-        is_expired(word, self.store.registry.shift(version_of(tag)), self.now)
+    fn is_free(&self, seen: &Seen) -> bool {
+        is_expired(seen.word, self.store.registry.shift(version_of(seen.tag)), self.now)
     }
 
     /// Moves one of these slots' keys to its other line, if there is room in one, and returns its slot, locked.
@@ -232,7 +232,7 @@ impl WordCharge<'_> {
 
     /// A free slot in the other line of a slot's key.
     fn room_for(&self, seen: Seen) -> Option<Seen> {
-        self.store.words.free_elsewhere(seen, |tag, word| self.is_free(tag, word))
+        self.store.words.elsewhere(seen).find(|to| self.is_free(to))
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.

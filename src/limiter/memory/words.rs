@@ -317,22 +317,11 @@ impl Words {
         self.lines_of(key).into_iter().flat_map(|line| self.slots(line)).collect()
     }
 
-    /// A free slot in the other line in which the key of this slot may live.
-    pub(super) fn free_elsewhere(&self, seen: Seen, is_free: impl Fn(u64, u64) -> bool) -> Option<Seen> {
+    /// The slots of the other line in which the key of this slot may live.
+    pub(super) fn elsewhere(&self, seen: Seen) -> impl Iterator<Item = Seen> {
         let here = seen.place.0.saturating_sub(self.start) / WORDS_PER_LINE;
         let [first, second] = self.lines_of(Fingerprint::of_tag(seen.tag));
-        let line = if first == here { second } else { first };
-        let words = self.line(line)?;
-        // All four at once, as in `look_in`: the line is seldom at hand, and with fewer branches the processor already asks
-        // for those of the next slots meanwhile. Relaxed: only a hint.
-        let hit = |slot: usize| {
-            let (tag, word) = (words[2 * slot].load(Ordering::Relaxed), words[2 * slot + 1].load(Ordering::Relaxed));
-            usize::from(is_free(tag, word)) << slot
-        };
-        if hit(0) | hit(1) | hit(2) | hit(3) == 0 {
-            return None;
-        }
-        self.slots(line).find(|to| is_free(to.tag, to.word))
+        self.slots(if first == here { second } else { first })
     }
 
     fn slots(&self, line: usize) -> impl Iterator<Item = Seen> {
