@@ -117,7 +117,7 @@ fn limiter(runtime: &Runtime, server: &Server) -> RedisLimiter {
 
 async fn check(limiter: &RedisLimiter, policy: &Policy, key: u64) -> bool {
     let key = Key::of(key).unwrap();
-    limiter.take(&[Charge::new(policy, &key)]).wait().await.unwrap().is_allowed()
+    limiter.take(&[Charge::new(policy, &key)]).await.unwrap().is_allowed()
 }
 
 /// The call that one check makes.
@@ -488,7 +488,7 @@ fn server_time(runtime: &Runtime, server: &Server) {
                     let key = Key::of(key % KEYS).unwrap();
                     let charges: Vec<Charge<'_>> =
                         policies[..count].iter().map(|policy| Charge::new(policy, &key)).collect();
-                    assert!(limiter.take(&charges).wait().await.unwrap().is_allowed());
+                    assert!(limiter.take(&charges).await.unwrap().is_allowed());
                 }
             });
             times[at].push(spent(server).0);
@@ -521,7 +521,7 @@ fn several(runtime: &Runtime, server: &Server, limiter: &RedisLimiter) {
                     let key = Key::of(key % KEYS).unwrap();
                     let charges: Vec<Charge<'_>> =
                         rule.policies().iter().map(|policy| Charge::new(policy, &key)).collect();
-                    assert!(limiter.take(&charges).wait().await.unwrap().is_allowed());
+                    assert!(limiter.take(&charges).await.unwrap().is_allowed());
                 }
             });
             times.push(spent(server).0);

@@ -29,7 +29,7 @@
 //! ```
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
@@ -138,11 +138,11 @@ impl<S: Subject> Bench<'_, S> {
     }
 
     async fn take(&self, charges: &[Charge<'_>]) -> Result<Decision, String> {
-        self.limiter.take(charges).wait().await.map_err(|error| format!("take failed: {error}"))
+        self.limiter.take(charges).await.map_err(|error| format!("take failed: {error}"))
     }
 
     async fn peek(&self, charges: &[Charge<'_>]) -> Result<Decision, String> {
-        self.limiter.peek(charges).wait().await.map_err(|error| format!("peek failed: {error}"))
+        self.limiter.peek(charges).await.map_err(|error| format!("peek failed: {error}"))
     }
 
     async fn remaining(&self, policy: &Policy, key: &Key) -> Result<u64, String> {
@@ -259,7 +259,7 @@ cases! {
     async fn clones_share_one_allowance(bench) {
         let (policy, key) = (bench.policy("clone")?, key("a"));
         let clone = bench.limiter.clone();
-        let reply = clone.take(&[Charge::new(&policy, &key).cost(CAPACITY)]).wait().await;
+        let reply = clone.take(&[Charge::new(&policy, &key).cost(CAPACITY)]).await;
         ensure(reply.is_ok_and(|decision| decision.is_allowed()), "the clone takes")?;
         ensure(bench.remaining(&policy, &key).await? == 0, "the original sees what its clone took")
     }
@@ -288,7 +288,7 @@ cases! {
         let block = Policy::new("block", block.map_err(|error| error.to_string())?).map_err(|error| error.to_string())?;
         let on_refusal = Charge::new(&block, &key).effect(Effect::OnRefusal { of: 1 });
         let set = [Charge::new(&tries, &key), on_refusal];
-        let Ok(first) = bench.limiter.take(&set).wait().await else {
+        let Ok(first) = bench.limiter.take(&set).await else {
             return Ok(()); // it says that it cannot
         };
         ensure(first.is_allowed() && first.charges()[1].is_allowed(), "nothing was refused yet")?;
@@ -312,7 +312,7 @@ cases! {
         let _ = bench.take(&[Charge::new(&block, &key).cost(9).effect(Effect::Force)]).await?;
         let again = bench.peek(&[Charge::new(&block, &key).cost(0)]).await?;
         ensure(again.charges()[0].retry_after() == Some(120 * MINUTE), "forced strikes close it too, and blocks grow")?;
-        bench.limiter.reset(&block, &key).wait().await.map_err(|error| format!("reset failed: {error}"))?;
+        bench.limiter.reset(&block, &key).await.map_err(|error| format!("reset failed: {error}"))?;
         ensure(bench.take(&set).await?.is_allowed(), "a reset opens it")
     }
 
@@ -325,7 +325,7 @@ cases! {
             let plan = Charge::new(&plan, &key).cost(cost).effect(Effect::Observe);
             [plan, Charge::new(&meter, &key).cost(cost).effect(Effect::OnRefusal { of: 1 })]
         };
-        let Ok(within) = bench.limiter.take(&set(CAPACITY)).wait().await else {
+        let Ok(within) = bench.limiter.take(&set(CAPACITY)).await else {
             return Ok(()); // it says that it cannot
         };
         ensure(within.is_allowed() && within.charges()[1].remaining() == 10, "what is within is not metered")?;
@@ -339,7 +339,7 @@ cases! {
         ensure(!bench.take(&set(7)).await?.is_allowed(), "a meter that would be full refuses")?;
         ensure(bench.remaining(&meter, &key).await? == 6, "and counts nothing")?;
         let receipt = beyond.take_receipts().pop().flatten().ok_or("what was metered has a receipt")?;
-        let refunded = bench.limiter.refund(vec![Refund::new(meter.clone(), key.clone(), receipt)]).wait().await;
+        let refunded = bench.limiter.refund(vec![Refund::new(meter.clone(), key.clone(), receipt)]).await;
         refunded.map_err(|error| format!("refund failed: {error}"))?;
         ensure(bench.remaining(&meter, &key).await? == 10, "and goes back")
     }
@@ -362,7 +362,7 @@ cases! {
         let receipt = taken.take_receipts().pop().flatten().ok_or("what was taken has a receipt")?;
         ensure(receipt.units() == 3, "the receipt says how much")?;
         ensure(taken.take_receipts().pop().flatten().is_none(), "there is one receipt")?;
-        let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
+        let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await;
         refunded.map_err(|error| format!("refund failed: {error}"))?;
         ensure(bench.remaining(&policy, &key).await? == CAPACITY, "all of it is back")
     }
@@ -383,7 +383,7 @@ cases! {
             (CAPACITY - 2, "the tail was not given back"),
         ];
         for (receipt, (left, promise)) in receipts.into_iter().zip(promises) {
-            let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
+            let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await;
             refunded.map_err(|error| format!("refund failed: {error}"))?;
             ensure(bench.remaining(&policy, &key).await? == left, promise)?;
         }
@@ -398,7 +398,7 @@ cases! {
         bench.subject.advance(taken.charges()[0].reset_after()).await;
         let _ = bench.take(&[Charge::new(&policy, &key).cost(2)]).await?;
         let before = bench.remaining(&policy, &key).await?;
-        let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).wait().await;
+        let refunded = bench.limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await;
         refunded.map_err(|error| format!("refund failed: {error}"))?;
         ensure(bench.remaining(&policy, &key).await? == before, "units that were back already are not given twice")
     }
@@ -407,7 +407,7 @@ cases! {
     async fn a_settlement_need_not_be_waited_for(bench) {
         let (policy, key) = (bench.policy("settle")?, key("a"));
         let charge = Charge::new(&policy, &key).effect(Effect::Force);
-        let settled = bench.limiter.settle(&[charge.cost(2)]).wait().await;
+        let settled = bench.limiter.settle(&[charge.cost(2)]).await;
         ensure(settled.is_ok_and(|decision| decision.is_allowed()), "a settlement is never denied")?;
         drop(bench.limiter.settle(&[charge.cost(CAPACITY)]));
         ensure(!bench.peek(&[Charge::new(&policy, &key)]).await?.is_allowed(), "it was taken, into debt")
@@ -417,7 +417,7 @@ cases! {
     async fn a_reset_forgets(bench) {
         let (policy, key) = (bench.policy("reset")?, key("a"));
         let _ = bench.take(&[Charge::new(&policy, &key).cost(CAPACITY)]).await?;
-        bench.limiter.reset(&policy, &key).wait().await.map_err(|error| format!("reset failed: {error}"))?;
+        bench.limiter.reset(&policy, &key).await.map_err(|error| format!("reset failed: {error}"))?;
         ensure(bench.remaining(&policy, &key).await? == CAPACITY, "the whole quota is back")
     }
 
@@ -438,7 +438,7 @@ cases! {
     /// Of concurrent takes exactly as many pass as fit.
     async fn concurrent_takes_are_counted_exactly(bench) {
         let (policy, key) = (bench.policy("concurrent")?, key("a"));
-        let takes = (0..50).map(|_| bench.limiter.take(&[Charge::new(&policy, &key)]).wait()).collect();
+        let takes = (0..50).map(|_| bench.limiter.take(&[Charge::new(&policy, &key)]).into_future()).collect();
         let passed = all(takes).await.into_iter().filter(|reply| reply.as_ref().is_ok_and(Decision::is_allowed)).count();
         ensure(passed as u64 == CAPACITY, &format!("{passed} of 50 passed at once"))
     }

@@ -94,7 +94,7 @@ pub use limiter::memory::MemoryLimiter;
 pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
 pub use limiter::{
     Atomicity, Blocks, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Meters, Refund, Reply,
-    Roster,
+    ReplyFuture, Roster, UnsupportedQuota, UnsupportedQuotaKind,
 };
 #[cfg(feature = "tokio")]
 pub use middleware::TokioTimer;

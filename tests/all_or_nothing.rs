@@ -82,7 +82,7 @@ async fn send<L: Limiter + Clone>(layer: &RateLimitLayer<L>, costs: [u64; 4]) ->
 async fn standings<L: Limiter>(limiter: &L, policies: &[Policy]) -> Vec<ChargeDecision> {
     let mut standings = Vec::new();
     for policy in policies {
-        let looked = limiter.peek(&[Charge::new(policy, &Key::global()).cost(0)]).wait().await;
+        let looked = limiter.peek(&[Charge::new(policy, &Key::global()).cost(0)]).await;
         standings.push(looked.expect("the limiter answers").charges()[0].clone());
     }
     standings

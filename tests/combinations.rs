@@ -237,7 +237,7 @@ fn charged(case: &Case) -> Vec<Policy> {
 }
 
 async fn remaining(limiter: &BoxLimiter, policy: &Policy) -> u64 {
-    let looked = limiter.peek(&[Charge::new(policy, &Key::global()).cost(0)]).wait().await.unwrap();
+    let looked = limiter.peek(&[Charge::new(policy, &Key::global()).cost(0)]).await.unwrap();
     looked.charges()[0].remaining()
 }
 
@@ -255,7 +255,7 @@ async fn row(case: &Case, apart: bool, fate: Fate, backend: Backend) -> String {
     // So that layers around each other know of each other.
     ask(&stack).await;
     for policy in &counted {
-        limiter.reset(policy, &Key::global()).wait().await.unwrap();
+        limiter.reset(policy, &Key::global()).await.unwrap();
     }
     let full = match fate {
         Fate::FirstIsFull => policies.first(),
@@ -265,7 +265,7 @@ async fn row(case: &Case, apart: bool, fate: Fate, backend: Backend) -> String {
     let others = policies.last().filter(|_| full.is_none()).map(|policy| (policy, modes.taken));
     if let Some((policy, cost)) = full.map(|policy| (policy, policy.quota().capacity())).or(others) {
         let key = Key::global();
-        limiter.take(&[Charge::new(policy, &key).cost(cost).effect(Effect::Force)]).wait().await.unwrap();
+        limiter.take(&[Charge::new(policy, &key).cost(cost).effect(Effect::Force)]).await.unwrap();
     }
     let mut before = Vec::new();
     for policy in &counted {

@@ -313,7 +313,7 @@ impl Limiter for Far {
         Reply::Later(Box::pin(async move {
             tokio::task::yield_now().await;
             let charges: Vec<_> = charges.iter().map(|(p, k, cost)| Charge::new(p, k).cost(*cost)).collect();
-            memory.take(&charges).wait().await
+            memory.take(&charges).await
         }))
     }
 

@@ -29,7 +29,7 @@ fn policy(limit: u32) -> Policy {
 
 async fn passes(limiter: &impl Limiter, policy: &Policy, cost: u64) -> bool {
     let key = Key::of("alice").unwrap();
-    limiter.take(&[Charge::new(policy, &key).cost(cost)]).wait().await.unwrap().is_allowed()
+    limiter.take(&[Charge::new(policy, &key).cost(cost)]).await.unwrap().is_allowed()
 }
 
 async fn admits(limiter: &impl Limiter, policy: &Policy) -> u64 {
@@ -80,13 +80,13 @@ async fn receipts_go_back_to_the_limiter_they_came_from() {
     for (failing, cost) in [(false, 3), (true, 2)] {
         inner_first.fail(!failing);
         first.fail(failing);
-        let mut decision = limiter.take(&[Charge::new(&policy, &key).cost(cost)]).wait().await.unwrap();
+        let mut decision = limiter.take(&[Charge::new(&policy, &key).cost(cost)]).await.unwrap();
         let receipt = decision.take_receipts().pop().flatten().unwrap();
         assert_eq!(receipt.units(), cost);
         refunds.push(Refund::new(policy.clone(), key.clone(), receipt));
     }
     assert_eq!((inner_first.used(), first.used(), second.used()), (2, 3, 0));
-    limiter.refund(refunds).wait().await.unwrap();
+    limiter.refund(refunds).await.unwrap();
     assert_eq!((inner_first.used(), first.used(), second.used()), (0, 0, 0));
     assert_eq!((inner_first.refunds().len(), first.refunds().len(), second.refunds().len()), (1, 1, 0));
 }
@@ -97,9 +97,9 @@ async fn an_answer_of_the_second_can_be_given_back_to_it() {
     first.fail(true);
     let limiter = FallbackLimiter::new(first, second, processes(1));
     let (policy, key) = (policy(10), Key::of("alice").unwrap());
-    let mut decision = limiter.take(&[Charge::new(&policy, &key).cost(10)]).wait().await.unwrap();
+    let mut decision = limiter.take(&[Charge::new(&policy, &key).cost(10)]).await.unwrap();
     assert!(!passes(&limiter, &policy, 1).await);
     let receipt = decision.take_receipts().pop().flatten().unwrap();
-    limiter.refund(vec![Refund::new(policy.clone(), key, receipt)]).wait().await.unwrap();
+    limiter.refund(vec![Refund::new(policy.clone(), key, receipt)]).await.unwrap();
     assert_eq!(admits(&limiter, &policy).await, 10);
 }

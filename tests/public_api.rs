@@ -13,7 +13,8 @@ use tower_ratelimit::{
     HeadersError, Jitter, Key, LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter,
     MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError,
     Protocol, ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal,
-    Refusals, Reply, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, When,
+    Refusals, Reply, ReplyFuture, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, UnsupportedQuota,
+    UnsupportedQuotaKind, When,
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
@@ -51,6 +52,7 @@ fn every_type_can_be_kept_sent_and_shown() {
     kept::<Receipt>();
     kept::<Refund>();
     kept::<Reply<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
+    kept::<ReplyFuture<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
     shared::<Charge<'_>>();
     shared::<Refusal<'_>>();
     #[cfg(feature = "fast-clock")]
@@ -67,6 +69,7 @@ fn settings_and_names_are_values() {
     value::<QuotaErrorKind>();
     value::<Effect>();
     value::<Atomicity>();
+    value::<UnsupportedQuotaKind>();
     value::<OnFull>();
     value::<MemoryLimiterErrorKind>();
     value::<MissingKey>();
@@ -89,6 +92,7 @@ fn errors_cross_threads_and_name_their_case() {
     error::<QuotaError>();
     error::<PolicyError>();
     error::<LimiterError>();
+    error::<UnsupportedQuota>();
     error::<MemoryLimiterError>();
     error::<HeadersError>();
     error::<PrefixesError>();

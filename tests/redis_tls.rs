@@ -95,7 +95,7 @@ fn the_process_that_connects() {
             Err(error) => return format!("{:?} {error}", error.kind()),
         };
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::of("alice").unwrap());
-        match limiter.take(&[Charge::new(&policy, &key)]).wait().await {
+        match limiter.take(&[Charge::new(&policy, &key)]).await {
             Ok(decision) => format!("{} left", decision.charges()[0].remaining()),
             Err(error) => format!("{:?} {error}", error.kind()),
         }

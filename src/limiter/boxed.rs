@@ -6,10 +6,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster};
+use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send>>;
 type BoxReply<T> = Reply<T, LimiterError, BoxFuture<T>>;
@@ -38,6 +39,7 @@ impl fmt::Debug for BoxLimiter {
     }
 }
 
+#[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
 impl Limiter for BoxLimiter {
     type Error = LimiterError;
     type Future<T: Send + 'static> = BoxFuture<T>;
@@ -70,6 +72,10 @@ impl Limiter for BoxLimiter {
         self.0.reset(policy, key)
     }
 
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.0.supports(quota)
+    }
+
     fn atomicity(&self) -> Atomicity {
         self.0.atomicity()
     }
@@ -87,6 +93,7 @@ trait ErasedLimiter: Send + Sync {
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
     fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
     fn atomicity(&self) -> Atomicity;
     fn roster(&self) -> Option<&Roster>;
 }
@@ -118,6 +125,10 @@ impl<L: Limiter> ErasedLimiter for L {
 
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
         erase(Limiter::reset(self, policy, key))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        Limiter::supports(self, quota)
     }
 
     fn atomicity(&self) -> Atomicity {

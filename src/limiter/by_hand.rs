@@ -87,7 +87,7 @@ impl<L: Limiter> Blocks<L> {
     /// # Errors
     /// The limiter's own.
     pub async fn unblock(&self, key: &Key) -> Result<(), L::Error> {
-        self.limiter.reset(&self.policy, key).wait().await
+        self.limiter.reset(&self.policy, key).await
     }
 
     /// For how long a key is closed; nothing if it is open.
@@ -96,12 +96,12 @@ impl<L: Limiter> Blocks<L> {
     /// The limiter's own.
     pub async fn blocked_for(&self, key: &Key) -> Result<Option<Duration>, L::Error> {
         let reply = self.limiter.peek(&[Charge::new(&self.policy, key).cost(0)]);
-        reply.wait().await.map(|decision| closed_for(&decision))
+        reply.await.map(|decision| closed_for(&decision))
     }
 
     async fn take(&self, charge: Charge<'_>) -> Result<Option<Duration>, L::Error> {
         let reply = self.limiter.take(&[charge]);
-        reply.wait().await.map(|decision| closed_for(&decision))
+        reply.await.map(|decision| closed_for(&decision))
     }
 }
 
@@ -157,7 +157,7 @@ impl<L: Limiter> Meters<L> {
     /// # Errors
     /// The limiter's own.
     pub async fn usage(&self, key: &Key) -> Result<u64, L::Error> {
-        let decision = self.limiter.peek(&[Charge::new(&self.policy, key).cost(0)]).wait().await?;
+        let decision = self.limiter.peek(&[Charge::new(&self.policy, key).cost(0)]).await?;
         Ok(decision.charges().first().map_or(0, |told| told.limit().saturating_sub(told.remaining())))
     }
 
@@ -168,7 +168,7 @@ impl<L: Limiter> Meters<L> {
     pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
         // A receipt that is good for as long as there is anything to take off.
         let receipt = Receipt::new(units, crate::time::CLOCK_US_MAX, 0);
-        self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).wait().await
+        self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
     }
 
     /// Forgets what was counted for a key.
@@ -176,7 +176,7 @@ impl<L: Limiter> Meters<L> {
     /// # Errors
     /// The limiter's own.
     pub async fn reset(&self, key: &Key) -> Result<(), L::Error> {
-        self.limiter.reset(&self.policy, key).wait().await
+        self.limiter.reset(&self.policy, key).await
     }
 }
 

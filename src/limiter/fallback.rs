@@ -9,11 +9,12 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster};
-use crate::decision::Decision;
+use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster, UnsupportedQuota};
+use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 /// So many policies' shares are remembered; one more, and they are worked out anew.
 const REMEMBERED: usize = 1_024;
@@ -108,7 +109,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
                                     charges.iter().map(OwnedCharge::borrow).collect();
                                 shared.fall_back(&second, &charges, verb, &error)
                             };
-                            reply.wait().await.map(|decision| noted(decision, true))
+                            reply.await.map(|decision| noted(decision, true))
                         }
                     }
                 }))
@@ -181,14 +182,19 @@ impl OwnedCharge {
 fn noted(mut decision: Decision, second: bool) -> Decision {
     for index in 0..decision.charges().len() {
         if let Some(charge) = decision.charge_mut(index) {
-            if let Some(receipt) = charge.take_receipt() {
-                charge.put_receipt(&receipt.noted(second));
-            }
+            note(charge, second);
         }
     }
     decision
 }
 
+fn note(charge: &mut ChargeDecision, second: bool) {
+    if let Some(receipt) = charge.take_receipt() {
+        charge.put_receipt(&receipt.noted(second));
+    }
+}
+
+#[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
 impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S> {
     /// The second limiter's: what befalls the first is told to the observer.
     type Error = S::Error;
@@ -196,6 +202,23 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
 
     fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.ask(charges, Verb::Take)
+    }
+
+    /// The first limiter's shortcut, if it has one and can answer.
+    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let mut answer = self.first.take_at_once(policy, key, cost)?;
+        note(&mut answer, false);
+        Some(answer)
+    }
+
+    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
+        if !self.first.take_quietly(charges, receipts) {
+            return false;
+        }
+        for receipt in receipts.iter_mut().take(charges.len()).filter(|receipt| receipt.units() > 0) {
+            *receipt = std::mem::replace(receipt, Receipt::NOTHING).noted(false);
+        }
+        true
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
@@ -226,6 +249,12 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     /// Forgets it in both.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
         self.both(Some(self.first.reset(policy, key)), Some(self.second.reset(&self.shared.share(policy), key)))
+    }
+
+    /// Both must support it, the second with its share.
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.first.supports(quota)?;
+        self.second.supports(&quota.share(self.shared.processes))
     }
 
     fn atomicity(&self) -> Atomicity {
@@ -260,11 +289,11 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
                 let shared = Arc::clone(&self.shared);
                 Reply::Later(Box::pin(async move {
                     if let Some(first) = first {
-                        if let Err(error) = first.wait().await {
+                        if let Err(error) = first.await {
                             shared.tell(&error);
                         }
                     }
-                    second.wait().await
+                    second.await
                 }))
             }
         }

@@ -6,7 +6,10 @@ mod fallback;
 pub mod memory;
 #[cfg(feature = "redis")]
 pub mod redis;
+mod reply;
 mod roster;
+mod shared;
+mod support;
 
 use std::future::Future;
 
@@ -14,11 +17,14 @@ use crate::algorithm::How;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 pub use boxed::{BoxLimiter, LimiterError};
 pub use by_hand::{Blocks, Meters};
 pub use fallback::FallbackLimiter;
+pub use reply::{Reply, ReplyFuture};
 pub use roster::Roster;
+pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.
 ///
@@ -35,7 +41,8 @@ pub use roster::Roster;
 ///   each that took something. Charges of one set are for different (policy, key) pairs: the caller sums equal ones, and
 ///   a limiter may answer anything to a set that breaks this, but must not panic or hang.
 /// * **Cost 0** looks: it takes nothing, and is allowed unless a [block](crate::Quota::block) is in the way.
-/// * **What a limiter does not know** it does not pass over: an effect or an algorithm that it cannot do is its error.
+/// * **Unsupported quotas.** [`supports`](Self::supports) says which quotas a limiter can keep. A charge for another quota,
+///   or with an effect that the limiter does not know, is its error; it is never ignored.
 /// * **Errors** are the limiter's own trouble (a store that is away), never a refusal. The middleware's
 ///   [`OnError`](crate::OnError) says what becomes of the request.
 /// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is made; a remote one encodes
@@ -98,6 +105,18 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Forgets the state of a (policy, key): its whole quota is back.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>>;
+
+    /// Whether this limiter can keep the states of a quota: all of them, unless it says otherwise.
+    ///
+    /// The layer's `check()` reports a quota that its limiter does not support, and the conformance suite leaves it out. A
+    /// limiter that is asked about such a quota all the same must not ignore it: it returns its error, or denies.
+    ///
+    /// # Errors
+    /// If the limiter does not support the quota. The error says why, and what to use instead.
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        let _ = quota;
+        Ok(())
+    }
 
     /// How strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
@@ -267,58 +286,5 @@ impl Refund {
     }
 }
 
-/// An answer, now or later.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
-pub enum Reply<T, E, F> {
-    /// The answer is known.
-    Now(Result<T, E>),
-    /// The answer comes with this future.
-    Later(F),
-}
-
-impl<T, E, F: Future<Output = Result<T, E>>> Reply<T, E, F> {
-    /// Waits for the answer, if it is not there yet.
-    ///
-    /// # Errors
-    /// The limiter's own.
-    pub async fn wait(self) -> Result<T, E> {
-        match self {
-            Self::Now(answer) => answer,
-            Self::Later(future) => future.await,
-        }
-    }
-}
-
-impl<L: Limiter + ?Sized> Limiter for std::sync::Arc<L> {
-    type Error = L::Error;
-    type Future<T: Send + 'static> = L::Future<T>;
-
-    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
-        (**self).take(charges)
-    }
-
-    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
-        (**self).peek(charges)
-    }
-
-    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>> {
-        (**self).refund(refunds)
-    }
-
-    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
-        (**self).settle(charges)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {
-        (**self).reset(policy, key)
-    }
-
-    fn atomicity(&self) -> Atomicity {
-        (**self).atomicity()
-    }
-
-    fn roster(&self) -> Option<&Roster> {
-        (**self).roster()
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -26,6 +26,7 @@ pin_project! {
     /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
     /// later, it does not, unless a layer within has refused the request: the service may have done all the work. Rules that
     /// settle may say otherwise, see [`Rule::unanswered`](super::Rule::unanswered).
+    #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
         S: Service<Request<B>>,

@@ -27,7 +27,7 @@ async fn remaining(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
     let key = key(name);
     let charge = [Charge::new(policy, &key).cost(0)];
     for _ in 0..50 {
-        if let Ok(decision) = limiter.peek(&charge).wait().await {
+        if let Ok(decision) = limiter.peek(&charge).await {
             return decision.charges()[0].remaining();
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -56,7 +56,7 @@ async fn callers_are_spread(cluster: &Cluster) {
         let (one, two) = (policy("one", lasting(10)), policy("two", lasting(10)));
         for caller in 0..60 {
             let key = key(&format!("caller {caller}"));
-            let decision = limiter.take(&[Charge::new(&one, &key), Charge::new(&two, &key)]).wait().await.unwrap();
+            let decision = limiter.take(&[Charge::new(&one, &key), Charge::new(&two, &key)]).await.unwrap();
             assert!(decision.is_allowed());
         }
         let mut slots = BTreeSet::new();
@@ -106,7 +106,7 @@ async fn the_rights_of_the_readme_are_enough(cluster: &Cluster) {
     let policy = policy("rights", lasting(10));
     for caller in 0..30 {
         let key = key(&format!("caller {caller}"));
-        assert!(limiter.take(&[Charge::new(&policy, &key)]).wait().await.unwrap().is_allowed());
+        assert!(limiter.take(&[Charge::new(&policy, &key)]).await.unwrap().is_allowed());
     }
 }
 
@@ -117,8 +117,8 @@ async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
     for (number, name) in (1..).zip(["a", "b", "c", "d", "e", "f"]) {
         let (all, one) = (key("all"), key(name));
         let set = [Charge::new(&everybody, &all).cost(7), Charge::new(&caller, &one)];
-        assert!(limiter.take(&set).wait().await.unwrap().is_allowed());
-        let refused = limiter.take(&set).wait().await.unwrap();
+        assert!(limiter.take(&set).await.unwrap().is_allowed());
+        let refused = limiter.take(&set).await.unwrap();
         assert!(!refused.is_allowed() && refused.charges()[0].is_allowed() && !refused.charges()[1].is_allowed());
         assert_eq!(refused.charges()[0].remaining(), 1_000 - number * 7, "as it is when that is back");
     }
@@ -140,7 +140,7 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
                 for _ in 0..40 {
                     let set = [Charge::new(&everybody, &all), Charge::new(&caller, &one)];
                     // A check that failed may have been charged: it is not, where none is away.
-                    if limiter.take(&set).wait().await.is_ok_and(|decision| decision.is_allowed()) {
+                    if limiter.take(&set).await.is_ok_and(|decision| decision.is_allowed()) {
                         passed.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -189,7 +189,7 @@ async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut C
                 let key = key(&format!("caller {task}"));
                 while Instant::now() < until {
                     let began = Instant::now();
-                    let answer = limiter.take(&[Charge::new(&caller, &key)]).wait().await;
+                    let answer = limiter.take(&[Charge::new(&caller, &key)]).await;
                     slowest.fetch_max(u64::try_from(began.elapsed().as_millis()).unwrap(), Ordering::Relaxed);
                     passed[task].fetch_add(u64::from(answer.is_ok_and(|it| it.is_allowed())), Ordering::Relaxed);
                     tokio::time::sleep(Duration::from_millis(20)).await;

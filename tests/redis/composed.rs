@@ -97,7 +97,7 @@ async fn serve(stack: &Boxed, request: Request<()>, reached: &AtomicU64) {
 
 async fn used(limiter: &RedisLimiter, name: &str, quota: Quota) -> u64 {
     let (policy, key) = (policy(name, quota), Key::global());
-    let looked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).wait().await.unwrap();
+    let looked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).await.unwrap();
     quota.capacity() - looked.charges()[0].remaining()
 }
 

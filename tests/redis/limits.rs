@@ -65,7 +65,7 @@ async fn with_leases_the_total_is_never_exceeded_and_calls_are_few() {
     tokio::time::sleep(Duration::from_millis(400)).await;
     let policy = policy("storm", lasting(1_000_000));
     let all = key("all");
-    let peeked = limiters[0].peek(&[Charge::new(&policy, &all)]).wait().await.unwrap();
+    let peeked = limiters[0].peek(&[Charge::new(&policy, &all)]).await.unwrap();
     assert_eq!(peeked.charges()[0].remaining(), 1_000_000 - 60_000 - 1, "what was not used is back");
 
     let passed = storm(&limiters, 10, 2_000, lasting(5_000)).await;
@@ -82,7 +82,7 @@ async fn a_denied_key_costs_no_calls_until_its_wait_is_over() {
     let (a, b) = (key("a"), key("b"));
     for _ in 0..1_000 {
         let set = [Charge::new(&other, &b), Charge::new(&policy, &a)];
-        assert!(!limiter.take(&set).wait().await.unwrap().is_allowed());
+        assert!(!limiter.take(&set).await.unwrap().is_allowed());
     }
     let after = calls(&server);
     assert!(after - before <= 2, "{} calls", after - before);
@@ -97,10 +97,10 @@ async fn what_is_given_back_or_reset_passes_again_at_once() {
     let mut taken = take(&limiter, &policy, "a", 2).await.unwrap();
     assert!(!passes(&limiter, &policy, "a").await);
     let receipt = taken.take_receipts().pop().flatten().unwrap();
-    limiter.refund(vec![Refund::new(policy.clone(), a.clone(), receipt)]).wait().await.unwrap();
+    limiter.refund(vec![Refund::new(policy.clone(), a.clone(), receipt)]).await.unwrap();
     assert!(passes(&limiter, &policy, "a").await && passes(&limiter, &policy, "a").await);
     assert!(!passes(&limiter, &policy, "a").await);
-    limiter.reset(&policy, &a).wait().await.unwrap();
+    limiter.reset(&policy, &a).await.unwrap();
     assert!(passes(&limiter, &policy, "a").await);
 }
 
@@ -114,27 +114,27 @@ async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_co
     let all = [first, second, third].map(|policy| Charge::new(policy, &a));
     for leases in [0, 100] {
         let limiter = RedisLimiter::builder().leases(leases).denials(0).connect(&server.url()).await.unwrap();
-        let mut taken = limiter.take(&all).wait().await.unwrap();
+        let mut taken = limiter.take(&all).await.unwrap();
         assert!(taken.is_allowed());
         assert_eq!(keys(&server).len(), 1);
         // One at a time, and in another order.
-        assert!(limiter.take(&[all[2].cost(2), all[0]]).wait().await.unwrap().is_allowed());
+        assert!(limiter.take(&[all[2].cost(2), all[0]]).await.unwrap().is_allowed());
         let left = async || {
-            let peeked = limiter.peek(&[all[1].cost(0), all[2].cost(0), all[0].cost(0)]).wait().await.unwrap();
+            let peeked = limiter.peek(&[all[1].cost(0), all[2].cost(0), all[0].cost(0)]).await.unwrap();
             peeked.charges().iter().map(|charge| charge.remaining()).collect::<Vec<_>>()
         };
         assert_eq!(left().await, [6, 6, 3]);
         // What would be too much for one takes from none.
-        assert!(!limiter.take(&all.map(|charge| charge.cost(4))).wait().await.unwrap().is_allowed());
+        assert!(!limiter.take(&all.map(|charge| charge.cost(4))).await.unwrap().is_allowed());
         assert_eq!(left().await, [6, 6, 3]);
         let receipts = taken.take_receipts();
         let refunds = [first, second, third].into_iter().zip(receipts);
         let refunds = refunds.map(|(policy, receipt)| Refund::new(policy.clone(), a.clone(), receipt.unwrap()));
-        limiter.refund(refunds.collect()).wait().await.unwrap();
+        limiter.refund(refunds.collect()).await.unwrap();
         assert_eq!(left().await, [7, 7, 4]);
-        limiter.reset(third, &a).wait().await.unwrap();
+        limiter.reset(third, &a).await.unwrap();
         assert_eq!(left().await, [7, 9, 4]);
-        limiter.reset(first, &a).wait().await.unwrap();
+        limiter.reset(first, &a).await.unwrap();
         assert_eq!(keys(&server).len(), 0, "nothing is left");
     }
 }
@@ -148,7 +148,7 @@ async fn a_refund_whose_answer_nobody_waits_for_is_sent() {
     let receipt = taken.take_receipts().pop().flatten().unwrap();
     drop(limiter.refund(vec![Refund::new(policy.clone(), a.clone(), receipt)]));
     for _ in 0..200 {
-        let peeked = limiter.peek(&[Charge::new(&policy, &a).cost(0)]).wait().await.unwrap();
+        let peeked = limiter.peek(&[Charge::new(&policy, &a).cost(0)]).await.unwrap();
         if peeked.charges()[0].remaining() == 2 {
             return;
         }

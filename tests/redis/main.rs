@@ -37,7 +37,7 @@ fn policy(name: &str, quota: Quota) -> Policy {
 }
 
 async fn take(limiter: &RedisLimiter, policy: &Policy, name: &str, cost: u64) -> Result<Decision, RedisError> {
-    limiter.take(&[Charge::new(policy, &key(name)).cost(cost)]).wait().await
+    limiter.take(&[Charge::new(policy, &key(name)).cost(cost)]).await
 }
 
 async fn passes(limiter: &RedisLimiter, policy: &Policy, name: &str) -> bool {

@@ -115,7 +115,7 @@ fn key_of(user: &str) -> Key {
 
 /// How much of a policy's quota is used.
 async fn used(limiter: &RedisLimiter, policy: &Policy, key: &Key) -> u64 {
-    let decision = limiter.peek(&[Charge::new(policy, key).cost(0)]).wait().await.unwrap();
+    let decision = limiter.peek(&[Charge::new(policy, key).cost(0)]).await.unwrap();
     let charge = &decision.charges()[0];
     charge.limit() - charge.remaining()
 }
@@ -130,7 +130,7 @@ async fn settle(limiter: &RedisLimiter) {
 /// The master that has a user's keys, and their slot, found by a request.
 async fn place(cluster: &Cluster, limiter: &RedisLimiter, user: &str) -> (usize, u16) {
     let (policy, key) = (policy("any", window(MANY)), key_of(user));
-    limiter.take(&[Charge::new(&policy, &key)]).wait().await.unwrap();
+    limiter.take(&[Charge::new(&policy, &key)]).await.unwrap();
     for master in 0..Cluster::MASTERS {
         let mut connection = cluster.servers[master].connection();
         let stored: Vec<String> = redis::cmd("KEYS").arg(format!("probe:*{user}*")).query(&mut connection).unwrap();
@@ -182,7 +182,7 @@ async fn charge_new_ones(limiter: RedisLimiter, key: Key, counts: Arc<Mutex<Vec<
     while !stop.load(Ordering::Relaxed) {
         let turn = usize::try_from(began.elapsed().as_millis() / TURN.as_millis()).unwrap();
         let [one, other] = new_ones(turn);
-        let taken = limiter.take(&[Charge::new(&one, &key), Charge::new(&other, &key)]).wait().await;
+        let taken = limiter.take(&[Charge::new(&one, &key), Charge::new(&other, &key)]).await;
         let admitted = taken.expect("a check of new keys").is_allowed();
         {
             let mut counts = counts.lock().unwrap();
@@ -310,19 +310,19 @@ async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
     let changes = [("log", log(LOGGED), log(FEW)), ("buckets", log(FEW), buckets), ("text", window(FEW), log(FEW))];
     let changes = changes.map(|(name, before, after)| (policy(name, before), policy(name, after)));
     for (before, _) in &changes {
-        assert!(limiter.take(&[Charge::new(before, &key).cost(3)]).wait().await.unwrap().is_allowed());
+        assert!(limiter.take(&[Charge::new(before, &key).cost(3)]).await.unwrap().is_allowed());
     }
     let to = (from + 1) % Cluster::MASTERS;
     cluster.begin_to_move(slot, from, to);
     let [one, two, text] = &changes;
     for (_, after) in [one, two] {
-        assert!(limiter.take(&[Charge::new(after, &key)]).wait().await.unwrap().is_allowed());
+        assert!(limiter.take(&[Charge::new(after, &key)]).await.unwrap().is_allowed());
         assert_eq!(used(&limiter, after, &key).await, 4, "of {}", after.quota());
     }
-    let refused = limiter.take(&[Charge::new(&text.1, &key)]).wait().await.unwrap_err();
+    let refused = limiter.take(&[Charge::new(&text.1, &key)]).await.unwrap_err();
     assert_eq!(refused.kind(), RedisErrorKind::Unavailable, "{refused}");
     cluster.keys(slot, from).iter().for_each(|key| cluster.carry(key, from, to));
-    assert!(limiter.take(&[Charge::new(&text.1, &key)]).wait().await.is_ok_and(|decision| decision.is_allowed()));
+    assert!(limiter.take(&[Charge::new(&text.1, &key)]).await.is_ok_and(|decision| decision.is_allowed()));
     cluster.end_to_move(slot, from, to);
     for (_, after) in &changes {
         assert_eq!(used(&limiter, after, &key).await, 4, "of {}", after.quota());

@@ -128,11 +128,11 @@ async fn the_rights_that_are_advised_are_enough() {
                     take(&limiter, &policy, "a", 1).await.unwrap_or_else(|error| panic!("{rights}: {error}"));
                 let receipt = taken.take_receipts().pop().flatten().unwrap();
                 let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
-                limiter.refund(vec![refund]).wait().await.unwrap();
+                limiter.refund(vec![refund]).await.unwrap();
                 take(&limiter, &policy, "a", 1).await.unwrap();
             }
         }
-        limiter.reset(&policy("same", Quota::per_hour(1)), &key("a")).wait().await.unwrap();
+        limiter.reset(&policy("same", Quota::per_hour(1)), &key("a")).await.unwrap();
     }
 }
 

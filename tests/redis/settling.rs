@@ -14,7 +14,7 @@ use super::{connect, key, policy};
 
 /// What is used once all that was sent has been answered.
 async fn used(limiter: &RedisLimiter, policy: &Policy) -> u64 {
-    let decision = limiter.peek(&[Charge::new(policy, &key("all")).cost(0)]).wait().await.unwrap();
+    let decision = limiter.peek(&[Charge::new(policy, &key("all")).cost(0)]).await.unwrap();
     policy.quota().capacity() - decision.charges()[0].remaining()
 }
 

@@ -90,7 +90,7 @@ impl RedisLimiter {
     /// Looks at a state that nobody has, for what is wrong with the server.
     async fn look(&self) -> Result<(), RedisError> {
         let policy = Policy::from(Quota::per_second(1));
-        self.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).wait().await.map(drop)
+        self.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.map(drop)
     }
 
     /// Checks that wait for an answer.

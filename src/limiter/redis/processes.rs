@@ -56,7 +56,7 @@ fn one_of_the_processes() {
                 for check in 0..CHECKS {
                     let cost = [1, 1, 2, 1, 3, 1][((task + check) % 6) as usize];
                     let set: Vec<_> = policies.iter().map(|policy| Charge::new(policy, &key).cost(cost)).collect();
-                    let decision = limiter.take(&set).wait().await.unwrap();
+                    let decision = limiter.take(&set).await.unwrap();
                     admitted += if decision.is_allowed() { cost } else { 0 };
                     if check % 7 == task % 7 {
                         tokio::time::sleep(Duration::from_micros(300 * (task % 5))).await;
@@ -213,7 +213,7 @@ fn eight_processes_with_leases_never_admit_more_than_there_is_and_give_back_the_
         let left = runtime.block_on(async {
             let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
             let key = Key::of("one").unwrap();
-            let peeked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).wait().await.unwrap();
+            let peeked = limiter.peek(&[Charge::new(&policy, &key).cost(0)]).await.unwrap();
             peeked.charges()[0].remaining()
         });
         assert_eq!(limit - left, admitted, "all that was charged was used");

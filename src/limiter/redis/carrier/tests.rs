@@ -89,11 +89,11 @@ fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
                 })
                 .collect();
             runtime.block_on(async {
-                let expected = memory.peek(&charges).wait().await.unwrap();
-                let peeked = redis.peek(&charges).wait().await.unwrap();
+                let expected = memory.peek(&charges).await.unwrap();
+                let peeked = redis.peek(&charges).await.unwrap();
                 prop_assert_eq!(told(&peeked, &charges), told(&expected, &charges), "a look at {:?}", &set);
-                let expected = memory.take(&charges).wait().await.unwrap();
-                let mut taken = redis.take(&charges).wait().await.unwrap();
+                let expected = memory.take(&charges).await.unwrap();
+                let mut taken = redis.take(&charges).await.unwrap();
                 prop_assert_eq!(told(&taken, &charges), told(&expected, &charges), "{:?}", &set);
                 prop_assert!(taken.is_allowed() || taken.take_receipts().iter().all(Option::is_none));
                 while redis.waiting() > 0 {
@@ -101,7 +101,7 @@ fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
                 }
                 for (policy, key) in policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))) {
                     let look = [Charge::new(policy, key).cost(0)];
-                    let (expected, found) = (memory.peek(&look).wait().await, redis.peek(&look).wait().await);
+                    let (expected, found) = (memory.peek(&look).await, redis.peek(&look).await);
                     prop_assert_eq!(
                         told(&found.unwrap(), &look),
                         told(&expected.unwrap(), &look),

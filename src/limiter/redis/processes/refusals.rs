@@ -48,7 +48,7 @@ fn one_of_the_processes() {
                 for check in 0..CHECKS {
                     let on_refusal = Effect::OnRefusal { of: 1 };
                     let login = [Charge::new(&tries, &key), Charge::new(&block, &key).effect(on_refusal)];
-                    let decision = limiter.take(&login).wait().await.unwrap();
+                    let decision = limiter.take(&login).await.unwrap();
                     counts[match (decision.is_allowed(), decision.charges()[1].is_allowed()) {
                         (true, _) => 0,
                         (false, true) => 1,
@@ -57,7 +57,7 @@ fn one_of_the_processes() {
                     let cost = 1 + (task + check) % 3;
                     let plan = Charge::new(&plan, &key).cost(cost).effect(Effect::Observe);
                     let api = [plan, Charge::new(&over, &key).cost(cost).effect(on_refusal)];
-                    assert!(limiter.take(&api).wait().await.unwrap().is_allowed());
+                    assert!(limiter.take(&api).await.unwrap().is_allowed());
                     counts[3] += cost;
                 }
                 counts
@@ -100,7 +100,7 @@ fn refusals_of_eight_processes_close_a_key_exactly_and_each_unit_is_metered_once
         assert!(left > DAY - Duration::from_secs(600) && left <= DAY, "{left:?}");
         let meters = Meters::new(limiter.clone(), over).unwrap();
         let metered = meters.usage(&key).await.unwrap();
-        let peeked = limiter.peek(&[Charge::new(&plan, &key).cost(0)]).wait().await.unwrap();
+        let peeked = limiter.peek(&[Charge::new(&plan, &key).cost(0)]).await.unwrap();
         assert_eq!(PASS - peeked.charges()[0].remaining() + metered, asked);
 
         meters.settle(&key, metered - 7).await.unwrap();

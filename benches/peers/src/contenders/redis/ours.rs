@@ -27,7 +27,7 @@ impl RedisContender for Ours {
             remote(move |key| {
                 let key = Key::of(key).unwrap_or(Key::global());
                 let answer = limiter.take(&[Charge::new(&policy, &key)]);
-                async move { answer.wait().await.expect("the server answers").is_allowed() }
+                async move { answer.await.expect("the server answers").is_allowed() }
             })
         })
     }

@@ -1,0 +1,85 @@
+//! A limiter's answer, now or later.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use pin_project_lite::pin_project;
+
+/// A limiter's answer: known now, or to be awaited.
+///
+/// `.await` gives the answer in both cases. A reply that is dropped may leave everything undone: a limiter may wait until
+/// its future is polled. See [`Limiter`](crate::Limiter) for what [`refund`](crate::Limiter::refund) and
+/// [`settle`](crate::Limiter::settle) promise beyond that.
+///
+/// ```
+/// use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let limiter = MemoryLimiter::new();
+/// let policy = Policy::new("login", Quota::per_hour(5))?;
+/// limiter.reset(&policy, &Key::of("alice").unwrap()).await?;
+/// # Ok(()) }
+/// ```
+///
+/// The compiler warns when the `.await` is forgotten:
+///
+/// ```compile_fail
+/// #![deny(unused_must_use)]
+/// # use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota};
+/// # fn forgotten(limiter: &MemoryLimiter, policy: &Policy, key: &Key) {
+/// Limiter::reset(limiter, policy, key);
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a limiter may do nothing until its reply is awaited"]
+#[expect(clippy::exhaustive_enums, reason = "complete by nature")]
+pub enum Reply<T, E, F> {
+    /// The answer is known.
+    Now(Result<T, E>),
+    /// The answer comes with this future.
+    Later(F),
+}
+
+impl<T, E, F: Future<Output = Result<T, E>>> IntoFuture for Reply<T, E, F> {
+    type Output = Result<T, E>;
+    type IntoFuture = ReplyFuture<T, E, F>;
+
+    fn into_future(self) -> ReplyFuture<T, E, F> {
+        match self {
+            Self::Now(answer) => ReplyFuture { state: State::Now { answer: Some(answer) } },
+            Self::Later(future) => ReplyFuture { state: State::Later { future } },
+        }
+    }
+}
+
+pin_project! {
+    /// The future of a [`Reply`]: what `.await` polls.
+    #[derive(Debug)]
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ReplyFuture<T, E, F> {
+        #[pin]
+        state: State<T, E, F>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    #[derive(Debug)]
+    enum State<T, E, F> {
+        Now { answer: Option<Result<T, E>> },
+        Later { #[pin] future: F },
+    }
+}
+
+impl<T, E, F: Future<Output = Result<T, E>>> Future for ReplyFuture<T, E, F> {
+    type Output = Result<T, E>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T, E>> {
+        match self.project().state.project() {
+            // Pending for ever after the answer was taken, as no caller polls again.
+            StateProjection::Now { answer } => answer.take().map_or(Poll::Pending, Poll::Ready),
+            StateProjection::Later { future } => future.poll(context),
+        }
+    }
+}

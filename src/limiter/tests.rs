@@ -1,0 +1,151 @@
+//! What every limiter inherits: replies that are awaited, and wrappers that forward every method.
+
+use std::collections::BTreeSet;
+use std::future::{Ready, ready};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+
+/// Answers everything, and remembers which methods were called.
+#[derive(Clone, Default)]
+struct Probe {
+    called: Arc<Mutex<BTreeSet<&'static str>>>,
+    roster: Arc<Roster>,
+}
+
+type Never = std::convert::Infallible;
+
+impl Probe {
+    fn note(&self, method: &'static str) {
+        self.called.lock().unwrap().insert(method);
+    }
+
+    fn decision(charges: &[Charge<'_>]) -> Decision {
+        Decision::new(true, charges.iter().map(|_| ChargeDecision::allowed(1, 0)))
+    }
+}
+
+#[deny(clippy::missing_trait_methods, reason = "a method without a note is not seen to be forwarded")]
+impl Limiter for Probe {
+    type Error = Never;
+    type Future<T: Send + 'static> = Ready<Result<T, Never>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Never, Self::Future<Decision>> {
+        self.note("take");
+        Reply::Now(Ok(Self::decision(charges)))
+    }
+
+    fn take_at_once(&self, _: &Policy, _: &Key, _: u64) -> Option<ChargeDecision> {
+        self.note("take_at_once");
+        Some(ChargeDecision::allowed(1, 0))
+    }
+
+    fn take_quietly(&self, _: &[Charge<'_>], _: &mut [Receipt]) -> bool {
+        self.note("take_quietly");
+        true
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Never, Self::Future<Decision>> {
+        self.note("peek");
+        Reply::Now(Ok(Self::decision(charges)))
+    }
+
+    fn refund(&self, _: Vec<Refund>) -> Reply<(), Never, Self::Future<()>> {
+        self.note("refund");
+        Reply::Now(Ok(()))
+    }
+
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Never, Self::Future<Decision>> {
+        self.note("settle");
+        Reply::Now(Ok(Self::decision(charges)))
+    }
+
+    fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Never, Self::Future<()>> {
+        self.note("reset");
+        Reply::Later(ready(Ok(())))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.note("supports");
+        Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, "it is a probe"))
+    }
+
+    fn atomicity(&self) -> Atomicity {
+        self.note("atomicity");
+        Atomicity::Compensated
+    }
+
+    fn roster(&self) -> Option<&Roster> {
+        self.note("roster");
+        Some(&self.roster)
+    }
+}
+
+/// Calls every method of a limiter once, and returns which of them reached the probe.
+async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str> {
+    let policy = Policy::new("probed", Quota::per_minute(5)).unwrap();
+    let key = Key::of("alice").unwrap();
+    let charges = [Charge::new(&policy, &key)];
+    let refund = Refund::new(policy.clone(), key.clone(), Receipt::new(1, 0, 0));
+    assert!(limiter.take(&charges).await.unwrap().is_allowed());
+    assert!(limiter.take_at_once(&policy, &key, 1).is_some());
+    assert!(limiter.take_quietly(&charges, &mut [Receipt::NOTHING]));
+    assert!(limiter.peek(&charges).await.unwrap().is_allowed());
+    limiter.refund(vec![refund]).await.unwrap();
+    assert!(limiter.settle(&charges).await.unwrap().is_allowed());
+    limiter.reset(&policy, &key).await.unwrap();
+    assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
+    assert_eq!(limiter.atomicity(), Atomicity::Compensated);
+    assert_eq!(limiter.roster().map(Roster::number), Some(probe.roster.number()));
+    std::mem::take(&mut probe.called.lock().unwrap())
+}
+
+#[tokio::test]
+async fn wrappers_forward_every_method() {
+    let probe = Probe::default();
+    let all = reached(&probe, probe.clone()).await;
+    assert_eq!(reached(&probe, Arc::new(probe.clone())).await, all, "Arc");
+    assert_eq!(reached(&probe, BoxLimiter::new(probe.clone())).await, all, "BoxLimiter");
+    let fallback = FallbackLimiter::new(probe.clone(), crate::MemoryLimiter::new(), NonZeroU32::MIN);
+    assert_eq!(reached(&probe, fallback).await, all, "FallbackLimiter");
+}
+
+#[tokio::test]
+async fn fallback_supports_what_both_of_its_limiters_do() {
+    let (probe, memory) = (Probe::default(), crate::MemoryLimiter::new());
+    let quota = Quota::per_minute(5);
+    assert!(FallbackLimiter::new(memory.clone(), probe, NonZeroU32::MIN).supports(&quota).is_err());
+    assert!(FallbackLimiter::new(memory.clone(), memory, NonZeroU32::MIN).supports(&quota).is_ok());
+}
+
+#[tokio::test]
+async fn fallback_returns_receipts_of_the_shortcut_to_the_first() {
+    let (first, second) = (crate::MemoryLimiter::new(), crate::MemoryLimiter::new());
+    let limiter = FallbackLimiter::new(first.clone(), second, NonZeroU32::MIN);
+    let (policy, key) = (Policy::new("short", Quota::per_day(5)).unwrap(), Key::of("alice").unwrap());
+    let left = || first.peek_now(&[Charge::new(&policy, &key).cost(0)]).charges()[0].remaining();
+    let receipt = limiter.take_at_once(&policy, &key, 3).and_then(|mut answer| answer.take_receipt()).unwrap();
+    assert_eq!(left(), 2);
+    limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await.unwrap();
+    assert_eq!(left(), 5);
+}
+
+#[tokio::test]
+async fn reply_is_awaited_now_or_later() {
+    for answer in [Ok(5), Err("away")] {
+        assert_eq!(Reply::<_, _, Ready<_>>::Now(answer).await, answer);
+        assert_eq!(Reply::Later(ready(answer)).await, answer);
+    }
+}
+
+#[test]
+fn unsupported_quota_says_which_and_why() {
+    let quota: Quota = "5 per minute, sliding log".parse().unwrap();
+    let error = UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, &quota, "it has room for 3: raise its capacity");
+    assert_eq!(error.kind(), UnsupportedQuotaKind::TooLarge);
+    assert_eq!(
+        error.to_string(),
+        "this limiter does not support the quota \"5 per minute, sliding log\": it has room for 3: raise its capacity"
+    );
+}
