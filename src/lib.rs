@@ -50,7 +50,7 @@
 //! * **`axum`**: [`key::peer_ip`] and its kin find the `ConnectInfo<SocketAddr>` that axum puts into requests. It depends on
 //!   axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
 //! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
-//!   transport. gRPC requests are told by their content type and refused as such without it.
+//!   transport. gRPC requests are recognised and refused as such without it.
 //! * **`tokio`**: `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
 //!   timer alone.
 //! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
@@ -100,8 +100,8 @@ pub use limiter::{
 pub use middleware::TokioTimer;
 pub use middleware::{
     Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
-    MissingKey, OnError, PlanOverrides, Protocol, ProtocolRule, RateLimit, RateLimitLayer, Refusal, Refusals,
-    ResetEncoding, ResetMeaning, Rule, Timer, Unanswered, When,
+    MissingKey, OnError, PlanOverrides, Protocol, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding,
+    ResetMeaning, Rule, Timer, Unanswered, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};

@@ -7,7 +7,7 @@ use std::future::{Ready, ready};
 use std::net::IpAddr;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use support::Scripted;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
@@ -112,6 +112,7 @@ async fn a_denial_says_what_it_is_in_the_clients_protocol() {
         r#"{"type":"about:blank","title":"Forbidden","status":403,"detail":"This client may not use this service."}"#
     );
     let mut request = from("8.8.8.8");
+    (*request.method_mut(), *request.version_mut()) = (Method::POST, Version::HTTP_2);
     request.headers_mut().insert("content-type", HeaderValue::from_static("application/grpc"));
     let response = service.oneshot(request).await.unwrap();
     assert_eq!(

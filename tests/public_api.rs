@@ -12,9 +12,8 @@ use tower_ratelimit::{
     Algorithm, Anchor, Atomicity, BoxLimiter, Charge, ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers,
     HeadersError, Jitter, Key, LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter,
     MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError,
-    Protocol, ProtocolRule, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal,
-    Refusals, Reply, ReplyFuture, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, UnsupportedQuota,
-    UnsupportedQuotaKind, When,
+    Protocol, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal, Refusals, Reply,
+    ReplyFuture, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, UnsupportedQuota, UnsupportedQuotaKind, When,
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
@@ -81,7 +80,6 @@ fn settings_and_names_are_values() {
     value::<ResetMeaning>();
     value::<GrpcCode>();
     value::<Protocol>();
-    value::<ProtocolRule>();
     value::<Prefixes>();
     value::<PeerAddr>();
     cloned::<Jitter>();

@@ -210,7 +210,8 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// by the combinators of `tower::ServiceExt`. In an axum application, a `Router` will do, or a `tower::service_fn`.
     ///
     /// * The request carries its [`Outcome`](crate::Outcome), of the kind [`Overflowed`](crate::OutcomeKind::Overflowed).
-    /// * Its response gets the header fields of a refusal, `Retry-After` among them: when the same request would pass.
+    /// * Its response gets the header fields of a refusal, `Retry-After` among them: when the same request would pass. It
+    ///   also gets `Cache-Control: no-store`, unless the overflow's service has set a `Cache-Control` of its own.
     /// * Its errors are handed on as they are, as those of the service.
     /// * It does not count for the readiness of the layer's service. A clone of it is asked for its own at the moment when
     ///   it is needed: if it is not ready then, the request is refused as without it. So a concurrency limit around it bounds

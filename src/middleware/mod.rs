@@ -46,8 +46,8 @@
 //!   dear to check, such as a password, wants a limit by address outside of the check as well.
 //! * **In axum**, `Router::layer` covers unknown paths too, `route_layer` only known ones. With `ServiceBuilder` the first
 //!   layer is the outermost, with several calls of `Router::layer` the last one is.
-//! * **With tonic**, `Server::layer`; one layer value serves HTTP and gRPC alike, since a refusal takes the shape that the
-//!   request's content type asks for. A `GrpcWebLayer` belongs outside of it.
+//! * **With tonic**, `Server::layer`; one layer value serves HTTP and gRPC alike, since a refusal takes the shape of
+//!   the request's [`Protocol`]. A `GrpcWebLayer` belongs outside of it.
 //! * **In several layers**, each decides by itself, from the outermost in; see below. Prefer [`RateLimitLayer::and`] where
 //!   one layer can do it: it makes one decision, and one round trip.
 //!
@@ -170,6 +170,6 @@ pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, R
 pub use layer::{OnError, RateLimitLayer};
 pub use overflow::{NoOverflow, Overflow, OverflowTo};
 pub use overrides::PlanOverrides;
-pub use refusal::{GrpcCode, Protocol, ProtocolRule, Refusal, Refusals};
+pub use refusal::{GrpcCode, Protocol, Refusal, Refusals};
 pub use rule::{IntoRule, MissingKey, Rule};
 pub use service::RateLimit;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::header::{CACHE_CONTROL, Entry};
 use http::request::Parts;
-use http::{Request, Response};
+use http::{HeaderValue, Request, Response};
 use tower_service::Service;
 
 use super::charging::Shared;
@@ -133,8 +134,12 @@ impl<L> Shared<L> {
         }
     }
 
-    /// Writes the fields of a response from the overflow: those of a refusal.
+    /// Writes the fields of a response from the overflow: those of a refusal. Its `Cache-Control` is the service's own;
+    /// without one it is not stored, since clients within their quota are not meant to get it.
     pub(super) fn finish_overflow<B>(&self, response: &mut Response<B>, decided: &Decided) {
+        if let Ok(Entry::Vacant(vacant)) = response.headers_mut().try_entry(CACHE_CONTROL) {
+            let _ = vacant.try_insert(HeaderValue::from_static("no-store"));
+        }
         self.write_refusals_headers(response, decided);
         response.extensions_mut().insert(self.outcome(decided));
     }

@@ -19,7 +19,7 @@ use crate::outcome::Outcome;
 use crate::policy::Policy;
 
 pub(crate) use prepared::PreparedRefusals;
-pub use protocol::{Protocol, ProtocolRule};
+pub use protocol::Protocol;
 
 use body::Format;
 
@@ -36,7 +36,7 @@ pub struct Refusal<'a> {
 impl<'a> Refusal<'a> {
     /// `retry_after` is the wait as it is told, see [`Prepared::told_wait`](super::headers::Prepared::told_wait).
     pub(crate) fn new(parts: &'a Parts, outcome: &'a Outcome, retry_after: Option<Duration>) -> Self {
-        Self { parts, outcome, retry_after, protocol: Protocol::of(&parts.headers), prepared: None }
+        Self { parts, outcome, retry_after, protocol: Protocol::of(parts), prepared: None }
     }
 
     /// The request without its body.
@@ -101,12 +101,21 @@ impl fmt::Debug for Refusal<'_> {
 /// |---|---|---|
 /// | it is over a quota | [`status`](Self::status), by default 429 | [`grpc_status`](Self::grpc_status), by default `RESOURCE_EXHAUSTED` (8) |
 /// | a list denies it | 403 | `PERMISSION_DENIED` (7) |
-/// | it has no key | 400, the body says what may be missing | `INVALID_ARGUMENT` (3), the message likewise |
+/// | it has no key | 400 | `INVALID_ARGUMENT` (3) |
 /// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
 ///
 /// Bodies depend on the policies that refused alone, so they are built once; when to come back is in the header fields, see
-/// [`Headers`](crate::Headers). Responses over plain HTTP have `Cache-Control: no-store`, unless a responder says otherwise.
-/// The format of the body is the server's choice and not negotiated.
+/// [`Headers`](crate::Headers). The format of the body is the server's choice and not negotiated. Bodies and messages are
+/// for clients; what an operator has to know goes to the [`Observer`](crate::Observer) and to
+/// [`RateLimitLayer::check`](crate::RateLimitLayer::check).
+///
+/// # Caches
+///
+/// Every refusal has `Cache-Control: no-store`, in every protocol. A responder's own `Cache-Control` is replaced: a cache
+/// that stored a refusal would answer other clients with it. The layer does not touch fields that overrule
+/// `Cache-Control` for some caches, such as `CDN-Cache-Control` or `X-Accel-Expires`: a responder should not set them.
+///
+/// A refusal has gRPC's shape, with the status 200, only if the request is gRPC's in every respect, see [`Protocol`].
 ///
 /// ```
 /// use tower_ratelimit::{GrpcCode, Refusal, Refusals};
@@ -134,7 +143,7 @@ pub struct Refusals {
     grpc_code: GrpcCode,
     grpc_details: bool,
     grpc_pushback: bool,
-    protocol: ProtocolRule,
+    grpc: bool,
     responder: Option<Responder>,
 }
 
@@ -183,7 +192,8 @@ impl Refusals {
     }
 
     /// A responder of one's own for every protocol: see [`Refusal::protocol`]. A gRPC client needs a status of 200, an empty
-    /// body, and `grpc-status`, as [`Refusal::default_response`] has them.
+    /// body, and `grpc-status`, as [`Refusal::default_response`] has them. To any other client a refusal should be an
+    /// error (4xx, 5xx).
     #[must_use]
     pub fn with_all<F, B>(respond: F) -> Self
     where
@@ -243,10 +253,11 @@ impl Refusals {
         self
     }
 
-    /// In which protocol refusals are told, by default in that of the request.
+    /// Whether gRPC and gRPC-Web requests are refused in gRPC's form. By default they are. Without it they are refused
+    /// as plain HTTP, which gRPC clients cannot read: that suits a service without gRPC.
     #[must_use]
-    pub fn protocol(mut self, rule: ProtocolRule) -> Self {
-        self.protocol = rule;
+    pub fn grpc(mut self, on: bool) -> Self {
+        self.grpc = on;
         self
     }
 
@@ -264,7 +275,7 @@ impl Refusals {
             grpc_code: GrpcCode::default(),
             grpc_details: true,
             grpc_pushback: true,
-            protocol: ProtocolRule::default(),
+            grpc: true,
             responder: None,
         }
     }
@@ -296,7 +307,7 @@ impl fmt::Debug for Refusals {
             .field("grpc_code", &self.grpc_code)
             .field("grpc_details", &self.grpc_details)
             .field("grpc_pushback", &self.grpc_pushback)
-            .field("protocol", &self.protocol)
+            .field("grpc", &self.grpc)
             .field("own_responder", &self.responder.is_some())
             .finish()
     }

@@ -58,7 +58,7 @@ impl PreparedRefusals {
         Self { refusals, bodies, denied, key_missing, limiter_failed }
     }
 
-    /// The fields that every refusal over plain HTTP has, unless a responder says otherwise.
+    /// The header fields of every built-in refusal over plain HTTP.
     pub(crate) fn fields(&self) -> HeaderMap {
         let mut fields = HeaderMap::new();
         fields.insert(CONTENT_TYPE, self.refusals.format.content_type());
@@ -81,7 +81,7 @@ impl PreparedRefusals {
     ) -> Option<Response<Bytes>> {
         if self.refusals.responder.is_some()
             || Reason::of(outcome) != Reason::Limited
-            || self.refusals.protocol.apply(Protocol::of(&parts.headers)) != Protocol::Http
+            || self.refusals.protocol_of(parts) != Protocol::Http
         {
             return None;
         }
@@ -94,26 +94,26 @@ impl PreparedRefusals {
 
     /// The response without the fields of [`Headers`](crate::Headers), which the caller adds in every protocol.
     pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
-        let protocol = self.refusals.protocol.apply(refusal.protocol);
+        let protocol = self.refusals.protocol_of(refusal.parts);
         let refusal = Refusal { protocol, prepared: Some(self), ..*refusal };
         let own = self.refusals.responder.as_ref();
-        match own.filter(|own| own.every_protocol || protocol == Protocol::Http) {
-            Some(own) => {
-                let mut response = (own.respond)(&refusal);
-                if protocol == Protocol::Http {
-                    forbid_storing(response.headers_mut());
-                }
-                response
-            }
+        let mut response = match own.filter(|own| own.every_protocol || protocol == Protocol::Http) {
+            Some(own) => (own.respond)(&refusal),
             None => self.default_response(&refusal),
-        }
+        };
+        forbid_storing(response.headers_mut());
+        response
     }
 
     pub(super) fn default_response(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
         let reason = Reason::of(refusal.outcome);
         match refusal.protocol {
             Protocol::Http => self.http_response(reason, refusal.outcome),
-            protocol => grpc::response(protocol, &self.grpc_status(reason, refusal)),
+            protocol => {
+                let mut response = grpc::response(protocol, &self.grpc_status(reason, refusal));
+                forbid_storing(response.headers_mut());
+                response
+            }
         }
     }
 
@@ -163,6 +163,10 @@ impl PreparedRefusals {
 }
 
 impl Refusals {
+    fn protocol_of(&self, parts: &Parts) -> Protocol {
+        if self.grpc { Protocol::of(parts) } else { Protocol::Http }
+    }
+
     fn http_status(&self, reason: Reason) -> StatusCode {
         match reason {
             Reason::Limited => self.status,
@@ -220,8 +224,8 @@ fn phrase(status: StatusCode) -> &'static str {
     status.canonical_reason().unwrap_or("Refused")
 }
 
-/// A refusal is for one client at one moment, and a cache must not give it to others.
-fn forbid_storing(fields: &mut HeaderMap) {
-    let no_store = || HeaderValue::from_static("no-store");
-    fields.entry(CACHE_CONTROL).or_insert_with(no_store);
+/// A refusal is for one client at one moment, so no cache may give it to another, whatever a responder says.
+fn forbid_storing(headers: &mut HeaderMap) {
+    // It fails if the map is full, which a responder would have to fill.
+    let _ = headers.try_insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
 }

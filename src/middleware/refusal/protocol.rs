@@ -1,44 +1,40 @@
 //! In which protocol a request was made, and so how a refusal must look.
 
-use http::header::{ACCEPT, CONTENT_TYPE};
-use http::{HeaderMap, HeaderValue};
+use http::header::{ACCEPT, CONTENT_TYPE, TE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Version};
 
-/// The protocol a request speaks, told by its `Content-Type`.
+/// The protocol in which a client expects its answer.
+///
+/// A gRPC refusal has the HTTP status 200. To a cache that is a success, so only requests that are gRPC's in
+/// every respect get one: a `Content-Type` alone is no proof, since any client can send it with a `GET`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
     /// Anything but gRPC.
     Http,
-    /// gRPC: `application/grpc`, alone or with a `+` suffix.
+    /// gRPC: a `POST` with one `Content-Type`, which is `application/grpc`, alone or with a `+` suffix. It comes over
+    /// HTTP/2 or later, or has `TE: trailers`.
     Grpc,
-    /// gRPC-Web: `application/grpc-web` or `application/grpc-web-text`, likewise.
+    /// gRPC-Web: a `POST` with one `Content-Type`, which is `application/grpc-web` or `application/grpc-web-text`, alone
+    /// or with a `+` suffix.
     GrpcWeb {
         /// The answer is to be of the `-text` type, which is base64.
         text: bool,
     },
 }
 
-/// In which protocol refusals are told.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ProtocolRule {
-    /// In that of the request.
-    #[default]
-    Auto,
-    /// As plain HTTP, whatever the request says. gRPC clients cannot read that.
-    AlwaysHttp,
-    /// As gRPC; to gRPC-Web requests as gRPC-Web.
-    AlwaysGrpc,
-}
-
 impl Protocol {
-    pub(super) fn of(headers: &HeaderMap) -> Self {
-        let kind = headers.get(CONTENT_TYPE).map(|value| kind(value.as_bytes()));
-        match kind {
-            Some(Kind::Grpc) => Self::Grpc,
-            Some(Kind::Web) => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(false) },
-            Some(Kind::WebText) => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(true) },
-            Some(Kind::Other) | None => Self::Http,
+    pub(super) fn of(parts: &Parts) -> Self {
+        if parts.method != Method::POST {
+            return Self::Http;
+        }
+        let headers = &parts.headers;
+        match content_kind(headers) {
+            Kind::Grpc if parts.version >= Version::HTTP_2 || has_te_trailers(headers) => Self::Grpc,
+            Kind::Web => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(false) },
+            Kind::WebText => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(true) },
+            Kind::Grpc | Kind::Other => Self::Http,
         }
     }
 
@@ -52,16 +48,6 @@ impl Protocol {
     }
 }
 
-impl ProtocolRule {
-    pub(super) fn apply(self, protocol: Protocol) -> Protocol {
-        match (self, protocol) {
-            (Self::AlwaysHttp, _) => Protocol::Http,
-            (Self::AlwaysGrpc, Protocol::Http) => Protocol::Grpc,
-            (Self::Auto | Self::AlwaysGrpc, protocol) => protocol,
-        }
-    }
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Grpc,
@@ -70,26 +56,45 @@ enum Kind {
     Other,
 }
 
-/// A media type ends where a `+` suffix, a parameter or nothing follows: `application/grpcfoo` is not gRPC.
-fn kind(media_type: &[u8]) -> Kind {
-    const TYPES: [(&[u8], Kind); 3] = [
-        (b"application/grpc-web-text", Kind::WebText),
-        (b"application/grpc-web", Kind::Web),
-        (b"application/grpc", Kind::Grpc),
-    ];
-    let media_type = media_type.trim_ascii();
-    for (name, kind) in TYPES {
-        let Some((start, rest)) = media_type.split_at_checked(name.len()) else {
-            continue;
-        };
-        if start.eq_ignore_ascii_case(name) && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t')) {
-            return kind;
-        }
+/// The kind of the request's content. Several content types, on several lines or on one, are of no kind.
+fn content_kind(headers: &HeaderMap) -> Kind {
+    let mut lines = headers.get_all(CONTENT_TYPE).iter();
+    match (lines.next(), lines.next()) {
+        (Some(only), None) if !only.as_bytes().contains(&b',') => kind(only.as_bytes()),
+        _ => Kind::Other,
     }
-    Kind::Other
 }
 
-/// Whether the client asked for a text answer; nothing if it named neither kind.
+/// The kind of a media type: its parameters do not matter, and `application/grpcfoo` is not gRPC.
+fn kind(media_type: &[u8]) -> Kind {
+    const TYPES: [(&[u8], Kind); 3] = [
+        (b"application/grpc", Kind::Grpc),
+        (b"application/grpc-web", Kind::Web),
+        (b"application/grpc-web-text", Kind::WebText),
+    ];
+    let essence = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let (name, suffix) = match essence.iter().position(|byte| *byte == b'+') {
+        Some(plus) => essence.split_at(plus),
+        None => (essence, &[][..]),
+    };
+    if suffix.iter().any(|byte| !is_token(*byte)) {
+        return Kind::Other;
+    }
+    TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Kind::Other, |(_, kind)| *kind)
+}
+
+/// Whether a token of RFC 9110 may contain this byte.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Whether the client reads trailers: gRPC's HTTP/2 mapping demands that clients say so.
+fn has_te_trailers(headers: &HeaderMap) -> bool {
+    let mut members = headers.get_all(TE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+/// Whether the client asked for a text answer; `None` if it named neither kind.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let kinds = || {
         let accepted = headers.get_all(ACCEPT).iter();
@@ -103,59 +108,96 @@ fn accepts_text(headers: &HeaderMap) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, request};
+
     use super::*;
 
-    fn protocol(content_type: &'static str, accept: Option<&'static str>) -> Protocol {
-        let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-        if let Some(accept) = accept {
-            headers.insert(ACCEPT, HeaderValue::from_static(accept));
-        }
-        Protocol::of(&headers)
+    fn post(content_type: &str) -> request::Builder {
+        Request::post("/").version(Version::HTTP_2).header(CONTENT_TYPE, content_type)
     }
 
+    fn protocol(request: request::Builder) -> Protocol {
+        Protocol::of(&request.body(()).unwrap().into_parts().0)
+    }
+
+    const WEB: Protocol = Protocol::GrpcWeb { text: false };
+    const WEB_TEXT: Protocol = Protocol::GrpcWeb { text: true };
+
     #[test]
-    fn the_protocol_is_told_by_the_content_type() {
-        let (web, web_text) = (Protocol::GrpcWeb { text: false }, Protocol::GrpcWeb { text: true });
+    fn a_media_type_names_its_protocol() {
         for (content_type, expected) in [
             ("application/grpc", Protocol::Grpc),
             ("application/grpc+proto", Protocol::Grpc),
             ("Application/GRPC", Protocol::Grpc),
             ("application/grpc;charset=utf-8", Protocol::Grpc),
             ("application/grpc ; charset=utf-8", Protocol::Grpc),
+            ("application/grpc+json; a=b", Protocol::Grpc),
+            ("application/grpc+proto text/html", Protocol::Http),
+            ("application/grpc text/html", Protocol::Http),
+            ("application/grpc, text/html", Protocol::Http),
+            ("application/grpc+proto,text/html", Protocol::Http),
+            ("application/grpc;a=b, text/html", Protocol::Http),
+            ("text/html, application/grpc", Protocol::Http),
             ("application/grpcfoo", Protocol::Http),
             ("application/grpc-foo", Protocol::Http),
             ("application/grp", Protocol::Http),
             ("application/json", Protocol::Http),
+            ("application/json;a=application/grpc", Protocol::Http),
+            (";application/grpc", Protocol::Http),
+            ("+", Protocol::Http),
             ("", Protocol::Http),
-            ("application/grpc-web", web),
-            ("application/grpc-web+proto", web),
+            ("application/grpc-web", WEB),
+            ("application/grpc-web+proto", WEB),
             ("application/grpc-webby", Protocol::Http),
-            ("application/grpc-web-text", web_text),
-            ("application/grpc-web-text+proto", web_text),
+            ("application/grpc-web-text", WEB_TEXT),
+            ("application/grpc-web-text+proto", WEB_TEXT),
             ("application/grpc-web-texts", Protocol::Http),
         ] {
-            assert_eq!(protocol(content_type, None), expected, "{content_type:?}");
+            assert_eq!(protocol(post(content_type)), expected, "{content_type:?}");
         }
-        assert_eq!(Protocol::of(&HeaderMap::new()), Protocol::Http);
+        assert_eq!(protocol(Request::post("/").version(Version::HTTP_2)), Protocol::Http);
+    }
+
+    #[test]
+    fn grpc_is_a_post_over_http_2_or_with_te_trailers() {
+        for method in ["GET", "HEAD", "PUT", "OPTIONS", "post", "POSTS", "QUERY"] {
+            for content_type in ["application/grpc", "application/grpc-web", "application/grpc-web-text"] {
+                let request = post(content_type).header(TE, "trailers").method(method);
+                assert_eq!(protocol(request), Protocol::Http, "{method} {content_type}");
+            }
+        }
+        for (version, te, expected) in [
+            (Version::HTTP_3, None, Protocol::Grpc),
+            (Version::HTTP_2, None, Protocol::Grpc),
+            (Version::HTTP_11, None, Protocol::Http),
+            (Version::HTTP_10, None, Protocol::Http),
+            (Version::HTTP_11, Some("trailers"), Protocol::Grpc),
+            (Version::HTTP_11, Some("deflate;q=0.5, Trailers"), Protocol::Grpc),
+            (Version::HTTP_11, Some("trailersx"), Protocol::Http),
+            (Version::HTTP_11, Some("gzip"), Protocol::Http),
+        ] {
+            let request = post("application/grpc").version(version);
+            let request = te.into_iter().fold(request, |request, te| request.header(TE, te));
+            assert_eq!(protocol(request), expected, "{version:?} {te:?}");
+        }
+        assert_eq!(protocol(post("application/grpc-web").version(Version::HTTP_11)), WEB);
+    }
+
+    #[test]
+    fn two_content_types_are_none() {
+        for (first, second) in [("application/grpc", "text/html"), ("text/html", "application/grpc-web")] {
+            assert_eq!(protocol(post(first).header(CONTENT_TYPE, second)), Protocol::Http);
+        }
+        assert_eq!(protocol(post("application/grpc").header(CONTENT_TYPE, "application/grpc")), Protocol::Http);
     }
 
     #[test]
     fn a_web_client_gets_the_type_it_accepts() {
-        let text = |content_type, accept| protocol(content_type, Some(accept)) == Protocol::GrpcWeb { text: true };
+        let text = |content_type, accept| protocol(post(content_type).header(ACCEPT, accept)) == WEB_TEXT;
         assert!(text("application/grpc-web", "application/grpc-web-text"));
         assert!(text("application/grpc-web", "text/html, Application/gRPC-Web-Text+proto;q=0.9"));
         assert!(!text("application/grpc-web-text", "application/grpc-web"));
         assert!(!text("application/grpc-web", "*/*"));
         assert!(text("application/grpc-web-text", "*/*"));
-    }
-
-    #[test]
-    fn a_rule_overrides_what_the_request_says() {
-        let web = Protocol::GrpcWeb { text: true };
-        assert_eq!(ProtocolRule::AlwaysHttp.apply(web), Protocol::Http);
-        assert_eq!(ProtocolRule::AlwaysGrpc.apply(Protocol::Http), Protocol::Grpc);
-        assert_eq!(ProtocolRule::AlwaysGrpc.apply(web), web);
-        assert_eq!(ProtocolRule::Auto.apply(Protocol::Http), Protocol::Http);
     }
 }
