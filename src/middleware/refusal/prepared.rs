@@ -19,15 +19,10 @@ const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quot
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to temporary server capacity constraints";
 
-/// For whoever reads it: most often the operator, whose server does not pass on what the extractor looks for.
-const KEY_MISSING: &str = "The request lacks what its rate limit is counted by, such as an API key or a known client \
-    address. Clients: send what this service asks for. Operators: the extractor found no key. A client's address is only \
-    known if the server passes it on (axum: into_make_service_with_connect_info::<SocketAddr>(), and this crate's \
-    feature `axum`); MissingKey says whether requests without a key are refused, share one allowance, or are exempt.";
-
+// Clients read these. What an operator has to know goes to the observer and to `RateLimitLayer::check`.
+const KEY_MISSING: &str = "The request lacks what this service identifies clients by, such as an API key.";
 const DENIED: &str = "This client may not use this service.";
-
-const LIMITER_FAILED: &str = "The rate limiter failed, and without it requests are refused.";
+const LIMITER_FAILED: &str = "The service cannot accept this request at the moment.";
 
 /// [`Refusals`] for the policies of one layer, with the usual bodies built.
 #[derive(Debug)]
