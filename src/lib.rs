@@ -100,8 +100,8 @@ pub use limiter::{
 pub use middleware::TokioTimer;
 pub use middleware::{
     Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
-    MissingKey, OnError, PlanOverrides, Protocol, RateLimit, RateLimitLayer, Refusal, Refusals, ResetEncoding,
-    ResetMeaning, Rule, Timer, Unanswered, When,
+    MissingKey, OnAborted, OnError, PlanOverrides, Protocol, RateLimit, RateLimitLayer, Refusal, Refusals,
+    ResetEncoding, ResetMeaning, Rule, Timer, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};

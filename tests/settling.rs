@@ -11,17 +11,18 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Body as _, Frame};
 use http_body_util::{BodyExt, Full, StreamBody};
 use proptest::prelude::*;
 use support::Scripted;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Bill, Headers, IntoRule, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, Unanswered, key,
+    Bill, Headers, IntoRule, Key, ManualClock, MemoryLimiter, Oldest, OnAborted, Policy, Quota, RateLimitLayer, Rule,
+    key,
 };
 
-type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+type Body = http_body_util::combinators::BoxBody<Bytes, BoxError>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 type Boxed = tower::util::BoxCloneService<Request<()>, Response<tower_ratelimit::middleware::Body<Body>>, BoxError>;
 
@@ -61,6 +62,7 @@ fn handler(
             resume_unwind(Box::new("the service panics"));
         }
         let (late, tokens, bytes) = (number("late"), text("tokens"), number("bytes").unwrap_or(0));
+        let length = number("length");
         Box::pin(async move {
             match told.fate.as_str() {
                 "panic" => resume_unwind(Box::new("the service panics")),
@@ -68,6 +70,7 @@ fn handler(
                 "linger" => pending().await,
                 _ => {}
             }
+            let fails = told.fate == "body fails";
             // Two frames, and what is said late is said between them.
             let mut said = Some((told.bill, late));
             let frames = (0..2).map(move |at| {
@@ -77,10 +80,16 @@ fn handler(
                     }
                 }
                 let half = if at == 0 { bytes / 2 } else { bytes - bytes / 2 };
-                Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; usize::try_from(half).unwrap()])))
+                if at == 1 && fails {
+                    return Err("the body fails".into());
+                }
+                Ok::<_, BoxError>(Frame::data(Bytes::from(vec![b'x'; usize::try_from(half).unwrap()])))
             });
             let mut response = Response::new(StreamBody::new(tokio_stream::iter(frames)).boxed_or_sync());
             *response.status_mut() = StatusCode::from_u16(told.status.unwrap_or(200)).unwrap();
+            if let Some(length) = length {
+                response.headers_mut().insert("content-length", HeaderValue::from(length));
+            }
             if !tokens.is_empty() {
                 response.headers_mut().insert("x-tokens", HeaderValue::from_str(&tokens).unwrap());
             }
@@ -93,7 +102,7 @@ trait BoxedOrSync {
     fn boxed_or_sync(self) -> Body;
 }
 
-impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Send + Sync + 'static> BoxedOrSync for B {
+impl<B: http_body::Body<Data = Bytes, Error = BoxError> + Send + Sync + 'static> BoxedOrSync for B {
     fn boxed_or_sync(self) -> Body {
         self.boxed()
     }
@@ -235,7 +244,7 @@ async fn a_failed_attempt_cannot_be_taken_back_by_hanging_up() {
         let bench = Bench::new(failed_logins());
         drop(bench.call(&[("fate", fate)], true));
         assert_eq!(bench.used(), 1, "{fate}");
-        let bench = Bench::new(failed_logins().unanswered(Unanswered::GiveBack));
+        let bench = Bench::new(failed_logins().on_aborted(OnAborted::Refund));
         drop(bench.call(&[("fate", fate)], true));
         assert_eq!(bench.used(), 0, "{fate}");
         // What never reached the service is given back whatever was chosen.
@@ -339,23 +348,192 @@ async fn a_bill_is_settled_once_when_the_body_has_ended_or_is_dropped() {
     drop(response);
     assert_eq!(bench.used(), 30);
     // The client goes away in the middle.
-    let response = bench.head(&[("early", "50")]).await;
-    drop(response);
-    assert_eq!(bench.used(), 80);
+    drop(bench.head(&[("early", "250")]).await);
+    assert_eq!(bench.used(), 280);
+}
+
+/// How a request ends, and what it costs under each rule of [`ways_of_settling`].
+struct Ending {
+    name: &'static str,
+    method: Method,
+    fields: &'static [(&'static str, &'static str)],
+    polled: bool,
+    /// How many frames of the body are asked for, if there is a response.
+    frames: usize,
+    /// With `OnAborted::Keep`, and with `Refund`.
+    costs: [[u64; 7]; 2],
+}
+
+/// Each reserves 100. The response's head says that the request cost 30, and its body has 60 bytes.
+fn ways_of_settling(limit: u32) -> [(&'static str, Rule, Option<u64>); 7] {
+    let rule = |name| policy(name, Quota::per_hour(limit)).cost(|_| 100);
+    let told = |response: &http::response::Parts| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok();
+    [
+        ("plain", rule("plain"), None),
+        ("by outcome", rule("outcome").charge_when(|response| response.status == StatusCode::UNAUTHORIZED), None),
+        ("by head", rule("head").settle_by_response(told), None),
+        ("by a bill that says nothing", rule("unsaid").settle_by_bill(), None),
+        ("by a bill that says 40", rule("less").settle_by_bill(), Some(40)),
+        ("by a bill that says 250", rule("more").settle_by_bill(), Some(250)),
+        ("by body", rule("bytes").settle_by_body(), None),
+    ]
+}
+
+fn endings() -> Vec<Ending> {
+    let ending = |name, method, fields, polled, frames, keep, refund| Ending {
+        name,
+        method,
+        fields,
+        polled,
+        frames,
+        costs: [keep, refund],
+    };
+    let get = || Method::GET;
+    let unanswered = ([100, 100, 100, 100, 100, 250, 100], [100, 0, 0, 0, 40, 250, 0]);
+    let unread = ([100, 0, 30, 100, 100, 250, 100], [100, 0, 30, 0, 40, 250, 0]);
+    let half = ([100, 0, 30, 100, 100, 250, 100], [100, 0, 30, 0, 40, 250, 30]);
+    let whole = [100, 0, 30, 100, 40, 250, 60];
+    let bodiless = [100, 0, 30, 100, 40, 250, 0];
+    let switched = [100, 0, 30, 100, 40, 250, 100];
+    vec![
+        ending("dropped before it was polled", get(), &[("fate", "linger")], false, 0, [0; 7], [0; 7]),
+        ending("dropped before its head", get(), &[("fate", "linger")], true, 0, unanswered.0, unanswered.1),
+        ending("the service panics", get(), &[("fate", "panic")], true, 0, unanswered.0, unanswered.1),
+        ending("the service panics in call", get(), &[("fate", "panic in call")], true, 0, unanswered.0, unanswered.1),
+        ending("the service fails", get(), &[("fate", "error")], true, 0, unanswered.0, unanswered.1),
+        ending("body dropped unread", get(), &[], true, 0, unread.0, unread.1),
+        ending("body dropped halfway", get(), &[], true, 1, half.0, half.1),
+        ending("body dropped before its end", get(), &[], true, 2, half.0, [100, 0, 30, 0, 40, 250, 60]),
+        ending("body fails", get(), &[("fate", "body fails")], true, 9, half.0, half.1),
+        ending("body read", get(), &[], true, 9, whole, whole),
+        ending("body of known length read", get(), &[("length", "60")], true, 2, whole, whole),
+        ending("body of known length dropped halfway", get(), &[("length", "60")], true, 1, half.0, half.1),
+        ending("HEAD", Method::HEAD, &[], true, 0, bodiless, bodiless),
+        ending("no content", get(), &[("status", "204")], true, 0, bodiless, bodiless),
+        ending("not modified", get(), &[("status", "304")], true, 0, bodiless, bodiless),
+        ending("a WebSocket", get(), &[("status", "101")], true, 0, switched, switched),
+        ending("a tunnel", Method::CONNECT, &[], true, 0, switched, switched),
+        ending("a refused tunnel", Method::CONNECT, &[("status", "403")], true, 9, whole, whole),
+    ]
+}
+
+impl Ending {
+    /// Sends a request that ends so.
+    fn send(&self, service: &Boxed, said: Option<u64>) {
+        let mut asked = request(self.fields);
+        *asked.method_mut() = self.method.clone();
+        asked.headers_mut().insert("tokens", HeaderValue::from_static("30"));
+        asked.headers_mut().insert("bytes", HeaderValue::from_static("60"));
+        said.into_iter().for_each(|units| drop(asked.headers_mut().insert("early", HeaderValue::from(units))));
+        let mut service = service.clone();
+        let _ = catch_unwind(AssertUnwindSafe(move || {
+            let mut context = Context::from_waker(Waker::noop());
+            let mut response = Box::pin(service.call(asked));
+            if !self.polled {
+                return;
+            }
+            if let Poll::Ready(Ok(response)) = response.as_mut().poll(&mut context) {
+                let mut body = Box::pin(response.into_body());
+                for _ in 0..self.frames {
+                    let _ = body.as_mut().poll_frame(&mut context);
+                }
+            }
+        }));
+    }
+}
+
+#[test]
+fn aborted_requests_cost_as_the_table_says_however_they_end() {
+    for (at, on_aborted) in [OnAborted::Keep, OnAborted::Refund].into_iter().enumerate() {
+        for ending in endings() {
+            for ((name, rule, said), cost) in ways_of_settling(1_000_000).into_iter().zip(ending.costs[at]) {
+                let bench = Bench::new(rule.on_aborted(on_aborted));
+                ending.send(&bench.service, said);
+                assert_eq!(bench.used(), cost, "{}, settled {name}, {on_aborted:?}", ending.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn aborted_requests_are_limited_as_others_by_default() {
+    // An answer that says less than was reserved is no abort.
+    let aborted = |ending: &&Ending| ending.costs[0] != ending.costs[1];
+    for ending in endings().iter().filter(aborted) {
+        for ((name, rule, said), cost) in ways_of_settling(1_000).into_iter().zip(ending.costs[0]) {
+            let bench = Bench::new(rule);
+            let mut started = 0;
+            for _ in 0..300 {
+                let before = bench.used();
+                ending.send(&bench.service, said);
+                assert!(bench.used() >= before, "{}, settled {name}", ending.name);
+                started += u64::from(bench.used() > before);
+            }
+            // The last one passes while its reservation of 100 is left.
+            let most = 900_u64.checked_div(cost).map_or(0, |others| others + 1);
+            assert_eq!(started, most, "{}, settled {name}", ending.name);
+        }
+    }
+}
+
+/// Every algorithm that has an allowance, of 10 units.
+fn quotas_of_ten() -> Vec<Quota> {
+    let hour = Duration::from_secs(3_600);
+    let sliding = Quota::sliding_window(10, hour).unwrap();
+    vec![
+        Quota::token_bucket(10, hour).unwrap(),
+        Quota::step_bucket(10, hour).unwrap(),
+        Quota::gcra(10, hour).unwrap().burst(10).unwrap(),
+        Quota::leaky_bucket(10, hour).unwrap(),
+        Quota::leaky_queue(10, hour).unwrap().queue(9).unwrap(),
+        Quota::fixed_window(10, hour).unwrap(),
+        sliding,
+        sliding.buckets(6).unwrap(),
+        sliding.buckets(6).unwrap().oldest(Oldest::Dropped).unwrap(),
+        Quota::sliding_log(10, hour).unwrap(),
+    ]
+}
+
+fn said_in(request: &http::request::Parts) -> u64 {
+    request.headers.get("reserve").map_or(0, |units| units.to_str().unwrap().parse().unwrap())
 }
 
 #[tokio::test]
-async fn a_reservation_without_an_answer_is_given_back_unless_its_cost_was_said() {
-    for fate in ["linger", "panic", "error", "panic in call"] {
-        let bench = Bench::new(tokens());
-        drop(bench.call(&[("fate", fate)], true));
-        assert_eq!(bench.used(), 0, "{fate}");
-        drop(bench.call(&[("fate", fate), ("early", "40")], true));
-        assert_eq!(bench.used(), 40, "{fate}");
-        let bench = Bench::new(tokens().unanswered(Unanswered::Keep));
-        drop(bench.call(&[("fate", fate)], true));
-        assert_eq!(bench.used(), 100, "{fate}");
+async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
+    let told = |response: &http::response::Parts| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok();
+    for quota in quotas_of_ten() {
+        let rule = || policy("ten", quota).cost(said_in);
+        let ways = [
+            (rule().settle_by_bill(), [("late", "25")]),
+            (rule().settle_by_response(told), [("tokens", "25")]),
+            (rule().settle_by_body(), [("bytes", "25")]),
+        ];
+        for (way, (rule, fields)) in ways.into_iter().enumerate() {
+            let bench = Bench::new(rule);
+            assert_eq!(bench.send(&fields).await, StatusCode::OK, "{quota}, {way}");
+            assert_eq!(bench.remaining(), 0, "{quota}, {way}");
+            for _ in 0..20 {
+                assert_eq!(bench.send(&fields).await, StatusCode::TOO_MANY_REQUESTS, "{quota}, {way}");
+            }
+        }
     }
+}
+
+#[tokio::test]
+async fn settled_rule_that_reserves_nothing_passes_while_a_unit_is_left() {
+    for quota in quotas_of_ten() {
+        let bench = Bench::new(policy("ten", quota).cost(said_in).settle_by_bill());
+        for used in 0..10 {
+            assert_eq!(bench.send(&[("late", "0")]).await, StatusCode::OK, "{quota}");
+            assert_eq!(bench.used(), used, "{quota}: what cost nothing is refunded");
+            assert_eq!(bench.send(&[("late", "1")]).await, StatusCode::OK, "{quota}");
+        }
+        assert_eq!(bench.send(&[("late", "0")]).await, StatusCode::TOO_MANY_REQUESTS, "{quota}");
+    }
+    // One that is not settled still looks.
+    let bench = Bench::new(policy("ten", Quota::per_hour(10)).cost(said_in).charge_when(|_| true));
+    bench.send(&[("reserve", "10")]).await;
+    assert_eq!((bench.send(&[]).await, bench.remaining()), (StatusCode::OK, 0));
 }
 
 #[tokio::test]
@@ -402,13 +580,6 @@ async fn the_bytes_of_a_body_are_charged_as_far_as_they_were_sent() {
     response.body_mut().frame().await.unwrap().unwrap();
     drop(response);
     assert_eq!(bench.used(), 9_500);
-}
-
-#[tokio::test]
-async fn a_response_of_which_nothing_was_sent_costs_no_bytes() {
-    let bench = Bench::new(policy("bytes", Quota::per_hour(100_000)).cost(|_| 1_000).settle_by_body());
-    drop(bench.head(&[("bytes", "9000")]).await);
-    assert_eq!(bench.used(), 0);
 }
 
 #[tokio::test]
@@ -464,7 +635,7 @@ async fn an_outer_layer_gives_back_once_what_an_inner_one_refuses_whatever_was_t
         let inner =
             policy("inner", Quota::per_hour(2)).cost(|request| u64::from(request.headers.contains_key("dear")) * 9);
         let service = ServiceBuilder::new()
-            .layer(RateLimitLayer::new(outer.clone(), tokens().unanswered(Unanswered::Keep), key::global()))
+            .layer(RateLimitLayer::new(outer.clone(), tokens(), key::global()))
             .layer(RateLimitLayer::new(Scripted::new(), inner, key::global()))
             .service(handler(&Arc::default()));
         if !first {
@@ -500,7 +671,7 @@ async fn a_remote_limiter_is_settled_without_being_waited_for() {
     let service = BoxCloned::boxed_clone(layer.layer(handler(&Arc::default())));
     for (said, used) in [("30", 30), ("150", 180)] {
         let response = service.clone().oneshot(request(&[("early", said)])).await.unwrap();
-        drop(response);
+        response.into_body().collect().await.unwrap();
         assert_eq!(limiter.used(), used);
     }
 }
@@ -531,6 +702,9 @@ struct Fate {
     read: usize,
     polled: bool,
 }
+
+/// What is charged whatever the cost of a rule is that is settled later.
+const LEAST: u64 = 1;
 
 const FATES: [&str; 6] = ["", "", "", "linger", "panic", "error"];
 
@@ -566,12 +740,17 @@ impl Fate {
     }
 
     /// What stays taken: of tokens by a bill, of bytes by the body, and of requests unless the server failed.
-    fn charges(&self) -> [u64; 3] {
+    fn charges(&self, on_aborted: OnAborted) -> [u64; 3] {
         if !self.polled {
             return [0; 3];
         }
+        let reserved = self.reserved.max(LEAST);
+        let aborted = |known: Option<u64>| match on_aborted {
+            OnAborted::Refund => known.unwrap_or(0),
+            _ => known.unwrap_or(0).max(reserved),
+        };
         if !FATES[self.fate].is_empty() {
-            return [self.early.unwrap_or(0), 0, 1];
+            return [aborted(self.early), aborted(None), u64::from(on_aborted == OnAborted::Keep)];
         }
         // What is said late is said before the second frame.
         let said = self.late.filter(|_| self.read >= 2).or(self.early);
@@ -580,9 +759,9 @@ impl Fate {
             1 => self.bytes / 2,
             _ => self.bytes,
         };
-        // A body without a frame has not said that it costs nothing.
-        let bytes = if self.read == 0 { 0 } else { sent };
-        [said.unwrap_or(self.reserved), bytes, u64::from(self.status == 200)]
+        let [tokens, bytes] =
+            if self.read == 3 { [said.unwrap_or(reserved), sent] } else { [aborted(said), aborted(Some(sent))] };
+        [tokens, bytes, u64::from(self.status == 200)]
     }
 }
 
@@ -608,6 +787,7 @@ proptest! {
     fn the_sum_of_charges_is_the_sum_of_what_requests_cost_in_the_end(
         algorithm in 0..9_usize,
         fates in proptest::collection::vec(fate(), 1..60),
+        on_aborted in prop_oneof![Just(OnAborted::Keep), Just(OnAborted::Refund)],
     ) {
         let quota = every_algorithm()[algorithm];
         let limiter = memory(&ManualClock::new());
@@ -615,9 +795,14 @@ proptest! {
             request.headers["reserved"].to_str().unwrap().parse::<u64>().unwrap()
         };
         let [tokens, bytes, requests] = ["tokens", "bytes", "requests"].map(|name| policy(name, quota));
-        let layer = RateLimitLayer::new(limiter.clone(), tokens.clone().cost(reserved).settle_by_bill(), key::global())
-            .and(bytes.clone().cost(reserved).settle_by_body(), key::global())
-            .and(requests.clone().give_back_when(|response| response.status.is_server_error()), key::global());
+        let [by_bill, by_body, by_outcome] = [
+            tokens.clone().cost(reserved).settle_by_bill(),
+            bytes.clone().cost(reserved).settle_by_body(),
+            requests.clone().give_back_when(|response| response.status.is_server_error()),
+        ];
+        let layer = RateLimitLayer::new(limiter.clone(), by_bill.on_aborted(on_aborted), key::global())
+            .and(by_body.on_aborted(on_aborted), key::global())
+            .and(by_outcome.on_aborted(on_aborted), key::global());
         let mut service = layer.layer(handler(&Arc::default()));
         let mut context = Context::from_waker(Waker::noop());
         let mut expected = [0, 0, 0];
@@ -635,7 +820,7 @@ proptest! {
                     }
                 }
             }));
-            for (sum, charge) in expected.iter_mut().zip(fate.charges()) {
+            for (sum, charge) in expected.iter_mut().zip(fate.charges(on_aborted)) {
                 *sum += charge;
             }
         }

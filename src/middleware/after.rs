@@ -21,7 +21,7 @@ pub(super) struct After {
     pub(super) by_bill: bool,
     /// The bytes of the response's body are counted.
     pub(super) by_body: bool,
-    pub(super) unanswered: Option<Unanswered>,
+    pub(super) on_aborted: OnAborted,
 }
 
 impl After {
@@ -38,12 +38,6 @@ impl After {
     pub(super) fn is_open(&self) -> bool {
         self.by_bill || self.by_body
     }
-
-    /// What becomes of a request without an answer, if it was not said what it cost.
-    pub(super) fn unanswered(&self) -> Unanswered {
-        let default = if self.is_settled() { Unanswered::GiveBack } else { Unanswered::Keep };
-        self.unanswered.unwrap_or(default)
-    }
 }
 
 impl fmt::Debug for After {
@@ -53,20 +47,29 @@ impl fmt::Debug for After {
             .field("by_response", &self.by_response.is_some())
             .field("by_bill", &self.by_bill)
             .field("by_body", &self.by_body)
-            .field("unanswered", &self.unanswered())
+            .field("on_aborted", &self.on_aborted)
             .finish()
     }
 }
 
-/// What becomes of a charge whose request got no answer: the client went away before the response's head, the service
-/// panicked, or it returned an error. See [`Rule::unanswered`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What an aborted request costs. See [`Rule::on_aborted`].
+///
+/// | when the request was aborted | `Keep` | `Refund` |
+/// |---|---|---|
+/// | nothing was said or counted | its reservation | nothing |
+/// | a [`Bill`](super::Bill) said less than was reserved, or fewer bytes were sent | its reservation | what was said or sent |
+/// | a `Bill` said more than was reserved, or more bytes were sent | what was said or sent | what was said or sent |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Unanswered {
-    /// It stays taken.
+pub enum OnAborted {
+    /// At least its reservation. The default: a client that disconnects early gets nothing back.
+    #[default]
     Keep,
-    /// It is given back, unless a [`Bill`](super::Bill) says what the request cost.
-    GiveBack,
+    /// What was known of its cost when it was aborted; the rest is refunded.
+    ///
+    /// With this a client can have work done for free: it disconnects before the handler says what the work cost. Use it
+    /// where the `Bill` is told of each cost as soon as it arises.
+    Refund,
 }
 
 impl Rule {
@@ -122,8 +125,14 @@ impl Rule {
     /// reserved too little is taken then, whatever is left, into debt, so that later requests wait for it. How far that
     /// goes, [`Quota::max_debt`](crate::Quota::max_debt) says: what is beyond is not remembered.
     ///
-    /// If nothing was said, a request that was answered stays charged with its reservation; for one without an answer, see
-    /// [`unanswered`](Self::unanswered). Reserve about as much as a request usually costs, or the most it may cost: what is
+    /// If nothing was said, the request stays charged with its reservation. A request that is aborted costs at least its
+    /// reservation, see [`on_aborted`](Self::on_aborted).
+    ///
+    /// At least one unit is reserved, also if the [cost](Self::cost) is 0: a request passes only while a unit is left, and
+    /// none passes in debt. To check now and bill later, reserve nothing more, and call `bill.set(0)` for a request that
+    /// turned out to be free.
+    ///
+    /// Reserve about as much as a request usually costs, or the most it may cost: what is
     /// not reserved does not hold back requests that run at the same time. The body of a response that switches protocols, as
     /// for a WebSocket, ends at once, and so does what can be said.
     ///
@@ -166,8 +175,14 @@ impl Rule {
     }
 
     /// Takes the cost as a reservation of bytes, and settles it by the bytes of the response's body, as they are handed to
-    /// the server: if the client goes away in the middle, what it was sent until then. Header fields and the protocol's own
-    /// bytes do not count. Otherwise as [`settle_by_bill`](Self::settle_by_bill), to whose units the bytes are added.
+    /// the server. Header fields and the protocol's own bytes do not count. Otherwise as
+    /// [`settle_by_bill`](Self::settle_by_bill), to whose units the bytes are added.
+    ///
+    /// * If the client disconnects in the middle, the request costs at least its reservation, see
+    ///   [`on_aborted`](Self::on_aborted).
+    /// * A response without a body costs no bytes: one to `HEAD`, 204, or 304.
+    /// * A response that switches protocols (101 as for a WebSocket, or a success of `CONNECT`) stays charged with its
+    ///   reservation: the layer does not see the bytes of the connection.
     ///
     /// ```
     /// use tower_ratelimit::{Policy, Quota};
@@ -181,15 +196,25 @@ impl Rule {
         self
     }
 
-    /// Sets what becomes of the charge if the request gets no answer: the client went away before the response's head, the
-    /// service panicked, or it returned an error. By default a reservation that nobody settled is given back, and
-    /// anything else stays taken: who could take back a failed login by hanging up would never be stopped.
+    /// Sets what a request costs that is aborted: the client disconnects, the service panics, or it returns an error, before
+    /// the response's head, or, where the cost is settled by a bill or by the body, before the body has ended.
     ///
-    /// Where handlers cause costs before they answer, and do not say so by a bill at once, take [`Unanswered::Keep`].
-    /// A request that never reached the service is always given back.
+    /// By default it costs at least what it reserved, [`OnAborted::Keep`]: if disconnecting refunded it, an attacker could
+    /// retry logins, or start costly work, for ever. A request that never reached the service is always refunded.
+    ///
+    /// ```
+    /// use tower_ratelimit::{OnAborted, Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // The handler adds each token to its `Bill` before it sends it.
+    /// let tokens = Policy::new("tokens", Quota::per_minute(100_000))?
+    ///     .cost(|_| 1_000)
+    ///     .settle_by_bill()
+    ///     .on_aborted(OnAborted::Refund);
+    /// # Ok(()) }
+    /// ```
     #[must_use]
-    pub fn unanswered(mut self, unanswered: Unanswered) -> Self {
-        self.after.unanswered = Some(unanswered);
+    pub fn on_aborted(mut self, on_aborted: OnAborted) -> Self {
+        self.after.on_aborted = on_aborted;
         self
     }
 }
@@ -205,5 +230,29 @@ impl Policy {
     #[must_use]
     pub fn give_back_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
         self.into_rule().give_back_when(predicate)
+    }
+
+    /// Returns a rule that is settled by what handlers say; see [`Rule::settle_by_bill`].
+    #[must_use]
+    pub fn settle_by_bill(self) -> Rule {
+        self.into_rule().settle_by_bill()
+    }
+
+    /// Returns a rule that is settled by the response's head; see [`Rule::settle_by_response`].
+    #[must_use]
+    pub fn settle_by_response(self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Rule {
+        self.into_rule().settle_by_response(actual)
+    }
+
+    /// Returns a rule that is settled by the bytes of the response's body; see [`Rule::settle_by_body`].
+    #[must_use]
+    pub fn settle_by_body(self) -> Rule {
+        self.into_rule().settle_by_body()
+    }
+
+    /// Returns a rule with this cost of aborted requests; see [`Rule::on_aborted`].
+    #[must_use]
+    pub fn on_aborted(self, on_aborted: OnAborted) -> Rule {
+        self.into_rule().on_aborted(on_aborted)
     }
 }

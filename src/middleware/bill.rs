@@ -116,6 +116,10 @@ impl Item {
         Some(self.said.load(Ordering::Acquire)).filter(|said| *said <= MOST)
     }
 
+    pub(super) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
     fn say(&self, units: impl Fn(Option<u64>) -> u64) -> bool {
         let say = |said| match said {
             SETTLED => None,

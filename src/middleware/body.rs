@@ -65,12 +65,13 @@ where
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         match self.project().kind.project() {
             KindProjection::Inner { body } => body.poll_frame(cx),
-            KindProjection::Settling { body, late } => {
-                let frame = ready!(body.poll_frame(cx));
+            KindProjection::Settling { mut body, late } => {
+                let frame = ready!(body.as_mut().poll_frame(cx));
                 match &frame {
-                    Some(Ok(frame)) => late.count(frame.data_ref().map_or(0, Buf::remaining)),
+                    Some(Ok(frame)) => late.count(frame.data_ref().map_or(0, Buf::remaining), body.is_end_stream()),
                     // Also where the server keeps the body longer.
-                    Some(Err(_)) | None => late.end(),
+                    Some(Err(_)) => late.end(),
+                    None => late.complete(),
                 }
                 Poll::Ready(frame)
             }

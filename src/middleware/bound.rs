@@ -36,13 +36,17 @@ pub(super) enum Asked {
 }
 
 impl BoundRule {
-    pub(super) fn new<E, K>(rule: Rule, extract: E) -> Self
+    pub(super) fn new<E, K>(mut rule: Rule, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let shares = rule.missing_key == MissingKey::Shared;
         let extract = move |parts: &Parts| extract(parts).into_key().or_else(|| shares.then(Key::keyless));
+        // A charge of 0 looks, and passes also in debt: what is settled later reserves at least one unit.
+        if let Some(cost) = rule.cost.clone().filter(|_| rule.after.is_settled()) {
+            rule.cost = Some(Arc::new(move |parts: &Parts| cost(parts).max(1)));
+        }
         Self { rule, extract: Arc::new(extract), first: 0, by_peer: is_by_peer::<E>() }
     }
 

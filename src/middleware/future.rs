@@ -25,7 +25,7 @@ pin_project! {
     ///
     /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
     /// later, it does not, unless a layer within has refused the request: the service may have done all the work. Rules that
-    /// settle may say otherwise, see [`Rule::unanswered`](super::Rule::unanswered).
+    /// settle may say otherwise, see [`Rule::on_aborted`](super::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -154,6 +154,7 @@ impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    C: http_body::Body,
     O: Overflow<S, B>,
 {
     type Output = Result<Response<Body<C>>, S::Error>;

@@ -3,15 +3,16 @@
 //! What was taken is taken before the service is called. From then on a [`Late`] owns the receipts, and whatever becomes of
 //! the request, its end is settled once: by the response's head, at the end of its body, or when it is dropped.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use http::response::Parts;
-use http::{Request, Response};
+use http::{Method, Request, Response, StatusCode, header};
 use smallvec::SmallVec;
 
-use super::after::{After, Unanswered};
+use super::after::{After, OnAborted};
 use super::bill::{Bill, Item};
 use super::body::Body;
 use super::charging::Shared;
@@ -79,8 +80,18 @@ pub(super) struct Late {
     layer: Arc<dyn Settling>,
     answered: Answered,
     open: SmallVec<[Open; 1]>,
-    /// The service has answered.
-    head: bool,
+    response: Progress,
+}
+
+/// How much of a response there was. A request whose response is not whole was aborted.
+#[derive(Default)]
+struct Progress {
+    method: Method,
+    /// Bytes of the body that were handed on.
+    sent: u64,
+    /// Its bytes in all, as far as the head says so.
+    length: Option<u64>,
+    is_whole: bool,
 }
 
 /// The charges of one rule, which are not settled.
@@ -201,7 +212,8 @@ impl<L: Limiter> Shared<L> {
             request.extensions_mut().insert(bill);
         }
         let layer: Arc<dyn Settling> = Arc::<Self>::clone(self);
-        let late = Late { layer, answered, open, head: false };
+        let response = Progress { method: request.method().clone(), ..Progress::default() };
+        let late = Late { layer, answered, open, response };
         decided.answer = Answer::Several(Box::new(Record::Late(late)));
     }
 
@@ -235,7 +247,7 @@ impl<L: Limiter> Shared<L> {
 
     /// The response to a request whose charges are settled now or later.
     #[inline(never)]
-    pub(super) fn finish_late<B>(
+    pub(super) fn finish_late<B: http_body::Body>(
         &self,
         response: Response<B>,
         decided: &mut Decided,
@@ -256,7 +268,8 @@ impl<L: Limiter> Shared<L> {
         self.finish(&mut response, decided);
         if let Answer::Several(record) = std::mem::replace(&mut decided.answer, Answer::Nothing) {
             match *record {
-                Record::Late(late) if !late.open.is_empty() => {
+                Record::Late(mut late) if !late.open.is_empty() => {
+                    late.expect(body.is_end_stream(), body.size_hint().exact());
                     return response.map(|()| Body::settling(body, Box::new(late)));
                 }
                 Record::Known(_) | Record::Late(_) => {}
@@ -279,30 +292,52 @@ impl Late {
         &mut self.answered
     }
 
-    /// So many bytes of the body were sent.
-    pub(super) fn count(&self, bytes: usize) {
+    /// A frame of the body is handed on, with this many bytes; `is_last` if the body says so.
+    pub(super) fn count(&mut self, bytes: usize, is_last: bool) {
+        let bytes = bytes as u64; // no wider than 64 bits
         for open in &self.open {
             if let (Some(item), true) = (&open.item, self.layer.after(open.policy).is_some_and(|after| after.by_body)) {
-                item.add(bytes as u64); // no wider than 64 bits
+                item.add(bytes);
+            }
+        }
+        self.response.sent = self.response.sent.saturating_add(bytes);
+        // A server drops a body of known length as soon as it has all of it, and does not ask for its end.
+        self.response.is_whole |= is_last || self.response.length.is_some_and(|length| self.response.sent >= length);
+    }
+
+    /// The body has ended.
+    pub(super) fn complete(&mut self) {
+        self.response.is_whole = true;
+        self.end();
+    }
+
+    /// Settles what is not settled, now that nothing more comes of the response.
+    pub(super) fn end(&mut self) {
+        for open in std::mem::take(&mut self.open) {
+            let on_aborted = self.layer.after(open.policy).map(|after| after.on_aborted).unwrap_or_default();
+            let units = match (open.close(), on_aborted) {
+                (said, _) if self.response.is_whole => said,
+                (said, OnAborted::Keep) => said.filter(|said| *said > open.reserved()),
+                (said, OnAborted::Refund) => Some(said.unwrap_or(0)),
+            };
+            if let Some(units) = units {
+                self.settle(&open, units, false);
             }
         }
     }
 
-    /// Settles what is not settled.
-    pub(super) fn end(&mut self) {
-        for open in std::mem::take(&mut self.open) {
-            let unanswered = self.layer.after(open.policy).map(After::unanswered);
-            match open.close() {
-                None if !self.head && unanswered == Some(Unanswered::GiveBack) => self.settle(&open, 0, false),
-                None => {}
-                Some(units) => self.settle(&open, units, false),
-            }
-        }
+    /// What the server will ask of the body: nothing if it has ended already, or no more than `length`.
+    fn expect(&mut self, has_ended: bool, length: Option<u64>) {
+        let Progress { length: told, is_whole, .. } = &mut self.response;
+        *told = told.or(length);
+        *is_whole |= has_ended || *told == Some(0);
     }
 
     /// The response's head has come: what depends on nothing else is settled.
     fn see(&mut self, response: &Parts) {
-        self.head = true;
+        let length = response.headers.get(header::CONTENT_LENGTH);
+        self.response.length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        self.response.is_whole = is_bodiless(&self.response.method, response.status);
         let mut at = 0;
         while let Some(open) = self.open.get(at) {
             let units = match self.verdict(open, response) {
@@ -334,7 +369,7 @@ impl Late {
             if let Some(units) = units {
                 item.set(units);
             }
-            if after.by_body {
+            if after.by_body && !switches_protocols(&self.response.method, response.status) {
                 item.add(0); // from now on it is counted
             }
         }
@@ -347,16 +382,13 @@ impl Late {
         let Answered { charges, decision: Some(decision) } = &mut self.answered else { return };
         for at in open.charges.clone() {
             let (Some(charge), Some(found)) = (charges.as_slice().get(at), decision.charge_mut(at)) else { continue };
-            let receipt = found.take_receipt();
-            let taken = receipt.as_ref().map_or(0, Receipt::units);
-            match receipt {
-                Some(receipt) if units < taken => {
-                    self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units));
-                }
-                // What took nothing although it has a cost is only watched, and of a quota and its meter one is charged.
-                None if charge.cost > 0 || matches!(charge.effect(), Effect::OnRefusal { .. }) => continue,
-                _ if units > taken => self.layer.force(charge.policy, &charge.key, units - taken),
-                _ => continue,
+            // What took nothing is only watched, or, of a quota and its meter, the other one is charged.
+            let Some(receipt) = found.take_receipt() else { continue };
+            let taken = receipt.units();
+            match units.cmp(&taken) {
+                Ordering::Less => self.layer.refund(charge.policy, &charge.key, receipt.split(taken - units)),
+                Ordering::Greater => self.layer.force(charge.policy, &charge.key, units - taken),
+                Ordering::Equal => continue,
             }
             if told {
                 let reckoned = || found.with_cost_changed(taken, units);
@@ -364,6 +396,18 @@ impl Late {
             }
         }
     }
+}
+
+/// Whether the connection goes over to another protocol after this response (RFC 9110, sections 9.3.6 and 15.2.2).
+fn switches_protocols(method: &Method, status: StatusCode) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
+}
+
+/// Whether a server sends nothing after this response's head, whatever its body is (RFC 9110, section 6.4.1).
+fn is_bodiless(method: &Method, status: StatusCode) -> bool {
+    method == Method::HEAD
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || switches_protocols(method, status)
 }
 
 /// What a response's head says about a rule's charges.
@@ -380,6 +424,10 @@ impl Open {
     /// What was said; nothing can be from now on.
     fn close(&self) -> Option<u64> {
         self.item.as_ref().and_then(|item| item.close())
+    }
+
+    fn reserved(&self) -> u64 {
+        self.item.as_ref().map_or(0, |item| item.reserved())
     }
 }
 

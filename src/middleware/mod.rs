@@ -97,10 +97,12 @@
 //!
 //! 1. Everything is taken before the service is called: what is unknown yet is taken as if it will be charged.
 //! 2. Dropped before its future was polled, or refused by a layer within, a request is given back whole.
-//! 3. Without an answer (dropped, a panic, an error) it is settled by its bill, or else as [`Rule::unanswered`] says.
+//! 3. Aborted (the client disconnects, a panic, an error), it costs at least its reservation; [`Rule::on_aborted`] can
+//!    choose otherwise.
 //! 4. The response's head decides by outcome, and settles what depends on nothing else. The header fields tell what is left
 //!    after that; what is still open they tell as reserved.
-//! 5. The end of the body, or its loss, settles the rest. A stream is charged once.
+//! 5. The end of the body settles the rest. If the body is dropped before its end, the request was aborted. A stream is
+//!    charged once.
 //!
 //! What was metered beyond a quota is given back and settled as what was taken from it; a strike that a refusal was stays.
 //!
@@ -159,7 +161,7 @@ mod telling;
 mod watch;
 
 pub use access::{Access, AccessList, AccessListError};
-pub use after::Unanswered;
+pub use after::OnAborted;
 pub use bill::Bill;
 pub use body::Body;
 #[cfg(feature = "tokio")]

@@ -66,7 +66,9 @@ impl Rule {
 
     /// Sets what a request costs, in units.
     ///
-    /// A cost of 0 passes at once and takes nothing, unless the key is [blocked](Self::block); one above the quota's capacity is refused for good, with no `Retry-After`.
+    /// A cost of 0 passes at once and takes nothing, unless the key is [blocked](Self::block). In a rule that is
+    /// [settled](Self::settle_by_bill) later, 0 reserves one unit. A cost above the quota's capacity is refused for good,
+    /// with no `Retry-After`.
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));

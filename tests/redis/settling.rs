@@ -37,7 +37,7 @@ async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
                 .and(requests.clone().charge_when(|response| response.status == StatusCode::OK), |_: &_| key("all"));
         let service = layer.layer(service_fn(|request: Request<u64>| async move {
             let bill: &Bill = request.extensions().get().unwrap();
-            bill.set(*request.body());
+            assert!(bill.set(*request.body()));
             let mut response = Response::new(Full::new(Bytes::from_static(b"hello")));
             if *request.body() == 0 {
                 *response.status_mut() = StatusCode::BAD_GATEWAY;
@@ -55,5 +55,48 @@ async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
         assert_eq!(used(&limiter, &tokens).await, 1_000, "{quota}");
         let refused = service.clone().oneshot(Request::new(1)).await.unwrap();
         assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    }
+}
+
+#[tokio::test]
+async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let month = Duration::from_secs(30 * 86_400);
+    let sliding = Quota::sliding_window(10, month).unwrap();
+    let quotas = [
+        Quota::token_bucket(10, month).unwrap(),
+        Quota::step_bucket(10, month).unwrap(),
+        Quota::gcra(10, month).unwrap().burst(10).unwrap(),
+        Quota::leaky_bucket(10, month).unwrap(),
+        Quota::leaky_queue(10, month).unwrap(),
+        Quota::fixed_window(10, month).unwrap(),
+        sliding,
+        sliding.buckets(30).unwrap(),
+        Quota::sliding_log(10, month).unwrap(),
+    ];
+    for (number, quota) in quotas.into_iter().enumerate() {
+        for way in ["bill", "head", "body"] {
+            let rule = policy(&format!("{way}-{number}"), quota).cost(|_| 0);
+            let rule = match way {
+                "bill" => rule.settle_by_bill(),
+                "head" => rule.settle_by_response(|_| Some(25)),
+                _ => rule.settle_by_body(),
+            };
+            let layer = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all"));
+            let service = layer.layer(service_fn(|request: Request<()>| async move {
+                if let Some(bill) = request.extensions().get::<Bill>() {
+                    bill.set(25);
+                }
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(&[b'x'; 25]))))
+            }));
+            let mut statuses = Vec::new();
+            for _ in 0..5 {
+                let response = service.clone().oneshot(Request::new(())).await.unwrap();
+                statuses.push(response.status().as_u16());
+                response.into_body().collect().await.unwrap();
+            }
+            assert_eq!(statuses, [200, 429, 429, 429, 429], "{quota}, settled by {way}");
+        }
     }
 }
