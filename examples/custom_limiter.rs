@@ -1,11 +1,12 @@
 //! A limiter from nothing: fixed windows in a `Mutex<HashMap>`.
 //!
-//! It implements the whole contract of [`Limiter`], in the plainest way. What it lacks beside
-//! `MemoryLimiter`: its memory has no bound within a day, it knows one algorithm, whatever limit a quota asks for, and its
-//! quotas may not be longer than a day. It has no blocks and no meters, and says so instead of passing over them.
+//! It implements the contract of [`Limiter`] in the plainest way, and passes the conformance suite, below. Compared with
+//! `MemoryLimiter` its memory has no bound within a day, and it supports one kind of quota: fixed windows that divide a day,
+//! without options. `Limiter::supports` says so, and charges for other quotas are errors.
 //!
 //! ```sh
 //! cargo run --example custom_limiter
+//! cargo test --example custom_limiter --features conformance
 //! ```
 
 use std::collections::HashMap;
@@ -18,19 +19,21 @@ use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
     Algorithm, Charge, ChargeDecision, Clock, Decision, Effect, Key, Limiter, MonotonicClock, Policy, Quota,
-    RateLimitLayer, Receipt, Refund, Reply, key,
+    RateLimitLayer, Receipt, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind, key,
 };
+
+const DAY_US: u64 = 86_400_000_000;
 
 /// Clones share the windows, as the contract demands: they are behind one `Arc`.
 #[derive(Clone)]
 struct Windows {
-    clock: MonotonicClock,
+    clock: Arc<dyn Clock>,
     counts: Arc<Mutex<Counts>>,
 }
 
 #[derive(Default)]
 struct Counts {
-    /// Units taken, by policy and key, with the number of the window since the epoch in which they were.
+    /// Units taken, by the policy's name and the key, and the end of the window in which they were taken.
     taken: HashMap<(String, Key), (u64, u64)>,
     day: u64,
 }
@@ -38,15 +41,15 @@ struct Counts {
 /// One charge as it stands before anything is taken.
 struct Standing {
     id: (String, Key),
-    window: u64,
     used: u64,
     limit: u64,
+    ends_us: u64,
     ends_in: Duration,
 }
 
 impl Windows {
-    fn new() -> Self {
-        Self { clock: MonotonicClock::new(), counts: Arc::default() }
+    fn new(clock: impl Clock + 'static) -> Self {
+        Self { clock: Arc::new(clock), counts: Arc::default() }
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -55,8 +58,9 @@ impl Windows {
     }
 
     fn decide(&self, charges: &[Charge<'_>], take: bool) -> Decision {
-        let now_us = self.clock.now().as_micros();
         let mut counts = self.counts();
+        // Read under the lock: no state is newer than the clock's reading.
+        let now_us = self.clock.now().as_micros();
         counts.sweep(now_us);
         let standings: Vec<Standing> = charges.iter().map(|charge| counts.standing(charge, now_us)).collect();
 
@@ -83,15 +87,16 @@ impl Windows {
                 if !allowed {
                     return ChargeDecision::allowed(standing.limit, left).with_effective_window(standing.ends_in);
                 }
-                let used = standing.used.saturating_add(charge.cost);
+                // Forced charges go into debt, as far as the quota's capacity.
+                let used = standing.used.saturating_add(charge.cost).min(2 * standing.limit);
                 let answer = ChargeDecision::allowed(standing.limit, standing.limit.saturating_sub(used))
                     .with_reset_after(standing.ends_in)
                     .with_effective_window(standing.ends_in);
                 if !take || charge.cost == 0 {
                     return answer;
                 }
-                counts.taken.insert(standing.id, (standing.window, used));
-                answer.with_receipt(&Receipt::new(charge.cost, now_us, standing.window))
+                counts.taken.insert(standing.id, (standing.ends_us, used));
+                answer.with_receipt(&Receipt::new(charge.cost, standing.ends_us, 0))
             })
             .collect();
         Decision::new(allowed, answers)
@@ -100,17 +105,18 @@ impl Windows {
 
 impl Counts {
     fn standing(&self, charge: &Charge<'_>, now_us: u64) -> Standing {
-        let period_us = u64::try_from(charge.policy.quota().period().as_micros()).unwrap_or(u64::MAX).max(1);
-        let window = now_us / period_us;
+        let quota = charge.policy.quota();
+        let period_us = u64::try_from(quota.period().as_micros()).unwrap_or(DAY_US).max(1);
+        let ends_us = now_us - now_us % period_us + period_us;
         let id = (charge.policy.name().to_owned(), charge.key.clone());
-        let used = self.taken.get(&id).filter(|taken| taken.0 == window).map_or(0, |taken| taken.1);
-        let ends_in = Duration::from_micros(period_us - now_us % period_us);
-        Standing { id, window, used, limit: charge.policy.quota().limit(), ends_in }
+        // A window of another length was written under a quota that was changed since: its units count until it ends.
+        let used = self.taken.get(&id).filter(|(ends_us, _)| now_us < *ends_us).map_or(0, |(_, used)| *used);
+        Standing { id, used, limit: quota.limit(), ends_us, ends_in: Duration::from_micros(ends_us - now_us) }
     }
 
-    /// Forgets everything when a new day begins: every window of a day or less that divides the day has ended then.
+    /// Forgets everything when a new day begins: every window that divides the day has ended then.
     fn sweep(&mut self, now_us: u64) {
-        let day = now_us / 86_400_000_000;
+        let day = now_us / DAY_US;
         if day > self.day {
             self.taken.clear();
             self.day = day;
@@ -118,46 +124,68 @@ impl Counts {
     }
 }
 
-/// The limiter was asked for what it does not have.
+/// The limiter was asked for what it does not support.
 #[derive(Debug)]
-struct NotHere;
+enum Unsupported {
+    Quota(UnsupportedQuota),
+    Effect(Effect),
+}
 
-impl fmt::Display for NotHere {
+impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("this limiter has neither blocks nor meters nor charges on refusal: use `MemoryLimiter`")
+        match self {
+            Self::Quota(unsupported) => unsupported.fmt(f),
+            Self::Effect(effect) => write!(f, "this limiter does not support charges of the effect {effect:?}"),
+        }
     }
 }
 
-impl std::error::Error for NotHere {}
+impl std::error::Error for Unsupported {}
 
-/// What a limiter does not know it must not pass over.
-fn known(charges: &[Charge<'_>]) -> Result<(), NotHere> {
-    let is_known = |charge: &Charge<'_>| {
-        let effect = matches!(charge.effect, Effect::Enforce | Effect::Observe | Effect::Force);
-        effect && !matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter)
-    };
-    if charges.iter().all(is_known) { Ok(()) } else { Err(NotHere) }
+/// An unknown charge is an error; it is never ignored.
+fn known(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
+    for charge in charges {
+        supported(charge.policy.quota()).map_err(Unsupported::Quota)?;
+        if !matches!(charge.effect, Effect::Enforce | Effect::Observe | Effect::Force) {
+            return Err(Unsupported::Effect(charge.effect));
+        }
+    }
+    Ok(())
+}
+
+fn supported(quota: &Quota) -> Result<(), UnsupportedQuota> {
+    let unsupported = |kind, reason| Err(UnsupportedQuota::new(kind, quota, reason));
+    if quota.algorithm() != Algorithm::FixedWindow {
+        return unsupported(UnsupportedQuotaKind::Algorithm, "it has fixed windows only, use Quota::fixed_window");
+    }
+    if u128::from(DAY_US) % quota.period().as_micros() != 0 {
+        return unsupported(UnsupportedQuotaKind::Option, "its periods must divide a day");
+    }
+    if Quota::fixed_window(quota.limit(), quota.period()).as_ref() != Ok(quota) {
+        return unsupported(UnsupportedQuotaKind::Option, "it has no options, use Quota::fixed_window alone");
+    }
+    Ok(())
 }
 
 impl Limiter for Windows {
-    type Error = NotHere;
-    type Future<T: Send + 'static> = Ready<Result<T, NotHere>>;
+    type Error = Unsupported;
+    type Future<T: Send + 'static> = Ready<Result<T, Unsupported>>;
 
-    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, NotHere, Self::Future<Decision>> {
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Unsupported, Self::Future<Decision>> {
         Reply::Now(known(charges).map(|()| self.decide(charges, true)))
     }
 
-    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, NotHere, Self::Future<Decision>> {
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Unsupported, Self::Future<Decision>> {
         Reply::Now(known(charges).map(|()| self.decide(charges, false)))
     }
 
-    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), NotHere, Self::Future<()>> {
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Unsupported, Self::Future<()>> {
         let mut counts = self.counts();
         for refund in refunds {
             let id = (refund.policy.name().to_owned(), refund.key);
-            // What was taken in a window that has passed is given back already.
-            if let Some((window, used)) = counts.taken.get_mut(&id) {
-                if *window == refund.receipt.part() {
+            // A window that has ended has returned its units already.
+            if let Some((ends_us, used)) = counts.taken.get_mut(&id) {
+                if *ends_us == refund.receipt.at_us() {
                     *used = used.saturating_sub(refund.receipt.units());
                 }
             }
@@ -165,17 +193,53 @@ impl Limiter for Windows {
         Reply::Now(Ok(()))
     }
 
-    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), NotHere, Self::Future<()>> {
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Unsupported, Self::Future<()>> {
         self.counts().taken.remove(&(policy.name().to_owned(), key.clone()));
         Reply::Now(Ok(()))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        supported(quota)
     }
 }
 
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
-    let limit = RateLimitLayer::new(Windows::new(), Quota::per_minute(10), key::global());
+    let quota = Quota::fixed_window(10, Duration::from_secs(60)).expect("a minute divides a day");
+    let limit = RateLimitLayer::new(Windows::new(MonotonicClock::new()), quota, key::global());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("for i in $(seq 11); do curl -si http://127.0.0.1:3000/ | grep -iE '^(HTTP|ratelimit|retry)'; done");
     axum::serve(listener, app).await
+}
+
+#[cfg(all(test, feature = "conformance"))]
+mod tests {
+    use std::time::Duration;
+
+    use tower_ratelimit::ManualClock;
+    use tower_ratelimit::conformance::{Subject, check};
+
+    use super::Windows;
+
+    struct Mine(ManualClock);
+
+    impl Subject for Mine {
+        type Limiter = Windows;
+
+        async fn limiter(&self) -> Windows {
+            Windows::new(self.0.clone())
+        }
+
+        async fn advance(&self, by: Duration) {
+            self.0.advance(by);
+        }
+    }
+
+    #[tokio::test]
+    async fn custom_limiter_keeps_every_promise() {
+        let report = check(&Mine(ManualClock::new())).await.unwrap_or_else(|failures| panic!("{failures}"));
+        println!("{report}");
+        assert_eq!(report.tested().len(), 2, "{report}");
+    }
 }

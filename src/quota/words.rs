@@ -16,20 +16,21 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
-const ALGORITHMS: [Algorithm; 10] = [
-    Algorithm::TokenBucket,
-    Algorithm::StepBucket,
-    Algorithm::Gcra,
-    Algorithm::LeakyBucket,
-    Algorithm::LeakyQueue,
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::Block,
-    Algorithm::Meter,
-];
-
 impl Algorithm {
+    /// All of them.
+    pub(crate) const ALL: [Self; 10] = [
+        Self::TokenBucket,
+        Self::StepBucket,
+        Self::Gcra,
+        Self::LeakyBucket,
+        Self::LeakyQueue,
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+        Self::Block,
+        Self::Meter,
+    ];
+
     /// The algorithm's name as it is printed and read.
     #[must_use]
     pub fn words(self) -> &'static str {
@@ -176,7 +177,7 @@ impl<'a> Reader<'a> {
     /// Finds the algorithm among the options: the other options depend on it.
     fn algorithm(&self) -> Result<Algorithm, QuotaError> {
         let mut found = None;
-        for algorithm in ALGORITHMS {
+        for algorithm in Algorithm::ALL {
             let name: Vec<&str> = algorithm.words().split(' ').collect();
             if self.words.windows(name.len()).any(|words| words == name) && found.replace(algorithm).is_some() {
                 return Err(self.error("it names two algorithms"));

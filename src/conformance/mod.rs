@@ -1,0 +1,157 @@
+//! The suite that every [`Limiter`] has to pass: run it against your own.
+//!
+//! It checks the contract of [`Limiter`] and the laws of the [algorithms](crate::algorithm), through the public interface
+//! only, with one quota or more of every algorithm. It leaves out the quotas that the limiter does not
+//! [support](Limiter::supports), and names them in its [`Report`]; a limiter that supports none of them fails. This module
+//! may grow stricter in any release: it is outside the promise of semantic versioning.
+//!
+//! `examples/custom_limiter.rs` is a limiter with one algorithm that passes.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_ratelimit::conformance::{self, Subject};
+//! use tower_ratelimit::{ManualClock, MemoryLimiter};
+//!
+//! struct Mine(ManualClock);
+//!
+//! impl Subject for Mine {
+//!     type Limiter = MemoryLimiter;
+//!
+//!     async fn limiter(&self) -> MemoryLimiter {
+//!         MemoryLimiter::builder().capacity(1_000).clock(self.0.clone()).build().unwrap()
+//!     }
+//!
+//!     async fn advance(&self, by: Duration) {
+//!         self.0.advance(by);
+//!     }
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() {
+//! let report = conformance::check(&Mine(ManualClock::new())).await.unwrap_or_else(|failures| panic!("{failures}"));
+//! assert!(report.skipped().is_empty(), "{report}");
+//! # }
+//! ```
+
+mod cases;
+mod report;
+mod threads;
+
+use std::time::Duration;
+
+use crate::limiter::Limiter;
+use crate::quota::{Anchor, Oldest, Quota, QuotaError};
+
+pub use report::{Failure, Failures, FailuresKind, Report};
+pub use threads::Task;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// The units of every quota of the suite that can pass at one instant.
+const CAPACITY: u64 = 5;
+
+/// A limiter to be checked, and the time that it lives in.
+#[expect(async_fn_in_trait, reason = "the suite awaits where it is called, and needs no Send")]
+pub trait Subject {
+    /// The limiter.
+    type Limiter: Limiter + Clone;
+
+    /// Returns a limiter without any state: a new one, or one with a prefix of its own.
+    async fn limiter(&self) -> Self::Limiter;
+
+    /// Lets time pass for all limiters of this subject: moves the clock that they were given, or waits.
+    async fn advance(&self, by: Duration);
+
+    /// Runs a task of the suite beside the others, on a thread of its own by default.
+    ///
+    /// Change this if the limiter's futures need a runtime, to `tokio::spawn(task)` for example, and call the suite in a
+    /// runtime of several threads: tasks that take turns on one thread hide races.
+    fn spawn(&self, task: Task) {
+        threads::spawn(task);
+    }
+}
+
+/// Runs every case with every quota of the suite that the limiter supports.
+///
+/// # Errors
+/// If a promise was not kept, or if the limiter supports no quota of the suite.
+pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
+    let mut report = Report { tested: Vec::new(), skipped: Vec::new() };
+    let mut failures = Vec::new();
+    let limiter = subject.limiter().await;
+    for quota in quotas().into_iter().flatten() {
+        match limiter.supports(&quota) {
+            Ok(()) => {
+                cases::run(subject, quota, &mut failures).await;
+                report.tested.push(quota);
+            }
+            Err(unsupported) => {
+                cases::run_unsupported(subject, quota, &mut failures).await;
+                report.skipped.push(unsupported);
+            }
+        }
+    }
+    // Blocks close keys for longer than a quota does. They are tested beside every other quota.
+    match block().map(|block| (block, limiter.supports(&block))) {
+        Ok((block, Ok(()))) => report.tested.push(block),
+        Ok((_, Err(unsupported))) => report.skipped.push(unsupported),
+        Err(_) => {}
+    }
+    let kind = match (failures.is_empty(), report.tested.is_empty()) {
+        (true, false) => return Ok(report),
+        (true, true) => FailuresKind::NothingSupported,
+        (false, _) => FailuresKind::BrokenPromises,
+    };
+    Err(Failures { kind, failures, skipped: report.skipped })
+}
+
+/// At least one quota of each algorithm but the block, all of the same capacity.
+fn quotas() -> [Result<Quota, QuotaError>; 14] {
+    [
+        Quota::token_bucket(CAPACITY, MINUTE),
+        Quota::token_bucket(99_999, Duration::from_secs(1_000_000)).and_then(|quota| quota.burst(CAPACITY)),
+        Quota::gcra(CAPACITY, MINUTE).and_then(|quota| quota.burst(CAPACITY)),
+        Quota::leaky_bucket(CAPACITY, MINUTE),
+        Quota::leaky_queue(CAPACITY, MINUTE).and_then(|quota| quota.queue(CAPACITY - 1)),
+        Quota::step_bucket(CAPACITY, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
+        Quota::fixed_window(CAPACITY, MINUTE),
+        Quota::fixed_window(CAPACITY, MINUTE / 2),
+        Quota::fixed_window(CAPACITY, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
+        Quota::sliding_window(CAPACITY, MINUTE),
+        Quota::sliding_window(CAPACITY, MINUTE)
+            .and_then(|quota| quota.buckets(6))
+            .and_then(|quota| quota.oldest(Oldest::Counted)),
+        Quota::sliding_window(CAPACITY, MINUTE)
+            .and_then(|quota| quota.buckets(60))
+            .and_then(|quota| quota.oldest(Oldest::Dropped)),
+        Quota::sliding_log(CAPACITY, MINUTE),
+        Quota::meter(CAPACITY, MINUTE),
+    ]
+}
+
+/// Two refusals within an hour close a key for an hour, the second time for two.
+fn block() -> Result<Quota, QuotaError> {
+    Quota::block(2, HOUR, HOUR).and_then(|block| block.growing(2, 2 * HOUR, MINUTE))
+}
+
+/// For units beyond a quota.
+fn meter() -> Result<Quota, QuotaError> {
+    Quota::meter(10, HOUR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Algorithm;
+
+    #[test]
+    fn suite_has_a_quota_of_every_algorithm_and_of_one_capacity() {
+        let quotas: Vec<Quota> = quotas().into_iter().collect::<Result<_, _>>().unwrap();
+        assert!(quotas.iter().all(|quota| quota.capacity() == CAPACITY));
+        let tested: Vec<Quota> = quotas.into_iter().chain([block().unwrap(), meter().unwrap()]).collect();
+        for algorithm in Algorithm::ALL {
+            assert!(tested.iter().any(|quota| quota.algorithm() == algorithm), "{algorithm} is not tested");
+        }
+    }
+}

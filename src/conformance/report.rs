@@ -1,0 +1,127 @@
+//! What the suite found.
+
+use std::fmt;
+
+use crate::limiter::UnsupportedQuota;
+use crate::quota::Quota;
+
+/// What was tested, and what was left out: every promise was kept.
+#[derive(Clone, Debug)]
+#[must_use = "it names the quotas that were not tested"]
+pub struct Report {
+    pub(super) tested: Vec<Quota>,
+    pub(super) skipped: Vec<UnsupportedQuota>,
+}
+
+impl Report {
+    /// The quotas that the limiter was tested with.
+    #[must_use]
+    pub fn tested(&self) -> &[Quota] {
+        &self.tested
+    }
+
+    /// The quotas that the limiter does not [support](crate::Limiter::supports), and the reasons that it gave.
+    #[must_use]
+    pub fn skipped(&self) -> &[UnsupportedQuota] {
+        &self.skipped
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} quotas tested, {} skipped", self.tested.len(), self.skipped.len())?;
+        self.tested.iter().try_for_each(|quota| writeln!(f, "  tested:  \"{quota}\""))?;
+        self.skipped.iter().try_for_each(|skipped| writeln!(f, "  skipped: {skipped}"))
+    }
+}
+
+/// What the suite found wrong.
+#[derive(Clone, Debug)]
+pub struct Failures {
+    pub(super) kind: FailuresKind,
+    pub(super) failures: Vec<Failure>,
+    pub(super) skipped: Vec<UnsupportedQuota>,
+}
+
+/// What kind of thing the suite found wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum FailuresKind {
+    /// The limiter broke promises of the contract.
+    BrokenPromises,
+    /// The limiter supports none of the suite's quotas, so nothing was tested.
+    NothingSupported,
+}
+
+impl Failures {
+    /// What kind of thing was wrong.
+    #[must_use]
+    pub fn kind(&self) -> FailuresKind {
+        self.kind
+    }
+
+    /// One for each promise that was not kept, with each quota that showed it.
+    pub fn iter(&self) -> impl Iterator<Item = &Failure> {
+        self.failures.iter()
+    }
+
+    /// The quotas that the limiter does not [support](crate::Limiter::supports), and the reasons that it gave.
+    #[must_use]
+    pub fn skipped(&self) -> &[UnsupportedQuota] {
+        &self.skipped
+    }
+}
+
+impl fmt::Display for Failures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.kind {
+            FailuresKind::BrokenPromises => {
+                writeln!(f, "{} promises of tower_ratelimit::Limiter were not kept:", self.failures.len())?;
+                self.failures.iter().try_for_each(|failure| writeln!(f, "\n{failure}"))
+            }
+            FailuresKind::NothingSupported => {
+                writeln!(
+                    f,
+                    "the limiter supports none of the suite's quotas, so nothing was tested: let Limiter::supports \
+                     return Ok for at least one of them"
+                )?;
+                self.skipped.iter().try_for_each(|skipped| writeln!(f, "  skipped: {skipped}"))
+            }
+        }
+    }
+}
+
+impl std::error::Error for Failures {}
+
+/// A promise that was not kept.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub(super) case: &'static str,
+    pub(super) promise: &'static str,
+    pub(super) fix: &'static str,
+    pub(super) quota: Quota,
+    pub(super) found: String,
+}
+
+impl Failure {
+    /// The name of the case.
+    #[must_use]
+    pub fn case(&self) -> &'static str {
+        self.case
+    }
+
+    /// The quota that it was tried with.
+    #[must_use]
+    pub fn quota(&self) -> &Quota {
+        &self.quota
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} with the quota \"{}\"", self.case, self.quota)?;
+        writeln!(f, "  promise: {}", self.promise.trim())?;
+        writeln!(f, "  found:   {}", self.found)?;
+        write!(f, "  fix:     {}", self.fix)
+    }
+}
