@@ -57,6 +57,12 @@ enum Kind {
     Flag = 7,
     Absent = 8,
     Keyless = 9,
+    /// A client whose address the trusted proxy does not give.
+    Unnamed = 10,
+    /// A client whose address the trusted proxy gives in a form that cannot be read.
+    Unreadable = 11,
+    /// A client that sends several values where there is to be one.
+    Ambiguous = 12,
 }
 
 impl Key {
@@ -71,6 +77,60 @@ impl Key {
         let mut key = Self::global();
         key.part(Kind::Keyless, &[]);
         key
+    }
+
+    /// Returns the key shared by all clients of `proxy` whose addresses are not given.
+    pub(crate) fn unnamed_client(proxy: Option<IpAddr>) -> Self {
+        Self::unknown_client(Kind::Unnamed, proxy)
+    }
+
+    /// Returns the key shared by all clients of `proxy` whose addresses cannot be read.
+    pub(crate) fn unreadable_client(proxy: Option<IpAddr>) -> Self {
+        Self::unknown_client(Kind::Unreadable, proxy)
+    }
+
+    fn unknown_client(kind: Kind, proxy: Option<IpAddr>) -> Self {
+        let mut key = Self::global();
+        match proxy {
+            None => key.part(kind, &[]),
+            Some(IpAddr::V4(address)) => key.part(kind, &address.octets()),
+            Some(IpAddr::V6(address)) => key.part(kind, &address.octets()),
+        }
+        key
+    }
+
+    /// Returns the key shared by all clients that send several values where there is to be one.
+    pub(crate) fn ambiguous() -> Self {
+        let mut key = Self::global();
+        key.part(Kind::Ambiguous, &[]);
+        key
+    }
+
+    /// Whether a part of the key stands for an address that cannot be read.
+    pub(crate) fn is_unreadable(&self) -> bool {
+        self.kinds().any(|kind| kind == Kind::Unreadable as u8)
+    }
+
+    /// Whether a part of the key stands for several values.
+    pub(crate) fn is_ambiguous(&self) -> bool {
+        self.kinds().any(|kind| kind == Kind::Ambiguous as u8)
+    }
+
+    /// The kinds of the key's parts.
+    fn kinds(&self) -> impl Iterator<Item = u8> {
+        let mut rest = self.as_bytes();
+        std::iter::from_fn(move || {
+            let [kind, short, after @ ..] = rest else { return None };
+            let (length, after) = match short {
+                &u8::MAX => {
+                    let (long, after) = after.split_first_chunk()?;
+                    (usize::try_from(u64::from_le_bytes(*long)).ok()?, after)
+                }
+                short => (usize::from(*short), after),
+            };
+            rest = after.get(length..)?;
+            Some(*kind)
+        })
     }
 
     /// The key made from `value`, or nothing if the value says that there is none (`None`, `Err`).

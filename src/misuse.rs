@@ -21,6 +21,9 @@ pub enum MisuseKind {
     /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address of the peer, which then is
     /// the proxy's.
     ProxyNotTrusted,
+    /// A list allowed a request by the address of its peer, and the request was forwarded: the list exempts every client of
+    /// that proxy.
+    ProxyAllowed,
     /// A request costs more than its policy's quota can ever allow.
     NeverPasses,
     /// Layers with one limiter have different quotas under one policy's name, and are not plans of one rule.
@@ -37,13 +40,14 @@ pub enum MisuseKind {
 }
 
 impl MisuseKind {
-    /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `never-passes`, `two-quotas`, `peer-unknown`,
-    /// `no-debt`, `no-timer`, `no-queue`.
+    /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `proxy-allowed`, `never-passes`, `two-quotas`,
+    /// `peer-unknown`, `no-debt`, `no-timer`, `no-queue`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ChargedTwice => "charged-twice",
             Self::ProxyNotTrusted => "proxy-not-trusted",
+            Self::ProxyAllowed => "proxy-allowed",
             Self::NeverPasses => "never-passes",
             Self::TwoQuotas => "two-quotas",
             Self::PeerUnknown => "peer-unknown",

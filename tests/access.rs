@@ -11,8 +11,8 @@ use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use support::Scripted;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
-use tower_ratelimit::key::{self, PeerAddr, Prefixes};
-use tower_ratelimit::{Access, AccessList, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer};
+use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
+use tower_ratelimit::{Access, AccessList, MissingKey, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer};
 
 type Body = Full<Bytes>;
 
@@ -54,6 +54,73 @@ async fn who_is_allowed_or_denied_is_not_charged() {
     assert_eq!(status(&layer, from("8.8.8.8")).await, StatusCode::TOO_MANY_REQUESTS);
     // A request without an address is on no list.
     assert_eq!(status(&layer, Request::new(Body::default())).await, StatusCode::TOO_MANY_REQUESTS);
+}
+
+/// An attacker wants to be taken for the proxy, whose network is allowed, or for nobody, who is not denied.
+#[tokio::test]
+async fn header_that_cannot_be_read_is_no_way_around_a_list() {
+    let by_count = || TrustedProxies::count(1).unwrap();
+    let by_network = || TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    let forged: [(TrustedProxies, &'static str, &[&'static str]); 8] = [
+        (by_count().forwarded(), "forwarded", &["for=\""]),
+        (by_network().forwarded(), "forwarded", &["for=\""]),
+        (by_network().forwarded(), "forwarded", &["for=unknown"]),
+        (by_count().single_header("x-real-ip").unwrap(), "x-real-ip", &["6.6.6.6", "203.0.113.9"]),
+        (by_network().single_header("x-real-ip").unwrap(), "x-real-ip", &["6.6.6.6, 203.0.113.9"]),
+        (by_network().single_header("x-real-ip").unwrap(), "x-real-ip", &[""]),
+        (by_count(), "x-forwarded-for", &["203.0.113.9, \u{e9}"]),
+        (by_network(), "x-forwarded-for", &["unknown, 10.0.0.6"]),
+    ];
+    for (proxies, name, lines) in forged {
+        let (limiter, list) = (Scripted::new(), AccessList::new());
+        list.set("10.0.0.0/8", Access::Allow).unwrap();
+        let by_client = key::client_network(proxies.clone(), Prefixes::exact());
+        let layer =
+            RateLimitLayer::new(limiter.clone(), Quota::per_hour(1), key::client_ip(proxies)).access(&list, by_client);
+        let request = || {
+            let mut request = from("10.0.0.5");
+            for line in lines {
+                request.headers_mut().append(name, HeaderValue::from_bytes(line.as_bytes()).unwrap());
+            }
+            request
+        };
+        // It is limited as one of all the clients who send such a header.
+        assert_eq!(status(&layer, request()).await, StatusCode::OK, "{name}: {lines:?}");
+        assert_eq!(status(&layer, request()).await, StatusCode::TOO_MANY_REQUESTS, "{name}: {lines:?}");
+        // A request without the header is limited on its own.
+        assert_eq!(status(&layer, from("10.0.0.5")).await, StatusCode::OK, "{name}");
+        assert_eq!(status(&layer, from("10.0.0.5")).await, StatusCode::TOO_MANY_REQUESTS, "{name}");
+        // It may be one of those who are denied.
+        list.set("198.51.100.0/24", Access::Deny).unwrap();
+        assert_eq!(status(&layer, request()).await, StatusCode::FORBIDDEN, "{name}: {lines:?}");
+        assert_eq!(status(&layer, from("10.0.0.5")).await, StatusCode::TOO_MANY_REQUESTS, "{name}");
+        list.remove("198.51.100.0/24").unwrap();
+        assert_eq!(status(&layer, request()).await, StatusCode::TOO_MANY_REQUESTS, "{name}: {lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn value_that_comes_twice_is_no_way_around_a_rule_or_a_list() {
+    let (limiter, list) = (Scripted::new(), AccessList::new());
+    let rule = Policy::new("key", Quota::per_hour(2)).unwrap().missing_key(MissingKey::Exempt);
+    let layer = RateLimitLayer::new(limiter, rule, key::header("x-api-key")).access(&list, key::header("x-api-key"));
+    let twice = |values: [&'static str; 2]| {
+        let mut request = from("192.0.2.1");
+        for value in values {
+            request.headers_mut().append("x-api-key", HeaderValue::from_static(value));
+        }
+        request
+    };
+    assert_eq!(status(&layer, twice(["a", "b"])).await, StatusCode::OK);
+    assert_eq!(status(&layer, twice(["c", "d"])).await, StatusCode::OK);
+    assert_eq!(status(&layer, twice(["a", "a"])).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(status(&layer, from("192.0.2.1")).await, StatusCode::OK);
+    list.set_key("a", Access::Allow);
+    assert_eq!(status(&layer, twice(["a", "b"])).await, StatusCode::TOO_MANY_REQUESTS);
+    list.set_key("leaked", Access::Deny);
+    assert_eq!(status(&layer, twice(["leaked", "b"])).await, StatusCode::FORBIDDEN);
+    assert!(list.remove_key("leaked"));
+    assert_eq!(status(&layer, twice(["leaked", "b"])).await, StatusCode::TOO_MANY_REQUESTS);
 }
 
 #[tokio::test]

@@ -16,8 +16,8 @@ use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
 use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
-    BoxLimiter, Headers, Limiter, MemoryLimiter, MissingKey, Misuse, MisuseKind, Observer, Policy, Quota,
-    RateLimitLayer, Timer,
+    Access, AccessList, BoxLimiter, Headers, Limiter, MemoryLimiter, MissingKey, Misuse, MisuseKind, Observer, Policy,
+    Quota, RateLimitLayer, Timer,
 };
 
 type Body = Full<Bytes>;
@@ -117,6 +117,37 @@ async fn a_forwarded_request_is_noticed_where_no_proxy_is_trusted() {
         RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(9), trusting).and(Quota::per_hour(8), key::global());
     serve(&layer, [request(&["x-forwarded-for"], true)]).await;
     assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn list_that_exempts_everybody_behind_a_proxy_is_noticed() {
+    let list = AccessList::new();
+    list.set("10.0.0.0/8", Access::Allow).unwrap();
+    let proxies = || TrustedProxies::networks(["10.0.0.9"]).unwrap();
+    let layer = |name| {
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named(name, 9), key::global());
+        [
+            layer.clone().access(&list, key::peer_network(Prefixes::exact())),
+            layer.clone().access(&list, key::peer_address),
+            layer.access(&list, key::client_network(proxies(), Prefixes::exact())),
+        ]
+    };
+    for header in ["x-forwarded-for", "forwarded", "x-real-ip"] {
+        for (at, layer) in layer(header).into_iter().enumerate() {
+            serve(&layer, [request(&[], true)]).await;
+            assert_eq!(layer.check(), Ok(()));
+            let log = Log::default();
+            let layer = layer.observer(log.clone());
+            serve(&layer, (0..3).map(|_| request(&[header], true))).await;
+            // The last list knows the proxy by its address, so this peer is a client that made the header up.
+            assert_eq!(log.kinds().contains(&MisuseKind::ProxyAllowed), at < 2, "{header} {at}");
+        }
+    }
+    // A list by the peer's address is of no use behind a proxy, whatever it says.
+    let by_peer = layer("x")[0].clone();
+    list.remove("10.0.0.0/8").unwrap();
+    serve(&by_peer, [request(&["forwarded"], true)]).await;
+    assert_eq!(by_peer.check().unwrap_err().kind(), MisuseKind::ProxyNotTrusted);
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use http::request::Parts;
 use http::{HeaderName, HeaderValue};
 use proptest::prelude::*;
-use tower_ratelimit::key::{self, PeerAddr, TrustedProxies};
+use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
+use tower_ratelimit::{Access, AccessList, Key};
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
 const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9));
@@ -43,35 +44,83 @@ fn ways() -> [TrustedProxies; 2] {
     [TrustedProxies::count(1).unwrap(), TrustedProxies::networks(["10.0.0.0/8"]).unwrap()]
 }
 
+/// What a trusted proxy may make of a client's headers: it appends, to the last line or as a line of its own.
+fn forwarded_by_proxy(claims: &[Vec<u8>], told: &str, own_line: bool) -> Vec<Vec<u8>> {
+    let mut lines = claims.to_vec();
+    match lines.last_mut().filter(|_| !own_line) {
+        Some(last) => *last = append(last, told),
+        None => lines.push(told.as_bytes().to_vec()),
+    }
+    lines
+}
+
+/// A list that allows the proxy's network, and denies another.
+fn list() -> AccessList {
+    let list = AccessList::new();
+    list.set("10.0.0.0/8", Access::Allow).unwrap();
+    list.set("198.51.100.0/24", Access::Deny).unwrap();
+    list
+}
+
+const HEADERS: [&str; 4] = ["x-forwarded-for", "forwarded", "x-real-ip", "connection"];
+
 proptest! {
     #[test]
-    fn what_a_client_writes_into_x_forwarded_for_changes_nothing(claims in prop::collection::vec(claim(), 1..4)) {
+    fn x_forwarded_for_of_a_client_changes_nothing(claims in prop::collection::vec(claim(), 1..4), own_line: bool) {
         for proxies in ways() {
             let client = key::client_ip(proxies);
-            let mut lines = claims.clone();
-            lines.push(CLIENT.to_string().into_bytes());
-            prop_assert_eq!(client(&parts("x-forwarded-for", &lines)), Some(CLIENT));
-            lines.pop();
-            let last = lines.pop().unwrap_or_default();
-            lines.push(append(&last, "203.0.113.9:4711"));
-            prop_assert_eq!(client(&parts("x-forwarded-for", &lines)), Some(CLIENT));
+            for told in ["203.0.113.9", "203.0.113.9:4711", "::ffff:203.0.113.9"] {
+                let lines = forwarded_by_proxy(&claims, told, own_line);
+                prop_assert_eq!(client(&parts("x-forwarded-for", &lines)), Key::of(CLIENT));
+            }
         }
     }
 
     #[test]
-    fn what_a_client_writes_into_forwarded_hides_it_behind_its_proxy_at_most(claims in prop::collection::vec(claim(), 1..4)) {
+    fn forwarded_of_a_client_changes_nothing(claims in prop::collection::vec(claim(), 1..4), own_line: bool) {
         for proxies in ways() {
             let client = key::client_ip(proxies.forwarded());
-            let mut lines = claims.clone();
-            lines.push(b"for=203.0.113.9".to_vec());
-            prop_assert_eq!(client(&parts("forwarded", &lines)), Some(CLIENT));
-            lines.pop();
-            let last = lines.pop().unwrap_or_default();
             for told in ["for=203.0.113.9", "for=\"203.0.113.9:4711\";proto=https", "by=\"_p\";for=\"203.0.113.9\""] {
-                let mut lines = lines.clone();
-                lines.push(append(&last, told));
-                let found = client(&parts("forwarded", &lines));
-                prop_assert!(found == Some(CLIENT) || found == Some(PEER), "{found:?}");
+                let lines = forwarded_by_proxy(&claims, told, own_line);
+                prop_assert_eq!(client(&parts("forwarded", &lines)), Key::of(CLIENT));
+            }
+        }
+    }
+
+    /// Whatever the client writes into any forwarding header, and whatever the proxy makes of it.
+    #[test]
+    fn list_never_takes_a_client_for_the_proxy(
+        claims in prop::collection::vec((prop::sample::select(HEADERS.to_vec()), claim()), 0..6),
+        told in prop::option::of(prop::sample::select(HEADERS.to_vec())),
+        own_line: bool,
+        denied: bool,
+    ) {
+        let list = list();
+        let client = if denied { "198.51.100.7" } else { "203.0.113.9" };
+        let mut parts = parts("x-request-id", &[]);
+        for name in HEADERS {
+            let mut lines: Vec<_> = claims.iter().filter(|claim| claim.0 == name).map(|claim| claim.1.clone()).collect();
+            if told == Some(name) {
+                let told = if name == "forwarded" { format!("for={client}") } else { client.to_owned() };
+                lines = forwarded_by_proxy(&lines, &told, own_line);
+            }
+            for line in lines {
+                parts.headers.append(name, HeaderValue::from_bytes(&line).unwrap());
+            }
+        }
+        for proxies in ways() {
+            let single = proxies.clone().single_header("x-real-ip").unwrap();
+            for (name, proxies) in [(HEADERS[0], proxies.clone()), (HEADERS[1], proxies.forwarded()), (HEADERS[2], single)] {
+                let address = key::client_address(&proxies, &parts);
+                let key = key::client_network(proxies, Prefixes::exact())(&parts);
+                let access = list.of_key(key.as_ref().unwrap());
+                prop_assert_ne!(address, Some(PEER));
+                if told != Some(name) {
+                    continue; // what the client wrote is believed, or nothing is
+                }
+                prop_assert!(address.is_none() || address == client.parse().ok(), "{name}: {address:?}");
+                prop_assert_ne!(access, Some(Access::Allow));
+                prop_assert!(access == Some(Access::Deny) || !denied, "{name}: {parts:?}");
             }
         }
     }
@@ -84,6 +133,24 @@ proptest! {
             let _ = key::header("x-api-key")(&parts);
             let single = TrustedProxies::count(1).unwrap().single_header("x-forwarded-for").unwrap();
             prop_assert!(key::client_ip(single)(&parts).is_some());
+        }
+    }
+}
+
+#[test]
+fn forwarding_header_of_any_length_changes_nothing() {
+    // An open quote, commas that say nothing, and text without a comma: 380 kB each, left of what the proxy appends.
+    for junk in ["\"", ",", "a", "\\", "\\\"", "for=\"\\\\\\\"\","] {
+        let junk = junk.repeat(380_000 / junk.len());
+        for (name, proxies) in [("x-forwarded-for", ways()), ("forwarded", ways().map(TrustedProxies::forwarded))] {
+            let told = if name == "forwarded" { "for=203.0.113.9" } else { "203.0.113.9" };
+            let appended = parts(name, &[append(junk.as_bytes(), told)]);
+            let alone = parts(name, &[junk.as_bytes().to_vec()]);
+            for proxies in proxies {
+                let client = key::client_ip(proxies);
+                assert_eq!(client(&appended), Key::of(CLIENT));
+                assert_ne!(client(&alone), Key::of(CLIENT));
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use foldhash::quality::RandomState;
 use http::request::Parts;
 use ipnet::IpNet;
 
+use super::extract::{AddressSource, peer_address};
 use super::rule::Read;
 use crate::key::{IntoKey, Key};
 
@@ -33,6 +34,14 @@ pub enum Access {
 /// Of networks the most specific one counts, so that one address can be allowed in a network that is denied. A look-up
 /// asks once for each length of prefix that the list has, whatever the number of networks; 100,000 of them take
 /// some 2 MB (IPv4) or 7 MB (IPv6). Reads share a lock, which a change holds for as long as it takes.
+///
+/// Clients cannot leave or enter a list by a header that cannot be read:
+///
+/// * An address that [`key::client_ip`](crate::key::client_ip) cannot determine is in no network, also not in the proxy's.
+///   If the list denies a network, it denies a client whose forwarding header cannot be read, since the client may be
+///   one of the denied. A request without the header, such as a proxy's health check, is limited like any other.
+/// * If the list denies a key, it denies a client that sends several values where
+///   [`key::header`](crate::key::header) and the like expect one.
 ///
 /// ```
 /// use tower_ratelimit::key::{self, Prefixes};
@@ -61,6 +70,8 @@ struct Table {
     v4: Networks<u32>,
     v6: Networks<u128>,
     keys: Map<Key>,
+    /// How many keys are denied.
+    denied_keys: usize,
 }
 
 /// The networks of one family, by their first address and the length of their prefix.
@@ -68,17 +79,22 @@ struct Networks<A> {
     each: Map<(u8, A)>,
     /// How many there are of each length, the longest first.
     lengths: Vec<(u8, usize)>,
+    /// How many are denied.
+    denied: usize,
 }
 
 impl<A> Default for Networks<A> {
     fn default() -> Self {
-        Self { each: Map::default(), lengths: Vec::new() }
+        Self { each: Map::default(), lengths: Vec::new(), denied: 0 }
     }
 }
 
 impl<A: Copy + Eq + Hash> Networks<A> {
     fn set(&mut self, length: u8, first: A, access: Access) {
-        if self.each.insert((length, first), access).is_some() {
+        let before = self.each.insert((length, first), access);
+        self.denied += usize::from(access == Access::Deny);
+        self.denied -= usize::from(before == Some(Access::Deny));
+        if before.is_some() {
             return;
         }
         match self.lengths.binary_search_by(|(other, _)| length.cmp(other)) {
@@ -88,14 +104,15 @@ impl<A: Copy + Eq + Hash> Networks<A> {
     }
 
     fn remove(&mut self, length: u8, first: A) -> bool {
-        let removed = self.each.remove(&(length, first)).is_some();
-        if removed {
+        let removed = self.each.remove(&(length, first));
+        self.denied -= usize::from(removed == Some(Access::Deny));
+        if removed.is_some() {
             for (other, count) in &mut self.lengths {
                 *count -= usize::from(*other == length);
             }
             self.lengths.retain(|(_, count)| *count > 0);
         }
-        removed
+        removed.is_some()
     }
 
     /// The longest of those that `first` finds its address for.
@@ -129,7 +146,23 @@ impl Table {
 
     fn key(&self, key: &Key) -> Option<Access> {
         let exact = if self.keys.is_empty() { None } else { self.keys.get(key).copied() };
-        exact.or_else(|| self.address(key.address()?))
+        exact.or_else(|| self.address(key.address()?)).or_else(|| {
+            let unreadable = self.v4.denied + self.v6.denied > 0 && key.is_unreadable();
+            let ambiguous = self.denied_keys > 0 && key.is_ambiguous();
+            (unreadable || ambiguous).then_some(Access::Deny)
+        })
+    }
+
+    fn set_key(&mut self, key: Key, access: Access) {
+        let before = self.keys.insert(key, access);
+        self.denied_keys += usize::from(access == Access::Deny);
+        self.denied_keys -= usize::from(before == Some(Access::Deny));
+    }
+
+    fn remove_key(&mut self, key: &Key) -> bool {
+        let removed = self.keys.remove(key);
+        self.denied_keys -= usize::from(removed == Some(Access::Deny));
+        removed.is_some()
     }
 }
 
@@ -171,7 +204,7 @@ impl AccessList {
     /// it. A key that is missing (`None`) changes nothing.
     pub fn set_key(&self, key: impl IntoKey, access: Access) {
         if let Some(key) = key.into_key() {
-            self.write().keys.insert(key, access);
+            self.write().set_key(key, access);
         }
     }
 
@@ -190,7 +223,7 @@ impl AccessList {
 
     /// Forgets what was said of a key. Returns whether anything was.
     pub fn remove_key(&self, key: impl IntoKey) -> bool {
-        key.into_key().is_some_and(|key| self.write().keys.remove(&key).is_some())
+        key.into_key().is_some_and(|key| self.write().remove_key(&key))
     }
 
     /// Forgets everything, and takes over what `other` says, in one change: for lists that are loaded anew as a whole.
@@ -241,13 +274,13 @@ impl AccessList {
 
 impl Clone for Table {
     fn clone(&self) -> Self {
-        Self { v4: self.v4.clone(), v6: self.v6.clone(), keys: self.keys.clone() }
+        Self { v4: self.v4.clone(), v6: self.v6.clone(), keys: self.keys.clone(), denied_keys: self.denied_keys }
     }
 }
 
 impl<A: Clone> Clone for Networks<A> {
     fn clone(&self) -> Self {
-        Self { each: self.each.clone(), lengths: self.lengths.clone() }
+        Self { each: self.each.clone(), lengths: self.lengths.clone(), denied: self.denied }
     }
 }
 
@@ -290,6 +323,7 @@ impl std::error::Error for AccessListError {}
 pub(super) struct BoundList {
     list: AccessList,
     extract: Read<Option<Key>>,
+    by: AddressSource,
 }
 
 impl BoundList {
@@ -298,13 +332,30 @@ impl BoundList {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { list, extract: Arc::new(move |parts| extract(parts).into_key()) }
+        Self { list, extract: Arc::new(move |parts| extract(parts).into_key()), by: AddressSource::of::<E>() }
+    }
+
+    /// Whether the list looks up the address of the peer.
+    pub(super) fn is_by_peer(&self) -> bool {
+        self.by == AddressSource::Peer
+    }
+
+    /// Whether what the list says of this request, it says of the peer's address.
+    pub(super) fn decided_by_peer(&self, parts: &Parts) -> bool {
+        match self.by {
+            AddressSource::Peer => true,
+            AddressSource::Proxies => false,
+            AddressSource::Other => {
+                let address = (self.extract)(parts).and_then(|key| key.address());
+                address.is_some() && address == peer_address(parts)
+            }
+        }
     }
 }
 
-/// The first of the lists that says anything decides.
-pub(super) fn ask(lists: &[BoundList], parts: &Parts) -> Option<Access> {
-    lists.iter().find_map(|bound| bound.list.of_key(&(bound.extract)(parts)?))
+/// Returns what the first list that says anything says, and that list.
+pub(super) fn ask<'a>(lists: &'a [BoundList], parts: &Parts) -> Option<(Access, &'a BoundList)> {
+    lists.iter().find_map(|bound| Some((bound.list.of_key(&(bound.extract)(parts)?)?, bound)))
 }
 
 #[cfg(test)]

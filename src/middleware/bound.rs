@@ -7,7 +7,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::after::After;
-use super::extract::is_by_peer;
+use super::extract::AddressSource;
 use super::rule::{MissingKey, Read, Rule};
 use crate::key::{IntoKey, Key};
 use crate::policy::Policy;
@@ -47,7 +47,7 @@ impl BoundRule {
         if let Some(cost) = rule.cost.clone().filter(|_| rule.after.is_settled()) {
             rule.cost = Some(Arc::new(move |parts: &Parts| cost(parts).max(1)));
         }
-        Self { rule, extract: Arc::new(extract), first: 0, by_peer: is_by_peer::<E>() }
+        Self { rule, extract: Arc::new(extract), first: 0, by_peer: AddressSource::of::<E>() == AddressSource::Peer }
     }
 
     pub(super) fn rule(&self) -> &Rule {

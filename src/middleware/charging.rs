@@ -83,7 +83,7 @@ impl<L> Shared<L> {
             && afters.is_none();
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
-        let watch = Watch::new(&settings.rules);
+        let watch = Watch::new(&settings);
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
         let has_inner = AtomicBool::new(false);
         Self {

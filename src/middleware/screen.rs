@@ -14,13 +14,19 @@ impl<L> Shared<L> {
     /// What becomes of a request whatever the rules say, if anything does.
     #[inline(never)]
     pub(super) fn screen(&self, parts: &Parts) -> Option<Asking> {
-        if self.watch.looks() {
+        let looks = self.watch.looks();
+        if looks {
             self.look_for_peer(parts);
         }
         match access::ask(&self.settings.access, parts) {
-            Some(Access::Allow) => return Some(Asking::Exempt),
-            Some(Access::Deny) => return Some(Asking::Denied),
-            Some(Access::Limit) | None => {}
+            Some((Access::Allow, list)) => {
+                if looks {
+                    self.look_for_allowed_proxy(list, parts);
+                }
+                return Some(Asking::Exempt);
+            }
+            Some((Access::Deny, _)) => return Some(Asking::Denied),
+            Some((Access::Limit, _)) | None => {}
         }
         (self.settings.exempt_preflight && is_preflight(parts)).then_some(Asking::Exempt)
     }

@@ -6,11 +6,13 @@ use std::sync::{Mutex, PoisonError};
 use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
+use super::access::BoundList;
 use super::bound::BoundRule;
 use super::charging::Shared;
 use super::composed::Passage;
 use super::decided::Decided;
 use super::extract::peer_address;
+use super::settings::Settings;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::misuse::{Misuse, MisuseKind};
@@ -20,7 +22,9 @@ use crate::quota::Algorithm;
 /// So many requests of a new layer are looked at.
 const LOOKED_AT: u32 = 256;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+/// Headers by which proxies report whom they forward.
+const FORWARDING: [HeaderName; 3] =
+    [HeaderName::from_static("x-forwarded-for"), FORWARDED, HeaderName::from_static("x-real-ip")];
 
 /// What a layer has noticed.
 pub(super) struct Watch {
@@ -39,8 +43,9 @@ pub(super) struct Charged {
 }
 
 impl Watch {
-    pub(super) fn new(rules: &[BoundRule]) -> Self {
-        let to_look_at = if rules.iter().any(BoundRule::is_by_peer) { LOOKED_AT } else { 0 };
+    pub(super) fn new(settings: &Settings) -> Self {
+        let by_address = settings.rules.iter().any(BoundRule::is_by_peer) || !settings.access.is_empty();
+        let to_look_at = if by_address { LOOKED_AT } else { 0 };
         Self {
             noticed: Mutex::default(),
             to_look_at: AtomicU32::new(to_look_at),
@@ -75,6 +80,10 @@ fn count_down(left: &AtomicU32) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
+fn forwarding_header(parts: &Parts) -> Option<HeaderName> {
+    FORWARDING.into_iter().find(|name| parts.headers.contains_key(name))
+}
+
 impl<L> Shared<L> {
     fn notice(&self, kind: MisuseKind, text: impl FnOnce() -> String) {
         // Not told under the lock.
@@ -83,7 +92,7 @@ impl<L> Shared<L> {
         }
     }
 
-    /// One of the first requests of a layer that counts by the peer's address.
+    /// Looks at one of the first requests of a layer that uses addresses.
     pub(super) fn look_for_peer(&self, parts: &Parts) {
         if !count_down(&self.watch.to_look_at) {
             return;
@@ -91,21 +100,44 @@ impl<L> Shared<L> {
         if !self.watch.looks() {
             self.screen_less();
         }
+        let user = if self.settings.rules.iter().any(BoundRule::is_by_peer) {
+            "a rule counts by key::peer_ip"
+        } else if self.settings.access.iter().any(BoundList::is_by_peer) {
+            "an access list looks up key::peer_ip"
+        } else {
+            return;
+        };
         if peer_address(parts).is_none() {
             self.notice(MisuseKind::PeerUnknown, || {
-                "a rule counts by key::peer_ip, and a request has no peer's address: pass it on (axum: serve \
-                 into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the \
-                 feature `tonic`; others: insert a key::PeerAddr into the request's extensions)"
-                    .to_owned()
+                format!(
+                    "{user}, and a request has no peer's address: pass it on (axum: serve \
+                     into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the \
+                     feature `tonic`; others: insert a key::PeerAddr into the request's extensions)"
+                )
             });
         }
-        let forwarded = [X_FORWARDED_FOR, FORWARDED].into_iter().find(|name| parts.headers.contains_key(name));
-        if let Some(name) = forwarded {
+        if let Some(name) = forwarding_header(parts) {
             self.notice(MisuseKind::ProxyNotTrusted, || {
                 format!(
-                    "a rule counts by key::peer_ip, and a request has the field {name}: behind a proxy all clients share \
-                     the proxy's address and one allowance, so take key::client_ip(TrustedProxies::count(1)?) or name the \
-                     proxies' networks; without a proxy a client has made the field up, and nothing is to be done"
+                    "{user}, and a request has the header {name}: behind a proxy all clients share the proxy's address, so \
+                     take key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks; without a proxy a client \
+                     has made the header up, and there is nothing to do"
+                )
+            });
+        }
+    }
+
+    /// Looks at one of the first requests that a list exempts.
+    #[cold]
+    pub(super) fn look_for_allowed_proxy(&self, list: &BoundList, parts: &Parts) {
+        let Some(name) = forwarding_header(parts) else { return };
+        if list.decided_by_peer(parts) {
+            self.notice(MisuseKind::ProxyAllowed, || {
+                format!(
+                    "an access list allows a request by the address of its peer, and the request has the header {name}: if \
+                     the peer is a proxy, the list exempts every client behind it, so take \
+                     key::client_network(TrustedProxies::count(1)?, Prefixes::exact()) for the list or name the proxies' \
+                     networks"
                 )
             });
         }

@@ -1,19 +1,21 @@
 //! Keys from the address of the client behind trusted proxies.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
-use super::forwarded::{elements, forwarded_for, node, plain_entries};
+use super::forwarded::{forwarded_for, node, plain_entries, quoted_entries};
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
+use crate::key::{IntoKey, Key};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The address of the client, as trusted proxies tell it, IPv6 by its /64; see [`TrustedProxies`] and [`Prefixes`].
+/// The address of the client, as trusted proxies report it, IPv6 by its /64; see [`TrustedProxies`] and [`Prefixes`].
 ///
 /// ```
 /// use tower_ratelimit::key::{self, TrustedProxies};
@@ -24,8 +26,13 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// # Ok(()) }
 /// ```
 ///
-/// The key is missing if the peer's address is needed and unknown; [`peer_ip`](super::peer_ip) says where it is found.
-pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
+/// If the proxies do not report an address, the client is *unknown*: the key is one of two that all unknown clients of
+/// that proxy share, and it is never the proxy's own address. One is for requests without the header, such as a
+/// proxy's health checks. The other is for requests whose header cannot be read.
+///
+/// The key is missing only if the proxies are known by their networks and the peer's address is not known;
+/// [`peer_ip`](super::peer_ip) says where it is found.
+pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     client_network(proxies, Prefixes::default())
 }
 
@@ -33,80 +40,129 @@ pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<IpAddr> +
 pub fn client_network(
     proxies: TrustedProxies,
     prefixes: Prefixes,
-) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    let proxies = std::sync::Arc::new(proxies);
-    move |parts| Some(prefixes.group(client_address(&proxies, parts)?))
+) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let proxies = Arc::new(proxies);
+    move |parts| match find_client(&proxies, parts)? {
+        Client::Known(address) => prefixes.group(address).into_key(),
+        Client::Unnamed(proxy) => Some(Key::unnamed_client(proxy.map(|address| prefixes.group(address)))),
+        Client::Unreadable(proxy) => Some(Key::unreadable_client(proxy.map(|address| prefixes.group(address)))),
+    }
 }
 
-fn client_address(proxies: &TrustedProxies, parts: &Parts) -> Option<IpAddr> {
+/// Returns the whole address of the client, for closures. Returns `None` if the client is unknown, as
+/// [`client_ip`] explains.
+///
+/// A rule whose closure returns this `None` has no key for the request. With
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt) a client could then escape the rule by a header that cannot be
+/// read, so use [`client_ip`] for keys.
+#[must_use]
+pub fn client_address(proxies: &TrustedProxies, parts: &Parts) -> Option<IpAddr> {
+    match find_client(proxies, parts)? {
+        Client::Known(address) => Some(address),
+        Client::Unnamed(_) | Client::Unreadable(_) => None,
+    }
+}
+
+/// The client of a request. The address of an unknown client is that of the last proxy that is believed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    Known(IpAddr),
+    /// The header has no entry for the client.
+    Unnamed(Option<IpAddr>),
+    /// The header has an entry for the client that is not an address.
+    Unreadable(Option<IpAddr>),
+}
+
+/// Returns `None` if the peer's address is needed and not known.
+fn find_client(proxies: &TrustedProxies, parts: &Parts) -> Option<Client> {
     let peer = peer_address(parts);
-    let mut entries = Entries::default();
     match &proxies.trust {
         Trust::Count(count) => {
-            read(&proxies.field, &parts.headers, &mut |entry| entries.push(entry, *count));
-            entries.last.filter(|_| entries.seen == *count).or(peer)
+            let mut left = *count;
+            let end = read(&proxies.field, &parts.headers, &mut |entry| {
+                left -= 1;
+                if left == 0 { Next::Is(entry.map_or(Client::Unreadable(peer), Client::Known)) } else { Next::Further }
+            });
+            Some(match end {
+                End::Found(client) => client,
+                End::Ended => Client::Unnamed(peer),
+                End::Unreadable => Client::Unreadable(peer),
+            })
         }
         Trust::Networks(networks) => {
-            let mut client = peer?;
-            if !Trust::contains(networks, client) {
-                return Some(client);
+            let peer = peer?;
+            if !Trust::contains(networks, peer) {
+                return Some(Client::Known(peer));
             }
-            read(&proxies.field, &parts.headers, &mut |entry| {
-                // Nothing: the last believed address does not say whom it forwards.
-                let Some(address) = entry else { return false };
-                client = address;
-                Trust::contains(networks, address)
+            let mut last = None;
+            let end = read(&proxies.field, &parts.headers, &mut |entry| match entry {
+                Some(address) if Trust::contains(networks, address) => {
+                    last = Some(address);
+                    Next::Further
+                }
+                Some(address) => Next::Is(Client::Known(address)),
+                None => Next::Is(Client::Unreadable(last.or(Some(peer)))),
             });
-            Some(client)
+            Some(match (end, last) {
+                (End::Found(client), _) => client,
+                (End::Ended, Some(address)) => Client::Known(address),
+                (End::Ended, None) => Client::Unnamed(Some(peer)),
+                (End::Unreadable, last) => Client::Unreadable(last.or(Some(peer))),
+            })
         }
     }
 }
 
-#[derive(Default)]
-struct Entries {
-    seen: usize,
-    last: Option<IpAddr>,
+/// Whether the client was found, or stands further left.
+enum Next {
+    Is(Client),
+    Further,
 }
 
-impl Entries {
-    /// Whether to go on to the next entry.
-    fn push(&mut self, entry: Option<IpAddr>, count: usize) -> bool {
-        self.seen += 1;
-        self.last = entry;
-        self.seen < count
-    }
+/// What reading a header ended with.
+enum End {
+    Found(Client),
+    /// There are no more entries.
+    Ended,
+    /// There are more entries, and they cannot be read.
+    Unreadable,
 }
 
-/// Shows the field's entries, from the right, each as its address if it has one, until `next` has seen enough.
-fn read(field: &Field, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> bool) {
+/// Passes the header's entries to `next` from the right, each as its address if it is one, until the client is found.
+fn read(field: &Field, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
+    let (name, quoted) = match field {
+        Field::XForwardedFor => (&X_FORWARDED_FOR, false),
+        Field::Forwarded => (&FORWARDED, true),
+        Field::Single(name) => return read_single(name, headers, next),
+    };
     let mut looked_at = 0;
-    match field {
-        Field::XForwardedFor => {
-            for line in headers.get_all(X_FORWARDED_FOR).iter().rev() {
-                for entry in plain_entries(line.as_bytes()) {
-                    if looked_at == ENTRIES_MAX || (!entry.is_empty() && !next(node(entry))) {
-                        return;
-                    }
-                    looked_at += 1;
-                }
+    for line in headers.get_all(name).iter().rev() {
+        let line = line.as_bytes();
+        for entry in if quoted { quoted_entries(line) } else { plain_entries(line) } {
+            let Some(entry) = entry.filter(|_| looked_at < ENTRIES_MAX) else { return End::Unreadable };
+            looked_at += 1;
+            if entry.is_empty() {
+                continue;
+            }
+            let address = if quoted { forwarded_for(entry) } else { node(entry) };
+            if let Next::Is(client) = next(address) {
+                return End::Found(client);
             }
         }
-        Field::Forwarded => {
-            for line in headers.get_all(FORWARDED).iter().rev() {
-                for element in elements(line.as_bytes(), ENTRIES_MAX) {
-                    if looked_at == ENTRIES_MAX || (!element.is_empty() && !next(forwarded_for(element))) {
-                        return;
-                    }
-                    looked_at += 1;
-                }
-            }
-        }
-        Field::Single(name) => {
-            let mut lines = headers.get_all(name).iter();
-            if let (Some(line), None) = (lines.next(), lines.next()) {
-                next(node(line.as_bytes().trim_ascii()));
-            }
-        }
+    }
+    End::Ended
+}
+
+/// Reads a header that holds one address.
+fn read_single(name: &HeaderName, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => End::Ended,
+        (Some(_), Some(_)) => End::Unreadable,
+        (Some(line), None) => match next(node(line.as_bytes().trim_ascii())) {
+            Next::Is(client) => End::Found(client),
+            Next::Further => End::Ended,
+        },
     }
 }
 
@@ -116,7 +172,7 @@ mod tests {
     use super::*;
     use http::HeaderValue;
 
-    fn client(proxies: TrustedProxies, peer: &str, name: &str, lines: &[&str]) -> Option<String> {
+    fn parts(peer: &str, name: &str, lines: &[&str]) -> Parts {
         let (mut parts, ()) = http::Request::new(()).into_parts();
         if let Ok(peer) = peer.parse::<IpAddr>() {
             parts.extensions.insert(PeerAddr::from(peer));
@@ -126,81 +182,124 @@ mod tests {
                 .headers
                 .append(HeaderName::try_from(name).unwrap(), HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
-        client_ip(proxies)(&parts).map(|address| address.to_string())
+        parts
+    }
+
+    fn client(proxies: &TrustedProxies, peer: &str, name: &str, lines: &[&str]) -> Option<Client> {
+        find_client(proxies, &parts(peer, name, lines))
     }
 
     const PEER: &str = "10.0.0.5";
 
-    #[test]
-    fn the_nth_entry_from_the_right_is_the_client() {
-        let x = |count: usize, lines: &[&str]| {
-            client(TrustedProxies::count(count).unwrap(), PEER, "x-forwarded-for", lines).unwrap()
-        };
-        assert_eq!(x(1, &["6.6.6.6, 203.0.113.9"]), "203.0.113.9");
-        assert_eq!(x(1, &["6.6.6.6", "203.0.113.9"]), "203.0.113.9");
-        assert_eq!(x(2, &["198.51.100.7, 10.0.0.2"]), "198.51.100.7");
-        assert_eq!(x(2, &["198.51.100.7", "10.0.0.2"]), "198.51.100.7");
-        assert_eq!(x(2, &["198.51.100.7"]), PEER);
-        assert_eq!(x(1, &["203.0.113.9:4711"]), "203.0.113.9");
-        assert_eq!(x(1, &["garbage"]), PEER);
-        assert_eq!(x(1, &["203.0.113.9, garbage"]), PEER);
-        assert_eq!(x(1, &["203.0.113.9, caf\u{e9}"]), PEER);
-        assert_eq!(x(1, &["203.0.113.9, ,"]), "203.0.113.9");
-        assert_eq!(x(1, &[]), PEER);
-        assert_eq!(x(1, &["2001:db8:1:2:3::9"]), "2001:db8:1:2::");
+    fn known(address: &str) -> Option<Client> {
+        Some(Client::Known(address.parse().unwrap()))
+    }
+
+    fn unreadable(proxy: &str) -> Option<Client> {
+        Some(Client::Unreadable(proxy.parse().ok()))
+    }
+
+    fn unnamed(proxy: &str) -> Option<Client> {
+        Some(Client::Unnamed(proxy.parse().ok()))
     }
 
     #[test]
-    fn a_client_cannot_choose_its_key_by_writing_more_to_the_left() {
-        let proxies = || TrustedProxies::count(2).unwrap();
-        let honest = client(proxies(), PEER, "x-forwarded-for", &["198.51.100.7, 10.0.0.2"]);
+    fn count_takes_the_nth_entry_from_the_right() {
+        let x = |count: usize, lines: &[&str]| {
+            client(&TrustedProxies::count(count).unwrap(), PEER, "x-forwarded-for", lines)
+        };
+        assert_eq!(x(1, &["6.6.6.6, 203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["6.6.6.6", "203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(x(2, &["198.51.100.7, 10.0.0.2"]), known("198.51.100.7"));
+        assert_eq!(x(2, &["198.51.100.7", "10.0.0.2"]), known("198.51.100.7"));
+        assert_eq!(x(2, &["198.51.100.7"]), unnamed(PEER));
+        assert_eq!(x(1, &["203.0.113.9:4711"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["garbage"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, garbage"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, caf\u{e9}"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, ,"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["203.0.113.9", &"a".repeat(5_000)]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9", &",".repeat(64)]), unreadable(PEER));
+        assert_eq!(x(1, &[]), unnamed(PEER));
+    }
+
+    #[test]
+    fn count_needs_no_peer_and_always_has_a_key() {
+        let proxies = TrustedProxies::count(1).unwrap();
+        let at = |lines: &[&str]| client(&proxies, "nobody", "x-forwarded-for", lines);
+        assert_eq!(at(&["203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(at(&["garbage"]), unreadable("nobody"));
+        assert_eq!(at(&[]), unnamed("nobody"));
+        assert!(client_ip(proxies)(&parts("nobody", "x-forwarded-for", &[])).is_some());
+    }
+
+    #[test]
+    fn client_cannot_choose_its_key_by_writing_more_to_the_left() {
+        let proxies = TrustedProxies::count(2).unwrap();
         let long = format!("{}198.51.100.7, 10.0.0.2", "6.6.6.6, ".repeat(10_000));
-        assert_eq!(client(proxies(), PEER, "x-forwarded-for", &[&long]), honest);
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &[&long]), known("198.51.100.7"));
         let mut lines = vec!["6.6.6.6"; 10_000];
         lines.push("198.51.100.7, 10.0.0.2");
-        assert_eq!(client(proxies(), PEER, "x-forwarded-for", &lines), honest);
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &lines), known("198.51.100.7"));
     }
 
     #[test]
-    fn the_first_address_outside_the_trusted_networks_is_the_client() {
-        let x = |peer: &str, lines: &[&str]| {
-            client(TrustedProxies::networks(["10.0.0.0/8"]).unwrap(), peer, "x-forwarded-for", lines)
-        };
-        let found = |address: &str| Some(address.to_owned());
-        assert_eq!(x(PEER, &["1.2.3.4, 203.0.113.9, 10.0.0.2"]), found("203.0.113.9"));
-        assert_eq!(x("8.8.8.8", &["1.2.3.4, 203.0.113.9"]), found("8.8.8.8"));
-        assert_eq!(x(PEER, &["10.0.0.9, 10.0.0.2"]), found("10.0.0.9"));
-        assert_eq!(x(PEER, &["1.2.3.4, unknown, 10.0.0.2"]), found("10.0.0.2"));
-        assert_eq!(x(PEER, &["1.2.3.4, garbage"]), found(PEER));
-        assert_eq!(x("::ffff:10.0.0.5", &["203.0.113.9"]), found("203.0.113.9"));
+    fn networks_take_the_first_address_outside_of_them() {
+        let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+        let x = |peer: &str, lines: &[&str]| client(&proxies, peer, "x-forwarded-for", lines);
+        assert_eq!(x(PEER, &["1.2.3.4, 203.0.113.9, 10.0.0.2"]), known("203.0.113.9"));
+        assert_eq!(x("8.8.8.8", &["1.2.3.4, 203.0.113.9"]), known("8.8.8.8"));
+        assert_eq!(x(PEER, &["10.0.0.9, 10.0.0.2"]), known("10.0.0.9"));
+        assert_eq!(x(PEER, &["1.2.3.4, unknown, 10.0.0.2"]), unreadable("10.0.0.2"));
+        assert_eq!(x(PEER, &["1.2.3.4, garbage"]), unreadable(PEER));
+        assert_eq!(x(PEER, &[]), unnamed(PEER));
+        assert_eq!(x("::ffff:10.0.0.5", &["203.0.113.9"]), known("203.0.113.9"));
         assert_eq!(x("nobody", &["203.0.113.9"]), None);
         let long = "10.0.0.1, ".repeat(100) + "10.0.0.2";
-        assert_eq!(x(PEER, &[&format!("1.2.3.4, {long}")]), found("10.0.0.1"));
+        assert_eq!(x(PEER, &[&format!("1.2.3.4, {long}")]), unreadable("10.0.0.1"));
     }
 
     #[test]
-    fn the_forwarded_field_is_read_with_its_quotes() {
-        let f =
-            |lines: &[&str]| client(TrustedProxies::count(1).unwrap().forwarded(), PEER, "forwarded", lines).unwrap();
-        assert_eq!(f(&["for=1.2.3.4, for=\"[2001:db8:1:2:3::9]:4711\";proto=https"]), "2001:db8:1:2::");
-        assert_eq!(f(&["for=_hidden"]), PEER);
-        assert_eq!(f(&["for=\"x", "for=203.0.113.9"]), "203.0.113.9");
-        assert_eq!(f(&["for=\"x, for=203.0.113.9"]), PEER);
-        assert_eq!(
-            client(TrustedProxies::count(1).unwrap().forwarded(), PEER, "x-forwarded-for", &["6.6.6.6"]).unwrap(),
-            PEER
-        );
+    fn forwarded_is_read_with_its_quotes() {
+        let proxies = TrustedProxies::count(1).unwrap().forwarded();
+        let f = |lines: &[&str]| client(&proxies, PEER, "forwarded", lines);
+        let quoted = "for=1.2.3.4, for=\"[2001:db8:1:2:3::9]:4711\";proto=https";
+        assert_eq!(f(&[quoted]), known("2001:db8:1:2:3::9"));
+        assert_eq!(f(&["for=_hidden"]), unreadable(PEER));
+        assert_eq!(f(&["for=\"x", "for=203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(f(&["for=\"x, for=203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(f(&["for=\""]), unreadable(PEER));
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &["6.6.6.6"]), unnamed(PEER));
     }
 
     #[test]
-    fn a_field_of_one_address_says_nothing_if_it_comes_twice() {
-        let s = |peer: &str, lines: &[&str]| {
-            let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap().single_header("CF-Connecting-IP").unwrap();
-            client(proxies, peer, "cf-connecting-ip", lines).unwrap()
-        };
-        assert_eq!(s(PEER, &["203.0.113.9"]), "203.0.113.9");
-        assert_eq!(s(PEER, &["6.6.6.6", "203.0.113.9"]), PEER);
-        assert_eq!(s(PEER, &["6.6.6.6, 203.0.113.9"]), PEER);
-        assert_eq!(s("8.8.8.8", &["203.0.113.9"]), "8.8.8.8");
+    fn single_header_that_comes_twice_is_unreadable() {
+        let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap().single_header("CF-Connecting-IP").unwrap();
+        let s = |peer: &str, lines: &[&str]| client(&proxies, peer, "cf-connecting-ip", lines);
+        assert_eq!(s(PEER, &["203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(s(PEER, &["10.0.0.9"]), known("10.0.0.9"));
+        assert_eq!(s(PEER, &["6.6.6.6", "203.0.113.9"]), unreadable(PEER));
+        assert_eq!(s(PEER, &["6.6.6.6, 203.0.113.9"]), unreadable(PEER));
+        assert_eq!(s(PEER, &[""]), unreadable(PEER));
+        assert_eq!(s(PEER, &[]), unnamed(PEER));
+        assert_eq!(s("8.8.8.8", &["203.0.113.9"]), known("8.8.8.8"));
+    }
+
+    #[test]
+    fn unknown_clients_share_a_key_that_is_not_an_address() {
+        let proxies = TrustedProxies::count(1).unwrap();
+        let key = |peer: &str, lines: &[&str]| client_ip(proxies.clone())(&parts(peer, "x-forwarded-for", lines));
+        assert_eq!(key(PEER, &["203.0.113.9"]), Key::of(IpAddr::from([203, 0, 113, 9])));
+        assert_eq!(key(PEER, &["garbage"]), key(PEER, &["other garbage"]));
+        let unknown = [key(PEER, &["garbage"]), key(PEER, &[]), key("10.0.0.6", &["garbage"]), key("10.0.0.6", &[])];
+        for (at, one) in unknown.iter().enumerate() {
+            assert_eq!(one.as_ref().unwrap().address(), None);
+            assert!(!unknown[..at].contains(one));
+        }
+        let ipv6 = |last: &str| key(PEER, &[&format!("2001:db8:1:2::{last}")]);
+        assert_eq!(ipv6("1"), ipv6("2"));
+        let whole = client_address(&proxies, &parts(PEER, "x-forwarded-for", &["2001:db8:1:2::1"]));
+        assert_eq!(whole, "2001:db8:1:2::1".parse().ok());
+        assert_eq!(client_address(&proxies, &parts(PEER, "x-forwarded-for", &["garbage"])), None);
     }
 }

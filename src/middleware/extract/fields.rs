@@ -21,34 +21,39 @@ pub fn global() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 
 /// The value of a header field, as in `key::header("x-api-key")`.
 ///
-/// The key is missing if the field is, if its value is empty, and if there is more than one: whoever reads the field
-/// later might choose another one than the one that was charged. It is missing from every request if `name` cannot be a
-/// field's name.
+/// The key is missing if the header is absent or empty, and from every request if `name` cannot be a header's name.
+/// Requests with several headers of this name share one key, since the service may read another one than was charged.
+/// The key is not missing then: a client could otherwise escape a rule with
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt) by sending its API key twice.
 ///
 /// A value is anything that the client likes to send. Unless something outside this layer has checked it, a client can
 /// make up a fresh one for each request; limit by address as well.
 pub fn header(name: &str) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = HeaderName::try_from(name).ok();
-    move |parts| only(&parts.headers, name.as_ref()?)?.into_key()
+    move |parts| only(&parts.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
 }
 
 /// The token of `Authorization: Bearer <token>`; the scheme in any case, as RFC 9110 section 11.1 has it.
 ///
-/// The key is missing if the field or the token is, and if there is more than one field. The token was not checked; see
-/// [`header`].
+/// The key is missing if the header or the token is. Requests with several such headers share one key. The token was not
+/// checked; see [`header`].
 pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     |parts| {
-        let (scheme, token) = only(&parts.headers, &AUTHORIZATION)?.as_bytes().split_at_checked(6)?;
+        let value = match only(&parts.headers, &AUTHORIZATION) {
+            Ok(value) => value.as_bytes(),
+            Err(none) => return none,
+        };
+        let (scheme, token) = value.split_at_checked(6)?;
         let rest = token.trim_ascii();
-        let spaced = token.first().is_some_and(|byte| *byte == b' ');
+        let spaced = token.first().is_some_and(u8::is_ascii_whitespace);
         (scheme.eq_ignore_ascii_case(b"bearer") && spaced && !rest.is_empty()).then(|| text_or_bytes(rest))?
     }
 }
 
 /// The value of a cookie, as in `key::cookie("session")`. Quotes around it belong to it.
 ///
-/// The key is missing if the cookie is, if its value is empty, and if it is there with two different values: whoever
-/// reads it later might choose another one than the one that was charged. The value was not checked; see [`header`].
+/// The key is missing if the cookie is absent or empty. Requests with several different values of it share one key, since
+/// the service may read another one than was charged. The value was not checked; see [`header`].
 pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
     move |parts| {
@@ -62,7 +67,7 @@ pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone
                 }
                 let value = value.get(1..).unwrap_or_default().trim_ascii();
                 if found.is_some_and(|earlier| earlier != value) {
-                    return None;
+                    return Some(Key::ambiguous());
                 }
                 found = Some(value);
             }
@@ -86,12 +91,15 @@ pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 
 /// The host that the request is for, in lower case and without a port: of the URI (HTTP/2), else of the `Host` field.
 ///
-/// The key is missing if neither says one, and if there is more than one field.
+/// The key is missing if neither says one. Requests with several `Host` headers share one key.
 pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     |parts| {
         let host = match parts.uri.host() {
             Some(host) => host,
-            None => without_port(only(&parts.headers, &HOST)?.to_str().ok()?.trim()),
+            None => match only(&parts.headers, &HOST) {
+                Ok(value) => without_port(value.to_str().ok()?.trim()),
+                Err(none) => return none,
+            },
         };
         if host.is_empty() {
             None
@@ -156,11 +164,14 @@ impl IntoKey for Method {
     }
 }
 
-/// The field's value if there is exactly one.
-fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a HeaderValue> {
+/// Returns the header's value if there is exactly one, otherwise the key to use instead.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a HeaderValue, Option<Key>> {
     let mut values = headers.get_all(name).iter();
-    let value = values.next()?;
-    values.next().is_none().then_some(value)
+    match (values.next(), values.next()) {
+        (Some(value), None) => Ok(value),
+        (None, _) => Err(None),
+        (Some(_), Some(_)) => Err(Some(Key::ambiguous())),
+    }
 }
 
 fn text_or_bytes(bytes: &[u8]) -> Option<Key> {
@@ -180,6 +191,7 @@ fn without_port(host: &str) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::OrAbsent;
 
     fn parts(fields: &[(&str, &[u8])]) -> Parts {
         let (mut parts, ()) = http::Request::new(()).into_parts();
@@ -199,12 +211,24 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_absent_empty_doubled_or_impossible_is_no_key() {
+    fn header_that_is_absent_empty_or_impossible_is_no_key() {
         let by_key = header("x-api-key");
         assert_eq!(by_key(&parts(&[])), None);
         assert_eq!(by_key(&parts(&[("x-api-key", b"")])), None);
-        assert_eq!(by_key(&parts(&[("x-api-key", b"a"), ("x-api-key", b"a")])), None);
         assert_eq!(header("no such name")(&parts(&[("x-api-key", b"a")])), None);
+    }
+
+    #[test]
+    fn several_values_are_one_key_that_nothing_else_makes() {
+        let twice = |name: &str, value: &[u8]| parts(&[(name, value), (name, value)]);
+        let shared = Some(Key::ambiguous());
+        assert_eq!(header("x-api-key")(&twice("x-api-key", b"a")), shared);
+        assert_eq!(bearer_token()(&twice("authorization", b"Bearer a")), shared);
+        assert_eq!(host()(&twice("host", b"example.com")), shared);
+        assert_eq!(cookie("a")(&parts(&[("cookie", b"a=b; a=c")])), shared);
+        for other in [Key::of(()), Key::of(""), Key::of("a"), Key::of(OrAbsent::<&str>(None)), Some(Key::keyless())] {
+            assert_ne!(other, shared);
+        }
     }
 
     #[test]
@@ -217,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_bearer_token_is_found_whatever_the_case_of_its_scheme() {
-        for value in [&b"Bearer abc"[..], b"bearer abc", b"BEARER   abc "] {
+        for value in [&b"Bearer abc"[..], b"bearer abc", b"BEARER   abc ", b"Bearer\tabc"] {
             assert_eq!(bearer_token()(&parts(&[("authorization", value)])), Key::of("abc"), "{value:?}");
         }
         for value in [&b"Bearer"[..], b"Bearer ", b"Bearerabc", b"Basic abc", b"", b"B", b"abcdef\xff"] {
@@ -231,7 +255,6 @@ mod tests {
         assert_eq!(session(&parts(&[("cookie", b"a=b; session=abc; c=d")])), Key::of("abc"));
         assert_eq!(session(&parts(&[("cookie", b"a=b"), ("cookie", b"session=x=y")])), Key::of("x=y"));
         assert_eq!(session(&parts(&[("cookie", b"session=a; session=a")])), Key::of("a"));
-        assert_eq!(session(&parts(&[("cookie", b"session=a; session=b")])), None);
         assert_eq!(session(&parts(&[("cookie", b"session=")])), None);
         assert_eq!(session(&parts(&[("cookie", b"xsession=a; ;;=;session")])), None);
     }

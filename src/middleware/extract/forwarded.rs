@@ -2,30 +2,53 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The entries of one line of `X-Forwarded-For`, from the right. They have no quotes.
-pub(super) fn plain_entries(line: &[u8]) -> impl Iterator<Item = &[u8]> {
-    line.rsplit(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+/// The longest entry that is read. An address with a port and a zone is far shorter.
+const ENTRY_MAX: usize = 1_024;
+
+/// The entries of one line of a forwarding header, from the right, without the whitespace around them.
+///
+/// Only the part of the line that the caller asks for is looked at. The text of an entry therefore depends only on what
+/// stands right of it: what a client writes cannot change how the text is read that a proxy appends.
+///
+/// An entry that is too long, or whose quotes do not match, is `None`, and the last one.
+pub(super) struct Entries<'a> {
+    rest: Option<&'a [u8]>,
+    quoted: bool,
 }
 
-/// The elements of one line of `Forwarded` (RFC 7239 section 4), from the right. Commas in quoted strings do not split.
-///
-/// A line whose last quote is never closed is one element that says nothing. So if a client leaves a quote open and a
-/// proxy appends to the same line, what the proxy said is not read as part of the client's text, nor the other way round.
-pub(super) fn elements(line: &[u8], most: usize) -> Vec<&[u8]> {
-    let mut elements = std::collections::VecDeque::new();
-    let mut rest = line;
-    loop {
-        let Some(end) = find_unquoted(rest, b',') else { return vec![b"\""] };
-        let (element, after) = rest.split_at(end);
-        if elements.len() == most {
-            elements.pop_front();
+/// The entries of a line of `X-Forwarded-For`, in which quotes have no meaning.
+pub(super) fn plain_entries(line: &[u8]) -> Entries<'_> {
+    Entries { rest: Some(line), quoted: false }
+}
+
+/// The entries of a line of `Forwarded` (RFC 7239 section 4), in which commas in quoted strings do not split.
+pub(super) fn quoted_entries(line: &[u8]) -> Entries<'_> {
+    Entries { rest: Some(line), quoted: true }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Option<&'a [u8]>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let line = self.rest.take()?;
+        let mut in_string = false;
+        for (at, byte) in line.iter().enumerate().rev().take(ENTRY_MAX + 1) {
+            match byte {
+                b'"' if self.quoted => in_string = !in_string || is_escaped(line, at),
+                b',' if !in_string => {
+                    self.rest = line.get(..at);
+                    return Some(line.get(at + 1..).map(<[u8]>::trim_ascii));
+                }
+                _ => {}
+            }
         }
-        elements.push_back(element.trim_ascii());
-        match after.split_first() {
-            Some((_, after)) => rest = after,
-            None => return elements.into_iter().rev().collect(),
-        }
+        Some((line.len() <= ENTRY_MAX && !in_string).then(|| line.trim_ascii()))
     }
+}
+
+/// Whether an odd number of backslashes stands before the byte.
+fn is_escaped(line: &[u8], at: usize) -> bool {
+    line.iter().take(at).rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
 /// The address in the `for` parameter of an element, if it has just one such parameter and it is an address.
@@ -116,6 +139,7 @@ fn find_unquoted(text: &[u8], wanted: u8) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn address(text: &str) -> Option<String> {
         node(text.as_bytes()).map(|address| address.to_string())
@@ -183,16 +207,64 @@ mod tests {
         }
     }
 
+    fn entries(entries: Entries<'_>) -> Vec<Option<&str>> {
+        entries.map(|entry| entry.map(|text| std::str::from_utf8(text).unwrap())).collect()
+    }
+
     #[test]
-    fn commas_in_quotes_do_not_split_and_an_open_quote_says_nothing() {
-        assert_eq!(elements(b"for=a, for=\"b,c\" ,for=d", 64), [&b"for=d"[..], b"for=\"b,c\"", b"for=a"]);
-        assert_eq!(elements(b"for=a;x=\"\\\",\", for=b", 64), [&b"for=b"[..], b"for=a;x=\"\\\",\""]);
-        assert_eq!(elements(b"a,b,c", 2), [b"c", b"b"]);
-        for line in [&b"for=\"x, for=203.0.113.9"[..], b"for=\"x, for=\"[2001:db8::1]:4711\"", b"x=\"\\, for=\"[::1]\""]
-        {
-            let elements = elements(line, 64);
-            assert_eq!(elements.len(), 1, "{line:?}");
-            assert_eq!(forwarded_for(elements[0]), None);
+    fn entries_are_read_from_the_right() {
+        assert_eq!(entries(plain_entries(b"a, b ,c")), [Some("c"), Some("b"), Some("a")]);
+        assert_eq!(entries(plain_entries(b"\"a,")), [Some(""), Some("\"a")]);
+        assert_eq!(entries(plain_entries(b"")), [Some("")]);
+        let quoted = entries(quoted_entries(b"for=a, for=\"b,c\" ,for=d"));
+        assert_eq!(quoted, [Some("for=d"), Some("for=\"b,c\""), Some("for=a")]);
+        let escaped = entries(quoted_entries(br#"for=a;x="\",", y="\\", for=b"#));
+        assert_eq!(escaped, [Some("for=b"), Some(r#"y="\\""#), Some(r#"for=a;x="\",""#)]);
+    }
+
+    #[test]
+    fn an_entry_with_an_open_quote_is_unreadable() {
+        assert_eq!(entries(quoted_entries(b"for=\"x")), [None]);
+        assert_eq!(entries(quoted_entries(b"a, for=\"x, for=203.0.113.9")), [Some("for=203.0.113.9"), None]);
+        assert_eq!(entries(quoted_entries(b"x=\"\\, for=\"[::1]\"")), [Some("for=\"[::1]\""), None]);
+    }
+
+    #[test]
+    fn an_entry_that_is_too_long_is_unreadable() {
+        let (longest, too_long) = ("a".repeat(ENTRY_MAX), "a".repeat(ENTRY_MAX + 1));
+        for read in [plain_entries, quoted_entries] {
+            let line = format!("a,{longest},b");
+            assert_eq!(entries(read(line.as_bytes())), [Some("b"), Some(longest.as_str()), Some("a")]);
+            let line = format!("a,{too_long},b");
+            assert_eq!(entries(read(line.as_bytes())), [Some("b"), None]);
+            assert_eq!(entries(read(too_long.as_bytes())), [None]);
+        }
+    }
+
+    /// An element of a valid `Forwarded` header.
+    fn element() -> impl Strategy<Value = String> {
+        let value = prop_oneof!["[a-z0-9._-]{1,6}", "\"([ !,;=a-z\\[\\]:]|\\\\[ -~]){0,8}\""];
+        prop::collection::vec(("[a-z]{1,3}", value), 1..4).prop_map(|pairs| {
+            let pairs: Vec<String> = pairs.into_iter().map(|(name, value)| format!("{name}={value}")).collect();
+            pairs.join(";")
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn entries_of_a_valid_line_are_its_elements(elements in prop::collection::vec(element(), 1..6)) {
+            let line = elements.join(" ,\t");
+            let read: Vec<_> = quoted_entries(line.as_bytes()).map(Option::unwrap).collect();
+            let written: Vec<&[u8]> = elements.iter().rev().map(String::as_bytes).collect();
+            prop_assert_eq!(read, written);
+        }
+
+        #[test]
+        fn the_last_entry_does_not_depend_on_what_stands_left_of_it(left in "[ -~]{0,12}", element in element()) {
+            let line = format!("{left},{element}");
+            prop_assert_eq!(quoted_entries(line.as_bytes()).next(), Some(Some(element.as_bytes())));
+            let line = format!("{left}, 192.0.2.1");
+            prop_assert_eq!(plain_entries(line.as_bytes()).next(), Some(Some(&b"192.0.2.1"[..])));
         }
     }
 }

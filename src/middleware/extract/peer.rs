@@ -1,6 +1,5 @@
 //! Keys from the address at the other end of the connection.
 
-use std::any::TypeId;
 use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
@@ -55,14 +54,6 @@ pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 's
 /// ```
 pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
     move |parts| Some(prefixes.group(find(parts)?))
-}
-
-/// Whether `E` is the extractor that [`peer_ip`] and [`peer_network`] return.
-pub(crate) fn is_by_peer<E: 'static>() -> bool {
-    fn of<T: 'static>(_: &T) -> TypeId {
-        TypeId::of::<T>()
-    }
-    of(&peer_ip()) == TypeId::of::<E>()
 }
 
 /// The address at the other end of the connection itself, for closures; where it is found is said at [`peer_ip`].

@@ -30,13 +30,18 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///
 /// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right: each of the *n* proxies has appended
 ///   the address it was called from. Whoever reaches the server past the proxies can claim to be anybody.
-/// * With [networks](Self::networks), if the peer is not in them, it is the client itself. Else the entries are read from
-///   the right while they are in the networks; the first that is not is the client. If all are, it is the leftmost.
-/// * Where the field does not say (too few entries, one that is no address, `unknown`, an obfuscated `_name`), the client
-///   is the last address that is believed: the peer, or the proxy that said so. Many clients may then share a key, but
-///   nobody escapes a limit.
-/// * Lines of the field are read in their order as one list; empty entries are passed over; at most 64 entries are looked
-///   at. Ports, brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
+/// * With [networks](Self::networks), if the peer is not in them, it is the client itself. Otherwise the entries are read
+///   from the right while they are in the networks; the first that is not is the client. If all are, the client is the
+///   leftmost. Name the proxies only: a client inside of these networks is believed like a proxy.
+/// * If the header does not report an address, the client is unknown. It is limited, by a key that
+///   [`client_ip`](super::client_ip) describes, and it is never taken for a proxy. There are two cases:
+///   * The header is absent or has too few entries.
+///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote is left open, a header
+///     of one address comes twice, an entry is longer than 1,024 bytes, or the client is not among the last 64 entries.
+/// * Lines of the header are read in their order as one list, and empty entries are skipped. Ports, brackets and IPv6 zones
+///   are dropped, and IPv4-mapped addresses are IPv4.
+/// * Only the entries that are needed are read, from the right, so a client cannot change the meaning of what a proxy
+///   appends, nor make the header expensive to read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,
@@ -101,7 +106,8 @@ impl TrustedProxies {
     }
 
     /// Reads a field of one address, which the last proxy sets and does not append to: `cf-connecting-ip`,
-    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. If it comes twice, it says nothing.
+    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. If it comes twice, the client is unknown: the proxy has to replace
+    /// what a client sends.
     ///
     /// # Errors
     /// If this cannot be a field's name, or the count of proxies is not 1: such a field says nothing about a second one.
