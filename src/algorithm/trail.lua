@@ -216,7 +216,10 @@ end
 
 -- Writes what `trail` has decided.
 local function trail_store(x, q, head)
-  local key = x.key
+  local key, left = x.key, math.max((x.newest or now) + q.life - now, 0)
+  left = (left - left % 1000) / 1000 + longer
+  -- Without the right to do this nothing may be written, since it would stay for ever.
+  redis.call('PEXPIRE', key, left)
   if x.moved or x.fresh then
     -- What is deleted cannot be written again where a cluster moves its slot: so what is new goes behind what is old. A text
     -- has to be deleted; then this looks for what is not there, which such a slot refuses, before anything is done.
@@ -249,8 +252,13 @@ local function trail_store(x, q, head)
     if old > 0 then redis.call('LTRIM', key, old, -1) end
   else
     if x.drop > 0 then
-      redis.call('LTRIM', key, x.drop, -1)
-      redis.call('LSET', key, 0, head)
+      local gone = redis.call('LINDEX', key, x.drop)
+      redis.call('LSET', key, x.drop, head)
+      local done = redis.pcall('LTRIM', key, x.drop, -1)
+      if done.err then
+        redis.call('LSET', key, x.drop, gone)
+        error(done, 0)
+      end
     end
     if x.cut > 0 then
       local start, units = trail_entry(x, x.cut_at)
@@ -265,6 +273,5 @@ local function trail_store(x, q, head)
       redis.call('RPUSH', key, head, newest)
     end
   end
-  local left = x.newest + q.life - now
-  redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+  redis.call('PEXPIRE', key, left)
 end

@@ -106,24 +106,37 @@ local function trail_plain(
   end
 
   if ok then
-    local done
-    if gone > 0 then
-      try('LTRIM', key, gone == 1 and '1' or gone, '-1') -- a number would be printed
-      try('LSET', key, '0', head)
-    end
-    local changed = pack(entry, start, newest_units, counted)
-    if not newest then
-      done = try('RPUSH', key, head, changed)
-    elseif newest == start then
-      done = try('LSET', key, '-1', changed)
-    else
-      done = try('RPUSH', key, changed)
-    end
-    if type(done) == 'table' and done.err then
-      return (alone and pack('<d', now) or '') .. pack('<BI2c0', 5, #done.err, done.err)
-    end
     local left = start + life - now
-    try('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+    left = (left - left % 1000) / 1000 + longer
+    local changed, done, failed = pack(entry, start, newest_units, counted)
+    -- Redis may refuse any of these. A list that is there has its end set first, so that then nothing was charged; a new
+    -- one that cannot be given an end is deleted.
+    if newest then done = try('PEXPIRE', key, left) end
+    if type(done) == 'table' then
+      failed = done.err
+    elseif gone > 0 then
+      local first = gone == 1 and '1' or gone -- a number would be printed
+      failed = try('LSET', key, first, head).err
+      if not failed then
+        failed = try('LTRIM', key, first, '-1').err
+        if failed then try('LSET', key, first, list[gone + 1]) end
+      end
+    end
+    if failed then
+    elseif newest == start then
+      failed = try('LSET', key, '-1', changed).err
+    elseif newest then
+      done = try('RPUSH', key, changed)
+      if type(done) == 'table' then failed = done.err end
+    else
+      done = try('RPUSH', key, head, changed)
+      if type(done) ~= 'table' then
+        done = try('PEXPIRE', key, left)
+        if type(done) == 'table' then try('DEL', key) end
+      end
+      if type(done) == 'table' then failed = done.err end
+    end
+    if failed then return (alone and pack('<d', now) or '') .. pack('<BI2c0', 5, #failed, failed) end
   end
   if alone then
     return pack('<dBBdddddd', now, 2, ok and 1 or 0, remaining, reset, window, ok and 0 or wait, units, start)

@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tower_ratelimit::{Limiter, LimiterEvent, Observer, Quota, RedisErrorKind, RedisLimiter};
+use tower_ratelimit::{Limiter, LimiterEvent, ManualClock, Observer, Quota, RedisErrorKind, RedisLimiter};
 
 use super::redis_server::Server;
-use super::{connect, key, passes, policy, take};
+use super::{connect, key, keys, passes, policy, take};
 
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
@@ -38,7 +38,7 @@ fn documented() -> &'static str {
 
 /// The rights that a user without any is told of.
 async fn advised(server: &Server) -> String {
-    acl(server, "+ping +info +client|id");
+    acl(server, "+ping");
     let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
     let rights = refused.split_once("ACL SETUSER <user> ").unwrap().1.split_once("<prefix>:*").unwrap().0;
     format!("{rights}ratelimit:*")
@@ -50,9 +50,10 @@ async fn a_value_that_cannot_be_converted_fails_no_other_check() {
     let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
     let admin = connect(&server).await;
     assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
-    // It may run the scripts that are known already, and not the one that converts.
-    acl(&server, &documented().replace("+eval ", ""));
+    acl(&server, documented());
     let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+    // From now on it may run the scripts that are known already, and not the one that converts.
+    acl(&server, &without("+eval"));
     let checks = (0..20).map(|at| {
         let (limiter, new) = (limiter.clone(), new.clone());
         tokio::spawn(async move { take(&limiter, &new, if at == 10 { "a" } else { "b" }, 1).await })
@@ -80,27 +81,120 @@ async fn a_password_that_changes_is_no_outage() {
     assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
 }
 
-#[tokio::test]
-async fn a_missing_right_is_told_by_connect() {
-    let server = Server::start();
-    for without in ["+evalsha", "+eval ", "+time", "+get", "~ratelimit:*"] {
-        acl(&server, &documented().replace(without, ""));
-        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
-        let refused = RedisLimiter::connect(&url(&server)).await.err().unwrap_or_else(|| panic!("{without}"));
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{without}: {refused}");
-    }
+/// The commands and the keys among the documented rights.
+fn each_right() -> impl Iterator<Item = &'static str> {
+    documented().split_whitespace()
+}
+
+fn without(right: &str) -> String {
+    each_right().filter(|other| *other != right).collect::<Vec<_>>().join(" ")
+}
+
+/// What `LimiterEvent::StoreMisconfigured` said.
+fn complaints(seen: &Seen) -> Vec<String> {
+    let seen = seen.0.lock().unwrap();
+    let error = |event: &LimiterEvent| match event {
+        LimiterEvent::StoreMisconfigured { error } => Some(error.clone()),
+        _ => None,
+    };
+    seen.iter().filter_map(error).collect()
 }
 
 #[tokio::test]
-async fn a_right_that_scripts_miss_is_told_by_an_event() {
+async fn connect_names_each_right_that_is_missing() {
     let server = Server::start();
-    acl(&server, &documented().replace("+psetex", ""));
-    let seen = Seen::default();
-    let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.unwrap();
-    let error = take(&limiter, &policy("p", Quota::per_hour(100)), "a", 1).await.unwrap_err();
-    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
-    let seen = seen.0.lock().unwrap();
-    assert!(seen.iter().any(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. })), "{seen:?}");
+    for right in each_right() {
+        acl(&server, &without(right));
+        let seen = Seen::default();
+        let refused = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.err();
+        let refused = refused.unwrap_or_else(|| panic!("{right} is not needed"));
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{right}: {refused}");
+        let text = refused.to_string();
+        let named = match right {
+            "~ratelimit:*" => text.contains("key") && text.contains("~<prefix>:*"),
+            "+ping" | "+eval" | "+evalsha" => text.contains(&format!("the '{}' command", &right[1..])),
+            _ => text.contains(&format!("{right} is missing")),
+        };
+        assert!(named, "{right}: {text}");
+        assert_eq!(complaints(&seen), [text], "{right}");
+    }
+    assert_eq!(keys(&server), Vec::<Vec<u8>>::new(), "nothing is left of it");
+}
+
+#[tokio::test]
+async fn every_right_missing_is_named_at_once() {
+    let server = Server::start();
+    acl(&server, "+ping +eval +evalsha ~ratelimit:*");
+    let refused = RedisLimiter::connect(&url(&server)).await.unwrap_err().to_string();
+    for right in each_right().filter(|right| !["+ping", "+eval", "+evalsha", "+rpush", "~ratelimit:*"].contains(right))
+    {
+        assert!(refused.contains(right), "{right}: {refused}");
+    }
+}
+
+/// All quotas that differ in what their scripts run.
+fn quotas() -> [Quota; 9] {
+    let hour = Duration::from_secs(3600);
+    [
+        Quota::per_hour(100),
+        Quota::per_hour(7),
+        Quota::step_bucket(100, hour).unwrap(),
+        Quota::fixed_window(100, hour).unwrap(),
+        Quota::sliding_window(100, hour).unwrap(),
+        Quota::sliding_window(100, hour).unwrap().buckets(60).unwrap(),
+        Quota::sliding_log(100, hour).unwrap(),
+        Quota::sliding_log(100, hour).unwrap().count_denied().unwrap(),
+        Quota::sliding_log(100, Duration::from_millis(40)).unwrap(),
+    ]
+}
+
+#[tokio::test]
+async fn a_right_taken_away_later_is_an_error_and_an_event() {
+    let server = Server::start();
+    for right in each_right().filter(|right| *right != "+ping") {
+        acl(&server, documented());
+        redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+        let seen = Seen::default();
+        let mut builder = RedisLimiter::builder().observer(seen.clone());
+        let clock = ManualClock::new();
+        if right != "+time" {
+            builder = builder.clock(clock.clone());
+        }
+        let limiter = builder.connect(&url(&server)).await.unwrap();
+        acl(&server, &without(right));
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        let mut refused = 0;
+        for (at, quota) in quotas().into_iter().enumerate() {
+            let policy = policy(&format!("p{at}"), quota);
+            for round in 0..5 {
+                clock.advance(Duration::from_millis(15)); // so that an entry of the last one ends
+                let mut outcomes = vec![];
+                match take(&limiter, &policy, "a", 1).await {
+                    Err(error) => outcomes.push(Err(error)),
+                    Ok(mut decision) => {
+                        if let Some(receipt) = decision.take_receipts().pop().flatten().filter(|_| round % 2 == 1) {
+                            let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
+                            outcomes.push(limiter.refund(vec![refund]).await);
+                        }
+                    }
+                }
+                if round == 4 {
+                    outcomes.push(limiter.reset(&policy, &key("a")).await);
+                }
+                for error in outcomes.into_iter().filter_map(Result::err) {
+                    refused += 1;
+                    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{right}, {quota}: {error}");
+                    assert!(error.to_string().contains("ACL SETUSER"), "{right}, {quota}: {error}");
+                }
+                for key in keys(&server) {
+                    let ttl: i64 = redis::cmd("PTTL").arg(&key).query(&mut server.connection()).unwrap();
+                    assert!(ttl != -1, "without {right}, {quota}: {} stays for ever", key.escape_ascii());
+                }
+            }
+        }
+        assert!(refused > 0, "{right} is not needed");
+        assert_eq!(complaints(&seen).len(), 1, "{right}: once a minute");
+    }
 }
 
 #[tokio::test]
@@ -109,19 +203,7 @@ async fn the_rights_that_are_advised_are_enough() {
     for rights in [documented().to_owned(), advised(&server).await] {
         acl(&server, &rights);
         let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
-        let hour = Duration::from_secs(3600);
-        for (at, quota) in [
-            Quota::per_hour(100),
-            Quota::per_hour(7),
-            Quota::step_bucket(100, hour).unwrap(),
-            Quota::fixed_window(100, hour).unwrap(),
-            Quota::sliding_window(100, hour).unwrap(),
-            Quota::sliding_window(100, hour).unwrap().buckets(60).unwrap(),
-            Quota::sliding_log(100, hour).unwrap(),
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        for (at, quota) in quotas().into_iter().enumerate() {
             for name in ["same", &format!("p{at}")] {
                 let policy = policy(name, quota);
                 let mut taken =

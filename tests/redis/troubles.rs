@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
 use http_body_util::Empty;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
@@ -121,6 +122,72 @@ async fn a_wrong_password_is_told_when_it_is_configured() {
     assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
     let limiter = RedisLimiter::connect(&url("right")).await.unwrap();
     assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
+}
+
+/// A server that answers every command with this line. Its port is returned.
+async fn says(line: &'static str) -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut asked = [0; 65_536];
+                while let Ok(read) = client.read(&mut asked).await {
+                    // Each command begins with the number of its parts.
+                    let commands = asked[..read].iter().filter(|byte| **byte == b'*').count();
+                    let answer = format!("{line}\r\n").repeat(commands);
+                    if read == 0 || client.write_all(answer.as_bytes()).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn connect_fails_only_for_what_does_not_pass_by_itself() {
+    for (line, passes_by_itself) in [
+        ("-LOADING Redis is loading the dataset in memory", true),
+        ("-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.", true),
+        ("-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.", true),
+        ("-ERR max number of clients reached", true),
+        ("-ERR max number of clients + cluster connections reached", true),
+        ("-OOM command not allowed when used memory > 'maxmemory'.", true),
+        ("-CLUSTERDOWN The cluster is down", true),
+        ("-ERR upstream connection refused", true),
+        ("-NOAUTH Authentication required.", false),
+        ("-WRONGPASS invalid username-password pair or user is disabled.", false),
+        ("-NOPERM this user has no permissions to run the 'ping' command", false),
+        ("-DENIED Redis is running in protected mode because protected mode is enabled", false),
+        ("-ERR unknown command 'PING', with args beginning with:", false),
+    ] {
+        let url = format!("redis://127.0.0.1:{}", says(line).await);
+        match RedisLimiter::connect(&url).await {
+            Ok(limiter) => {
+                assert!(passes_by_itself, "{line}: connected");
+                let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
+                assert_ne!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
+            }
+            Err(error) => {
+                assert!(!passes_by_itself, "{line}: {error}");
+                assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn connect_waits_for_room_among_the_clients() {
+    let server = Server::start();
+    let mut admin = server.connection();
+    redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut admin).unwrap();
+    let limiter = RedisLimiter::connect(&server.url()).await.expect("it passes by itself");
+    let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
+    assert_eq!(error.kind(), RedisErrorKind::Unavailable, "{error}");
+    redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).exec(&mut admin).unwrap();
+    assert!(eventually_passes(&limiter, 1_000).await);
 }
 
 #[tokio::test]

@@ -133,14 +133,15 @@ impl RedisLimiterBuilder {
     /// It waits for the first connection, but no longer than half a second: if Redis is not up yet, checks fail until it is.
     ///
     /// # Errors
-    /// If the URL or the setup means nothing, the server refuses what a look at a state needs (a password, a right), or
-    /// there is no tokio runtime. The rights to write are not tried: a check that lacks one fails.
+    /// If the URL or the setup is not valid, the server refuses the password, the user lacks a right that checks need (the
+    /// error names it), or there is no tokio runtime. A server that is away, is loading, or has as many clients as it may
+    /// have is no error: checks fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
         let store = Store::connect(url, self.settings()?)?;
         let there = store.connected(FIRST).await;
         let limiter = self.build(store)?;
         let looked = match there {
-            Ok(()) => limiter.look().await,
+            Ok(()) => limiter.check_rights().await,
             Err(error) => Err(error),
         };
         match looked {

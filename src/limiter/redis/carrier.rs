@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::error::{RedisError, RedisErrorKind};
+use super::keys::Stored;
 use super::queue::Carrier;
 use super::store::{Ran, Store, Until};
 use super::wire::{self, Answer, Ask, Pieces};
@@ -66,17 +67,31 @@ impl Courier {
         Ok(answers)
     }
 
+    /// Finds out whether the user has the rights that checks need.
+    ///
+    /// # Errors
+    /// `Misconfigured` if it has not, with the names of those that are missing.
+    pub(super) async fn check_rights(&self, key: &Stored) -> Result<(), RedisError> {
+        let call = wire::rights(key, self.clock.is_none());
+        let Ran::Replied(reply) = self.store.run_until(&call, key.slot, self.store.until()).await? else {
+            return Ok(()); // a script with one key is never apart
+        };
+        match wire::missing_rights(&reply)? {
+            "" => Ok(()),
+            rights => Err(self.store.lacks(key.slot, rights)),
+        }
+    }
+
     async fn run(&self, asks: &[&Ask], slot: u16, until: Until, full: bool) -> Result<Vec<Answer>, RedisError> {
         let call = wire::call(asks, self.clock.as_ref().map(|clock| clock.now()), full);
         let reply = match self.store.run_until(&call, slot, until).await? {
             Ran::Replied(reply) => reply,
             Ran::Apart => return Ok(asks.iter().map(|_| Answer::Elsewhere).collect()),
         };
-        let answers = wire::answers(asks, reply.clone())?;
-        for answer in &answers {
-            match answer {
-                Answer::Failed(error) if error.kind() == RedisErrorKind::Misconfigured => self.store.lacks_right(error),
-                _ => {}
+        let mut answers = wire::answers(asks, reply.clone())?;
+        for answer in &mut answers {
+            if let Answer::Refused(words) = answer {
+                *answer = Answer::Failed(self.store.refused(slot, words));
             }
         }
         #[cfg(test)]

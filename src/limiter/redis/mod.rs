@@ -87,10 +87,12 @@ impl RedisLimiter {
         RedisLimiterBuilder::new()
     }
 
-    /// Looks at a state that nobody has, for what is wrong with the server.
-    async fn look(&self) -> Result<(), RedisError> {
-        let policy = Policy::from(Quota::per_second(1));
-        self.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.map(drop)
+    /// Finds out whether checks may do what they need to.
+    async fn check_rights(&self) -> Result<(), RedisError> {
+        let policy = Policy::new("rights", Quota::per_second(1));
+        let Ok(policy) = policy else { return Ok(()) }; // the name is possible
+        let key = self.0.space.key(&policy, &Key::global());
+        self.0.queue.carrier().check_rights(&key).await
     }
 
     /// Checks that wait for an answer.
@@ -394,7 +396,9 @@ fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
     match answer? {
         Answer::Done => Ok(()),
         Answer::Failed(error) => Err(error),
-        Answer::Decided(_) | Answer::Pieced(..) | Answer::Elsewhere | Answer::Again => Err(wire::nonsense()),
+        Answer::Decided(_) | Answer::Pieced(..) | Answer::Elsewhere | Answer::Again | Answer::Refused(_) => {
+            Err(wire::nonsense())
+        }
     }
 }
 

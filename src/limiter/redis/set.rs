@@ -97,7 +97,7 @@ pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, Redis
         Answer::Decided(decision) => (decision, true, None),
         Answer::Pieced(decision, failed) => (decision, false, failed),
         Answer::Failed(error) => return Err(error),
-        Answer::Done | Answer::Again | Answer::Elsewhere => return Err(nonsense()),
+        Answer::Done | Answer::Again | Answer::Elsewhere | Answer::Refused(_) => return Err(nonsense()),
     };
     let passed = decision.is_allowed();
     for (place, decision) in places.into_iter().zip(decision.into_charges()) {

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Ran;
 use super::address::Address;
-use super::failure::{Cause, Failure, Misconfigured, misconfigured};
+use super::failure::{Cause, Failure, misconfigured};
 use super::keeper::jitter;
 use super::news::News;
 use super::server::{self, Link, Role, Server};
@@ -135,8 +135,20 @@ impl Cluster {
         known.unwrap_or_else(|| Some(self.without_owner(slot)))
     }
 
-    pub(super) fn complain(&self, kind: Misconfigured, error: &RedisError) {
-        self.shared.news.misconfigured(kind, error);
+    /// See [`Store::refused`](super::Store::refused).
+    pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
+        match self.shared.owner(slot) {
+            Some(server) => server.link.refused(words),
+            None => self.without_owner(slot),
+        }
+    }
+
+    /// See [`Store::lacks`](super::Store::lacks).
+    pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
+        match self.shared.owner(slot) {
+            Some(server) => server.link.lacks(rights),
+            None => self.without_owner(slot),
+        }
     }
 
     /// Somebody may have the slot by now.
@@ -145,7 +157,7 @@ impl Cluster {
         self.shared.unknown(slot)
     }
 
-    /// Whether every slot has a server and every such server answers.
+    /// Whether every slot has a server, and every such server answers and may be sent on to another.
     pub(super) async fn answers(&self) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();
@@ -157,7 +169,8 @@ impl Cluster {
             map.servers.clone()
         };
         for server in servers {
-            server::answers(&server.link, &self.shared.settings).await?;
+            // It needs the right to say this once a slot is on its way.
+            server::answers(&server.link, "ASKING", &self.shared.settings).await?;
         }
         Ok(())
     }

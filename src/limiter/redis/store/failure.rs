@@ -84,6 +84,18 @@ impl Failure {
     }
 }
 
+/// What a server says that will not pass by itself: a password where there is none, a database that does not exist, protected
+/// mode, commands that it knows otherwise.
+const FOR_GOOD: [&str; 7] = [
+    "without any password configured",
+    "no password is set",
+    "DB index",
+    "SELECT is not allowed in cluster mode",
+    "protected mode",
+    "wrong number of arguments",
+    "unknown subcommand",
+];
+
 /// Whether the server said this, and not fred: its errors begin with a word in capitals.
 fn is_answer(error: &Error) -> bool {
     let told = matches!(
@@ -99,7 +111,9 @@ fn is_answer(error: &Error) -> bool {
     told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-fn answer(text: &str, server: &Address) -> Failure {
+/// What it means that `server` answered with this error, to a command or within a script.
+pub(super) fn answer(text: &str, server: &Address) -> Failure {
+    let text = text.trim_start_matches('-');
     let mut words = text.split_whitespace();
     let word = words.next().unwrap_or("");
     // `MOVED 3999 127.0.0.1:6381`
@@ -127,6 +141,7 @@ fn answer(text: &str, server: &Address) -> Failure {
         ("LOADING" | "BUSY" | "OOM" | "MISCONF" | "NOREPLICAS" | "UNKILLABLE", _) => {
             (Cause::Told, unavailable("cannot serve now"))
         }
+        // The first since 7.2 and in Valkey, the second before.
         _ if text.contains("ACL failure in script") || text.contains("user executing the script can't") => {
             rights(text, server)
         }
@@ -154,18 +169,37 @@ fn answer(text: &str, server: &Address) -> Failure {
         _ if text.contains("Error running script") || text.contains("user_script") => {
             (Cause::Told, told(RedisErrorKind::Foreign, "could not make sense of what it has stored"))
         }
-        _ => (Cause::Misconfigured(Misconfigured::Other), misconfigured(format!("Redis at {server} said: {text}"))),
+        _ if FOR_GOOD.into_iter().any(|words| text.contains(words)) => {
+            (Cause::Misconfigured(Misconfigured::Other), misconfigured(format!("Redis at {server} said: {text}")))
+        }
+        // As many clients as there may be, a proxy that has no server, what later versions say: it may pass.
+        _ => (Cause::Told, unavailable("cannot serve now")),
     };
     Failure { cause, error }
 }
 
+/// What a user needs besides its keys; in a cluster also [`CLUSTER_RIGHTS`].
+const RIGHTS: &str =
+    "+ping +eval +evalsha +time +get +set +psetex +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire";
+const CLUSTER_RIGHTS: &str = "+cluster|slots +asking";
+
 fn rights(text: &str, server: &Address) -> (Cause, RedisError) {
-    let advice = "for example ACL SETUSER <user> +ping +info +client|id +eval +evalsha +time +cluster|slots +asking +@read +@write \
-                  ~<prefix>:*";
     (
         Cause::Misconfigured(Misconfigured::Rights),
-        misconfigured(format!("Redis at {server} gives its user too few rights; give it more, {advice}: {text}")),
+        misconfigured(format!(
+            "Redis at {server} gives its user too few rights ({text}). What is needed: ACL SETUSER <user> {RIGHTS} \
+             ~<prefix>:* and, in a cluster, {CLUSTER_RIGHTS}"
+        )),
     )
+}
+
+/// The user lacks these rights.
+pub(super) fn lacks(rights: &str, server: &Address) -> Failure {
+    let error = misconfigured(format!(
+        "Redis at {server} gives its user too few rights: {rights} is missing. Give it: ACL SETUSER <user> {rights}, also for \
+         keys ~<prefix>:*"
+    ));
+    Failure { cause: Cause::Misconfigured(Misconfigured::Rights), error }
 }
 
 pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
@@ -209,6 +243,11 @@ mod tests {
                 "ERR The user executing the script can't run this command or subcommand script: 8c, on @user",
                 Misconfigured,
             ),
+            ("ERR ACL failure in script: No permissions to access a key", Misconfigured),
+            ("ERR max number of clients reached", Unavailable),
+            ("ERR max number of clients + cluster connections reached", Unavailable),
+            ("ERR something that no version says yet", Unavailable),
+            ("ERR DB index is out of range", Misconfigured),
             ("CROSSSLOT Keys in request don't hash to the same slot", Misconfigured),
             ("ERR unknown command 'EVALSHA', with args beginning with:", Misconfigured),
             ("ERR Error compiling script (new function): user_script:1: '=' expected near", Misconfigured),
@@ -216,6 +255,22 @@ mod tests {
             let (is, cause) = kind_of(ErrorKind::Unknown, text);
             assert_eq!(is, kind, "{text}");
             assert_ne!(cause, Cause::Lost, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_met_within_a_script_mean_the_same() {
+        use RedisErrorKind::{Misconfigured, Unavailable};
+        for (text, kind) in [
+            ("@user_script: 1: The user executing the script can't run this command or subcommand", Misconfigured),
+            ("=[C]: -1: The user executing the script can't access at least one of the keys mentioned", Misconfigured),
+            ("ERR The user executing the script can't run this command or subcommand", Misconfigured),
+            ("ERR ACL failure in script: User x has no permissions to run the 'get' command", Misconfigured),
+            ("-OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("=[C]: -1: -OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("READONLY You can't write against a read only replica.", Unavailable),
+        ] {
+            assert_eq!(answer(text, &Address::new("here", 1)).error.kind(), kind, "{text}");
         }
     }
 
@@ -247,8 +302,8 @@ mod tests {
         assert_eq!(moved("MOVED 3999 10.0.0.1:6381"), Cause::Moved(Address::new("10.0.0.1", 6381)));
         assert_eq!(moved("MOVED 3999 :6381"), Cause::Moved(Address::new("here", 6381)));
         assert_eq!(moved("ASK 3999 ::1:6381"), Cause::Ask(Address::new("::1", 6381)));
-        assert!(matches!(moved("MOVED 3999 nonsense"), Cause::Misconfigured(_)));
-        assert!(matches!(moved("MOVED"), Cause::Misconfigured(_)));
+        assert_eq!(moved("MOVED 3999 nonsense"), Cause::Told);
+        assert_eq!(moved("MOVED"), Cause::Told);
     }
 
     #[test]

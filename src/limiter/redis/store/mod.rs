@@ -148,11 +148,20 @@ impl Store {
         }
     }
 
-    /// A script ran, and met that it lacks a right: the observer is told, as if the server had refused the script.
-    pub(super) fn lacks_right(&self, error: &RedisError) {
+    /// What it means that the slot's server refused a command of a script in these words. It has the same consequences as
+    /// if the server had refused the script.
+    pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
         match &self.0.reach {
-            Reach::One(server) => server.link.complain(Misconfigured::Rights, error),
-            Reach::Cluster(cluster) => cluster.complain(Misconfigured::Rights, error),
+            Reach::One(server) => server.link.refused(words),
+            Reach::Cluster(cluster) => cluster.refused(slot, words),
+        }
+    }
+
+    /// The slot's server gives its user too few rights: these are missing.
+    pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
+        match &self.0.reach {
+            Reach::One(server) => server.link.lacks(rights),
+            Reach::Cluster(cluster) => cluster.lacks(slot, rights),
         }
     }
 
@@ -186,7 +195,7 @@ impl Store {
         let until = Instant::now() + within;
         loop {
             let error = match &self.0.reach {
-                Reach::One(server) => server::answers(&server.link, &self.0.settings).await.err(),
+                Reach::One(server) => server::answers(&server.link, "PING", &self.0.settings).await.err(),
                 Reach::Cluster(cluster) => cluster.answers().await.err(),
             };
             match error {

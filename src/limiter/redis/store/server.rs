@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::address::Address;
 use super::breaker::Breaker;
-use super::failure::{Cause, Failure, Misconfigured};
+use super::failure::{self, Cause, Failure, Misconfigured};
 use super::keeper;
 use super::news::News;
 use super::settings::Settings;
@@ -244,6 +244,16 @@ impl Link {
         failure
     }
 
+    /// What it means that the server refused a command of a script in these words.
+    pub(super) fn refused(&self, words: &str) -> RedisError {
+        self.count(failure::answer(words, &self.address)).error
+    }
+
+    /// The user lacks these rights.
+    pub(super) fn lacks(&self, rights: &str) -> RedisError {
+        self.count(failure::lacks(rights, &self.address)).error
+    }
+
     async fn send(
         &self,
         command: &'static str,
@@ -278,7 +288,11 @@ impl Link {
                 let ask = CustomCommand::new_static("ASKING", ClusterHash::Custom(slot), false);
                 let _: FredValue = with_options.custom(ask, Vec::<FredValue>::new()).await?;
                 let _: FredValue = with_options.custom(command, args).await?;
-                pipeline.last::<FredValue>().await
+                // Refused, the first is the reason for whatever the second is told.
+                pipeline
+                    .all::<Vec<FredValue>>()
+                    .await
+                    .map(|answers| answers.into_iter().last().unwrap_or(FredValue::Null))
             } else {
                 client.with_options(&options).custom(command, args).await
             }
@@ -373,10 +387,15 @@ impl Link {
     }
 }
 
-/// Whether a server answers a `PING`.
-pub(super) async fn answers(link: &Link, settings: &Settings) -> Result<(), RedisError> {
-    match link.command("PING", &[], Instant::now() + settings.deadline).await {
+/// Whether a server answers a command that changes nothing.
+pub(super) async fn answers(link: &Link, command: &'static str, settings: &Settings) -> Result<(), RedisError> {
+    match link.command(command, &[], Instant::now() + settings.deadline).await {
         Ok(_) => Ok(()),
-        Err(failure) => Err(link.reason().unwrap_or(failure.error)),
+        Err(failure) => {
+            if let Cause::Misconfigured(kind) = failure.cause {
+                link.complain(kind, &failure.error);
+            }
+            Err(link.reason().unwrap_or(failure.error))
+        }
     }
 }

@@ -22,12 +22,14 @@ local function plain(key, q)
   end
   if q.mode > 0 then
     local _, to, p, r = DECIDE[q.kind](now, at, n, m, q[1], q[2], q[3], q[4], q[5], q[6], q[7])
-    if to and to < 0 then
-      try('DEL', key)
-    elseif to then
-      local left = to - now
-      local done = try('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p, r))
-      if done.err then return pack('<BI2c0', 5, #done.err, done.err) end
+    if to then
+      local left, done = to - now
+      if to < 0 then
+        done = try('DEL', key)
+      else
+        done = try('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p, r))
+      end
+      if type(done) == 'table' and done.err then return pack('<BI2c0', 5, #done.err, done.err) end
     end
   end
   return value and pack(FOUND[q.kind], 1, at, n, m) or '\0'

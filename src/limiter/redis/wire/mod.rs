@@ -15,7 +15,8 @@ mod tests;
 use bytes::Bytes;
 
 use super::error::{RedisError, RedisErrorKind};
-use super::value::Call;
+use super::keys::Stored;
+use super::value::{Call, Value};
 use crate::decision::Decision;
 use crate::time::Timestamp;
 
@@ -37,6 +38,8 @@ pub(super) enum Answer {
     Elsewhere,
     /// A value was written under another quota: nothing was done. Asked again with `full` it is converted.
     Again,
+    /// Redis refused what the script asked for, in these words. The store knows what they mean.
+    Refused(Box<str>),
     Failed(RedisError),
 }
 
@@ -95,6 +98,19 @@ pub(super) fn call(asks: &[&Ask], clock: Option<Timestamp>, full: bool) -> Call 
     }
     args[0] = list.bytes.into();
     Call { script, keys, args }
+}
+
+/// Asks which rights the user lacks on this key, which has no state; `time` if scripts ask the server for it. The answer is
+/// [`missing_rights`].
+pub(super) fn rights(stored: &Stored, time: bool) -> Call {
+    let time = Bytes::from_static(if time { b"1" } else { b"" });
+    Call { script: scripts::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }
+}
+
+/// The rights that are missing, as `ACL SETUSER` names them.
+pub(super) fn missing_rights(reply: &Value) -> Result<&str, RedisError> {
+    let Value::Bytes(rights) = reply else { return Err(nonsense()) };
+    std::str::from_utf8(rights).map_err(|_| nonsense())
 }
 
 /// The list of a call's requests.

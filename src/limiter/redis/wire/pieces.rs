@@ -60,7 +60,7 @@ impl<'a> Pieces<'a> {
             Answer::Decided(decision) => Ok(decision.into_charges().collect()),
             Answer::Done => Ok(Several::new()),
             Answer::Failed(error) => Err(error),
-            Answer::Pieced(..) | Answer::Elsewhere | Answer::Again => Err(nonsense()),
+            Answer::Pieced(..) | Answer::Elsewhere | Answer::Again | Answer::Refused(_) => Err(nonsense()),
         };
         match (told, self.told.get_mut(at)) {
             (Ok(told), Some(place)) => *place = Some(told),

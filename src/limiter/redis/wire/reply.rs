@@ -156,7 +156,7 @@ impl Reader<'_> {
                 let text = String::from_utf8_lossy(text);
                 // What was deleted just before, in a slot that is being moved, is not there again before it is elsewhere.
                 let is_away = text.contains(NOT_HERE);
-                return Some(Some(if is_away { Answer::Elsewhere } else { Answer::Failed(refused(&text)) }));
+                return Some(Some(if is_away { Answer::Elsewhere } else { Answer::Refused(text.into()) }));
             }
             _ => return Some(None),
         };
@@ -272,13 +272,4 @@ fn foreign(unit: &Unit) -> RedisError {
             unit.key.len()
         ),
     )
-}
-
-/// Redis would not read or write.
-fn refused(words: &str) -> RedisError {
-    let words = words.trim_start_matches('-');
-    let forbidden =
-        words.contains("NOPERM") || words.contains("can't run this command") || words.contains("can't access");
-    let kind = if forbidden { RedisErrorKind::Misconfigured } else { RedisErrorKind::Unavailable };
-    RedisError::new(kind, format!("Redis refused what a script asked for: {words}"))
 }

@@ -3,6 +3,7 @@
 //! A lean one for each shape of request holds what such need and nothing else, since each function in a script costs a call
 //! some 60 ns; the full one holds everything.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 
@@ -75,6 +76,11 @@ const FULL: &str = concat!(
     part!("full"),
 );
 
+/// No server knows a script by this name, so that it is asked for by both commands, and shows that the user may run both.
+const UNKNOWN: &str = "0000000000000000000000000000000000000000";
+
+static RIGHTS_SCRIPT: LazyLock<Script> =
+    LazyLock::new(|| Script { text: Cow::Borrowed(include_str!("rights.lua")), sha: UNKNOWN.into() });
 static FULL_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(FULL));
 static TRAIL_SCRIPT: LazyLock<Script> = LazyLock::new(|| Script::new(TRAIL));
 
@@ -88,6 +94,11 @@ const SHAPES_MAX: usize = 256;
 /// The script for everything.
 pub(super) fn full() -> &'static Script {
     &FULL_SCRIPT
+}
+
+/// The script that says which rights are missing.
+pub(super) fn rights() -> &'static Script {
+    &RIGHTS_SCRIPT
 }
 
 /// The lean script for requests like this; the one for everything, if there are too many already.

@@ -224,6 +224,7 @@ fn writes(number: usize, charges: &[(usize, Words)], lone: bool) -> String {
              if done.err then bad = done end\n"
         )
     };
+    let delete = format!("local done = try('DEL', name{number})\nif type(done) == 'table' then bad = done end\n");
     if let [(at, words)] = charges {
         let after = after(at, words);
         let mut put = put(&format!("to{at}"), &after);
@@ -239,7 +240,7 @@ fn writes(number: usize, charges: &[(usize, Words)], lone: bool) -> String {
         let writes = writes(at);
         return format!(
             "if {writes} and not bad then\n\
-             if to{at} >= 0 then\n{put}else\ntry('DEL', name{number})\nend\nend\n"
+             if to{at} >= 0 then\n{put}else\n{delete}end\nend\n"
         );
     }
     let mut text = String::new();
@@ -261,7 +262,5 @@ fn writes(number: usize, charges: &[(usize, Words)], lone: bool) -> String {
         let _ = writeln!(last, "if to{at} > last then last = to{at} end"); // a string takes all
     }
     let put = put("last", &all);
-    format!(
-        "if not bad then\n{text}if {any} then\n{last}if last >= now then\n{put}else\ntry('DEL', name{number})\nend\nend\nend\n"
-    )
+    format!("if not bad then\n{text}if {any} then\n{last}if last >= now then\n{put}else\n{delete}end\nend\nend\n")
 }
