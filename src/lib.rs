@@ -59,6 +59,7 @@
 //! * **`redis`**: `RedisLimiter`, whose states are in Redis, for one limit across many processes. It depends on fred without
 //!   its default features and on tokio. **`redis-rustls`**, **`redis-rustls-ring`** and **`redis-native-tls`** choose how
 //!   `rediss://` is reached; take one.
+//! * **`serde`**: [`Quota`] in configuration files, as its words. It depends on serde_core.
 //! * **`conformance`**: the suite that a limiter of one's own has to pass. It depends on nothing, and may grow stricter in
 //!   any release.
 //!

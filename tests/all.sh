@@ -40,7 +40,7 @@ need() {
 }
 
 # All but the three ways of TLS, which are alternatives.
-features=axum,tonic,tokio,fast-clock,redis,conformance
+features=axum,tonic,tokio,fast-clock,redis,serde,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -73,7 +73,7 @@ if [ "$minor" -eq 85 ]; then
 fi
 step 'clippy: the library with the default features, with each feature alone'
 run cargo clippy --locked --lib -- "${lints[@]}"
-for feature in axum tonic tokio fast-clock redis conformance; do
+for feature in axum tonic tokio fast-clock redis serde conformance; do
     run cargo clippy --locked --lib --features "$feature" -- "${lints[@]}"
 done
 step 'clippy: everything'

@@ -3,6 +3,8 @@
 mod block;
 mod error;
 mod kept;
+#[cfg(feature = "serde")]
+mod serde;
 mod share;
 #[cfg(test)]
 mod tests;

@@ -115,6 +115,16 @@ proptest! {
         }
     }
 
+    #[cfg(feature = "serde")]
+    #[test]
+    fn quota_in_a_file_is_read_as_it_was_written(shape in shapes(), which in 0..10_usize, first in any::<bool>()) {
+        let anchor = if first { Anchor::FirstRequest } else { Anchor::Epoch };
+        let quota = quota(ALGORITHMS[which], anchor, &shape);
+        let written = serde_json::to_string(&quota).unwrap();
+        prop_assert_eq!(&written, &format!("\"{quota}\""));
+        prop_assert_eq!(serde_json::from_str::<Quota>(&written).unwrap(), quota);
+    }
+
     #[test]
     fn options_may_stand_in_any_order(shape in shapes(), which in 0..10_usize, seed in any::<u64>()) {
         let quota = quota(ALGORITHMS[which], Anchor::Epoch, &shape);
@@ -263,4 +273,20 @@ fn a_quota_holds_what_another_may_have_used() {
     assert!(Quota::per_day(1).max_debt(3_258).is_err());
     let closed = Quota::per_day(0);
     assert_eq!(closed.holding(100), closed);
+}
+
+#[cfg(feature = "serde")]
+#[test]
+fn quota_in_a_file_names_what_is_wrong_and_the_fix() {
+    let error = |file: &str| serde_json::from_str::<Quota>(file).unwrap_err().to_string();
+    let words = error("\"100 per fortnight\"");
+    assert!(words.starts_with("`100 per fortnight` is not a quota: `fortnight` is not a unit of time"), "{words}");
+    assert!(words.contains("write it like") && words.ends_with("at line 1 column 19"), "{words}");
+    for file in ["100", "{\"limit\": 100}", "null"] {
+        assert!(
+            error(file).contains("expected a quota in words, such as \"100 per minute, burst 20\""),
+            "{}",
+            error(file)
+        );
+    }
 }
