@@ -53,6 +53,8 @@ if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
 fi
 need 'OpenSSL' 'command -v openssl' openssl
 need 'valgrind' 'valgrind --version' valgrind
+# Debian keeps it where only root's shell looks by itself.
+need 'nginx' 'PATH="$PATH:/usr/sbin"; command -v "${NGINX:-nginx}"' nginx-light
 need 'Rust with rustfmt and clippy' 'cargo --version && cargo fmt --version && cargo clippy --version' "${rust[@]}"
 minor=$(rustc --version | cut -d. -f2)
 if [ "$minor" -lt 85 ]; then
