@@ -1,4 +1,4 @@
-//! A refusal in the application's own words, and what a handler can learn about the limit.
+//! Refusals answered with the application's own error type, and what a handler can learn about the limit.
 //!
 //! ```sh
 //! cargo run --example custom_response
@@ -6,27 +6,43 @@
 
 use std::error::Error;
 
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
-use http::{Response, StatusCode, header};
+use http::{StatusCode, header};
 use tower_ratelimit::{MemoryLimiter, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Refusal, Refusals, key};
 
-/// Every error of this application is a JSON object with a code and a message.
-fn refuse(refusal: &Refusal<'_>) -> Response<String> {
-    let (status, code, message) = match refusal.outcome().kind() {
-        OutcomeKind::KeyMissing => (StatusCode::UNAUTHORIZED, "no_api_key", "send your key as X-Api-Key".to_owned()),
-        OutcomeKind::FailedClosed => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "please try again".to_owned()),
-        _ => {
-            let wait = refusal.outcome().retry_after().map_or(0, |wait| wait.as_millis().div_ceil(1_000));
-            eprintln!("refused a request for {}", refusal.parts().uri.path());
-            (StatusCode::TOO_MANY_REQUESTS, "slow_down", format!("please wait {wait} seconds"))
+/// The errors of this application: a JSON object with a code and a message.
+#[derive(Debug)]
+enum AppError {
+    NoApiKey,
+    SlowDown { seconds: Option<u64> },
+    Unavailable,
+}
+
+impl From<&Refusal<'_>> for AppError {
+    fn from(refusal: &Refusal<'_>) -> Self {
+        match refusal.outcome().kind() {
+            OutcomeKind::KeyMissing => Self::NoApiKey,
+            OutcomeKind::FailedClosed => Self::Unavailable,
+            _ => Self::SlowDown { seconds: refusal.retry_after_seconds() },
         }
-    };
-    let mut response = Response::new(format!("{{\"error\":{{\"code\":\"{code}\",\"message\":\"{message}\"}}}}\n"));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
-    // `Retry-After` and the rate-limit fields are added by the layer.
-    response
+    }
+}
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> Response {
+        let (status, code, message) = match self {
+            Self::NoApiKey => (StatusCode::UNAUTHORIZED, "no_api_key", "send your key as X-Api-Key".to_owned()),
+            Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "unavailable", "please try again".to_owned()),
+            Self::SlowDown { seconds: Some(seconds) } => {
+                (StatusCode::TOO_MANY_REQUESTS, "slow_down", format!("please wait {seconds} seconds"))
+            }
+            Self::SlowDown { seconds: None } => (StatusCode::TOO_MANY_REQUESTS, "too_much", "ask for less".to_owned()),
+        };
+        let body = format!("{{\"error\":{{\"code\":\"{code}\",\"message\":\"{message}\"}}}}\n");
+        (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+    }
 }
 
 /// With `expose_outcome`, a request carries what was decided about it.
@@ -39,12 +55,13 @@ async fn home(Extension(outcome): Extension<Outcome>) -> String {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // The layer adds `Retry-After`, the rate-limit headers and `Cache-Control: no-store`.
     let limit = RateLimitLayer::new(
         MemoryLimiter::new(),
         Policy::new("api-key", Quota::per_minute(5))?,
         key::header("x-api-key"),
     )
-    .refusals(Refusals::with(refuse))
+    .refusals(Refusals::with(|refusal: &Refusal<'_>| AppError::from(refusal).into_response()))
     .expose_outcome(true);
 
     let app = Router::new().route("/", get(home)).layer(limit);

@@ -17,6 +17,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, UnixStream};
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
+use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
     Access, AccessList, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, Refusal, Refusals, Rule, key,
 };
@@ -142,7 +143,7 @@ async fn careless(request: Request<Body>) -> Response<String> {
 }
 
 /// A responder that is wrong about caches.
-fn cacheable(refusal: &Refusal<'_>) -> Response<bytes::Bytes> {
+fn cacheable(refusal: &Refusal<'_>) -> Response<RefusalBody> {
     let mut response = refusal.default_response();
     response.headers_mut().insert("cache-control", "public, max-age=600".parse().unwrap());
     response

@@ -27,7 +27,7 @@ use tower_ratelimit::{
 use waiting::Skipping;
 
 type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
-type Answer = http_body_util::combinators::UnsyncBoxBody<Bytes, Infallible>;
+type Answer = http_body_util::combinators::UnsyncBoxBody<Bytes, tower::BoxError>;
 
 /// Rules, the outermost first if each has a layer of its own, and what the service does.
 struct Case {
@@ -193,7 +193,8 @@ fn service(status: u16, cost: Option<u64>) -> Stack {
         if let (Some(bill), Some(cost)) = (request.extensions().get::<Bill>(), cost) {
             bill.set(cost);
         }
-        let mut response = Response::new(Full::new(Bytes::from_static(b"hello")).boxed_unsync());
+        let body = Full::new(Bytes::from_static(b"hello")).map_err(Into::into).boxed_unsync();
+        let mut response = Response::new(body);
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
         Ok(response)
     })

@@ -7,14 +7,20 @@ mod waiting;
 use std::convert::Infallible;
 use std::time::Duration;
 
+use axum::Router;
+use axum::response::IntoResponse;
+use axum::routing::get;
 use base64::Engine as _;
 use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use support::Scripted;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
     Access, AccessList, Headers, MemoryLimiter, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Refusal, Refusals,
     ResetEncoding, key,
@@ -162,7 +168,7 @@ impl Shape {
 }
 
 /// A responder whose answers a cache would like to store.
-fn cacheable(refusal: &Refusal<'_>) -> Response<Bytes> {
+fn cacheable(refusal: &Refusal<'_>) -> Response<RefusalBody> {
     let mut response = refusal.default_response();
     response.headers_mut().append("cache-control", "public, max-age=600".parse().unwrap());
     response.headers_mut().append("cache-control", "s-maxage=600".parse().unwrap());
@@ -297,5 +303,38 @@ async fn overflow_is_stored_only_if_it_says_so() {
         assert!(!first.headers().contains_key("cache-control"), "the service's own answer is its own business");
         let second = service.oneshot(Request::new(Body::default())).await.unwrap();
         assert_eq!(second.headers()["cache-control"], expected);
+    }
+}
+
+/// An application's own error, as axum has it.
+struct AppError(u64);
+
+impl IntoResponse for AppError {
+    fn into_response(self) -> axum::response::Response {
+        (StatusCode::IM_A_TEAPOT, [("x-own", "1")], format!("come back in {} s", self.0)).into_response()
+    }
+}
+
+#[tokio::test]
+async fn responder_answers_with_an_axum_error_type() {
+    let own = |refusal: &Refusal<'_>| AppError(refusal.retry_after_seconds().unwrap()).into_response();
+    let layer = RateLimitLayer::new(memory(), Quota::per_hour(1), key::global()).refusals(Refusals::with(own));
+    let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(layer);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, app).await });
+    let mut answers = Vec::new();
+    for _ in 0..2 {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answers.push(answer);
+    }
+    assert!(answers[0].ends_with("\r\n\r\nhello"), "{}", answers[0]);
+    let refusal = &answers[1];
+    assert!(refusal.starts_with("HTTP/1.1 418 ") && refusal.ends_with("\r\n\r\ncome back in 3600 s"), "{refusal}");
+    for field in ["x-own: 1", "retry-after: 3600", "content-length: 19", "cache-control: no-store"] {
+        assert!(refusal.lines().any(|line| line == field), "{field}: {refusal}");
     }
 }

@@ -1,5 +1,7 @@
 //! The body of a response: the service's own, or a refusal's.
 
+use std::error::Error;
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -9,11 +11,14 @@ use pin_project_lite::pin_project;
 
 use super::late::Late;
 
+type BoxError = Box<dyn Error + Send + Sync>;
+
 pin_project! {
     /// The body of a response that went through a [`RateLimit`](super::RateLimit): the service's own, or a refusal's.
     ///
-    /// It is a body wherever the service's own is one whose data can be made from [`Bytes`]. It is `Default` (empty)
-    /// whatever the service's body is, since middleware outside, such as tower-http's timeout, answers with that.
+    /// It is a body wherever the service's own is one whose data can be made from [`Bytes`], and whose errors can be
+    /// boxed. It is `Default` (empty) whatever the service's body is, since middleware outside, such as tower-http's
+    /// timeout, answers with that.
     #[derive(Debug)]
     pub struct Body<B> {
         #[pin]
@@ -26,7 +31,7 @@ pin_project! {
     #[derive(Debug)]
     enum Kind<B> {
         Inner { #[pin] body: B },
-        Whole { bytes: Option<Bytes> },
+        Refusal { body: RefusalBody },
         // What is charged depends on it; boxed, since it is rare.
         Settling { #[pin] body: B, late: Box<Late> },
     }
@@ -42,15 +47,14 @@ impl<B> Body<B> {
         Self { kind: Kind::Settling { body, late } }
     }
 
-    /// An empty one has ended before it is polled: gRPC clients retry only what ended with its headers.
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        Self { kind: Kind::Whole { bytes: (!bytes.is_empty()).then_some(bytes) } }
+    pub(super) fn refusal(body: RefusalBody) -> Self {
+        Self { kind: Kind::Refusal { body } }
     }
 }
 
 impl<B> Default for Body<B> {
     fn default() -> Self {
-        Self::whole(Bytes::new())
+        Self::refusal(RefusalBody::whole(Bytes::new()))
     }
 }
 
@@ -58,13 +62,14 @@ impl<B> http_body::Body for Body<B>
 where
     B: http_body::Body,
     B::Data: From<Bytes>,
+    B::Error: Into<BoxError>,
 {
     type Data = B::Data;
-    type Error = B::Error;
+    type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, BoxError>>> {
         match self.project().kind.project() {
-            KindProjection::Inner { body } => body.poll_frame(cx),
+            KindProjection::Inner { body } => body.poll_frame(cx).map_err(Into::into),
             KindProjection::Settling { mut body, late } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
                 match &frame {
@@ -73,31 +78,130 @@ where
                     Some(Err(_)) => late.end(),
                     None => late.complete(),
                 }
-                Poll::Ready(frame)
+                Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
             }
-            KindProjection::Whole { bytes } => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes.into())))),
+            KindProjection::Refusal { body } => {
+                Pin::new(body).poll_frame(cx).map_ok(|frame| frame.map_data(B::Data::from))
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
             Kind::Inner { body } | Kind::Settling { body, .. } => body.is_end_stream(),
-            Kind::Whole { bytes } => bytes.is_none(),
+            Kind::Refusal { body } => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Kind::Inner { body } | Kind::Settling { body, .. } => body.size_hint(),
-            Kind::Whole { bytes } => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Kind::Refusal { body } => body.size_hint(),
         }
+    }
+}
+
+/// The body of a refusal: bytes of the layer's, or whatever body a [responder](super::Refusals::with) answers with.
+pub struct RefusalBody(Content);
+
+enum Content {
+    /// To be sent in one piece. An empty one has ended before it is polled: gRPC clients retry only a response that ended
+    /// with its headers.
+    Whole(Bytes),
+    /// A responder's own, whose data, trailers and length are passed on.
+    Own(Pin<Box<dyn http_body::Body<Data = Bytes, Error = BoxError> + Send>>),
+}
+
+impl RefusalBody {
+    pub(super) fn whole(bytes: Bytes) -> Self {
+        Self(Content::Whole(bytes))
+    }
+
+    pub(super) fn own<B>(body: B) -> Self
+    where
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<BoxError>,
+    {
+        Self(Content::Own(Box::pin(InBytes { body })))
+    }
+}
+
+impl http_body::Body for RefusalBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.0 {
+            Content::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
+            Content::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
+            Content::Own(body) => body.as_mut().poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Content::Whole(bytes) => bytes.is_empty(),
+            Content::Own(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Content::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            Content::Own(body) => body.size_hint(),
+        }
+    }
+}
+
+impl fmt::Debug for RefusalBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Content::Whole(bytes) => f.debug_tuple("RefusalBody").field(bytes).finish(),
+            Content::Own(_) => f.debug_struct("RefusalBody").finish_non_exhaustive(),
+        }
+    }
+}
+
+pin_project! {
+    /// A body whose data becomes [`Bytes`], and whose errors are boxed.
+    struct InBytes<B> {
+        #[pin]
+        body: B,
+    }
+}
+
+impl<B> http_body::Body for InBytes<B>
+where
+    B: http_body::Body,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = self.project().body.poll_frame(cx);
+        // Data that is `Bytes` is moved, not copied.
+        let in_bytes = |frame: Frame<B::Data>| frame.map_data(|mut data| data.copy_to_bytes(data.remaining()));
+        frame.map_ok(in_bytes).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::collections::VecDeque;
+
+    use http::{HeaderMap, HeaderValue};
     use http_body::Body as _;
+
+    use super::*;
 
     struct NoDefault;
 
@@ -114,9 +218,12 @@ mod tests {
         }
     }
 
+    fn frame(body: &mut Body<NoDefault>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(body).poll_frame(&mut Context::from_waker(std::task::Waker::noop()))
+    }
+
     fn next(body: &mut Body<NoDefault>) -> Option<Bytes> {
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        match Pin::new(body).poll_frame(&mut cx) {
+        match frame(body) {
             Poll::Ready(Some(Ok(frame))) => frame.into_data().ok(),
             _ => None,
         }
@@ -131,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_refusals_bytes_come_once_and_their_length_is_known() {
-        let mut body: Body<NoDefault> = Body::whole(Bytes::from_static(b"too many"));
+        let mut body: Body<NoDefault> = Body::refusal(RefusalBody::whole(Bytes::from_static(b"too many")));
         assert_eq!(body.size_hint().exact(), Some(8));
         assert!(!body.is_end_stream());
         assert_eq!(next(&mut body).as_deref(), Some(&b"too many"[..]));
@@ -144,5 +251,54 @@ mod tests {
         let mut body = Body::inner(NoDefault);
         assert_eq!(body.size_hint().exact(), Some(5));
         assert_eq!(next(&mut body).as_deref(), Some(&b"inner"[..]));
+    }
+
+    /// Says what it is told to, in pieces that are no `Bytes`, and then fails.
+    struct Streaming(VecDeque<Poll<Frame<VecDeque<u8>>>>);
+
+    impl http_body::Body for Streaming {
+        type Data = VecDeque<u8>;
+        type Error = fmt::Error;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<VecDeque<u8>>, fmt::Error>>> {
+            self.0.pop_front().map_or(Poll::Ready(Some(Err(fmt::Error))), |next| next.map(|frame| Some(Ok(frame))))
+        }
+
+        fn is_end_stream(&self) -> bool {
+            self.0.is_empty()
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            let mut hint = SizeHint::new();
+            hint.set_lower(2);
+            hint.set_upper(9);
+            hint
+        }
+    }
+
+    #[test]
+    fn a_responders_body_is_passed_on_with_its_trailers() {
+        let trailers = HeaderMap::from_iter([(http::header::ETAG, HeaderValue::from_static("x"))]);
+        let piece = |text: &str| Poll::Ready(Frame::data(text.bytes().collect()));
+        let frames = [piece("a"), Poll::Pending, piece("bc"), Poll::Ready(Frame::trailers(trailers.clone()))];
+        let mut body: Body<NoDefault> = Body::refusal(RefusalBody::own(Streaming(frames.into())));
+        assert_eq!((body.size_hint().lower(), body.size_hint().upper()), (2, Some(9)));
+        assert_eq!(next(&mut body).as_deref(), Some(&b"a"[..]));
+        assert!(frame(&mut body).is_pending());
+        assert_eq!(next(&mut body).as_deref(), Some(&b"bc"[..]));
+        assert!(!body.is_end_stream());
+        let Poll::Ready(Some(Ok(last))) = frame(&mut body) else { panic!("no trailers") };
+        assert_eq!(last.into_trailers().unwrap(), trailers);
+        assert!(body.is_end_stream());
+        let Poll::Ready(Some(Err(error))) = frame(&mut body) else { panic!("no error") };
+        assert!(error.is::<fmt::Error>());
+    }
+
+    #[test]
+    fn a_refusal_takes_no_room_in_other_bodies() {
+        assert!(size_of::<Body<[usize; 2]>>() <= 40);
     }
 }

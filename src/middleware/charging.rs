@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
 use smallvec::SmallVec;
 
+use super::body::RefusalBody;
 use super::bound::{Asked, BoundRule};
 use super::companions::Companions;
 use super::composed::Passage;
@@ -169,7 +169,7 @@ impl<L> Shared<L> {
 
     /// The response to a request that does not pass.
     #[cold]
-    pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<Bytes> {
+    pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<RefusalBody> {
         if let Some(around) = Passage::around(&parts.extensions) {
             around.refuse();
         }
@@ -190,7 +190,7 @@ impl<L> Shared<L> {
         response
     }
 
-    fn respond(&self, parts: &Parts, decided: &Decided, outcome: &Outcome) -> Response<Bytes> {
+    fn respond(&self, parts: &Parts, decided: &Decided, outcome: &Outcome) -> Response<RefusalBody> {
         let seed = self.seed(decided);
         let fields = || {
             let layout = self.layout.as_ref()?;

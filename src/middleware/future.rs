@@ -6,12 +6,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::Body;
+use super::body::{Body, RefusalBody};
 use super::charging::Shared;
 use super::composed::Passage;
 use super::decided::{Charges, Decided};
@@ -77,7 +76,7 @@ pin_project! {
         Delayed { delayed: Box<Delayed<S, B>> },
         Overflowing { #[pin] response: O::Future, decided: Decided },
         // Or the error of an overflow that could not be called.
-        Refused { response: Option<Result<Response<Bytes>, S::Error>> },
+        Refused { response: Option<Result<Response<RefusalBody>, S::Error>> },
     }
 }
 
@@ -218,7 +217,7 @@ where
                     // Polled again after it was ready, a future may do anything; this one stays silent.
                     return response
                         .take()
-                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(Body::whole))));
+                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(Body::refusal))));
                 }
             }
         }

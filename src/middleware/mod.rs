@@ -163,7 +163,7 @@ mod watch;
 pub use access::{Access, AccessList, AccessListError};
 pub use after::OnAborted;
 pub use bill::Bill;
-pub use body::Body;
+pub use body::{Body, RefusalBody};
 #[cfg(feature = "tokio")]
 pub use delay::TokioTimer;
 pub use delay::{Sleep, Timer};

@@ -4,12 +4,12 @@ use std::future::{Future, Pending, pending};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use http::header::{CACHE_CONTROL, Entry};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response};
 use tower_service::Service;
 
+use super::body::RefusalBody;
 use super::charging::Shared;
 use super::composed::Passage;
 use super::decided::Decided;
@@ -90,7 +90,7 @@ where
 
 /// What becomes of a request that does not pass.
 pub(super) enum TurnedAway<F, E> {
-    Refused(Response<Bytes>),
+    Refused(Response<RefusalBody>),
     Overflowing(F, Decided),
     /// The overflow is broken.
     Failed(E),

@@ -11,6 +11,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderName, HeaderValue, Response};
 
+use crate::middleware::body::RefusalBody;
 use crate::middleware::headers::{Advertised, Text, integer};
 use crate::outcome::Outcome;
 
@@ -47,8 +48,8 @@ pub(super) struct Details<'a> {
     pub(super) outcome: &'a Outcome,
 }
 
-pub(super) fn response(protocol: Protocol, status: &Status<'_>) -> Response<Bytes> {
-    let mut response = Response::new(Bytes::new());
+pub(super) fn response(protocol: Protocol, status: &Status<'_>) -> Response<RefusalBody> {
+    let mut response = Response::new(RefusalBody::whole(Bytes::new()));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, protocol.content_type());
     if let Some(code) = integer(u64::from(status.code)) {

@@ -7,14 +7,15 @@ mod protocol;
 #[cfg(test)]
 mod tests;
 
+use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http::request::Parts;
 use http::{Response, StatusCode};
 
+use crate::middleware::body::RefusalBody;
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 
@@ -74,7 +75,7 @@ impl<'a> Refusal<'a> {
     /// The response that would be sent without a responder of one's own, to be changed or taken as it is. The fields of
     /// [`Headers`](crate::Headers), `Retry-After` among them, are added to any response later.
     #[must_use]
-    pub fn default_response(&self) -> Response<Bytes> {
+    pub fn default_response(&self) -> Response<RefusalBody> {
         match self.prepared {
             Some(prepared) => prepared.default_response(self),
             None => Refusals::default().prepare(&[]).default_response(self),
@@ -179,14 +180,36 @@ impl Refusals {
         Self::new(Format::Text)
     }
 
-    /// A responder of one's own for plain HTTP, whatever the reason. gRPC clients still get what they can read.
+    /// Answers refusals over plain HTTP, whatever the reason, with a response of your own. gRPC clients still get what
+    /// they can read.
     ///
-    /// It can start from [`Refusal::default_response`], which follows the other settings.
+    /// The body may be any [`http_body::Body`]: a `String`, axum's `Body`, or that of
+    /// [`Refusal::default_response`], which follows the other settings. So an axum application answers with its own
+    /// error type, by `into_response()`:
+    ///
+    /// ```
+    /// use axum::response::{IntoResponse, Response};
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{Refusal, Refusals};
+    ///
+    /// enum AppError {
+    ///     SlowDown,
+    /// }
+    ///
+    /// impl IntoResponse for AppError {
+    ///     fn into_response(self) -> Response {
+    ///         (StatusCode::TOO_MANY_REQUESTS, "please slow down").into_response()
+    ///     }
+    /// }
+    ///
+    /// let refusals = Refusals::with(|_refusal: &Refusal<'_>| AppError::SlowDown.into_response());
+    /// ```
     #[must_use]
     pub fn with<F, B>(respond: F) -> Self
     where
         F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
-        B: Into<Bytes>,
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         Self::default().responder(respond, false)
     }
@@ -198,7 +221,8 @@ impl Refusals {
     pub fn with_all<F, B>(respond: F) -> Self
     where
         F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
-        B: Into<Bytes>,
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
         Self::default().responder(respond, true)
     }
@@ -283,9 +307,10 @@ impl Refusals {
     fn responder<F, B>(mut self, respond: F, every_protocol: bool) -> Self
     where
         F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
-        B: Into<Bytes>,
+        B: http_body::Body + Send + 'static,
+        B::Error: Into<Box<dyn Error + Send + Sync>>,
     {
-        let respond = Arc::new(move |refusal: &Refusal<'_>| respond(refusal).map(Into::into));
+        let respond = Arc::new(move |refusal: &Refusal<'_>| respond(refusal).map(RefusalBody::own));
         self.responder = Some(Responder { respond, every_protocol });
         self
     }
@@ -313,7 +338,7 @@ impl fmt::Debug for Refusals {
     }
 }
 
-type Respond = dyn Fn(&Refusal<'_>) -> Response<Bytes> + Send + Sync;
+type Respond = dyn Fn(&Refusal<'_>) -> Response<RefusalBody> + Send + Sync;
 
 /// A responder of the user's.
 #[derive(Clone)]

@@ -6,6 +6,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
+use crate::middleware::body::RefusalBody;
 use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
 
@@ -73,7 +74,7 @@ impl PreparedRefusals {
         parts: &Parts,
         outcome: &Outcome,
         fields: impl FnOnce() -> Option<HeaderMap>,
-    ) -> Option<Response<Bytes>> {
+    ) -> Option<Response<RefusalBody>> {
         if self.refusals.responder.is_some()
             || Reason::of(outcome) != Reason::Limited
             || self.refusals.protocol_of(parts) != Protocol::Http
@@ -81,14 +82,14 @@ impl PreparedRefusals {
             return None;
         }
         let fields = fields()?;
-        let mut response = Response::new(self.limited_body(outcome));
+        let mut response = Response::new(RefusalBody::whole(self.limited_body(outcome)));
         *response.status_mut() = self.refusals.status;
         *response.headers_mut() = fields;
         Some(response)
     }
 
     /// The response without the fields of [`Headers`](crate::Headers), which the caller adds in every protocol.
-    pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+    pub(crate) fn respond(&self, refusal: &Refusal<'_>) -> Response<RefusalBody> {
         let protocol = self.refusals.protocol_of(refusal.parts);
         let refusal = Refusal { protocol, prepared: Some(self), ..*refusal };
         let own = self.refusals.responder.as_ref();
@@ -100,7 +101,7 @@ impl PreparedRefusals {
         response
     }
 
-    pub(super) fn default_response(&self, refusal: &Refusal<'_>) -> Response<Bytes> {
+    pub(super) fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody> {
         let reason = Reason::of(refusal.outcome);
         match refusal.protocol {
             Protocol::Http => self.http_response(reason, refusal.outcome),
@@ -112,13 +113,14 @@ impl PreparedRefusals {
         }
     }
 
-    fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<Bytes> {
-        let mut response = Response::new(match reason {
+    fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<RefusalBody> {
+        let body = match reason {
             Reason::Limited => self.limited_body(outcome),
             Reason::Denied => self.denied.clone(),
             Reason::KeyMissing => self.key_missing.clone(),
             Reason::LimiterFailed => self.limiter_failed.clone(),
-        });
+        };
+        let mut response = Response::new(RefusalBody::whole(body));
         *response.status_mut() = self.refusals.http_status(reason);
         *response.headers_mut() = self.fields();
         response

@@ -1,9 +1,13 @@
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
+use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderMap, Request, Version};
+use http_body::Body as _;
 use proptest::prelude::*;
 use prost::Message as _;
 use serde_json::{Value, json};
@@ -44,7 +48,7 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
     let headers = Headers::default().prepare(&policies);
     let parts = parts(content_type);
     let refusal = Refusal::new(&parts, outcome, headers.told_wait(outcome, 0));
-    let mut response = refusals.prepare(&policies).respond(&refusal);
+    let mut response = refusals.prepare(&policies).respond(&refusal).map(whole);
     let views: Vec<View<'_>> = outcome
         .standings()
         .iter()
@@ -53,6 +57,15 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
     let status = response.status();
     headers.write(response.headers_mut(), &views, status, true, 0, &|| unreachable!("no field tells a date"));
     response
+}
+
+/// A body that is there at once.
+fn whole(mut body: RefusalBody) -> Bytes {
+    let mut bytes = Vec::new();
+    while let Poll::Ready(Some(frame)) = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop())) {
+        bytes.extend_from_slice(frame.unwrap().data_ref().unwrap());
+    }
+    bytes.into()
 }
 
 fn http(refusals: &Refusals, outcome: &Outcome) -> Response<Bytes> {
