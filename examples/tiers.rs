@@ -1,4 +1,5 @@
-//! What a gateway does: one limit for everybody, one for a costly endpoint, and for each client the quotas of its plan.
+//! What a gateway does: one limit for all clients, one for a costly endpoint, and for each client the quotas of its plan.
+//! They are one layer, so a request takes from all of them or from none. Another layer protects the look-up of customers.
 //!
 //! ```sh
 //! cargo run --example tiers
@@ -52,33 +53,35 @@ fn customer(request: &Parts) -> Option<Customer> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = MemoryLimiter::new();
+    let address = key::peer_ip();
 
-    // All clients together, before anything else is done for a request. What the layers within refuse is given back, so
-    // one client that hammers does not use this up.
+    // Each address, before its customer is looked up. This layer keeps what it takes, also for requests that the limits
+    // further in refuse: so it bounds the look-ups.
+    let look_ups = Policy::new("look-ups", Quota::per_second(50))?;
+    let look_ups = RateLimitLayer::new(limiter.clone(), look_ups, address.clone());
+
+    // All clients together.
     let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
-    let everyone = RateLimitLayer::new(limiter.clone(), everyone, key::global());
-
-    // Each client, within its plan: a customer by its number, anybody else by address.
+    // Each client, within its plan: a customer by its number, any other client by address.
     let quotas = [Quota::per_minute(5), Quota::per_minute(60), Quota::per_minute(600)];
     let plan = Policy::choose("client", quotas, |request| {
         customer(request).map_or(Plan::Anonymous, |customer| customer.plan) as usize
     })?;
-    let address = key::peer_ip();
     let client = move |request: &Parts| match customer(request) {
         Some(customer) => Key::of(("customer", customer.id)),
         None => Key::of(("address", address(request)?)),
     };
-    // In the same layer, since both are to be taken or none.
     let search = Policy::several("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
         .when(|request| request.uri.path() == "/search");
-    let clients = RateLimitLayer::new(limiter, plan, client.clone()).and(search, client);
+    // In one layer: a client over its own limit does not use up the limit that all share.
+    let tiers = RateLimitLayer::new(limiter, everyone, key::global()).and(plan, client.clone()).and(search, client);
 
     let app = Router::new()
         .route("/", get(|| async { "hello\n" }))
         .route("/search", get(|| async { "found\n" }))
-        .layer(clients)
+        .layer(tiers)
         .layer(from_fn(authenticate))
-        .layer(everyone);
+        .layer(look_ups);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     println!("curl -si http://127.0.0.1:3000/");
     println!("curl -si http://127.0.0.1:3000/search -H 'authorization: Bearer pro-key'");

@@ -16,7 +16,8 @@ pub struct Misuse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// Two layers around each other charged one request for the same policy and key, with one limiter.
+    /// Two nested layers with one limiter charged a request for the same policy and key. Layers look for this while they
+    /// are new: with each of their first 256 requests.
     ChargedTwice,
     /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address of the peer, which then is
     /// the proxy's.

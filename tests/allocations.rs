@@ -191,15 +191,17 @@ fn plans_and_several_quotas_ask_for_no_more_memory_than_one_quota() {
     }
 }
 
-/// What carries a request's way for the layers around others, and its place in the request's extensions.
 #[test]
-fn a_layer_around_others_asks_for_memory_twice() {
+fn nested_layers_ask_for_memory_only_if_they_refund() {
     let bare = of_one_request(Bare, 200);
     let silent = || layer(Quota::per_hour(1_000_000)).headers(Headers::none());
     let two = silent().layer(silent().layer(Bare));
-    assert_eq!(of_one_request(two.clone(), 200), bare + 2);
-    assert_eq!(of_one_request(silent().layer(two), 200), bare + 4);
-    assert_eq!(of_one_request(silent().layer(Bare), 200), bare, "beside them");
+    assert_eq!(of_one_request(two.clone(), 200), bare);
+    assert_eq!(of_one_request(silent().layer(two), 200), bare);
+    // The token, and what counts its copies.
+    let refunding = silent().refund_nested(true).layer(silent().layer(Bare));
+    assert_eq!(of_one_request(refunding.clone(), 200), bare + 2);
+    assert_eq!(of_one_request(silent().refund_nested(true).layer(refunding), 200), bare + 4);
 }
 
 /// `RateLimit` is written anew for each response, `RateLimit-Policy` is not.

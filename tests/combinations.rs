@@ -253,11 +253,6 @@ async fn row(case: &Case, apart: bool, fate: Fate, backend: Backend) -> String {
     let policies = charged(case);
     let modes = case.modes.unwrap_or_default();
     let counted: Vec<Policy> = policies.iter().cloned().chain(modes.companion.map(|companion| companion())).collect();
-    // So that layers around each other know of each other.
-    ask(&stack).await;
-    for policy in &counted {
-        limiter.reset(policy, &Key::global()).await.unwrap();
-    }
     let full = match fate {
         Fate::FirstIsFull => policies.first(),
         Fate::LastIsFull => policies.last(),

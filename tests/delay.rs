@@ -351,10 +351,10 @@ fn what_a_limiter_says_later_is_waited_for_as_well() {
 }
 
 #[test]
-fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits() {
+fn outer_layers_keep_a_request_that_leaves_while_it_waits() {
     let mut shop = Shop::new(queue(3));
     let outer_limiter = Scripted::new();
-    let outer = RateLimitLayer::new(outer_limiter.clone(), Quota::per_minute(99), key::global());
+    let outer = RateLimitLayer::new(outer_limiter.clone(), Quota::per_minute(99), key::global()).refund_nested(true);
     let inner = shop.layer();
     let service =
         service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));
@@ -366,15 +366,15 @@ fn layers_around_are_given_back_what_a_request_took_that_leaves_while_it_waits()
     let [_, _, leaves, stays] = [send(), send(), send(), send()];
     assert_eq!(outer_limiter.used(), 4);
     shop.world.cancel(leaves);
-    assert_eq!(outer_limiter.used(), 3);
+    assert_eq!(outer_limiter.used(), 4, "no limit refused it");
     shop.world.pass(100 * MS);
-    assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 3));
+    assert_eq!((shop.world.done[stays], outer_limiter.used()), (Some(StatusCode::OK), 4));
 }
 
 #[test]
-fn who_waited_and_is_refused_by_a_layer_within_gives_its_place_back() {
+fn a_request_that_waited_and_is_refused_within_refunds_its_place() {
     let mut shop = Shop::new(queue(3));
-    let outer = shop.layer();
+    let outer = shop.layer().refund_nested(true);
     let inner = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(2), key::global());
     let service =
         service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default()))));

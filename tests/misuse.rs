@@ -63,7 +63,7 @@ async fn serve<L: Limiter>(layer: &RateLimitLayer<L>, requests: impl IntoIterato
     }
 }
 
-/// What two layers around each other notice, the inner and the outer one.
+/// What two nested layers notice: the inner one, the outer one.
 async fn nested<L: Limiter + Clone>(limiters: [L; 2], names: [&str; 2], keys: [u64; 2]) -> [Vec<MisuseKind>; 2] {
     let logs = [Log::default(), Log::default()];
     let [outer, inner] = [0, 1].map(|at| {

@@ -134,14 +134,15 @@ async fn only_what_is_over_a_quota_overflows() {
 }
 
 #[tokio::test]
-async fn layers_around_keep_what_an_overflowing_request_took() {
+async fn outer_layers_keep_what_an_overflowing_request_took() {
     for inner_limiter in [Scripted::new(), Scripted::new().later()] {
         let outer_limiter = Scripted::new();
         let outer = RateLimitLayer::new(
             outer_limiter.clone(),
             Policy::new("outer", Quota::per_minute(9)).unwrap(),
             key::global(),
-        );
+        )
+        .refund_nested(true);
         let inner = limit(inner_limiter, 0).overflow(service_fn(queue));
         let service = outer.layer(inner.layer(service_fn(served)));
         for sent in 1..4 {

@@ -247,10 +247,10 @@ async fn a_failed_attempt_cannot_be_taken_back_by_hanging_up() {
         let bench = Bench::new(failed_logins().on_aborted(OnAborted::Refund));
         drop(bench.call(&[("fate", fate)], true));
         assert_eq!(bench.used(), 0, "{fate}");
-        // What never reached the service is given back whatever was chosen.
+        // Nor by leaving before the future is polled: the service was called.
         let bench = Bench::new(failed_logins());
         drop(bench.call(&[("fate", "linger")], false));
-        assert_eq!(bench.used(), 0, "{fate}");
+        assert_eq!(bench.used(), 1, "{fate}");
     }
 }
 
@@ -396,7 +396,7 @@ fn endings() -> Vec<Ending> {
     let bodiless = [100, 0, 30, 100, 40, 250, 0];
     let switched = [100, 0, 30, 100, 40, 250, 100];
     vec![
-        ending("dropped before it was polled", get(), &[("fate", "linger")], false, 0, [0; 7], [0; 7]),
+        ending("dropped before it was polled", get(), &[("fate", "linger")], false, 0, unanswered.0, unanswered.1),
         ending("dropped before its head", get(), &[("fate", "linger")], true, 0, unanswered.0, unanswered.1),
         ending("the service panics", get(), &[("fate", "panic")], true, 0, unanswered.0, unanswered.1),
         ending("the service panics in call", get(), &[("fate", "panic in call")], true, 0, unanswered.0, unanswered.1),
@@ -635,7 +635,7 @@ async fn an_outer_layer_gives_back_once_what_an_inner_one_refuses_whatever_was_t
         let inner =
             policy("inner", Quota::per_hour(2)).cost(|request| u64::from(request.headers.contains_key("dear")) * 9);
         let service = ServiceBuilder::new()
-            .layer(RateLimitLayer::new(outer.clone(), tokens(), key::global()))
+            .layer(RateLimitLayer::new(outer.clone(), tokens(), key::global()).refund_nested(true))
             .layer(RateLimitLayer::new(Scripted::new(), inner, key::global()))
             .service(handler(&Arc::default()));
         if !first {
@@ -655,7 +655,7 @@ async fn the_head_of_a_refusal_within_settles_nothing() {
     let outer = Scripted::new();
     let rule = policy("outer", Quota::per_hour(1_000)).cost(|_| 100).settle_by_response(|_| Some(400));
     let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(outer.clone(), rule, key::global()))
+        .layer(RateLimitLayer::new(outer.clone(), rule, key::global()).refund_nested(true))
         .layer(RateLimitLayer::new(Scripted::new(), policy("inner", Quota::per_hour(1)), key::global()))
         .service(handler(&Arc::default()));
     for (expected, used) in [(200, 400), (429, 400), (429, 400)] {
@@ -741,15 +741,12 @@ impl Fate {
 
     /// What stays taken: of tokens by a bill, of bytes by the body, and of requests unless the server failed.
     fn charges(&self, on_aborted: OnAborted) -> [u64; 3] {
-        if !self.polled {
-            return [0; 3];
-        }
         let reserved = self.reserved.max(LEAST);
         let aborted = |known: Option<u64>| match on_aborted {
             OnAborted::Refund => known.unwrap_or(0),
             _ => known.unwrap_or(0).max(reserved),
         };
-        if !FATES[self.fate].is_empty() {
+        if !self.polled || !FATES[self.fate].is_empty() {
             return [aborted(self.early), aborted(None), u64::from(on_aborted == OnAborted::Keep)];
         }
         // What is said late is said before the second frame.

@@ -12,12 +12,12 @@ use smallvec::SmallVec;
 use super::body::RefusalBody;
 use super::bound::{Asked, BoundRule};
 use super::companions::Companions;
-use super::composed::Passage;
 use super::decided::{Answer, Answered, Asking, Charges, Decided, Manner, OwnedCharge, owe};
 use super::delay::Delays;
 use super::headers::{Layout, Prepared, View};
 use super::late::{self, Afters};
 use super::layer::OnError;
+use super::nested::NestedToken;
 use super::refusal::{PreparedRefusals, Refusal};
 use super::screen;
 use super::settings::Settings;
@@ -59,8 +59,6 @@ pub(super) struct Shared<L> {
     /// Something of a request is looked at before its rules are.
     pub(super) is_screened: AtomicBool,
     pub(super) watch: Watch,
-    /// Other layers were noticed within this one.
-    pub(super) has_inner: AtomicBool,
 }
 
 impl<L> Shared<L> {
@@ -80,12 +78,12 @@ impl<L> Shared<L> {
             && delays.is_none()
             && settings.observer.is_none()
             && !settings.expose_outcome
+            && !settings.refund_nested
             && afters.is_none();
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
-        let watch = Watch::new(&settings);
+        let watch = Watch::new();
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
-        let has_inner = AtomicBool::new(false);
         Self {
             limiter,
             settings,
@@ -104,7 +102,6 @@ impl<L> Shared<L> {
             quiet,
             is_screened,
             watch,
-            has_inner,
         }
     }
 
@@ -170,9 +167,7 @@ impl<L> Shared<L> {
     /// The response to a request that does not pass.
     #[cold]
     pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<RefusalBody> {
-        if let Some(around) = Passage::around(&parts.extensions) {
-            around.refuse();
-        }
+        NestedToken::spend(&mut parts.extensions, decided.kind());
         let outcome = self.outcome(decided);
         if let Some(observer) = &self.settings.observer {
             observer.on_outcome(&outcome);

@@ -12,9 +12,9 @@ use tower_service::Service;
 
 use super::body::{Body, RefusalBody};
 use super::charging::Shared;
-use super::composed::Passage;
 use super::decided::{Charges, Decided};
 use super::delay::Delayed;
+use super::nested::Copies;
 use super::overflow::{NoOverflow, Overflow, TurnedAway};
 use crate::decision::Decision;
 use crate::limiter::Limiter;
@@ -22,9 +22,9 @@ use crate::limiter::Limiter;
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// Dropped before it was first polled, it gives back what its request took: the service did nothing for it. Dropped
-    /// later, it does not, unless a layer within has refused the request: the service may have done all the work. Rules that
-    /// settle may say otherwise, see [`Rule::on_aborted`](super::Rule::on_aborted).
+    /// Dropped before it is ready, it keeps what its request took once the service was called: the service may have done
+    /// all the work. A request that was still waiting for its departure is refunded. Rules that settle may say otherwise,
+    /// see [`Rule::on_aborted`](super::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -34,7 +34,6 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B, O>,
-        polled: bool,
         shared: Arc<Shared<L>>,
     }
 
@@ -47,11 +46,10 @@ pin_project! {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             match this.state.project() {
-                StateProjection::Passing { decided, passage, .. } if *this.polled => {
-                    this.shared.settle(decided, passage);
-                }
-                StateProjection::Passing { decided, .. } => {
-                    this.shared.give_back(std::mem::replace(decided, Decided::nothing()));
+                StateProjection::Passing { decided, copies, .. } => {
+                    if let Some(copies) = copies.take() {
+                        this.shared.refund_refused(decided, &copies);
+                    }
                 }
                 StateProjection::Delayed { delayed } => this.shared.leave(delayed),
                 _ => {}
@@ -68,8 +66,8 @@ pin_project! {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        // The passage if there are layers within this one.
-        Passing { #[pin] response: S::Future, decided: Decided, passage: Option<Passage> },
+        // The copies of the request if it is refunded once limits within refuse it.
+        Passing { #[pin] response: S::Future, decided: Decided, copies: Option<Arc<Copies>> },
         // Boxed, since limiters that answer at once would else carry room for it in each future.
         Deciding { waiting: Pin<Box<Waiting<S, L, B, O>>> },
         // Until it departs.
@@ -107,30 +105,30 @@ where
     O: Overflow<S, B>,
 {
     pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response, decided: Decided::nothing(), passage: None }, polled: false, shared }
+        Self { state: State::Passing { response, decided: Decided::nothing(), copies: None }, shared }
     }
 
     #[inline(always)]
     pub(super) fn passing(
         response: S::Future,
         decided: Decided,
-        passage: Option<Passage>,
+        copies: Option<Arc<Copies>>,
         shared: Arc<Shared<L>>,
     ) -> Self {
-        Self { state: State::Passing { response, decided, passage }, polled: false, shared }
+        Self { state: State::Passing { response, decided, copies }, shared }
     }
 
     pub(super) fn deciding(answer: L::Future<Decision>, asked: InFlight<S, B, O>, shared: Arc<Shared<L>>) -> Self {
         let waiting = Box::pin(Waiting { answer, asked: Some(asked) });
-        Self { state: State::Deciding { waiting }, polled: false, shared }
+        Self { state: State::Deciding { waiting }, shared }
     }
 
     pub(super) fn delayed(delayed: Box<Delayed<S, B>>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Delayed { delayed }, polled: false, shared }
+        Self { state: State::Delayed { delayed }, shared }
     }
 
     pub(super) fn turned_away(turned_away: TurnedAway<O::Future, S::Error>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::turned_away(turned_away), polled: false, shared }
+        Self { state: State::turned_away(turned_away), shared }
     }
 }
 
@@ -160,21 +158,19 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        *this.polled = true;
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response, decided, passage } => {
-                    let noticing = this.shared.noticing();
-                    let polled = response.poll(cx);
-                    noticing.end();
-                    let response = ready!(polled)?;
+                StateProjection::Passing { response, decided, copies } => {
+                    let response = ready!(response.poll(cx))?;
+                    let copies = copies.take();
                     if decided.is_late() {
-                        return Poll::Ready(Ok(this.shared.finish_late(response, decided, passage)));
+                        return Poll::Ready(Ok(this.shared.finish_late(response, decided, copies.as_deref())));
                     }
                     // In its last form at once, and what was decided is left where it is: both are large.
                     let mut response = response.map(Body::inner);
-                    // What is given back is told as it is then.
-                    this.shared.settle_with(decided, passage, &response);
+                    if let Some(copies) = copies {
+                        this.shared.refund_refused(decided, &copies);
+                    }
                     this.shared.finish(&mut response, decided);
                     return Poll::Ready(Ok(response));
                 }
@@ -191,8 +187,8 @@ where
                         let delayed = this.shared.delay(ready.clone(), request, decided);
                         this.state.set(State::Delayed { delayed });
                     } else if decided.passes() {
-                        let (response, passage) = this.shared.pass(&mut ready, request, &mut decided);
-                        this.state.set(State::Passing { response, decided, passage });
+                        let (response, copies) = this.shared.pass(&mut ready, request, &mut decided);
+                        this.state.set(State::Passing { response, decided, copies });
                     } else {
                         let (parts, body) = request.into_parts();
                         let turned_away = this.shared.turn_away(parts, body, decided, &overflow, cx);
@@ -205,8 +201,8 @@ where
                     // There until it departs, and then this state is left.
                     let Some(request) = delayed.request.take() else { return Poll::Pending };
                     let mut decided = std::mem::replace(&mut delayed.decided, Decided::nothing());
-                    let (response, passage) = this.shared.pass(&mut delayed.service, request, &mut decided);
-                    this.state.set(State::Passing { response, decided, passage });
+                    let (response, copies) = this.shared.pass(&mut delayed.service, request, &mut decided);
+                    this.state.set(State::Passing { response, decided, copies });
                 }
                 StateProjection::Overflowing { response, decided } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;

@@ -16,13 +16,13 @@ use super::after::{After, OnAborted};
 use super::bill::{Bill, Item};
 use super::body::Body;
 use super::charging::Shared;
-use super::composed::Passage;
 use super::decided::{Answer, Answered, Decided, OwnedCharge};
+use super::nested::Copies;
 use super::rule::Rule;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
-use crate::outcome::{LimiterEvent, Outcome};
+use crate::outcome::LimiterEvent;
 
 /// What the policies of a layer do after the response, in their order.
 pub(super) type Afters = Box<[PolicyAfter]>;
@@ -251,20 +251,19 @@ impl<L: Limiter> Shared<L> {
         &self,
         response: Response<B>,
         decided: &mut Decided,
-        passage: &mut Option<Passage>,
+        copies: Option<&Copies>,
     ) -> Response<Body<B>> {
-        let refused_within = match passage {
-            Some(passage) => passage.is_refused(),
-            None => response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed()),
-        };
+        let refused_within = copies.filter(|copies| copies.are_refused());
         let (parts, body) = response.into_parts();
-        if let (Answer::Several(record), false) = (&mut decided.answer, refused_within) {
+        if let (Answer::Several(record), None) = (&mut decided.answer, refused_within) {
             if let Record::Late(late) = &mut **record {
                 late.see(&parts);
             }
         }
         let mut response = Response::from_parts(parts, ());
-        self.settle_with(decided, passage, &response);
+        if let Some(copies) = refused_within {
+            self.refund_refused(decided, copies);
+        }
         self.finish(&mut response, decided);
         if let Answer::Several(record) = std::mem::replace(&mut decided.answer, Answer::Nothing) {
             match *record {

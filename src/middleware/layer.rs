@@ -163,6 +163,41 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
 
+    /// Sets whether the layer refunds what a request took when a layer within refuses it for its rate. Off by default:
+    /// nested layers are independent, and each keeps what it took.
+    ///
+    /// **The price:** a client that an inner limit refuses pays nothing here, so it can make the service do everything that
+    /// lies between the two layers, as often as it likes. Ask for a refund only if that costs little; never around a
+    /// password check or another service. Limits that belong together are better put into one layer by
+    /// [`and`](Self::and), which takes from all of them or from none.
+    ///
+    /// * A refusal counts if its outcome is [`Limited`](crate::OutcomeKind::Limited) or
+    ///   [`Blocked`](crate::OutcomeKind::Blocked), whatever limiter the inner layer has and however deep it lies. A missing
+    ///   key, a denied client, a failed limiter or an error of the service refunds nothing.
+    /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The charge is
+    ///   kept if middleware in between replaces the extensions.
+    /// * If middleware in between copies the request, to retry it say, the charge is refunded only if a limit refused each
+    ///   copy. A handler that calls another limited service with a copy of the extensions is such a case, too.
+    /// * The refund comes with the response, whatever middleware in between made of it, or when the response's future is
+    ///   dropped after the refusal. If the service panics in `call`, the charge is kept.
+    /// * The header fields say what is left after the refund: the limiter is asked again if it answers at once, else what
+    ///   remains is calculated. A refund to a leaky queue has no effect once another request has queued behind it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let limiter = MemoryLimiter::new();
+    /// // One client that the inner layer refuses does not use up what all clients share.
+    /// let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+    /// let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true);
+    /// let search = RateLimitLayer::new(limiter, Policy::new("search", Quota::per_second(10))?, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn refund_nested(self, refund_nested: bool) -> Self {
+        self.change(|settings| settings.refund_nested = refund_nested)
+    }
+
     /// Sets whether the layer does anything. A layer that is not enabled passes every request and response on untouched,
     /// with the same types.
     #[must_use]
@@ -217,7 +252,7 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     ///   it is needed: if it is not ready then, the request is refused as without it. So a concurrency limit around it bounds
     ///   it, and nobody waits.
     /// * Requests without a key, or refused because the limiter failed, do not go there.
-    /// * Layers around this one keep what they took: the request is served.
+    /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that refusal.
     ///
     /// ```
     /// use axum::body::Body;

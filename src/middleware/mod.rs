@@ -48,8 +48,9 @@
 //!   layer is the outermost, with several calls of `Router::layer` the last one is.
 //! * **With tonic**, `Server::layer`; one layer value serves HTTP and gRPC alike, since a refusal takes the shape of
 //!   the request's [`Protocol`]. A `GrpcWebLayer` belongs outside of it.
-//! * **In several layers**, each decides by itself, from the outermost in; see below. Prefer [`RateLimitLayer::and`] where
-//!   one layer can do it: it makes one decision, and one round trip.
+//! * **In several layers** only where something lies between them that a layer has to protect; see
+//!   [below](#nested-layers). Tiers that belong together go into one layer, by [`RateLimitLayer::and`]: it makes one
+//!   decision in one round trip, and takes from all of them or from none.
 //!
 //! # What becomes of a request
 //!
@@ -68,26 +69,17 @@
 //! the rule's mode is that of each of its quotas. Where several rules say no, one that is enforced refuses; else one that
 //! degrades is told; else [`OutcomeKind`](crate::OutcomeKind) tells of one in shadow.
 //!
-//! # Several layers around each other
+//! # Nested layers
 //!
-//! When an inner layer refuses a request, fails closed, or is dropped before its limiter has answered, the layers around it
-//! give back what the request took: one client that is refused cannot use up what all clients share. They do so whatever
-//! middleware in between makes of the response, and also if it panics, or if the client goes away first. A request that
-//! was tried again has passed if one attempt did. Of a leaky queue nothing is given back once somebody else has come after:
-//! that one was told its departure, and whoever came next would be told the same.
+//! Nested layers are independent: each keeps what it took, whatever happens further in. A limit by address outside of a
+//! password check therefore bounds how often the check runs, also for a client that an inner limit refuses.
 //!
-//! The request itself tells its way, by its extensions. So a refusal by a limited *client* that a handler calls concerns
-//! nobody, unless the handler gives it the extensions of the request that it answers. Where middleware in between drops the
-//! extensions of requests, nothing is given back.
-//!
-//! A layer notices the layers within it when the first request reaches one. Only after that it asks for memory on behalf
-//! of them: twice for each request, twice more if the request had no extensions, and twice more for each of the first 256,
-//! to notice what is charged twice. What is in flight at that moment, or reaches an inner layer only in another task, is
-//! judged by its response: it is given back if its [`Outcome`](crate::Outcome) is a refusal.
+//! The price of independence is that a refused client uses up outer limits. If all clients share an outer limit, one client
+//! can exhaust it. Put both limits into one layer by [`RateLimitLayer::and`], or, if something has to lie between them, let
+//! the outer layer refund what an inner limit refuses: [`RateLimitLayer::refund_nested`].
 //!
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
-//! the longest `Retry-After`. What a layer gives back it does not tell as taken: it looks again, or, if its limiter does not
-//! answer at once, reckons what remains.
+//! the longest `Retry-After`.
 //!
 //! # Costs that are known in the end
 //!
@@ -96,7 +88,8 @@
 //! settled by what the request cost in the end. The order of events:
 //!
 //! 1. Everything is taken before the service is called: what is unknown yet is taken as if it will be charged.
-//! 2. Dropped before its future was polled, or refused by a layer within, a request is given back whole.
+//! 2. A request that never reached the service, or that a layer refunds since a limit within
+//!    [refused it](RateLimitLayer::refund_nested), is refunded whole.
 //! 3. Aborted (the client disconnects, a panic, an error), it costs at least its reservation; [`Rule::on_aborted`] can
 //!    choose otherwise.
 //! 4. The response's head decides by outcome, and settles what depends on nothing else. The header fields tell what is left
@@ -140,7 +133,6 @@ mod body;
 mod bound;
 mod charging;
 mod companions;
-mod composed;
 mod decided;
 mod delay;
 pub(crate) mod extract;
@@ -149,6 +141,7 @@ mod headers;
 mod late;
 mod layer;
 mod modes;
+mod nested;
 mod overflow;
 mod overrides;
 mod quiet;

@@ -11,9 +11,8 @@ use tower_service::Service;
 
 use super::body::RefusalBody;
 use super::charging::Shared;
-use super::composed::Passage;
 use super::decided::Decided;
-use crate::outcome::OutcomeKind;
+use crate::outcome::{Outcome, OutcomeKind};
 
 /// What a layer does with requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
 ///
@@ -118,10 +117,6 @@ impl<L> Shared<L> {
             Poll::Pending => TurnedAway::Refused(self.refuse(&mut parts, &decided)),
             Poll::Ready(ready) => {
                 decided.kind = OutcomeKind::Overflowed;
-                // It is served, if by another, so layers around this one keep what they took.
-                if let Some(around) = Passage::around(&parts.extensions) {
-                    around.pass();
-                }
                 let mut request = Request::from_parts(parts, body);
                 if let Some(outcome) = self.tell(&decided) {
                     request.extensions_mut().insert(outcome);
@@ -141,6 +136,10 @@ impl<L> Shared<L> {
             let _ = vacant.try_insert(HeaderValue::from_static("no-store"));
         }
         self.write_refusals_headers(response, decided);
-        response.extensions_mut().insert(self.outcome(decided));
+        // A limit within the overflow may have refused the request in turn.
+        let is_refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
+        if !is_refused {
+            response.extensions_mut().insert(self.outcome(decided));
+        }
     }
 }

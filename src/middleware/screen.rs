@@ -16,7 +16,7 @@ impl<L> Shared<L> {
     pub(super) fn screen(&self, parts: &Parts) -> Option<Asking> {
         let looks = self.watch.looks();
         if looks {
-            self.look_for_peer(parts);
+            self.look_at_request(parts);
         }
         match access::ask(&self.settings.access, parts) {
             Some((Access::Allow, list)) => {

@@ -12,7 +12,6 @@ use tower_service::Service;
 use super::body::Body;
 use super::bound::Asked;
 use super::charging::Shared;
-use super::composed::{self, Passage};
 use super::decided::{Asking, Charges, Decided, Owing, OwnedCharge};
 use super::future::{InFlight, ResponseFuture};
 use super::modes::kind_of_unkeyed;
@@ -27,9 +26,9 @@ use crate::outcome::OutcomeKind;
 /// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
 ///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
 /// * Its errors are the inner service's own. A refusal is a response.
-/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. If that future is
-///   dropped before it was polled, the charge is given back. What a rule settles after the response is settled once: by its
-///   head, or when its body has ended or was dropped.
+/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner service
+///   was called, the charge is kept, also if the future is dropped before it was polled. What a rule settles after the
+///   response is settled once: by its head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     shared: Arc<Shared<L>>,
@@ -80,10 +79,6 @@ impl<S, L, O> RateLimit<S, L, O> {
                 self.go_on(request, decided)
             }
             Reply::Later(answer) => {
-                // Until it is known to pass.
-                if let Some(around) = Passage::around(request.extensions()) {
-                    around.refuse();
-                }
                 let next = self.inner.clone();
                 let ready = std::mem::replace(&mut self.inner, next);
                 let asked = InFlight { charges: charges.take(), ready, request, overflow: self.overflow.clone() };
@@ -106,8 +101,8 @@ impl<S, L, O> RateLimit<S, L, O> {
             let delayed = self.shared.delay(self.inner.clone(), request, decided);
             ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
         } else if decided.passes() {
-            let (response, passage) = self.shared.pass(&mut self.inner, request, &mut decided);
-            ResponseFuture::passing(response, decided, passage, Arc::clone(&self.shared))
+            let (response, copies) = self.shared.pass(&mut self.inner, request, &mut decided);
+            ResponseFuture::passing(response, decided, copies, Arc::clone(&self.shared))
         } else {
             let (parts, body) = request.into_parts();
             self.turn_away(parts, body, decided)
@@ -130,10 +125,9 @@ impl<S, L, O> RateLimit<S, L, O> {
         ResponseFuture::turned_away(turned_away, Arc::clone(&self.shared))
     }
 
-    /// One charge that was answered at once, where it is refused or where layers are around each other. Apart, so that the
-    /// usual request is not moved for it.
+    /// One charge that was denied at once. Apart, so that the usual request is not moved for it.
     #[inline(never)]
-    fn go_on_with_one<B>(
+    fn refuse_one<B>(
         &mut self,
         parts: Parts,
         body: B,
@@ -145,23 +139,7 @@ impl<S, L, O> RateLimit<S, L, O> {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        let decided = Decided::one(decision.is_allowed(), charge, decision);
-        if decided.passes() {
-            self.go_on(Request::from_parts(parts, body), decided)
-        } else {
-            self.turn_away(parts, body, decided)
-        }
-    }
-
-    /// Several charges of which nobody is told, where layers are around each other.
-    #[inline(never)]
-    fn go_on_owing<B>(&mut self, request: Request<B>, owed: Owing) -> ResponseFuture<S, L, B, O>
-    where
-        S: Service<Request<B>> + Clone,
-        L: Limiter,
-        O: Overflow<S, B>,
-    {
-        self.go_on(request, Decided::owing(owed))
+        self.turn_away(parts, body, Decided::one(false, charge, decision))
     }
 }
 
@@ -185,23 +163,17 @@ where
         if !self.shared.settings.enabled {
             return ResponseFuture::untouched(self.inner.call(request), Arc::clone(&self.shared));
         }
-        composed::count_call();
         let (parts, body) = request.into_parts();
         // The usual case in straight-line code, so that what was decided is written once.
         let mut asking = if let Some((rule, policy)) = self.shared.usual() {
             match rule.ask(&parts) {
                 Asked::Charge { key, cost } => match self.shared.limiter.take_at_once(policy, &key, cost) {
-                    Some(decision) if decision.is_allowed() && !composed::is_used() => {
-                        let noticing = self.shared.noticing();
+                    Some(decision) if decision.is_allowed() => {
                         let response = self.inner.call(Request::from_parts(parts, body));
-                        noticing.end();
                         let decided = Decided::one(true, OwnedCharge::usual(key, cost), decision);
                         return ResponseFuture::passing(response, decided, None, Arc::clone(&self.shared));
                     }
-                    Some(decision) => {
-                        let charge = OwnedCharge::usual(key, cost);
-                        return self.go_on_with_one(parts, body, charge, decision);
-                    }
+                    Some(decision) => return self.refuse_one(parts, body, OwnedCharge::usual(key, cost), decision),
                     None => Asking::Charges(Charges::One(OwnedCharge::usual(key, cost))),
                 },
                 Asked::Nothing => Asking::Exempt,
@@ -210,13 +182,10 @@ where
         } else if self.shared.is_quiet() {
             let mut owed = Owing::new();
             match self.shared.take_quietly(&parts, &mut owed) {
-                None if !composed::is_used() => {
-                    let noticing = self.shared.noticing();
+                None => {
                     let response = self.inner.call(Request::from_parts(parts, body));
-                    noticing.end();
                     return ResponseFuture::passing(response, Decided::owing(owed), None, Arc::clone(&self.shared));
                 }
-                None => return self.go_on_owing(Request::from_parts(parts, body), owed),
                 Some(asking) => asking,
             }
         } else {

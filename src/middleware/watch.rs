@@ -1,25 +1,24 @@
 //! What a layer notices of its own misuse. Requests are looked at while it is new; after that this costs nothing.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use http::Extensions;
 use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
 use super::access::BoundList;
 use super::bound::BoundRule;
 use super::charging::Shared;
-use super::composed::Passage;
 use super::decided::Decided;
 use super::extract::peer_address;
-use super::settings::Settings;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::misuse::{Misuse, MisuseKind};
 use crate::outcome::Outcome;
 use crate::quota::Algorithm;
 
-/// So many requests of a new layer are looked at.
+/// The number of requests of a new layer that are looked at.
 const LOOKED_AT: u32 = 256;
 
 /// Headers by which proxies report whom they forward.
@@ -30,30 +29,28 @@ const FORWARDING: [HeaderName; 3] =
 pub(super) struct Watch {
     /// One of each kind at most.
     noticed: Mutex<Vec<Misuse>>,
-    /// Requests that are still looked at for a peer and a proxy.
+    /// Requests that are still looked at.
     to_look_at: AtomicU32,
-    /// Requests whose charges inner layers still compare with their own.
-    to_compare: AtomicU32,
 }
 
-/// What a layer charged a request, for those within it.
-pub(super) struct Charged {
+/// What new layers charged a request, in its extensions for the layers within.
+#[derive(Clone)]
+struct Charged(Arc<Vec<ChargedTo>>);
+
+/// A limiter, the name of a policy, and a key.
+#[derive(Clone, PartialEq)]
+struct ChargedTo {
     limiter: u64,
-    charges: Vec<(u64, Key)>,
+    policy: u64,
+    key: Key,
 }
 
 impl Watch {
-    pub(super) fn new(settings: &Settings) -> Self {
-        let by_address = settings.rules.iter().any(BoundRule::is_by_peer) || !settings.access.is_empty();
-        let to_look_at = if by_address { LOOKED_AT } else { 0 };
-        Self {
-            noticed: Mutex::default(),
-            to_look_at: AtomicU32::new(to_look_at),
-            to_compare: AtomicU32::new(LOOKED_AT),
-        }
+    pub(super) fn new() -> Self {
+        Self { noticed: Mutex::default(), to_look_at: AtomicU32::new(LOOKED_AT) }
     }
 
-    /// Whether requests are to be screened.
+    /// Whether requests are still looked at.
     pub(super) fn looks(&self) -> bool {
         self.to_look_at.load(Ordering::Relaxed) > 0
     }
@@ -92,14 +89,18 @@ impl<L> Shared<L> {
         }
     }
 
-    /// Looks at one of the first requests of a layer that uses addresses.
-    pub(super) fn look_for_peer(&self, parts: &Parts) {
+    /// Looks at one of the first requests of a layer.
+    pub(super) fn look_at_request(&self, parts: &Parts) {
         if !count_down(&self.watch.to_look_at) {
             return;
         }
         if !self.watch.looks() {
             self.screen_less();
         }
+        self.look_for_peer(parts);
+    }
+
+    fn look_for_peer(&self, parts: &Parts) {
         let user = if self.settings.rules.iter().any(BoundRule::is_by_peer) {
             "a rule counts by key::peer_ip"
         } else if self.settings.access.iter().any(BoundList::is_by_peer) {
@@ -224,37 +225,25 @@ impl<L: Limiter> Shared<L> {
         }
     }
 
-    /// What this layer charged, for layers within it to compare.
+    /// Compares what this layer charged with what outer layers did while they were new, and leaves word for those within.
     #[cold]
-    pub(super) fn charged(&self, decided: &Decided) -> Option<Box<Charged>> {
-        if !count_down(&self.watch.to_compare) {
-            return None;
-        }
-        let limiter = self.limiter.roster()?.number();
-        let charges =
-            decided.charges().filter_map(|(at, key)| Some((self.policy(at)?.name_fingerprint(), key.clone())));
-        Some(Box::new(Charged { limiter, charges: charges.collect() }))
-    }
-
-    /// Compares what this layer charged with what those around it did.
-    pub(super) fn compare(&self, around: &Passage, decided: &Decided) {
-        if around.charged().next().is_none() {
-            return;
-        }
+    pub(super) fn look_for_double_charge(&self, extensions: &mut Extensions, decided: &Decided) {
         let Some(limiter) = self.limiter.roster().map(|roster| roster.number()) else { return };
-        for outer in around.charged().filter(|outer| outer.limiter == limiter) {
-            for (at, key) in decided.charges() {
-                let Some(policy) = self.policy(at) else { continue };
-                if outer.charges.iter().any(|(name, of)| *name == policy.name_fingerprint() && of == key) {
-                    self.notice(MisuseKind::ChargedTwice, || {
-                        format!(
-                            "a request was charged for the policy {:?} and the same key by this layer and by one around \
-                             it, over the same limiter: leave one of them out, or give the policies different names",
-                            policy.name()
-                        )
-                    });
-                }
+        let mut all = extensions.get().map_or_else(Vec::new, |Charged(outer)| Vec::clone(outer));
+        for (at, key) in decided.charges() {
+            let Some(policy) = self.policy(at) else { continue };
+            let own = ChargedTo { limiter, policy: policy.name_fingerprint(), key: key.clone() };
+            if all.contains(&own) {
+                self.notice(MisuseKind::ChargedTwice, || {
+                    format!(
+                        "a request was charged for the policy {:?} and the same key by this layer and by an outer one, over \
+                         the same limiter: leave one of them out, or give the policies different names",
+                        policy.name()
+                    )
+                });
             }
+            all.push(own);
         }
+        extensions.insert(Charged(Arc::new(all)));
     }
 }

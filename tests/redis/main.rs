@@ -3,8 +3,8 @@
 
 mod cluster;
 mod companions;
-mod composed;
 mod limits;
+mod nested;
 mod promises;
 mod queues;
 mod resharding;

@@ -16,7 +16,6 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::charging::Shared;
-use super::composed::Passage;
 use super::decided::Decided;
 use super::modes::makes_wait;
 use crate::decision::Receipt;
@@ -97,10 +96,6 @@ impl<L: Limiter> Shared<L> {
     /// Puts a request into the lines that it has to wait in.
     #[inline(never)]
     pub(super) fn delay<S, B>(&self, service: S, request: Request<B>, mut decided: Decided) -> Box<Delayed<S, B>> {
-        // Until it departs it has not passed: layers around this one are given back if it leaves before.
-        if let Some(around) = Passage::around(request.extensions()) {
-            around.refuse();
-        }
         let mut tickets = SmallVec::new();
         let mut counted = None;
         if let Some(delays) = &self.delays {

@@ -1,4 +1,5 @@
-//! Layers around each other over Redis: an outer one takes nothing for a request that an inner one refuses.
+//! Nested layers over Redis: each keeps what it took, and one that refunds takes nothing for a request that a limit within
+//! refuses.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -102,12 +103,12 @@ async fn used(limiter: &RedisLimiter, name: &str, quota: Quota) -> u64 {
 }
 
 #[test]
-fn the_sum_of_charges_on_redis_is_the_sum_of_what_passed() {
+fn the_sum_of_charges_on_redis_is_what_each_layer_keeps() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let number = AtomicU64::new(0);
     let fates = proptest::collection::vec((0..LAYERS.len(), 0..HANDLER.len()), 1..40);
-    proptest!(ProptestConfig::with_cases(36), |(algorithm in 0..9_usize, fates in fates)| {
+    proptest!(ProptestConfig::with_cases(36), |(algorithm in 0..9_usize, refunds in any::<[bool; 3]>(), fates in fates)| {
         let quota = every_algorithm()[algorithm];
         let (charged, expected) = runtime.block_on(async {
             let number = number.fetch_add(1, Ordering::Relaxed);
@@ -115,32 +116,37 @@ fn the_sum_of_charges_on_redis_is_the_sum_of_what_passed() {
             let builder = RedisLimiter::builder().prefix(format!("case-{number}")).clock(clock);
             let limiter = builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap();
             let reached = Arc::new(AtomicU64::new(0));
-            let limit = |name| RateLimitLayer::new(limiter.clone(), plenty(name, quota), key::global());
+            let limit = |layer: usize| {
+                let rule = plenty(LAYERS[layer + 1], quota);
+                RateLimitLayer::new(limiter.clone(), rule, key::global()).refund_nested(refunds[layer])
+            };
             let stack = ServiceBuilder::new()
                 .layer(layer_fn(between))
-                .layer(limit("outer"))
+                .layer(limit(0))
                 .layer(layer_fn(between))
-                .layer(limit("middle"))
+                .layer(limit(1))
                 .layer(layer_fn(between))
-                .layer(limit("inner"))
+                .layer(limit(2))
                 .service(handler(Arc::clone(&reached)));
-            // So that the layers know of each other.
-            serve(&stack, Request::new(()), &reached).await;
-            let mut passed = 1;
+            let mut expected = [0; 3];
             for (refused_by, what) in fates {
                 let mut request = Request::new(());
                 request.headers_mut().insert("dear", HeaderValue::from_static(LAYERS[refused_by]));
                 request.headers_mut().insert("handler", HeaderValue::from_static(HANDLER[what]));
                 serve(&stack, request, &reached).await;
-                passed += u64::from(refused_by == 0);
+                for (layer, expected) in expected.iter_mut().enumerate() {
+                    // It passes the layers outside of the one that refuses it.
+                    let passes = refused_by == 0 || layer + 1 < refused_by;
+                    *expected += u64::from(passes && !(refunds[layer] && refused_by > 0));
+                }
             }
             let mut charged = [0; 3];
             for (charged, name) in charged.iter_mut().zip(&LAYERS[1..]) {
                 *charged = used(&limiter, name, quota).await;
             }
             limiter.close();
-            (charged, [passed; 3])
+            (charged, expected)
         });
-        prop_assert_eq!(charged, expected, "{}", quota);
+        prop_assert_eq!(charged, expected, "{}, refunds: {:?}", quota, refunds);
     });
 }

@@ -1,9 +1,12 @@
-//! What layers around each other promise: an outer one takes nothing for a request that an inner one refuses.
+//! What nested layers promise: each keeps what it took, and an outer one that refunds takes nothing for a request that a
+//! limit within refuses.
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::{Future, pending};
+use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -12,13 +15,15 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::Full;
 use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, layer::layer_fn, service_fn};
 use tower_ratelimit::{
-    Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, ResetEncoding, Rule, key,
+    Access, AccessList, BoxLimiter, Headers, Key, ManualClock, MemoryLimiter, MissingKey, Mode, OnError, Outcome,
+    OutcomeKind, Policy, Quota, RateLimitLayer, ResetEncoding, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -50,7 +55,7 @@ where
         let what = told(&request, name).to_owned();
         // What its extensions carry is the only thing that stays of a request.
         request.headers_mut().remove(name);
-        let again = request.clone();
+        let again = ["retry", "unused copy"].contains(&what.as_str()).then(|| request.clone());
         let response = inner.call(request);
         if what == "panic in call" {
             resume_unwind(Box::new("middleware panics"));
@@ -61,8 +66,10 @@ where
                 "linger" => pending().await,
                 "panic" => resume_unwind(Box::new("middleware panics")),
                 "retry" => {
-                    let mut again = again;
-                    again.headers_mut().remove("dear");
+                    // The second attempt is what the first one was told that it is.
+                    let mut again = again.unwrap();
+                    let then = again.headers_mut().remove("then").unwrap_or(HeaderValue::from_static(""));
+                    again.headers_mut().insert("dear", then);
                     status = inner.call(again).await?.status();
                 }
                 _ => {}
@@ -119,152 +126,267 @@ fn layer(limiter: &Scripted, name: &'static str) -> RateLimitLayer<Scripted> {
     RateLimitLayer::new(limiter.clone(), plenty(name, hourly(100)), key::global())
 }
 
-/// An outer and an inner layer with middleware in between, which has served one request.
-async fn two(outer: &Scripted, inner: &Scripted, handler: &Handler) -> Boxed {
-    let stack = ServiceBuilder::new()
+/// An outer layer that refunds and an inner layer, with middleware in between.
+fn two(outer: &Scripted, inner: &Scripted, handler: &Handler) -> Boxed {
+    ServiceBuilder::new()
         .layer(layer_fn(|inner| between("outside", inner)))
-        .layer(layer(outer, "outer"))
+        .layer(layer(outer, "outer").refund_nested(true))
         .layer(layer_fn(|inner| between("between", inner)))
         .layer(layer(inner, "inner"))
-        .service(handler.service());
-    assert_eq!(status(&stack, &[]).await, StatusCode::OK);
-    stack
+        .service(handler.service())
 }
 
 async fn status(service: &Boxed, fields: &[(&'static str, &'static str)]) -> StatusCode {
     service.clone().oneshot(request(fields)).await.unwrap().status()
 }
 
+/// Each limiter of two answers at once or later.
+fn now_and_later() -> [[Scripted; 2]; 4] {
+    let (now, later) = (Scripted::new, || Scripted::new().later());
+    [[now(), now()], [later(), now()], [now(), later()], [later(), later()]]
+}
+
+/// A check between two layers: by address outside of it, by user within. Returns how often 10,000 requests ran it, and
+/// how often each status was answered.
+async fn costly_check(outer: Rule, fields: &[(&'static str, &'static str)]) -> (u64, Vec<(u16, u64)>) {
+    let (limiter, checks) = (memory(), Handler::default());
+    let check = |inner| {
+        let (checks, inner) = (checks.clone(), between("between", inner));
+        ServiceExt::<Request<Body>>::boxed_clone(service_fn(move |request| {
+            checks.0.fetch_add(1, Ordering::Relaxed);
+            inner.clone().oneshot(request)
+        }))
+    };
+    let user = Policy::new("user", hourly(1)).unwrap();
+    let stack = ServiceBuilder::new()
+        .layer(layer_fn(|inner| between("outside", inner)))
+        .layer(RateLimitLayer::new(limiter.clone(), outer, key::global()))
+        .layer(layer_fn(check))
+        .layer(RateLimitLayer::new(limiter, user, key::header("x-api-key")))
+        .service(Handler::default().service());
+    let mut statuses = BTreeMap::new();
+    for _ in 0..10_000 {
+        *statuses.entry(status(&stack, fields).await.as_u16()).or_default() += 1;
+    }
+    (checks.served(), statuses.into_iter().collect())
+}
+
 #[tokio::test]
-async fn an_outer_layer_gives_back_what_an_inner_one_refuses() {
-    for [outer, inner] in [
-        [Scripted::new(), Scripted::new()],
-        [Scripted::new().later(), Scripted::new()],
-        [Scripted::new(), Scripted::new().later()],
-        [Scripted::new().later(), Scripted::new().later()],
-    ] {
+async fn an_outer_layer_protects_what_lies_before_an_inner_one() {
+    let address = || Rule::new(Policy::new("address", hourly(10)).unwrap());
+    let (checks, statuses) = costly_check(address(), &[("x-api-key", "k")]).await;
+    assert_eq!((checks, statuses), (10, vec![(200, 1), (429, 9_999)]));
+    let (checks, statuses) = costly_check(address(), &[]).await;
+    assert_eq!((checks, statuses), (10, vec![(400, 10), (429, 9_990)]));
+}
+
+#[tokio::test]
+async fn an_outer_block_closes_for_clients_refused_further_in() {
+    let hour = Duration::from_secs(3_600);
+    let block = Policy::new("block", Quota::block(3, hour, hour).unwrap()).unwrap();
+    let blocking = Policy::new("address", Quota::per_minute(5)).unwrap().block(block.clone()).unwrap();
+    let limiter = memory();
+    let stack = ServiceBuilder::new()
+        .layer(layer_fn(|inner| between("outside", inner)))
+        .layer(RateLimitLayer::new(limiter.clone(), blocking, key::global()))
+        .layer(RateLimitLayer::new(limiter.clone(), Policy::new("user", hourly(1)).unwrap(), key::global()))
+        .service(Handler::default().service());
+    for _ in 0..8 {
+        status(&stack, &[]).await;
+    }
+    assert!(!limiter.peek_one(&block, &Key::global(), 0).is_allowed());
+}
+
+/// Every outcome of an inner layer, and whether an outer layer that refunds does so.
+#[tokio::test]
+async fn an_outer_layer_refunds_only_what_an_inner_limit_refuses() {
+    type Fields = &'static [(&'static str, &'static str)];
+    type Case = (&'static str, RateLimitLayer<BoxLimiter>, Fields, OutcomeKind, bool);
+    let hour = Duration::from_secs(3_600);
+    let rule = || plenty("inner", hourly(100));
+    let inner = |rule: Rule| RateLimitLayer::new(BoxLimiter::new(memory()), rule, key::global());
+    let failing = || {
+        let limiter = Scripted::new();
+        limiter.fail(true);
+        RateLimitLayer::new(BoxLimiter::new(limiter), rule(), key::global())
+    };
+    let denied = || {
+        let list = AccessList::new();
+        list.set("10.0.0.0/8", Access::Deny).unwrap();
+        let address = IpAddr::from([10, 0, 0, 1]);
+        inner(rule()).access(&list, move |_: &Parts| Some(address))
+    };
+    let block = || Policy::new("block", Quota::block(1, hour, hour).unwrap()).unwrap();
+    let unkeyed =
+        |missing| RateLimitLayer::new(BoxLimiter::new(memory()), rule().missing_key(missing), key::header("none"));
+    let (plain, dear): (Fields, Fields) = (&[], &[("dear", "inner")]);
+    let grpc: Fields = &[("dear", "inner"), ("content-type", "application/grpc"), ("te", "trailers")];
+    let cases: Vec<Case> = vec![
+        ("allowed", inner(rule()), plain, OutcomeKind::Allowed, false),
+        ("limited", inner(rule()), dear, OutcomeKind::Limited, true),
+        ("limited, over gRPC", inner(rule()), grpc, OutcomeKind::Limited, true),
+        ("blocked", inner(rule().block(block()).unwrap()), dear, OutcomeKind::Blocked, true),
+        ("no key", unkeyed(MissingKey::Reject), plain, OutcomeKind::KeyMissing, false),
+        ("no key, exempt", unkeyed(MissingKey::Exempt), plain, OutcomeKind::Exempt, false),
+        ("denied", denied(), plain, OutcomeKind::Denied, false),
+        ("failed closed", failing(), plain, OutcomeKind::FailedClosed, false),
+        ("failed open", failing().on_error(OnError::Allow), plain, OutcomeKind::FailedOpen, false),
+        ("shadow", inner(rule().mode(Mode::Shadow)), dear, OutcomeKind::ShadowLimited, false),
+        ("degraded", inner(rule().mode(Mode::Degrade)), dear, OutcomeKind::Degraded, false),
+    ];
+    for (case, inner, fields, expected, refunded) in cases {
+        for refunds in [true, false] {
+            let (outer, handler) = (Scripted::new(), Handler::default());
+            let stack = layer(&outer, "outer")
+                .refund_nested(refunds)
+                .layer(inner.clone().expose_outcome(true).layer(handler.service()));
+            let mut request = request(fields);
+            *request.method_mut() = http::Method::POST;
+            *request.version_mut() = http::Version::HTTP_2;
+            let response = stack.oneshot(request).await.unwrap();
+            let kind = response.extensions().get::<Outcome>().map(Outcome::kind);
+            assert_eq!(kind, Some(expected), "{case}");
+            let left = u64::from(!(refunds && refunded));
+            assert_eq!(outer.used(), left, "{case}, refunds: {refunds}");
+            assert_eq!(handler.served() == 0, !expected.passed(), "{case}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn refunds_do_not_depend_on_when_limiters_answer() {
+    for [outer, inner] in now_and_later() {
         let handler = Handler::default();
-        let stack = two(&outer, &inner, &handler).await;
+        let stack = two(&outer, &inner, &handler);
+        // The first request of all, too.
         for _ in 0..200 {
             assert_eq!(status(&stack, &[("dear", "inner")]).await, StatusCode::TOO_MANY_REQUESTS);
         }
-        assert_eq!((outer.used(), outer.refunds().len()), (1, 200));
-        // The limiter of the inner layer fails, and it refuses.
+        assert_eq!((outer.used(), outer.refunds().len()), (0, 200));
         inner.fail(true);
         assert_eq!(status(&stack, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(outer.used(), 1);
         inner.fail(false);
         assert_eq!(status(&stack, &[]).await, StatusCode::OK);
-        assert_eq!((outer.used(), inner.used(), handler.served()), (2, 2, 2));
-        // What the outer layer refuses concerns nobody further in.
+        assert_eq!((outer.used(), inner.used(), handler.served()), (2, 1, 1));
+        // What the outer layer refuses never reaches the inner one.
         assert_eq!(status(&stack, &[("dear", "outer")]).await, StatusCode::TOO_MANY_REQUESTS);
-        assert_eq!((outer.used(), inner.used(), inner.refunds().len()), (2, 2, 0));
+        assert_eq!((outer.used(), inner.used(), inner.refunds().len()), (2, 1, 0));
     }
 }
 
 #[tokio::test]
-async fn a_request_without_a_key_for_an_inner_layer_takes_nothing_from_an_outer_one() {
-    let outer = Scripted::new();
-    let stack = ServiceBuilder::new()
-        .layer(layer(&outer, "outer"))
-        .layer(layer_fn(|inner| between("between", inner)))
-        .layer(RateLimitLayer::new(Scripted::new(), hourly(100), key::header("x-api-key")))
-        .service(Handler::default().service());
-    for (number, (fields, expected)) in
-        [(&[("x-api-key", "k")][..], StatusCode::OK), (&[], StatusCode::BAD_REQUEST)].into_iter().enumerate()
-    {
-        assert_eq!(stack.clone().oneshot(request(fields)).await.unwrap().status(), expected);
-        assert_eq!((outer.used(), outer.refunds().len()), (1, number));
-    }
-}
-
-/// The first request of all: the outer layer has not noticed yet that there is an inner one.
-#[tokio::test]
-async fn the_first_request_is_given_back_too_by_its_response() {
-    let outer = Scripted::new();
-    let stack = ServiceBuilder::new()
-        .layer(layer(&outer, "outer"))
-        .layer(layer(&Scripted::new(), "inner"))
-        .service(Handler::default().service());
-    assert_eq!(stack.oneshot(request(&[("dear", "inner")])).await.unwrap().status(), StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!((outer.used(), outer.refunds().len()), (0, 1));
+async fn every_policy_of_an_outer_layer_is_refunded() {
+    let limiter = memory();
+    let hour = Duration::from_secs(3_600);
+    let policy = |name, quota| Policy::new(name, quota).unwrap();
+    let [one, over, tokens] =
+        [policy("one", hourly(0)), policy("over", Quota::meter(100, hour).unwrap()), policy("tokens", hourly(50))];
+    let metered = Rule::new(one).overage(over.clone()).unwrap();
+    let settled = Rule::new(tokens.clone()).cost(|_| 5).settle_by_bill();
+    let outer = RateLimitLayer::new(limiter.clone(), metered, key::global()).and(settled, key::global());
+    let stack = outer.refund_nested(true).layer(layer(&Scripted::new(), "inner").layer(Handler::default().service()));
+    let used = |policy: &Policy| {
+        let told = limiter.peek_one(policy, &Key::global(), 0);
+        told.limit() - told.remaining()
+    };
+    let refused = stack.clone().oneshot(request(&[("dear", "inner")])).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!([used(&over), used(&tokens)], [0, 0]);
+    assert_eq!(stack.oneshot(request(&[])).await.unwrap().status(), StatusCode::OK);
+    assert_eq!([used(&over), used(&tokens)], [1, 5]);
 }
 
 #[tokio::test]
-async fn middleware_that_panics_or_a_client_that_goes_away_after_a_refusal_changes_nothing() {
+async fn a_refund_outlives_panics_and_clients_that_disconnect() {
     let [outer, inner] = [Scripted::new(), Scripted::new()];
-    let stack = two(&outer, &inner, &Handler::default()).await;
-    for (number, what) in ["panic in call", "panic", "linger"].into_iter().enumerate() {
+    let stack = two(&outer, &inner, &Handler::default());
+    for (number, what) in ["panic", "linger"].into_iter().enumerate() {
         poll_once(stack.clone(), request(&[("dear", "inner"), ("between", what)]));
-        assert_eq!((outer.used(), outer.refunds().len()), (1, number + 1), "{what}");
+        assert_eq!((outer.used(), outer.refunds().len()), (0, number + 1), "{what}");
     }
+    // A service that panics in `call` made no future that could refund.
+    poll_once(stack.clone(), request(&[("dear", "inner"), ("between", "panic in call")]));
+    assert_eq!((outer.used(), outer.refunds().len()), (1, 2));
     // Not refused: the service may have done all the work.
     for (number, what) in ["panic", "linger"].into_iter().enumerate() {
         poll_once(stack.clone(), request(&[("between", what)]));
         poll_once(stack.clone(), request(&[("handler", what)]));
-        assert_eq!((outer.used(), outer.refunds().len()), (1 + 2 * (number as u64 + 1), 3), "{what}");
+        assert_eq!((outer.used(), outer.refunds().len()), (1 + 2 * (number as u64 + 1), 2), "{what}");
     }
 }
 
 #[tokio::test]
-async fn a_client_that_goes_away_before_an_inner_limiter_has_answered_takes_nothing() {
+async fn a_client_that_leaves_before_an_inner_limiter_answers_pays_the_outer() {
     let [outer, inner] = [Scripted::new(), Scripted::new().later()];
     let handler = Handler::default();
-    let stack = two(&outer, &inner, &handler).await;
-    poll_once(stack, request(&[]));
-    assert_eq!((outer.used(), inner.used(), handler.served()), (1, 1, 1));
+    poll_once(two(&outer, &inner, &handler), request(&[]));
+    assert_eq!((outer.used(), inner.used(), handler.served()), (1, 0, 0));
 }
 
 #[tokio::test]
-async fn a_request_that_passes_at_its_second_attempt_is_charged() {
-    let [outer, inner] = [Scripted::new(), Scripted::new()];
-    let handler = Handler::default();
-    let stack = two(&outer, &inner, &handler).await;
-    assert_eq!(status(&stack, &[("dear", "inner"), ("between", "retry")]).await, StatusCode::OK);
-    assert_eq!((outer.used(), outer.refunds().len(), handler.served()), (2, 0, 2));
+async fn a_retried_request_is_refunded_if_each_attempt_was_refused() {
+    for [outer, inner] in now_and_later() {
+        let handler = Handler::default();
+        let stack = two(&outer, &inner, &handler);
+        let retry = async |first, then| {
+            let before = (outer.used(), handler.served());
+            let status = status(&stack, &[("dear", first), ("then", then), ("between", "retry")]).await;
+            (status.as_u16(), outer.used() - before.0, handler.served() - before.1)
+        };
+        assert_eq!(retry("inner", "").await, (200, 1, 1));
+        assert_eq!(retry("", "inner").await, (429, 1, 1));
+        assert_eq!(retry("", "").await, (200, 1, 2));
+        assert_eq!(retry("inner", "inner").await, (429, 0, 0));
+        // A copy that was never sent was never refused.
+        let unused = [("dear", "inner"), ("between", "unused copy")];
+        let before = outer.used();
+        assert_eq!(status(&stack, &unused).await, StatusCode::TOO_MANY_REQUESTS);
+        assert_eq!(outer.used(), before + 1);
+    }
 }
 
 /// A handler that asks another service through a limited client of its own, and answers 502 for what that refused.
 #[tokio::test]
 async fn what_a_client_within_the_handler_is_refused_stays_charged() {
-    for keeps_response in [false, true] {
+    for copies_extensions in [false, true] {
         let outer = Scripted::new();
         let client = layer(&Scripted::new(), "client").layer(Handler::default().service());
         let handler = service_fn(move |incoming: Request<Body>| {
             let client = client.clone();
             async move {
                 let refused = incoming.headers().contains_key("refused");
-                let outgoing = request(if refused { &[("dear", "client")] } else { &[] });
-                let response = client.oneshot(outgoing).await?;
-                if !refused {
-                    return Ok::<_, Infallible>(Response::new(()));
+                let mut outgoing = request(if refused { &[("dear", "client")] } else { &[] });
+                if copies_extensions {
+                    *outgoing.extensions_mut() = incoming.extensions().clone();
                 }
-                assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
-                let mut answer = if keeps_response { response.map(drop) } else { Response::new(()) };
-                *answer.status_mut() = StatusCode::BAD_GATEWAY;
-                Ok(answer)
+                // The response keeps the extensions of the refusal.
+                let mut response = client.oneshot(outgoing).await?.map(|_| Body::default());
+                if refused {
+                    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+                    *response.status_mut() = StatusCode::BAD_GATEWAY;
+                }
+                Ok::<_, Infallible>(response)
             }
         });
-        let stack = layer(&outer, "outer")
-            .layer(handler.map_response(|response: Response<()>| response.map(|()| Body::default())));
-        for number in 1..10 {
-            let fields: &[_] = if number > 1 { &[("refused", "")] } else { &[] };
-            let expected = if number > 1 { StatusCode::BAD_GATEWAY } else { StatusCode::OK };
+        let stack = layer(&outer, "outer").refund_nested(true).layer(handler);
+        for (number, refused) in [(1, false), (2, true), (3, true)] {
+            let fields: &[_] = if refused { &[("refused", "")] } else { &[] };
+            let expected = if refused { StatusCode::BAD_GATEWAY } else { StatusCode::OK };
             assert_eq!(stack.clone().oneshot(request(fields)).await.unwrap().status(), expected);
             assert_eq!((outer.used(), outer.refunds().len()), (number, 0));
         }
     }
 }
 
-/// The inner layer is called by another task, where an outer one cannot notice it but by a response.
 #[tokio::test]
-async fn an_inner_layer_in_another_task_is_noticed_by_its_first_refusal() {
+async fn an_inner_layer_in_another_task_refunds_too() {
     let outer = Scripted::new();
     let inner = ServiceBuilder::new()
         .buffer::<Request<Body>>(8)
         .layer(layer(&Scripted::new(), "inner"))
         .service(Handler::default().service());
-    let stack = layer(&outer, "outer").layer(inner);
+    let stack = layer(&outer, "outer").refund_nested(true).layer(inner);
     for refused in 1..5 {
         let refusal = stack.clone().oneshot(request(&[("dear", "inner")])).await.unwrap();
         assert_eq!(refusal.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -275,11 +397,31 @@ async fn an_inner_layer_in_another_task_is_noticed_by_its_first_refusal() {
 }
 
 #[tokio::test]
+async fn a_limit_within_an_overflow_refunds_the_outer_layer() {
+    let outer = Scripted::new();
+    let overflow = layer(&Scripted::new(), "overflow").layer(Handler::default().service());
+    let overflow = overflow.map_response(|response| response.map(|_| Body::default()));
+    let inner = layer(&Scripted::new(), "inner").overflow(overflow).layer(Handler::default().service());
+    let stack = layer(&outer, "outer").refund_nested(true).layer(inner);
+    let overflowed = stack.clone().oneshot(request(&[("dear", "inner")])).await.unwrap();
+    assert_eq!((overflowed.status(), outer.used()), (StatusCode::OK, 1));
+    // Over both.
+    let rule = Policy::new("inner", hourly(0)).unwrap();
+    let full = || RateLimitLayer::new(Scripted::new(), rule.clone(), key::global());
+    let overflow = full().layer(Handler::default().service()).map_response(|r| r.map(|_| Body::default()));
+    let stack =
+        layer(&outer, "outer").refund_nested(true).layer(full().overflow(overflow).layer(Handler::default().service()));
+    let refused = stack.oneshot(request(&[])).await.unwrap();
+    assert_eq!((refused.status(), outer.used()), (StatusCode::TOO_MANY_REQUESTS, 1));
+    assert_eq!(refused.extensions().get::<Outcome>().unwrap().kind(), OutcomeKind::Limited);
+}
+
+#[tokio::test]
 async fn one_refused_client_does_not_use_up_what_all_share() {
     let limiter = memory();
     let everyone = Policy::new("everyone", hourly(100)).unwrap();
     let stack = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(limiter.clone(), everyone, key::global()))
+        .layer(RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true))
         .layer(layer_fn(|inner| between("between", inner)))
         .layer(RateLimitLayer::new(limiter, hourly(10), key::header("client")))
         .service(Handler::default().service());
@@ -307,7 +449,7 @@ async fn clients_within_their_limit_see_no_refusal_beside_one_that_hammers() {
         let everyone = Policy::new("everyone", Quota::per_second(2_000)).unwrap();
         let each = Policy::new("each", Quota::per_second(10)).unwrap();
         let handler = Handler::default().service();
-        let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global());
+        let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true);
         let boxed = |response: Response<_>| response.map(|_| Body::default());
         let stack: Boxed = if apart {
             let inner = RateLimitLayer::new(limiter, each, client);
@@ -355,18 +497,23 @@ async fn one_name_in_two_layers_is_listed_once_as_the_stricter_stands() {
 }
 
 #[tokio::test]
-async fn the_fields_of_composed_layers_are_merged() {
+async fn the_fields_of_nested_layers_are_merged() {
     let headers = || Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
     let limit = |name, limit| {
         let policy = Policy::new(name, hourly(limit)).unwrap();
         RateLimitLayer::new(memory(), policy, key::global()).headers(headers())
     };
-    let stack = ServiceBuilder::new()
-        .layer(limit("outer", 3_600))
-        .layer(limit("middle", 60))
-        .layer(limit("inner", 1))
-        .service(Handler::default().service());
-    let fields = async |expected: StatusCode| {
+    let stack = |refunds| -> Boxed {
+        ServiceBuilder::new()
+            .layer(layer_fn(ServiceExt::<Request<Body>>::boxed_clone))
+            .map_response(|response: Response<_>| response.map(|_| Body::default()))
+            .layer(limit("outer", 3_600).refund_nested(refunds))
+            .layer(limit("middle", 60).refund_nested(refunds))
+            .layer(limit("inner", 1))
+            .service(Handler::default().service())
+    };
+    let [refunding, independent] = [true, false].map(stack);
+    let fields = async |stack: &Boxed, expected: StatusCode| {
         let response = stack.clone().oneshot(request(&[])).await.unwrap();
         assert_eq!(response.status(), expected);
         ["ratelimit", "ratelimit-policy", "x-ratelimit-limit", "x-ratelimit-remaining", "retry-after"].map(|name| {
@@ -377,11 +524,14 @@ async fn the_fields_of_composed_layers_are_merged() {
     };
     let policies = "\"inner\";q=1;w=3600, \"middle\";q=60;w=3600, \"outer\";q=3600;w=3600";
     let passed = "\"inner\";r=0;t=3600, \"middle\";r=59;t=3540, \"outer\";r=3599;t=3599";
-    assert_eq!(fields(StatusCode::OK).await, [passed, policies, "1", "0", ""]);
+    assert_eq!(fields(&refunding, StatusCode::OK).await, [passed, policies, "1", "0", ""]);
     for _ in 0..5 {
-        // What is given back is told so: as much remains as before.
-        assert_eq!(fields(StatusCode::TOO_MANY_REQUESTS).await, [passed, policies, "1", "0", "3600"]);
+        // After the refund as much remains as before.
+        assert_eq!(fields(&refunding, StatusCode::TOO_MANY_REQUESTS).await, [passed, policies, "1", "0", "3600"]);
     }
+    assert_eq!(fields(&independent, StatusCode::OK).await, [passed, policies, "1", "0", ""]);
+    let kept = "\"inner\";r=0;t=3600, \"middle\";r=58;t=3480, \"outer\";r=3598;t=3598";
+    assert_eq!(fields(&independent, StatusCode::TOO_MANY_REQUESTS).await, [kept, policies, "1", "0", "3600"]);
 }
 
 /// Calls and polls once; then the client is gone.
@@ -412,16 +562,17 @@ struct Fate {
 }
 
 impl Fate {
-    /// What stays taken of the outer, the middle and the inner layer.
-    fn charges(&self) -> [u64; 3] {
-        let panics_in_call = self.between.map(|what| BETWEEN[what] == "panic in call");
-        match (self.refused_by, panics_in_call, self.polled) {
-            (1.., _, _) => [0, 0, 0],
-            // What called the one that panicked cannot know what it has done; what that one called was never polled.
-            (0, [true, _], _) => [1, 1, 0],
-            (0, [false, true], _) => [1, 0, 0],
-            (0, [false, false], polled) => [u64::from(polled); 3],
-        }
+    /// What stays taken of the outer, the middle and the inner layer, of which some refund.
+    fn charges(&self, refunds: [bool; 3]) -> [u64; 3] {
+        // It passes the layers outside of the one that refuses it.
+        let passes = |layer: usize| self.refused_by == 0 || layer + 1 < self.refused_by;
+        // The middleware within a layer is reached if the layer lets the request pass.
+        let [inner, outer] = self.between.map(|what| BETWEEN[what] == "panic in call");
+        let panics_within = [outer || (passes(1) && inner), inner, false];
+        [0, 1, 2].map(|layer| {
+            let refunded = refunds[layer] && self.refused_by > 0 && !panics_within[layer];
+            u64::from(passes(layer) && !refunded)
+        })
     }
 }
 
@@ -459,27 +610,30 @@ fn every_algorithm() -> Vec<Quota> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
-    /// Three layers over one limiter, with middleware in between that builds every response anew.
+    /// Three layers over one limiter, of which some refund, with middleware in between that builds every response anew.
     #[test]
-    fn the_sum_of_charges_is_the_sum_of_what_passed(
+    fn the_sum_of_charges_is_what_each_layer_keeps(
         algorithm in 0..8_usize,
+        refunds in any::<[bool; 3]>(),
         fates in proptest::collection::vec(fate(), 1..80),
     ) {
         let quota = every_algorithm()[algorithm];
         let (limiter, handler) = (memory(), Handler::default());
-        let limit = |name| RateLimitLayer::new(limiter.clone(), plenty(name, quota), key::global());
+        let limit = |layer: usize| {
+            let rule = plenty(LAYERS[layer + 1], quota);
+            RateLimitLayer::new(limiter.clone(), rule, key::global()).refund_nested(refunds[layer])
+        };
         let mut stack = ServiceBuilder::new()
             .layer(layer_fn(|inner| between("outside", inner)))
-            .layer(limit("outer"))
+            .layer(limit(0))
             .layer(layer_fn(|inner| between("between-outer", inner)))
-            .layer(limit("middle"))
+            .layer(limit(1))
             .layer(layer_fn(|inner| between("between-inner", inner)))
-            .layer(limit("inner"))
+            .layer(limit(2))
             .service(handler.service());
         let mut context = Context::from_waker(Waker::noop());
         let mut kept: Vec<(usize, Answer)> = Vec::new();
-        poll_once(stack.clone(), request(&[]));
-        let mut expected = [1, 1, 1];
+        let mut expected = [0; 3];
         for fate in fates {
             let asked = request(&[
                 ("dear", LAYERS[fate.refused_by]),
@@ -498,7 +652,7 @@ proptest! {
             if let Ok(Some(response)) = pending {
                 kept.push((fate.kept, response));
             }
-            for (sum, charge) in expected.iter_mut().zip(fate.charges()) {
+            for (sum, charge) in expected.iter_mut().zip(fate.charges(refunds)) {
                 *sum += charge;
             }
         }
@@ -507,7 +661,6 @@ proptest! {
             let policy = Policy::new(name, quota).unwrap();
             policy.quota().capacity() - limiter.peek_one(&policy, &Key::global(), 0).remaining()
         });
-        prop_assert_eq!(charged, expected, "{}", quota);
-        prop_assert_eq!(handler.served(), expected[2]);
+        prop_assert_eq!(charged, expected, "{}, refunds: {:?}", quota, refunds);
     }
 }
