@@ -7,10 +7,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::time::Timestamp;
 
-/// A clock, as a limiter in memory reads it: once for each decision.
+/// A clock, as a limiter in memory reads it: once for a usual decision, and again after it has found a state that is
+/// ahead of that reading.
 ///
 /// It should not step back; if it does, nothing over-admits and a key loses at most one full drain of its bucket or one
-/// period.
+/// period. It must not ask the limiter that reads it: it may be read under one of that limiter's locks.
 pub trait Clock: fmt::Debug + Send + Sync {
     /// The time now.
     fn now(&self) -> Timestamp;
@@ -83,6 +84,16 @@ impl FastClock {
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let started = clock.raw();
         Self { clock, per_tick, started, epoch: wall_now(), latest: AtomicU64::new(0) }
+    }
+}
+
+#[cfg(feature = "fast-clock")]
+impl FastClock {
+    /// The time, read after every load that this thread has done so far: without the fence the processor may read the
+    /// counter while an earlier load still waits for memory.
+    pub(crate) fn now_in_order(&self) -> Timestamp {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.now()
     }
 }
 

@@ -220,10 +220,10 @@ impl Block {
         counts & STRIKES_MAX < self.limit && span_us <= PERIOD_US_MAX
     }
 
-    /// The furthest a state lies ahead. A block that was made by hand may be longer than the quota's own; what steps back
-    /// with the clock is clamped by its own length.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        PERIOD_US_MAX + self.memory_us
+    /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the quota's
+    /// own, and is clamped by its own length.
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > PERIOD_US_MAX + self.memory_us
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

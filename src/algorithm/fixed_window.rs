@@ -116,9 +116,10 @@ impl FixedWindow {
         state.n <= self.limit + self.debt && (self.anchor == Anchor::FirstRequest || state.at % self.period_us == 0)
     }
 
-    /// The furthest a state lies ahead.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        2 * self.period_us
+    /// Whether a decision at `now` would rewind this state.
+    #[inline]
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > 2 * self.period_us
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

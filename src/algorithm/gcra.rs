@@ -259,9 +259,10 @@ impl Gcra {
         state.n < self.l
     }
 
-    /// The furthest a state lies ahead.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        self.ceiling.us
+    /// Whether a decision at `now` would rewind this state.
+    #[inline]
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        self.backlog(Some(state), now).1
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

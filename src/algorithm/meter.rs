@@ -91,9 +91,9 @@ impl Meter {
         state.n <= self.limit
     }
 
-    /// The furthest a state lies ahead.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        self.retention_us
+    /// Whether a decision at `now` would rewind this state.
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        self.view(Some(state), now).1
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

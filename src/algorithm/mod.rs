@@ -358,9 +358,11 @@ impl PairRules {
         by_type!(self, rules => rules.could_be(state))
     }
 
-    /// Whether the state is further ahead of now than the quota can put it: the clock stepped back.
+    /// Whether the state is further ahead of now than the quota can put it, so that a decision at `now` would rewind it:
+    /// either the clock stepped back, or `now` is older than the state.
+    #[inline]
     pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        state.at.saturating_sub(now) > by_type!(self, rules => rules.ahead_us())
+        by_type!(self, rules => rules.is_clamped(state, now))
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

@@ -174,9 +174,10 @@ impl TwoCounters {
         before <= most && in_it <= most && state.at % self.trail.grain_us() == 0
     }
 
-    /// The furthest a state lies ahead.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        3 * self.trail.grain_us()
+    /// Whether a decision at `now` would rewind this state.
+    #[inline]
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > 3 * self.trail.grain_us()
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

@@ -125,9 +125,9 @@ impl StepBucket {
         state.n < self.tokens && (self.anchor == Anchor::FirstRequest || state.at % self.tick_us == 0)
     }
 
-    /// The furthest a state lies ahead.
-    pub(crate) fn ahead_us(&self) -> u64 {
-        (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
+    /// Whether a decision at `now` would rewind this state.
+    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        self.level(Some(state), now).clamped
     }
 
     pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {

@@ -14,20 +14,20 @@ impl Store {
     /// Gives back what a receipt still holds, as an act of the policy that was charged.
     pub(super) fn refund(&self, refund: &Refund) {
         let (policy, receipt) = (&refund.policy, &refund.receipt);
-        let now = self.now();
         let version = self.registry.version(policy);
         let key = self.fingerprint(policy, &refund.key);
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
                 let word =
-                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: 0, how: How::IfAllowed };
+                    WordCharge { store: self, key, version, rules, layout: *layout, cost: 0, how: How::IfAllowed };
                 word.refund(receipt.units(), own);
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
                 let mut news = self.news();
                 let (_stripe, mut shard) = self.lock_large(key);
+                let now = self.now_after();
                 let mut crowd = self.crowd(now);
                 if let Ok(Some(index)) = self.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
                     shard.refund(index, rules, now.at, receipt.units(), own);
@@ -66,15 +66,16 @@ impl Store {
 impl WordCharge<'_> {
     fn refund(&self, units: u64, own: Pair) {
         while let Some(seen) = self.find().or_else(|| self.fetch()) {
+            let now = self.store.now_after();
             if version_of(seen.tag) != self.version {
-                self.convert(seen);
+                self.convert(seen, now);
                 continue;
             }
-            let Some(state) = self.layout.unpack(seen.word, self.now) else { return };
-            let word = match self.rules.refund(state, self.now.at, units, own) {
+            let Some(state) = self.layout.unpack(seen.word, now) else { return };
+            let word = match self.rules.refund(state, now.at, units, own) {
                 Next::Keep => return,
-                Next::Set(state) => self.layout.pack(state, self.now),
-                Next::Clear => self.layout.cleared(self.now),
+                Next::Set(state) => self.layout.pack(state, now),
+                Next::Clear => self.layout.cleared(now),
             };
             if self.store.words.replace(seen, word) {
                 return;

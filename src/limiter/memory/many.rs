@@ -77,14 +77,14 @@ impl Store {
         let now = self.now();
         match self.charge_words(charges, now, decisions) {
             Some(allowed) => allowed,
-            None => self.charge_any(charges, now, decisions),
+            None => self.charge_any(charges, decisions),
         }
     }
 
     /// The same, whatever they are.
     #[inline(never)]
-    fn charge_any(&self, charges: &[Charge<'_>], now: Now, decisions: &mut Several) -> bool {
-        let (allowed, writes) = self.look(charges, now, decisions);
+    fn charge_any(&self, charges: &[Charge<'_>], decisions: &mut Several) -> bool {
+        let (allowed, writes) = self.look(charges, decisions);
         // A refusal that writes nothing holds at the instant at which the refusing state was read.
         if !writes {
             return allowed;
@@ -97,6 +97,7 @@ impl Store {
         let _stripes: SmallVec<[MutexGuard<'_, ()>; INLINE]> =
             stripes.iter().map(|stripe| self.lock_stripe(*stripe)).collect();
         let mut shards = self.lock_shards(charges);
+        let now = self.now_after();
         let keys: SmallVec<[Fingerprint; INLINE]> = charges.iter().map(|charge| self.key_of(charge)).collect();
         let mut held: SmallVec<[Held<'_>; INLINE]> = SmallVec::new();
         for (at, charge) in charges.iter().enumerate() {
@@ -106,6 +107,8 @@ impl Store {
             held.push(next);
         }
 
+        // After all states: from here on nobody else writes them.
+        let now = self.now_after();
         decisions.clear();
         let mut writes: SmallVec<[Write; INLINE]> = SmallVec::new();
         for (at, (charge, held)) in charges.iter().zip(&held).enumerate() {
@@ -149,16 +152,16 @@ impl Store {
 
     /// Answers without taking.
     pub(super) fn peek_all(&self, charges: &[Charge<'_>]) -> Decision {
-        Decision::made(|decisions| self.look(charges, self.now(), decisions).0)
+        Decision::made(|decisions| self.look(charges, decisions).0)
     }
 
     /// Decides as the states are now, one after the other: whether they pass, and whether anything is to be written.
-    fn look(&self, charges: &[Charge<'_>], now: Now, decisions: &mut Several) -> (bool, bool) {
+    fn look(&self, charges: &[Charge<'_>], decisions: &mut Several) -> (bool, bool) {
         decisions.clear();
         let (mut takes, mut refusals) = (false, false);
         for (at, charge) in charges.iter().enumerate() {
             let how = how(charges, at, |at| is_denied(decisions, at));
-            let (decision, writes) = self.look_at(charge, now, how);
+            let (decision, writes) = self.look_at(charge, how);
             takes |= writes;
             refusals |= writes && outlives_refusal(charges, at, !decision.is_allowed());
             decisions.push(decision);
@@ -167,7 +170,7 @@ impl Store {
         if !allowed {
             for (at, charge) in charges.iter().enumerate() {
                 if stands(charges, at, is_denied(decisions, at)) {
-                    decisions[at] = self.look_at(&charge.cost(0), now, How::IfAllowed).0;
+                    decisions[at] = self.look_at(&charge.cost(0), How::IfAllowed).0;
                 }
             }
         }
@@ -211,8 +214,7 @@ impl Store {
         match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
                 let how = How::IfAllowed; // how it is taken is known when it is decided
-                let word =
-                    WordCharge { store: self, key, version, rules, layout: *layout, now, cost: charge.cost, how };
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, cost: charge.cost, how };
                 Held::Word { word, state: word.hold(shards, news) }
             }
             rules => {
@@ -247,7 +249,7 @@ impl<'a> WordCharge<'a> {
                 }
             };
             if version_of(seen.tag) != self.version {
-                self.convert(seen);
+                self.convert(seen, self.store.now_after());
             } else if self.store.words.lock(seen) {
                 return WordState::There(Locked { store: self.store, seen });
             }
@@ -270,7 +272,7 @@ impl Held<'_> {
                     WordState::There(locked) => word.layout.unpack(locked.seen.word, now),
                     WordState::Absent | WordState::NoRoom => None,
                 };
-                let Answer { decision, next } = WordCharge { how, cost: charge.cost, ..*word }.decide(state);
+                let Answer { decision, next } = WordCharge { how, cost: charge.cost, ..*word }.decide(state, now);
                 let write = match next {
                     Next::Keep => Write::Nothing,
                     Next::Set(state) => Write::Word(word.layout.pack(state, now)),
@@ -304,7 +306,7 @@ impl Held<'_> {
             Self::Word { word, state } => match state {
                 WordState::There(_) => true,
                 WordState::NoRoom => false,
-                WordState::Absent => match word.claim(news) {
+                WordState::Absent => match word.claim(now, news) {
                     Some(seen) => {
                         *state = WordState::There(Locked { store: word.store, seen });
                         true

@@ -107,7 +107,7 @@ impl Store {
                 return None;
             }
             let how = if charge.effect == Effect::Force { How::Force } else { How::IfAllowed };
-            let (decision, word) = decide(rules, *layout, seen, now, charge.cost, how);
+            let (decision, word) = decide(rules, *layout, seen, now, charge.cost, how)?;
             *plan = Planned { seen, word };
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
                 set = if plan.writes() || matches!(set, Set::Mends) { Set::Mends } else { Set::Refused };
@@ -133,9 +133,17 @@ impl Store {
     }
 }
 
-/// The decision, and the word to write: that which is there if nothing is to be written.
+/// The decision, and the word to write: that which is there if nothing is to be written. Nothing if `now` may be older than
+/// the state.
 #[inline(always)]
-fn decide(rules: &PairRules, layout: WordLayout, seen: Seen, now: Now, cost: u64, how: How) -> (ChargeDecision, u64) {
+fn decide(
+    rules: &PairRules,
+    layout: WordLayout,
+    seen: Seen,
+    now: Now,
+    cost: u64,
+    how: How,
+) -> Option<(ChargeDecision, u64)> {
     // One unit of a bucket, as where it is the only charge.
     if let (PairRules::Gcra(Gcra { one_unit: Some(unit), .. }), 1, How::IfAllowed) = (rules, cost, how) {
         if let Some(verdict) = unit.look(WordLayout::unpack_ahead(seen.word, now)) {
@@ -143,16 +151,20 @@ fn decide(rules: &PairRules, layout: WordLayout, seen: Seen, now: Now, cost: u64
                 Verdict::Allowed { ahead, .. } => WordLayout::pack_ahead(ahead, now),
                 Verdict::Denied { .. } => seen.word,
             };
-            return (unit.tell(verdict, now.at), word);
+            return Some((unit.tell(verdict, now.at), word));
         }
     }
-    let Answer { decision, next } = rules.decide_how(layout.unpack(seen.word, now), now.at, cost, how);
+    let state = layout.unpack(seen.word, now);
+    if state.is_some_and(|state| rules.is_clamped(state, now.at)) {
+        return None;
+    }
+    let Answer { decision, next } = rules.decide_how(state, now.at, cost, how);
     let word = match next {
         Next::Keep => seen.word,
         Next::Set(state) => layout.pack(state, now),
         Next::Clear => layout.cleared(now),
     };
-    (decision, word)
+    Some((decision, word))
 }
 
 /// What is told of a refused set: each that its own quota allows as it stands.

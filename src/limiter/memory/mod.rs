@@ -88,7 +88,7 @@ impl MemoryLimiter {
     /// Answers as [`take_one`](Self::take_one) would, and takes nothing.
     #[must_use]
     pub fn peek_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
-        self.0.peek(&Charge::new(policy, key).cost(cost), self.0.now())
+        self.0.peek(&Charge::new(policy, key).cost(cost))
     }
 
     /// Takes all charges or none.

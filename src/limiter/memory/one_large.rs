@@ -13,21 +13,21 @@ pub(super) struct LargeCharge<'a> {
     pub(super) key: Fingerprint,
     pub(super) version: u16,
     pub(super) rules: &'a Rules,
-    pub(super) now: Now,
     pub(super) cost: u64,
     pub(super) how: How,
 }
 
 impl LargeCharge<'_> {
     pub(super) fn take(&self) -> ChargeDecision {
-        let Self { store, key, version, rules, now, .. } = *self;
+        let Self { store, key, version, rules, .. } = *self;
         let mut news = store.news();
         let (_stripe, mut shard) = store.lock_large(key);
+        let now = store.now_after(); // nobody else writes the state from here on
         let mut crowd = store.crowd(now);
         let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
             Ok(index) => {
                 let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.how);
-                (decision, !change.writes() || self.write(&mut shard, index, &change, &mut crowd))
+                (decision, !change.writes() || self.write(&mut shard, index, &change, now, &mut crowd))
             }
             Err(NoRoom) => (shard.decide(None, rules, now.at, self.cost, self.how).0, self.cost == 0),
         };
@@ -36,8 +36,8 @@ impl LargeCharge<'_> {
     }
 
     /// Writes a change; nothing if there is no room.
-    fn write(&self, shard: &mut Shard, index: Option<Index>, change: &Change, crowd: &mut Crowd<'_>) -> bool {
-        let Self { key, version, rules, now, .. } = *self;
+    fn write(&self, shard: &mut Shard, index: Option<Index>, change: &Change, now: Now, crowd: &mut Crowd<'_>) -> bool {
+        let Self { key, version, rules, .. } = *self;
         crowd.keep.extend(index);
         let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd);
         let index = if room { index.or_else(|| shard.insert(key, version, crowd)) } else { None };
@@ -49,9 +49,10 @@ impl LargeCharge<'_> {
 
     /// The decision, and whether it would be written.
     pub(super) fn peek(&self) -> (ChargeDecision, bool) {
-        let Self { store, key, version, rules, now, .. } = *self;
+        let Self { store, key, version, rules, .. } = *self;
         let mut news = store.news();
         let (_stripe, mut shard) = store.lock_large(key);
+        let now = store.now_after(); // nobody else writes the state from here on
         let mut crowd = store.crowd(now);
         let settled = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
         let (decision, change) =
@@ -104,16 +105,16 @@ impl Store {
             shard.forget(index);
             return Err(NoRoom);
         }
-        let used =
-            self.take_out_of_words(key, now).map(|(used, from)| self.registry.versions().met(used, from, version));
+        let used = self.take_out_of_words(key).map(|(used, from)| self.registry.versions().met(used, from, version));
         shard.rewrite(index, version, rules, now.at, used);
         Ok(Some(index))
     }
 
     /// Removes a key's slot among the words, live or not, and says what was in use, under which version.
-    fn take_out_of_words(&self, key: Fingerprint, now: Now) -> Option<(Used, u16)> {
+    fn take_out_of_words(&self, key: Fingerprint) -> Option<(Used, u16)> {
         loop {
             let seen = self.words.find(key)?;
+            let now = self.now_after();
             let version = version_of(seen.tag);
             let (rules, layout) = self.word_rules(version)?;
             if self.words.lock(seen) {

@@ -34,7 +34,6 @@ pub(super) struct WordCharge<'a> {
     pub(super) version: u16,
     pub(super) rules: &'a PairRules,
     pub(super) layout: WordLayout,
-    pub(super) now: Now,
     pub(super) cost: u64,
     pub(super) how: How,
 }
@@ -49,8 +48,10 @@ impl WordCharge<'_> {
                     None => continue,
                 }
             };
+            // After the state, and before the lock: no slot is held while a clock is read.
+            let now = self.store.now_after();
             if version_of(seen.tag) != self.version {
-                self.convert(seen);
+                self.convert(seen, now);
                 continue;
             }
             // Others are at this key, or this would not be the slow way: it is locked at once, since a decision made before
@@ -58,11 +59,11 @@ impl WordCharge<'_> {
             if !self.store.words.lock(seen) {
                 continue;
             }
-            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, self.now));
+            let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, now), now);
             match next {
                 Next::Keep => self.store.words.put_back(seen),
-                Next::Set(state) => self.store.words.publish(seen, seen.tag, self.layout.pack(state, self.now)),
-                Next::Clear => self.store.words.publish(seen, seen.tag, self.layout.cleared(self.now)),
+                Next::Set(state) => self.store.words.publish(seen, seen.tag, self.layout.pack(state, now)),
+                Next::Clear => self.store.words.publish(seen, seen.tag, self.layout.cleared(now)),
             }
             return decision;
         }
@@ -70,33 +71,36 @@ impl WordCharge<'_> {
 
     /// Decides, and writes nothing.
     pub(super) fn peek(&self) -> Answer {
-        self.decide(self.state())
+        let seen = self.find();
+        let now = self.store.now_after();
+        self.decide(self.state(seen, now), now)
     }
 
     #[inline]
-    pub(super) fn decide(&self, state: Option<Pair>) -> Answer {
-        self.rules.decide_how(state, self.now.at, self.cost, self.how)
+    pub(super) fn decide(&self, state: Option<Pair>, now: Now) -> Answer {
+        self.rules.decide_how(state, now.at, self.cost, self.how)
     }
 
     /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.
-    fn state(&self) -> Option<Pair> {
-        let used = match self.find() {
-            Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, self.now),
+    fn state(&self, seen: Option<Seen>, now: Now) -> Option<Pair> {
+        let (used, now) = match seen {
+            Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, now),
             Some(seen) => {
                 let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
-                self.met(rules.used(layout.unpack(seen.word, self.now)?, self.now.at), version_of(seen.tag))
+                (self.met(rules.used(layout.unpack(seen.word, now)?, now.at), version_of(seen.tag)), now)
             }
             None if self.store.registry.is_mixed() => {
                 let large = self.store.large.get()?;
                 let shard = large.lock(large.shard_of(self.key));
+                let now = self.store.now_after();
                 let (index, written) = shard.find(self.key)?;
                 let versions = self.store.registry.versions();
-                let used = shard.used(index, versions.policy(written)?.quota().rules(), self.now.at)?;
-                versions.met(used, written, self.version)
+                let used = shard.used(index, versions.policy(written)?.quota().rules(), now.at)?;
+                (versions.met(used, written, self.version), now)
             }
             None => return None,
         };
-        self.rules.with_used(used, self.now.at)
+        self.rules.with_used(used, now.at)
     }
 
     /// What is in use under another version, as this charge's quota finds it.
@@ -116,22 +120,25 @@ impl WordCharge<'_> {
     #[cold]
     fn take_new(&self) -> Option<ChargeDecision> {
         let mut news = self.store.news();
-        let Answer { decision, next } = self.decide(None);
         let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
         if self.store.registry.is_mixed() {
             let large = self.store.large(); // made if need be: its lock orders this with who makes the first large state
             match self.adopt(&mut large.lock(large.shard_of(self.key)), &mut news) {
                 Adopted::Nothing => {}
                 Adopted::Came => return None,
-                Adopted::NoRoom => return Some(news.full(decision)),
+                Adopted::NoRoom => return Some(news.full(self.decide(None, self.store.now_after()).decision)),
             }
         }
         if self.store.words.find(self.key).is_some() {
             return None;
         }
+        // After it was seen that there is no state: an older reading might be of a time when there was one, which has
+        // expired since.
+        let now = self.store.now_after();
+        let Answer { decision, next } = self.decide(None, now);
         let Next::Set(state) = next else { return Some(decision) };
-        let word = self.layout.pack(state, self.now);
-        match self.claim(&mut news) {
+        let word = self.layout.pack(state, now);
+        match self.claim(now, &mut news) {
             Some(claimed) => {
                 self.store.words.publish(claimed, self.key.tag(self.version), word);
                 Some(decision)
@@ -143,13 +150,14 @@ impl WordCharge<'_> {
     /// Under the key's stripe: a state that lies among the large ones comes over, if there is one and there is room.
     pub(super) fn adopt(&self, shard: &mut Shard, news: &mut News<'_>) -> Adopted {
         let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
+        let now = self.store.now_after();
         let versions = self.store.registry.versions();
-        let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), self.now.at));
+        let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), now.at));
         let used = used.map(|used| versions.met(used, written, self.version));
         drop(versions);
-        if let Some(state) = used.and_then(|used| self.rules.with_used(used, self.now.at)) {
-            let word = self.layout.pack(state, self.now);
-            let Some(claimed) = self.claim(news) else { return Adopted::NoRoom };
+        if let Some(state) = used.and_then(|used| self.rules.with_used(used, now.at)) {
+            let word = self.layout.pack(state, now);
+            let Some(claimed) = self.claim(now, news) else { return Adopted::NoRoom };
             self.store.words.publish(claimed, self.key.tag(self.version), word);
             shard.forget(index);
             return Adopted::Came;
@@ -160,13 +168,13 @@ impl WordCharge<'_> {
 
     /// Rewrites a slot of another version as one of this, with as much in use. It may fail if the slot changes meanwhile.
     #[cold]
-    pub(super) fn convert(&self, seen: Seen) {
+    pub(super) fn convert(&self, seen: Seen, now: Now) {
         let Some((rules, layout)) = self.store.word_rules(version_of(seen.tag)) else { return };
-        let used = layout.unpack(seen.word, self.now).map(|state| rules.used(state, self.now.at));
+        let used = layout.unpack(seen.word, now).map(|state| rules.used(state, now.at));
         let used = used.map(|used| self.met(used, version_of(seen.tag)));
-        let state = used.and_then(|used| self.rules.with_used(used, self.now.at));
+        let state = used.and_then(|used| self.rules.with_used(used, now.at));
         if self.store.words.lock(seen) {
-            let word = state.map_or(self.layout.cleared(self.now), |state| self.layout.pack(state, self.now));
+            let word = state.map_or(self.layout.cleared(now), |state| self.layout.pack(state, now));
             self.store.words.publish(seen, self.key.tag(self.version), word);
         }
     }
@@ -174,13 +182,13 @@ impl WordCharge<'_> {
     /// Under the key's stripe: locks a slot for a key that has none. A free one; or that of a key which can move to its
     /// other line; or by choice that of the key that has used least. Nothing if there is none of these. It is returned as it
     /// may be put back.
-    pub(super) fn claim(&self, news: &mut News<'_>) -> Option<Seen> {
+    pub(super) fn claim(&self, now: Now, news: &mut News<'_>) -> Option<Seen> {
         let store = self.store;
         for _ in 0..EVICTION_ATTEMPTS {
             let slots = store.words.candidates(self.key);
             // One that was never used, in the first line if there is one; else the one that has been free longest, so that
             // an idle key keeps its slot for a while.
-            let free = slots.iter().filter(|seen| self.is_free(seen));
+            let free = slots.iter().filter(|seen| self.is_free(seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if store.words.lock(*seen) {
                     self.found_room(true);
@@ -188,13 +196,13 @@ impl WordCharge<'_> {
                 }
                 continue; // another was quicker
             }
-            if let Some(seen) = self.make_room(&slots) {
+            if let Some(seen) = self.make_room(&slots, now) {
                 return Some(seen);
             }
             if store.setup.on_full == OnFull::Deny {
                 return None;
             }
-            let least = self.least_used(&slots).filter(|(_, seen)| store.words.lock(*seen));
+            let least = self.least_used(&slots, now).filter(|(_, seen)| store.words.lock(*seen));
             if let Some((fullness, seen)) = least {
                 news.evicted(fullness);
                 return Some(seen);
@@ -203,19 +211,19 @@ impl WordCharge<'_> {
         None
     }
 
-    fn is_free(&self, seen: &Seen) -> bool {
-        is_expired(seen.word, self.store.registry.shift(version_of(seen.tag)), self.now)
+    fn is_free(&self, seen: &Seen, now: Now) -> bool {
+        is_expired(seen.word, self.store.registry.shift(version_of(seen.tag)), now)
     }
 
     /// Moves one of these slots' keys to its other line, if there is room in one, and returns its slot, locked.
-    fn make_room(&self, slots: &[Seen]) -> Option<Seen> {
+    fn make_room(&self, slots: &[Seen], now: Now) -> Option<Seen> {
         let store = self.store;
         // Each other line is a wait for memory. When many newcomers in a row found room nowhere, of the next ones each eighth
         // looks into one line, until somebody finds room.
         let is_crowded = store.crowding.load(Ordering::Relaxed) >= CROWDED && store.setup.on_full == OnFull::Evict;
         let lot = (self.key.bits() >> 24) as usize % (8 * slots.len().max(1));
         let looked_at = if is_crowded { slots.get(lot..=lot)? } else { slots };
-        let moved = looked_at.iter().find_map(|seen| self.move_away(*seen, self.room_for(*seen)?));
+        let moved = looked_at.iter().find_map(|seen| self.move_away(*seen, self.room_for(*seen, now)?));
         self.found_room(moved.is_some());
         moved
     }
@@ -231,8 +239,8 @@ impl WordCharge<'_> {
     }
 
     /// A free slot in the other line of a slot's key.
-    fn room_for(&self, seen: Seen) -> Option<Seen> {
-        self.store.words.elsewhere(seen).find(|to| self.is_free(to))
+    fn room_for(&self, seen: Seen, now: Now) -> Option<Seen> {
+        self.store.words.elsewhere(seen).find(|to| self.is_free(to, now))
     }
 
     /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
@@ -255,11 +263,11 @@ impl WordCharge<'_> {
     }
 
     /// The slot whose key has used least of its quota, and how much that is.
-    fn least_used(&self, slots: &[Seen]) -> Option<(Fullness, Seen)> {
+    fn least_used(&self, slots: &[Seen], now: Now) -> Option<(Fullness, Seen)> {
         let versions = self.store.registry.versions();
         let fullness = |seen: &Seen| {
             let (rules, layout) = versions.word_rules(version_of(seen.tag))?;
-            Some((rules.fullness(layout.unpack(seen.word, self.now)?, self.now.at), *seen))
+            Some((rules.fullness(layout.unpack(seen.word, now)?, now.at), *seen))
         };
         slots.iter().filter_map(fullness).min_by_key(|(fullness, _)| *fullness)
     }

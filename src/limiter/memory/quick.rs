@@ -39,7 +39,7 @@ impl Store {
             }
             _ => {}
         }
-        self.charge_slowly(policy, fingerprint, version, now, cost, force)
+        self.charge_slowly(policy, fingerprint, version, cost, force)
     }
 
     /// The usual case of the usual charge: one unit of a bucket, the key has its slot. It is straight-line code; nothing
@@ -77,7 +77,11 @@ impl Store {
             by_type!(rules, rules => {
                 for attempt in 0..ATTEMPTS {
                     let Some(seen) = self.words.find_quietly(key, version) else { break };
-                    let Answer { decision, next } = rules.decide(layout.unpack(seen.word, now), now.at, cost, force);
+                    let state = layout.unpack(seen.word, now);
+                    if state.is_some_and(|state| rules.is_clamped(state, now.at)) {
+                        break; // `now` may be older than the state
+                    }
+                    let Answer { decision, next } = rules.decide(state, now.at, cost, force);
                     let written = match next {
                         Next::Keep => true,
                         Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
@@ -90,53 +94,45 @@ impl Store {
                 }
             });
         }
-        self.charge_slowly(policy, key, version, now, cost, force)
+        self.charge_slowly(policy, key, version, cost, force)
     }
 
-    /// Takes one charge, whatever the case.
+    /// Takes one charge, whatever the case. It reads the clock itself, after the state.
     #[cold]
     #[inline(never)]
-    fn charge_slowly(
-        &self,
-        policy: &Policy,
-        key: Fingerprint,
-        version: u16,
-        now: Now,
-        cost: u64,
-        force: bool,
-    ) -> ChargeDecision {
+    fn charge_slowly(&self, policy: &Policy, key: Fingerprint, version: u16, cost: u64, force: bool) -> ChargeDecision {
         let how = if force { How::Force } else { How::IfAllowed };
         match policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                WordCharge { store: self, key, version, rules, layout: *layout, now, cost, how }.take()
+                WordCharge { store: self, key, version, rules, layout: *layout, cost, how }.take()
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, policy) } else { key };
-                LargeCharge { store: self, key, version, rules, now, cost, how }.take()
+                LargeCharge { store: self, key, version, rules, cost, how }.take()
             }
         }
     }
 
-    /// Answers as [`charge`](Self::charge) would at `now`, and takes nothing.
-    pub(super) fn peek(&self, charge: &Charge<'_>, now: Now) -> ChargeDecision {
-        self.look_at(charge, now, crate::limiter::how(&[*charge], 0, |_| false)).0
+    /// Answers as [`charge`](Self::charge) would, and takes nothing.
+    pub(super) fn peek(&self, charge: &Charge<'_>) -> ChargeDecision {
+        self.look_at(charge, crate::limiter::how(&[*charge], 0, |_| false)).0
     }
 
     /// The same, and whether the charge would write anything: what it takes, or its refusal, which is counted or mends a
     /// state that is too far ahead.
-    pub(super) fn look_at(&self, charge: &Charge<'_>, now: Now, how: How) -> (ChargeDecision, bool) {
+    pub(super) fn look_at(&self, charge: &Charge<'_>, how: How) -> (ChargeDecision, bool) {
         let key = self.fingerprint(charge.policy, charge.key);
         let version = self.registry.version(charge.policy);
         let cost = charge.cost;
         let (mut decision, writes) = match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
-                let word = WordCharge { store: self, key, version, rules, layout: *layout, now, cost, how };
+                let word = WordCharge { store: self, key, version, rules, layout: *layout, cost, how };
                 let Answer { decision, next } = word.peek();
                 (decision, next != Next::Keep)
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };
-                LargeCharge { store: self, key, version, rules, now, cost, how }.peek()
+                LargeCharge { store: self, key, version, rules, cost, how }.peek()
             }
         };
         decision.untaken();

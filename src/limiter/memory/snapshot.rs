@@ -85,10 +85,10 @@ impl Snapshot {
                     let Some(pair) = possible(rules, state.pair, now) else { continue };
                     if let Layout::Word(layout) = *layout {
                         let (key, cost, how) = (state.key, 0, How::IfAllowed);
-                        let word = WordCharge { store, key, version, rules, layout, now, cost, how };
+                        let word = WordCharge { store, key, version, rules, layout, cost, how };
                         // A key that moved while the states were walked may have been met twice.
                         store.forget(key, now);
-                        if let Some(claimed) = word.claim(&mut news) {
+                        if let Some(claimed) = word.claim(now, &mut news) {
                             store.words.publish(claimed, key.tag(version), layout.pack(pair, now));
                         }
                     } else {

@@ -83,6 +83,14 @@ impl AnyClock {
         }
         .as_micros()
     }
+
+    fn now_us_in_order(&self) -> u64 {
+        match self {
+            #[cfg(feature = "fast-clock")]
+            Self::Fast(clock) => clock.now_in_order().as_micros(),
+            clock => clock.now_us(),
+        }
+    }
 }
 
 impl Store {
@@ -98,9 +106,18 @@ impl Store {
         }
     }
 
+    /// A reading of the clock before the state is read: a thread that loses the processor in between meets a state that
+    /// is newer. Whoever decides by it gives up when the state is [ahead](PairRules::is_clamped) of it, and decides by
+    /// [`now_after`](Self::now_after) instead.
     #[inline]
     pub(super) fn now(&self) -> Now {
         Now::new(self.setup.clock.now_us(), self.setup.base)
+    }
+
+    /// A reading of the clock after the state was read. Only such a reading may rewind a state: if the state is ahead of
+    /// it, the clock has stepped back.
+    pub(super) fn now_after(&self) -> Now {
+        Now::new(self.setup.clock.now_us_in_order(), self.setup.base)
     }
 
     /// The fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
