@@ -84,7 +84,8 @@ impl Policy {
         }
         let siblings = Siblings(Arc::new((name.into(), quotas.clone())));
         let each = quotas.iter().map(|quota| {
-            let name = checked(format!("{name}-{}", words(quota)))?;
+            let room = NAME_MAX.saturating_sub(name.len() + 1);
+            let name = checked(format!("{name}-{}", shortened(words(quota), room)))?;
             Ok(Self::build(name, *quota, Some(siblings.clone())))
         });
         let policies = each.collect::<Result<Vec<Self>, PolicyError>>()?;
@@ -157,9 +158,10 @@ impl Policy {
 }
 
 impl From<Quota> for Policy {
-    /// A policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`.
+    /// Returns a policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`. If these are longer
+    /// than a name's 128 characters, the end of the name is a hash of all of them.
     fn from(quota: Quota) -> Self {
-        Self::build(words(&quota), quota, None)
+        Self::build(shortened(words(&quota), NAME_MAX), quota, None)
     }
 }
 
@@ -183,6 +185,20 @@ fn words(quota: &Quota) -> String {
         name.push_str(part);
     }
     name
+}
+
+/// The words, or if they are longer than `room`, as many of them as fit in front of their hash.
+fn shortened(words: String, room: usize) -> String {
+    const HASH: usize = 17; // with its dash
+    if words.len() <= room || room <= HASH {
+        return words;
+    }
+    // FNV-1a: the name is part of stored keys, so every process and every version has to find the same one.
+    let hash = words
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let begin: String = words.chars().take(room - HASH).collect();
+    format!("{begin}-{hash:016x}")
 }
 
 impl PartialEq for Policy {
@@ -252,3 +268,30 @@ impl fmt::Display for PolicyError {
 }
 
 impl std::error::Error for PolicyError {}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn names_of_long_quotas_fit_and_differ() {
+        let long = |burst| {
+            Quota::step_bucket(999_999_999_999_999, Duration::from_micros(31_622_399_999_999))
+                .and_then(|quota| quota.burst(burst))
+                .and_then(|quota| quota.max_debt(burst - 2))
+                .and_then(|quota| quota.anchor(crate::quota::Anchor::FirstRequest))
+                .and_then(crate::Quota::in_proportion)
+                .unwrap()
+        };
+        let [one, other] = [999_999_999_999_998, 999_999_999_999_997].map(long);
+        assert!(words(&one).len() > NAME_MAX, "{}", words(&one));
+        let names = [one, other].map(|quota| Policy::from(quota).name().to_owned());
+        assert!(names.iter().all(|name| Policy::new(name.as_str(), one).is_ok()), "{names:?}");
+        assert_ne!(names[0], names[1]);
+        // It is part of stored keys: another hash would begin every count anew.
+        assert!(names[0].ends_with("-289ebd42b7145be6"), "{names:?}");
+        assert!(Policy::each("client", [one, other]).is_ok_and(|each| each[0].name().len() == NAME_MAX));
+    }
+}

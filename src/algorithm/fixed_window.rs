@@ -6,7 +6,8 @@
 //! so at exactly `start + period` the key is free again.
 //!
 //! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known weakness:
-//! twice the limit can pass around an edge. Choose it for budgets of the calendar (per day), where that is meant.
+//! twice the limit can pass around an edge. Choose it for budgets per day or per hour, where that is meant. A period has a
+//! fixed length, so windows of calendar months, or of days in another time zone than UTC, are not offered.
 //!
 //! # 2 Parameters
 //!

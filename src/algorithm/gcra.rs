@@ -9,8 +9,10 @@
 //!
 //! * A **token bucket** of capacity `burst` is the same thing read the other way: `tokens = burst − backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
-//! * A **leaky bucket as a queue** tells an admitted request that it departs when the backlog before it has drained, less
-//!   the part that may pass at once (`delay_after`).
+//! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained, less
+//!   the part that may pass at once. That part is `delay_after` units, less all units of the request but one. So each
+//!   request leaves its own cost's worth of spacing behind it, and the departures in any interval have at most
+//!   `length/interval + delay_after + 1` units, or the cost of one request if that is more.
 //!
 //! It guarantees: at most `burst + length/interval` units in any interval of that length; exactly `burst` at once from
 //! rest; a denied request's wait is the first microsecond at which it is admitted.
@@ -82,8 +84,8 @@ pub(crate) struct Gcra {
     debt: u64,
     /// For dividing by `p`, if a full bucket is below 2^63 of the interval's parts.
     quick: Option<Divisor>,
-    /// What passes at once in a queue; nothing if this is no queue.
-    queue: Option<Span>,
+    /// How many units of a queue pass at once behind the one that is due; `None` if this is no queue.
+    queue: Option<u64>,
     /// For charges of one unit, unless this is a queue.
     pub(crate) one_unit: Option<OneUnit>,
 }
@@ -97,7 +99,8 @@ struct Admission {
     units: u64,
     tail: Pair,
     /// The backlog that the charge met.
-    delay: Span,
+    met: Span,
+    cost: u64,
 }
 
 impl Gcra {
@@ -110,7 +113,7 @@ impl Gcra {
         };
         let span = |units: u64| span_of(units, l, p);
         let capacity = span(spec.burst);
-        let queue = (spec.algorithm == Algorithm::LeakyQueue).then(|| span(spec.delay_after));
+        let queue = (spec.algorithm == Algorithm::LeakyQueue).then_some(spec.delay_after);
         let narrow = (u128::from(capacity.us) + 1) * u128::from(l) < 1 << 63;
         Self {
             l,
@@ -148,7 +151,7 @@ impl Gcra {
         let (before, clamped) = self.backlog(state, now);
         let refused = |wait| {
             let found =
-                Admission { backlog: before, retry_us: wait, units: 0, tail: Pair { at: 0, n: 0 }, delay: before };
+                Admission { backlog: before, retry_us: wait, units: 0, tail: Pair { at: 0, n: 0 }, met: before, cost };
             (self.repaired(before, now, clamped), found)
         };
         if cost > self.burst && !force {
@@ -170,16 +173,18 @@ impl Gcra {
         }
         let tail = Pair { at: now + after.us, n: after.num };
         let next = if units == 0 && after == before { self.repaired(before, now, clamped) } else { Next::Set(tail) };
-        (next, Admission { backlog: after, retry_us: Some(0), units, tail, delay: before })
+        (next, Admission { backlog: after, retry_us: Some(0), units, tail, met: before, cost })
     }
 
     /// The second half: the decision, from what the first found.
     fn tell(&self, found: Admission) -> ChargeDecision {
         let mut decision =
             self.describe(found.backlog, found.retry_us).receipted(found.units, found.tail.at, found.tail.n);
-        if let Some(at_once) = self.queue {
-            let is_delayed = found.retry_us == Some(0) && found.delay > at_once;
-            let wait = if is_delayed { self.sub(found.delay, at_once) } else { Span::default() };
+        if let Some(delay_after) = self.queue {
+            // The last of its units is the one that has to be within what passes at once.
+            let at_once = self.span_of(delay_after.saturating_sub(found.cost.saturating_sub(1)));
+            let is_delayed = found.retry_us == Some(0) && found.met > at_once;
+            let wait = if is_delayed { self.sub(found.met, at_once) } else { Span::default() };
             decision.set_delay(wait.ceil_us(), self.units_ceil(wait));
         }
         decision

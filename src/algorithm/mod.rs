@@ -7,7 +7,7 @@
 //! | tokens that come all at once, at each tick | [step bucket](crate::Quota::step_bucket) | one tick and one count |
 //! | a level that rises with use and leaks away | [leaky bucket](crate::Quota::leaky_bucket) | one instant |
 //! | requests spaced out instead of refused | [leaky queue](crate::Quota::leaky_queue) | one instant |
-//! | a budget of the calendar: per day, per month | [fixed window](crate::Quota::fixed_window) | end and count |
+//! | a budget for each day of UTC, or for each hour | [fixed window](crate::Quota::fixed_window) | end and count |
 //! | "100 per minute" without twice that around an edge, at little memory | [sliding window](crate::Quota::sliding_window) | two counters, or one for each bucket |
 //! | to close a key for long once its units are used up, or once it was refused so often | [block](crate::Quota::block) | one instant and counts |
 //! | to count units until somebody settles them | [meter](crate::Quota::meter) | one instant and a count |

@@ -91,7 +91,9 @@ impl Oracle {
             _ if force => Some(self.wait(now, |later| later.0 < later.1)), // closed: until it opens
             _ => Some(self.wait(now, |later| later.0 + wanted <= later.1 && later.0 < later.1)),
         };
-        let delayed = (before - i128::from(self.spec.delay_after) * scale).max(0);
+        // A request passes at once if its last unit is among those that do.
+        let at_once = (i128::from(self.spec.delay_after) - (i128::from(cost) - 1).max(0)).max(0) * scale;
+        let delayed = (before - at_once).max(0);
         let queued = allowed && self.spec.algorithm == Algorithm::LeakyQueue && self.spec.limit > 0;
         let expected = Expected {
             allowed,

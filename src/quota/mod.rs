@@ -221,8 +221,11 @@ impl Quota {
         Self::build(limit, period, Algorithm::LeakyBucket)
     }
 
-    /// A leaky bucket as a queue: requests leave it one every `period / limit`, first come first served, and each
-    /// admitted one is told its own departure. [`queue`](Self::queue) says how many may wait, by default `limit`.
+    /// A leaky bucket as a queue: units leave it one every `period / limit`, first come first served, and each
+    /// admitted request gets its own departure. [`queue`](Self::queue) says how many units may wait, by default `limit`.
+    ///
+    /// A request of several units departs once, and leaves the spacing of all its units behind it: at one unit per 100 ms,
+    /// requests that cost 2, 2 and 1 depart after 0, 200 and 400 ms.
     ///
     /// Requests do wait where the layer has a timer for it: [`RateLimitLayer::delay`](crate::RateLimitLayer::delay).
     ///
@@ -233,7 +236,10 @@ impl Quota {
     }
 
     /// A counter that starts afresh each `period`, at whole multiples of it since the epoch unless
-    /// [anchored](Self::anchor) otherwise.
+    /// [anchored](Self::anchor) otherwise. Deciding takes constant time.
+    ///
+    /// A period has a fixed length: windows of one day begin at midnight UTC, and windows of 30 days are not months. There
+    /// are no windows of the calendar, such as months, or days of another time zone.
     ///
     /// # Errors
     /// If the limit or the period is out of [range](Self#exactness-and-ranges).
@@ -336,8 +342,10 @@ impl Quota {
         if length >= self.spec.burst.saturating_sub(1) { Ok(self) } else { self.queue(length) }
     }
 
-    /// How many of a leaky queue's places pass at once, as nginx's `delay=`: of the requests beyond the one that is due
-    /// the first `n` are not delayed, the next are spaced, and beyond the queue they are denied.
+    /// How many of a leaky queue's places pass at once, as nginx's `delay=`: of the units beyond the one that is due
+    /// the first `n` are not delayed, the next are spaced, and beyond the queue they are denied. A request of several units
+    /// passes at once only if all of them do. So the departures in any interval have at most `n + 1` units more than the
+    /// rate gives, or the cost of one request if that is more.
     ///
     /// # Errors
     /// If the algorithm is not a leaky queue, or `n` is more than its length.

@@ -9,7 +9,8 @@ impl Quota {
     /// What each of `parts` processes has of this quota when each counts for itself: limit, burst, allowed debt and
     /// `delay_after` divided by it, rounded down, but limit and burst at least 1. A closed quota stays closed.
     ///
-    /// Together they admit at most the larger of this quota's units and `parts`.
+    /// Together they admit at most the larger of this quota's units and `parts`. A burst or a debt that would take longer
+    /// than 8.9 years to come back at the share's rate is cut to what comes back in that time. Takes constant time.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -28,15 +29,20 @@ impl Quota {
         spec.limit = (spec.limit / parts).max(1);
         spec.burst = (spec.burst / parts).max(1);
         spec.debt = if self.debt_follows { spec.burst } else { spec.debt / parts };
-        spec.delay_after = (spec.delay_after / parts).min(spec.burst - 1);
+        spec.delay_after /= parts;
         match spec.algorithm {
             Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog => {}
             Algorithm::Block | Algorithm::Meter => spec.debt = 0,
             _ => {
-                // The rate was rounded down, so what it drains within the longest time is less.
-                let most = u128::from(DRAIN_US_MAX) * u128::from(spec.limit) / u128::from(spec.period_us);
+                // The rate was rounded down, so what comes back within the longest time is less.
+                let (limit, period_us) = (u128::from(spec.limit), u128::from(spec.period_us));
+                let most = match spec.algorithm {
+                    Algorithm::StepBucket => u128::from(DRAIN_US_MAX) / period_us * limit, // whole ticks
+                    _ => u128::from(DRAIN_US_MAX) * limit / period_us,
+                };
                 let most = u64::try_from(most).unwrap_or(u64::MAX).max(1);
                 (spec.burst, spec.debt) = (spec.burst.min(most), spec.debt.min(most));
+                spec.delay_after = spec.delay_after.min(spec.burst - 1); // at least one, see above
             }
         }
         debug_assert!(drain_us(&spec, spec.burst).is_some() && drain_us(&spec, spec.debt).is_some());

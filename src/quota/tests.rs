@@ -5,6 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
+use crate::algorithm::laws::key::State;
 use crate::algorithm::laws::quotas::{quota, shapes};
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -289,4 +290,103 @@ fn quota_in_a_file_names_what_is_wrong_and_the_fix() {
             error(file)
         );
     }
+}
+
+/// Numbers at the ends of every range, and beyond.
+const BOUNDS: [u64; 14] =
+    [0, 1, 2, 80, 3_600, 4_095, 4_096, 10_000, 1_000_000, 1_000_001, UNITS_MAX - 1, UNITS_MAX, UNITS_MAX + 1, u64::MAX];
+
+/// Times at the ends of every range, and beyond.
+const TIMES: [Duration; 9] = [
+    Duration::ZERO,
+    Duration::from_nanos(1),
+    MICROSECOND,
+    Duration::from_micros(7),
+    DAY,
+    Duration::from_micros(PERIOD_US_MAX - 1),
+    Duration::from_micros(PERIOD_US_MAX),
+    Duration::from_micros(PERIOD_US_MAX + 1),
+    Duration::MAX,
+];
+
+const CONSTRUCTORS: [Constructor; 10] = [
+    Quota::token_bucket,
+    Quota::step_bucket,
+    Quota::gcra,
+    Quota::leaky_bucket,
+    Quota::leaky_queue,
+    Quota::fixed_window,
+    Quota::sliding_window,
+    Quota::large_sliding_log,
+    |limit, period| Quota::block(limit, period, period),
+    Quota::meter,
+];
+
+/// An option, with a number and two times.
+type Choice = fn(Quota, u64, Duration, Duration) -> Result<Quota, QuotaError>;
+
+/// Every option.
+const OPTIONS: [Choice; 13] = [
+    |quota, n, _, _| quota.burst(n),
+    |quota, n, _, _| quota.queue(n),
+    |quota, n, _, _| quota.delay_after(n),
+    |quota, n, _, _| quota.max_debt(n),
+    |quota, _, time, _| quota.max_wait(time),
+    |quota, n, _, _| quota.buckets(u32::try_from(n).unwrap_or(u32::MAX)),
+    |quota, _, _, _| quota.oldest(Oldest::Counted),
+    |quota, _, _, _| quota.anchor(Anchor::FirstRequest),
+    |quota, _, _, _| quota.count_denied(),
+    |quota, _, _, _| quota.in_proportion(),
+    |quota, _, time, _| quota.lasting(time),
+    |quota, n, time, other| quota.growing(u32::try_from(n).unwrap_or(u32::MAX), time, other),
+    |quota, n, _, _| Ok(quota.holding(n.min(UNITS_MAX))),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Each quota that can be written, and each share of it, is one that could have been written, and decides.
+    #[test]
+    fn quotas_at_their_bounds_and_their_shares_stay_in_range(
+        constructor in prop::sample::select(&CONSTRUCTORS[..]),
+        limit in prop::sample::select(&BOUNDS[..]),
+        period in prop::sample::select(&TIMES[..]),
+        options in prop::collection::vec(
+            (
+                prop::sample::select(&OPTIONS[..]),
+                prop::sample::select(&BOUNDS[..]),
+                prop::sample::select(&TIMES[..]),
+                prop::sample::select(&TIMES[..]),
+            ),
+            0..5,
+        ),
+        parts in prop::sample::select(&[1_u32, 2, 3, 7, 1_000, u32::MAX][..]),
+    ) {
+        let Ok(mut quota) = constructor(limit, period) else { return Ok(()) };
+        for (option, n, time, other) in options {
+            quota = option(quota, n, time, other).unwrap_or(quota);
+        }
+        let share = quota.share(std::num::NonZeroU32::new(parts).unwrap());
+        prop_assert!(share.limit() <= quota.limit() && share.capacity() <= quota.capacity());
+        for quota in [quota, share] {
+            prop_assert!(Quota::checked(*quota.spec()).is_ok(), "{quota}");
+            prop_assert!(quota.spec().delay_after <= quota.capacity());
+            prop_assert_eq!(quota.to_string().parse::<Quota>(), Ok(quota));
+            for (now, cost) in [(0, 1), (crate::time::CLOCK_US_MAX, u64::MAX)] {
+                let mut key = State::new(&quota);
+                for force in [false, true] {
+                    let decision = key.decide(now, cost, force).0;
+                    prop_assert!(decision.remaining() <= quota.capacity());
+                }
+            }
+        }
+    }
+}
+
+/// Ticks bring their tokens all at once, so a debt of a share comes back in whole ticks.
+#[test]
+fn step_bucket_of_a_year_can_be_shared() {
+    let bucket = Quota::step_bucket(10, 366 * DAY).and_then(|bucket| bucket.burst(80)).unwrap();
+    let share = bucket.share(std::num::NonZeroU32::new(3).unwrap());
+    assert_eq!((share.limit(), share.capacity()), (3, 24), "eight ticks of three");
 }

@@ -156,6 +156,53 @@ fn a_queue_spaces_departures_and_bounds_its_length() {
     assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(tenth)));
 }
 
+/// A request of several units departed when its first unit was due, so that the others were above the rate.
+#[test]
+fn leaky_queue_spaces_departures_in_proportion_to_cost() {
+    for (quota, costs, departures) in [
+        ("10/s leaky queue, queue 20", [2, 2, 1, 1], [0, 200, 400, 500]),
+        ("10/s leaky queue, queue 20, delay after 1", [2, 2, 1, 1], [0, 200, 300, 400]),
+        ("10/s leaky queue, queue 20, delay after 2", [2, 2, 1, 1], [0, 100, 200, 300]),
+        ("10/s leaky queue, queue 20, delay after 2", [5, 1, 3, 1], [0, 300, 600, 700]),
+    ] {
+        let mut key = State::new(&quota.parse().unwrap());
+        let told = costs.map(|cost| key.decide(TODAY, cost, false).0.delay().as_millis());
+        assert_eq!(told, departures, "{quota}");
+    }
+}
+
+/// No interval of departures has more than its length gives, `delay_after` and the one that is due, or one request.
+#[test]
+fn leaky_queue_departures_keep_rate_times_length_and_burst() {
+    let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = move |bound: u64| {
+        x = x.wrapping_mul(0xd129_0f59_6c1d_4b4d).wrapping_add(0x1b87_3593);
+        (x >> 33) % bound
+    };
+    for case in 0..2_000 {
+        let delay_after = below(5);
+        let quota = format!("10/s leaky queue, queue 30, delay after {delay_after}").parse().unwrap();
+        let (mut key, mut now, mut departures) = (State::new(&quota), TODAY, Vec::new());
+        for _ in 0..20 {
+            now += below(4) * 50_000;
+            let cost = 1 + below(6);
+            let decision = key.decide(now, cost, false).0;
+            if decision.is_allowed() {
+                departures.push((now + decision.delay().as_micros() as u64, cost));
+            }
+        }
+        assert!(departures.is_sorted_by_key(|(at, _)| *at), "first come, first served");
+        for (from, (first, _)) in departures.iter().enumerate() {
+            let (mut units, mut largest) = (0, 0);
+            for (at, cost) in &departures[from..] {
+                (units, largest) = (units + cost, largest.max(*cost));
+                let most = (delay_after + 1).max(largest) * 100_000 + (at - first);
+                assert!(units * 100_000 <= most, "case {case}: {departures:?} delay after {delay_after}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_closed_quota_lets_nothing_pass_and_takes_nothing_even_by_force() {
     for algorithm in ["token bucket", "step bucket", "leaky queue", "fixed window", "sliding window", "sliding log"] {
