@@ -51,7 +51,7 @@
 //!   axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
 //! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
 //!   transport. gRPC requests are recognised and refused as such without it.
-//! * **`tokio`**: `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
+//! * **`tokio`**: `TokioClock`, which a test can stop and move with Tokio's time, and `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
 //!   timer alone.
 //! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
 //!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
@@ -87,6 +87,8 @@ mod time;
 
 #[cfg(feature = "fast-clock")]
 pub use clock::FastClock;
+#[cfg(feature = "tokio")]
+pub use clock::TokioClock;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use decision::{ChargeDecision, Decision, Receipt};
 pub use key::{IntoKey, Key};
@@ -100,14 +102,14 @@ pub use limiter::{
 #[cfg(feature = "tokio")]
 pub use middleware::TokioTimer;
 pub use middleware::{
-    Access, AccessList, AccessListError, Bill, GrpcCode, Headers, HeadersError, IntoRule, Jitter, LegacyHeaders,
-    MissingKey, OnAborted, OnError, PlanOverrides, Protocol, RateLimit, RateLimitLayer, Refusal, Refusals,
-    ResetEncoding, ResetMeaning, Rule, Timer, When,
+    Access, AccessList, AccessListError, AccessListErrorKind, Bill, GrpcCode, Headers, HeadersError, HeadersErrorKind,
+    IntoRule, Jitter, LegacyHeaders, MissingKey, OnAborted, OnError, PlanOverrides, Protocol, RateLimit,
+    RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, Timer, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};
 pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
-pub use policy::{Policy, PolicyError};
+pub use policy::{Policy, PolicyError, PolicyErrorKind};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};
 pub use time::Timestamp;
 

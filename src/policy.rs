@@ -227,7 +227,32 @@ enum Fault {
     Together { name: String, why: String },
 }
 
+/// Why a policy was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PolicyErrorKind {
+    /// The name cannot stand in a header.
+    Name,
+    /// There is no quota.
+    NoQuota,
+    /// Two quotas count alike.
+    Duplicate,
+    /// The policy cannot be combined with what it was combined with.
+    Combination,
+}
+
 impl PolicyError {
+    /// Why the policy was refused.
+    #[must_use]
+    pub fn kind(&self) -> PolicyErrorKind {
+        match self.0 {
+            Fault::Name(_) => PolicyErrorKind::Name,
+            Fault::NoQuota { .. } => PolicyErrorKind::NoQuota,
+            Fault::Twice { .. } => PolicyErrorKind::Duplicate,
+            Fault::Together { .. } => PolicyErrorKind::Combination,
+        }
+    }
+
     fn name(name: &str) -> Self {
         Self(Fault::Name(name.chars().take(NAME_MAX).collect()))
     }

@@ -3,16 +3,22 @@
 use std::error::Error;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use tower::{Layer, Service, ServiceBuilder};
-use tower_ratelimit::key::{self, PeerAddr, Prefixes, PrefixesError, TrustedProxies, TrustedProxiesError};
+use tower_ratelimit::key::{
+    self, PeerAddr, Prefixes, PrefixesError, PrefixesErrorKind, TrustedProxies, TrustedProxiesError,
+    TrustedProxiesErrorKind,
+};
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
 use tower_ratelimit::middleware::{Body, OverflowTo, ResponseFuture};
 use tower_ratelimit::{
-    Algorithm, Anchor, Atomicity, BoxLimiter, Charge, ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers,
-    HeadersError, Jitter, Key, LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter,
-    MissingKey, Mode, ModeSwitch, MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError,
-    Protocol, Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal, Refusals, Reply,
+    Access, AccessList, AccessListError, AccessListErrorKind, Algorithm, Anchor, Atomicity, BoxLimiter, Charge,
+    ChargeDecision, Clock, Decision, Effect, GrpcCode, Headers, HeadersError, HeadersErrorKind, Jitter, Key,
+    LegacyHeaders, Limiter, LimiterError, LimiterEvent, ManualClock, MemoryLimiter, MissingKey, Mode, ModeSwitch,
+    MonotonicClock, Observer, Oldest, OnError, Outcome, OutcomeKind, Policy, PolicyError, PolicyErrorKind, Protocol,
+    Quota, QuotaError, QuotaErrorKind, RateLimit, RateLimitLayer, Receipt, Refund, Refusal, Refusals, Reply,
     ReplyFuture, ResetEncoding, ResetMeaning, Rule, Standing, Timestamp, UnsupportedQuota, UnsupportedQuotaKind, When,
 };
 
@@ -46,6 +52,7 @@ fn every_type_can_be_kept_sent_and_shown() {
     cloned::<ChargeDecision>();
     cloned::<MonotonicClock>();
     cloned::<ManualClock>();
+    cloned::<tower_ratelimit::TokioClock>();
     kept::<MemoryLimiterBuilder>();
     kept::<Decision>();
     kept::<Receipt>();
@@ -69,6 +76,11 @@ fn settings_and_names_are_values() {
     value::<Effect>();
     value::<Atomicity>();
     value::<UnsupportedQuotaKind>();
+    value::<AccessListErrorKind>();
+    value::<HeadersErrorKind>();
+    value::<PolicyErrorKind>();
+    value::<PrefixesErrorKind>();
+    value::<TrustedProxiesErrorKind>();
     value::<OnFull>();
     value::<MemoryLimiterErrorKind>();
     value::<MissingKey>();
@@ -86,7 +98,7 @@ fn settings_and_names_are_values() {
 }
 
 #[test]
-fn errors_cross_threads_and_name_their_case() {
+fn errors_cross_threads() {
     error::<QuotaError>();
     error::<PolicyError>();
     error::<LimiterError>();
@@ -95,9 +107,60 @@ fn errors_cross_threads_and_name_their_case() {
     error::<HeadersError>();
     error::<PrefixesError>();
     error::<TrustedProxiesError>();
-    assert_eq!("100 per nothing".parse::<Quota>().unwrap_err().to_string().lines().count(), 1);
-    let none = MemoryLimiter::builder().capacity(0).build().unwrap_err();
-    assert_eq!(none.kind(), MemoryLimiterErrorKind::Capacity);
+    error::<AccessListError>();
+}
+
+#[test]
+fn errors_name_their_kind_and_take_one_line() {
+    fn is<E: Error, K: Copy + Eq + Debug>(result: Result<impl Debug, E>, kind: impl Fn(&E) -> K, expected: K) {
+        let error = result.unwrap_err();
+        assert_eq!(kind(&error), expected, "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+    let quota = Quota::per_minute(5);
+    is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);
+    is(MemoryLimiter::builder().capacity(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::Capacity);
+    is(Policy::new("", quota), PolicyError::kind, PolicyErrorKind::Name);
+    is(Policy::several("a", []), PolicyError::kind, PolicyErrorKind::NoQuota);
+    is(Policy::several("a", [quota, quota]), PolicyError::kind, PolicyErrorKind::Duplicate);
+    let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
+    is(Policy::choose_in_proportion("a", [meter], |_| 0), PolicyError::kind, PolicyErrorKind::Combination);
+    is(Prefixes::default().ipv4(0), PrefixesError::kind, PrefixesErrorKind::Ipv4);
+    is(Prefixes::default().ipv6(0), PrefixesError::kind, PrefixesErrorKind::Ipv6);
+    is(TrustedProxies::count(0), TrustedProxiesError::kind, TrustedProxiesErrorKind::Count);
+    is(TrustedProxies::networks(["x"]), TrustedProxiesError::kind, TrustedProxiesErrorKind::Network);
+    let one = TrustedProxies::count(1).unwrap();
+    is(one.single_header("x y"), TrustedProxiesError::kind, TrustedProxiesErrorKind::Header);
+    is(AccessList::new().set("x", Access::Deny), AccessListError::kind, AccessListErrorKind::Network);
+    let names = |name: &str| Headers::legacy(LegacyHeaders::new().limit(name).remaining("x-left"));
+    is(names("x y"), HeadersError::kind, HeadersErrorKind::Invalid);
+    is(names("date"), HeadersError::kind, HeadersErrorKind::Reserved);
+    is(names("x-left"), HeadersError::kind, HeadersErrorKind::Duplicate);
+}
+
+/// A new error without a kind, or a kind without its row above, is seen here.
+#[test]
+fn every_error_of_the_crate_has_a_kind() {
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { sources(&path, found) } else { found.push(path) }
+        }
+    }
+    let (mut files, mut errors) = (Vec::new(), 0);
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let named = text.lines().filter_map(|line| line.strip_prefix("impl ")?.split_once("Error for "));
+        let named = named.filter(|(path, _)| path.is_empty() || path.ends_with("::"));
+        for name in named.filter_map(|(_, name)| name.strip_suffix(" {}").or_else(|| name.strip_suffix(" {"))) {
+            errors += 1;
+            // That of a limiter behind a box is its own error's.
+            let has_kind = text.contains(&format!("pub fn kind(&self) -> {name}Kind")) || name == "LimiterError";
+            assert!(has_kind, "{name} in {} has no kind()", file.display());
+        }
+    }
+    assert!(errors >= 10, "{errors} errors found");
 }
 
 #[test]

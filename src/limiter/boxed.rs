@@ -149,7 +149,9 @@ fn erase<T: 'static, E: Error + Send + Sync + 'static>(
     }
 }
 
-/// The trouble of a [`BoxLimiter`]'s limiter.
+/// The error of a [`BoxLimiter`]'s limiter.
+///
+/// Its kind is that of the limiter's own error, which [`downcast_ref`](Self::downcast_ref) returns.
 #[derive(Debug)]
 pub struct LimiterError(Box<dyn Error + Send + Sync>);
 
@@ -158,6 +160,12 @@ impl LimiterError {
     #[must_use]
     pub fn new(error: impl Error + Send + Sync + 'static) -> Self {
         Self(Box::new(error))
+    }
+
+    /// The limiter's own error, if it is an `E`.
+    #[must_use]
+    pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
+        self.0.downcast_ref()
     }
 
     /// The limiter's own error.

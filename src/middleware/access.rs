@@ -305,6 +305,22 @@ fn parse(text: &str) -> Result<IpNet, AccessListError> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AccessListError(String);
 
+/// Why something cannot be listed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AccessListErrorKind {
+    /// It is neither an address nor a network.
+    Network,
+}
+
+impl AccessListError {
+    /// Why it cannot be listed.
+    #[must_use]
+    pub fn kind(&self) -> AccessListErrorKind {
+        AccessListErrorKind::Network
+    }
+}
+
 impl fmt::Display for AccessListError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

@@ -153,7 +153,7 @@ mod settings;
 mod telling;
 mod watch;
 
-pub use access::{Access, AccessList, AccessListError};
+pub use access::{Access, AccessList, AccessListError, AccessListErrorKind};
 pub use after::OnAborted;
 pub use bill::Bill;
 pub use body::{Body, RefusalBody};
@@ -161,7 +161,7 @@ pub use body::{Body, RefusalBody};
 pub use delay::TokioTimer;
 pub use delay::{Sleep, Timer};
 pub use future::ResponseFuture;
-pub use headers::{Headers, HeadersError, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
+pub use headers::{Headers, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use layer::{OnError, RateLimitLayer};
 pub use overflow::{NoOverflow, Overflow, OverflowTo};
 pub use overrides::PlanOverrides;

@@ -14,8 +14,8 @@ use std::any::TypeId;
 pub use client_ip::{client_address, client_ip, client_network};
 pub use fields::{bearer_token, both, cookie, extension, global, header, host, method, path};
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
-pub use prefixes::{Prefixes, PrefixesError};
-pub use proxies::{TrustedProxies, TrustedProxiesError};
+pub use prefixes::{Prefixes, PrefixesError, PrefixesErrorKind};
+pub use proxies::{TrustedProxies, TrustedProxiesError, TrustedProxiesErrorKind};
 
 /// Where an extractor takes an address from, as far as its type tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -85,9 +85,28 @@ pub struct PrefixesError {
     most: u8,
 }
 
+/// Which number of bits was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PrefixesErrorKind {
+    /// The prefix of IPv4 addresses.
+    Ipv4,
+    /// The prefix of IPv6 addresses.
+    Ipv6,
+}
+
+impl PrefixesError {
+    /// Which number of bits was refused.
+    #[must_use]
+    pub fn kind(&self) -> PrefixesErrorKind {
+        if self.most == 32 { PrefixesErrorKind::Ipv4 } else { PrefixesErrorKind::Ipv6 }
+    }
+}
+
 impl fmt::Display for PrefixesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a prefix of {} bits: it must be {} to {}", self.bits, self.least, self.most)
+        let family = if self.most == 32 { "IPv4" } else { "IPv6" };
+        write!(f, "an {family} prefix cannot have {} bits: use {} to {}", self.bits, self.least, self.most)
     }
 }
 

@@ -74,9 +74,12 @@ impl TrustedProxies {
     /// If there are none, or more than 64.
     pub fn count(proxies: usize) -> Result<Self, TrustedProxiesError> {
         if proxies == 0 || proxies > ENTRIES_MAX {
-            return Err(TrustedProxiesError(format!(
-                "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
-            )));
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Count,
+                format!(
+                    "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
+                ),
+            ));
         }
         Ok(Self { trust: Trust::Count(proxies), field: Field::XForwardedFor })
     }
@@ -94,7 +97,10 @@ impl TrustedProxies {
         let networks: Vec<IpNet> =
             networks.into_iter().map(|network| trusted(network.as_ref())).collect::<Result<_, _>>()?;
         if networks.is_empty() {
-            return Err(TrustedProxiesError("no trusted networks; without a proxy use `key::peer_ip()`".to_owned()));
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Network,
+                "no trusted networks; without a proxy use `key::peer_ip()`",
+            ));
         }
         Ok(Self { trust: Trust::Networks(networks), field: Field::XForwardedFor })
     }
@@ -113,19 +119,26 @@ impl TrustedProxies {
     /// If this cannot be a field's name, or the count of proxies is not 1: such a field says nothing about a second one.
     pub fn single_header(self, name: &str) -> Result<Self, TrustedProxiesError> {
         if let Trust::Count(2..) = self.trust {
-            return Err(TrustedProxiesError(format!(
-                "{name} holds one address, so the count of proxies can only be 1"
-            )));
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Count,
+                format!("{name} holds one address, so the count of proxies can only be 1"),
+            ));
         }
         match HeaderName::try_from(name) {
             Ok(name) => Ok(Self { field: Field::Single(name), ..self }),
-            Err(_) => Err(TrustedProxiesError(format!("{name:?} cannot be a header field's name"))),
+            Err(_) => Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Header,
+                format!("{name:?} cannot be a header's name: use letters, digits and `-`, such as `x-real-ip`"),
+            )),
         }
     }
 }
 
 fn trusted(text: &str) -> Result<IpNet, TrustedProxiesError> {
-    let nonsense = || TrustedProxiesError(format!("{text:?} is neither an address nor a network such as 10.0.0.0/8"));
+    let nonsense = || {
+        let message = format!("{text:?} is neither an address nor a network such as 10.0.0.0/8");
+        TrustedProxiesError::new(TrustedProxiesErrorKind::Network, message)
+    };
     parse_network(text).ok_or_else(nonsense)
 }
 
@@ -144,11 +157,38 @@ pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
 
 /// What was said about the trusted proxies makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrustedProxiesError(String);
+pub struct TrustedProxiesError {
+    kind: TrustedProxiesErrorKind,
+    message: String,
+}
+
+/// What is wrong about the trusted proxies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TrustedProxiesErrorKind {
+    /// The count of proxies is zero, too large, or too large for the header that was chosen.
+    Count,
+    /// There is no network, or a text that is neither an address nor a network.
+    Network,
+    /// A text cannot be the name of a header.
+    Header,
+}
+
+impl TrustedProxiesError {
+    fn new(kind: TrustedProxiesErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// What is wrong.
+    #[must_use]
+    pub fn kind(&self) -> TrustedProxiesErrorKind {
+        self.kind
+    }
+}
 
 impl fmt::Display for TrustedProxiesError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.message)
     }
 }
 

@@ -75,13 +75,13 @@ impl LegacyHeaders {
         let mut fields: Vec<Field> = Vec::with_capacity(self.fields.len());
         for (text, content) in self.fields {
             let Ok(name) = HeaderName::from_bytes(text.as_bytes()) else {
-                return Err(HeadersError { name: text, problem: Problem::Invalid });
+                return Err(HeadersError { name: text, kind: HeadersErrorKind::Invalid });
             };
             if is_reserved(&name) {
-                return Err(HeadersError { name: text, problem: Problem::Reserved });
+                return Err(HeadersError { name: text, kind: HeadersErrorKind::Reserved });
             }
             if fields.iter().any(|field| field.name == name) {
-                return Err(HeadersError { name: text, problem: Problem::Twice });
+                return Err(HeadersError { name: text, kind: HeadersErrorKind::Duplicate });
             }
             fields.push(Field { name, content });
         }
@@ -114,26 +114,39 @@ fn is_reserved(name: &HeaderName) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HeadersError {
     name: String,
-    problem: Problem,
+    kind: HeadersErrorKind,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Problem {
+/// Why a name was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HeadersErrorKind {
+    /// It is not the name of a header.
     Invalid,
+    /// A header of this name means something else.
     Reserved,
-    Twice,
+    /// Two headers would have this name.
+    Duplicate,
+}
+
+impl HeadersError {
+    /// Why the name was refused.
+    #[must_use]
+    pub fn kind(&self) -> HeadersErrorKind {
+        self.kind
+    }
 }
 
 impl fmt::Display for HeadersError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let problem = match self.problem {
-            Problem::Invalid => {
+        let problem = match self.kind {
+            HeadersErrorKind::Invalid => {
                 "it is not the name of a header field: use letters, digits and `-`, such as `x-ratelimit-remaining`"
             }
-            Problem::Reserved => {
+            HeadersErrorKind::Reserved => {
                 "that header field means something else to clients and proxies: choose a name of your own"
             }
-            Problem::Twice => "two fields would have this name: give each its own",
+            HeadersErrorKind::Duplicate => "two fields would have this name: give each its own",
         };
         write!(f, "{:?} cannot be used: {problem}", self.name)
     }

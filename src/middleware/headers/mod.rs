@@ -20,7 +20,7 @@ use http::header::RETRY_AFTER;
 
 use crate::policy::Policy;
 
-pub use legacy::{HeadersError, LegacyHeaders};
+pub use legacy::{HeadersError, HeadersErrorKind, LegacyHeaders};
 pub use reset::{ResetEncoding, ResetMeaning};
 pub use wait::Jitter;
 
