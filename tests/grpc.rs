@@ -90,6 +90,19 @@ async fn serve<L: Limiter + Clone>(layer: RateLimitLayer<L>) -> SocketAddr {
     address
 }
 
+/// Limits one service of a server, and no other.
+#[tokio::test]
+async fn limited_service_keeps_its_name_for_tonic() {
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1), key::global());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    tokio::spawn(Server::builder().add_service(layer.layer(Echo)).serve_with_incoming(incoming));
+    let mut client = connect(address).await;
+    assert_eq!(echo(&mut client, "first").await.unwrap(), "first");
+    assert_eq!(echo(&mut client, "second").await.unwrap_err().code(), Code::ResourceExhausted);
+}
+
 async fn connect(address: SocketAddr) -> tonic::client::Grpc<Channel> {
     let endpoint = Channel::from_shared(format!("http://{address}")).unwrap().connect_timeout(Duration::from_secs(5));
     tonic::client::Grpc::new(endpoint.connect().await.unwrap())

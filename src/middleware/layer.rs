@@ -200,6 +200,19 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
 
     /// Sets whether the layer does anything. A layer that is not enabled passes every request and response on untouched,
     /// with the same types.
+    ///
+    /// Use this where a layer is wanted on some condition: `tower::util::option_layer` does not type-check in a `Router`,
+    /// because responses have another body type with the layer than without it.
+    ///
+    /// ```
+    /// use axum::Router;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// # fn app(is_limited: bool) -> Router {
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// Router::new().layer(limit.enabled(is_limited))
+    /// # }
+    /// ```
     #[must_use]
     pub fn enabled(self, enabled: bool) -> Self {
         self.change(|settings| settings.enabled = enabled)

@@ -195,6 +195,12 @@ where
     }
 }
 
+/// The limited service is served under the name of the service within.
+#[cfg(feature = "tonic")]
+impl<S: tonic::server::NamedService, L, O> tonic::server::NamedService for RateLimit<S, L, O> {
+    const NAME: &'static str = S::NAME;
+}
+
 impl<S: Clone, L, O: Clone> Clone for RateLimit<S, L, O> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
