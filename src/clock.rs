@@ -1,11 +1,17 @@
 //! The only place that reads a clock.
 
+#[cfg(feature = "tokio")]
+mod tokio;
+
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::time::Timestamp;
+
+#[cfg(feature = "tokio")]
+pub use self::tokio::TokioClock;
 
 /// A clock, as a limiter in memory reads it: once for a usual decision, and again after it has found a state that is
 /// ahead of that reading.
