@@ -27,6 +27,8 @@ pub enum OutcomeKind {
     Allowed,
     /// It was within every quota, waited for its departure from a queue, and passed.
     Delayed,
+    /// It waited for its departure from a queue, and was dropped before: its client disconnected. What it took is refunded.
+    Abandoned,
     /// It was over a quota, and refused.
     Limited,
     /// Its key is closed by a [block](crate::Rule::block), since it was refused too often, and it was refused: the request
@@ -53,13 +55,14 @@ pub enum OutcomeKind {
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `delayed`, `limited`, `blocked`, `overage`, `degraded`, `shadow_limited`,
-    /// `overflowed`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
+    /// The name in metrics and logs: `allowed`, `delayed`, `abandoned`, `limited`, `blocked`, `overage`, `degraded`,
+    /// `shadow_limited`, `overflowed`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Allowed => "allowed",
             Self::Delayed => "delayed",
+            Self::Abandoned => "abandoned",
             Self::Limited => "limited",
             Self::Blocked => "blocked",
             Self::Overage => "overage",
@@ -88,7 +91,8 @@ impl OutcomeKind {
                 true
             }
             Self::Exempt | Self::FailedOpen => true,
-            Self::Limited | Self::Blocked | Self::Denied | Self::KeyMissing | Self::FailedClosed => false,
+            Self::Abandoned | Self::Limited | Self::Blocked => false,
+            Self::Denied | Self::KeyMissing | Self::FailedClosed => false,
         }
     }
 }

@@ -21,8 +21,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
-    Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
-    Refund, Reply, Timer, key,
+    BoxLimiter, Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota,
+    RateLimitLayer, Refund, Reply, Rule, Timer, key,
 };
 
 #[test]
@@ -225,6 +225,83 @@ fn the_outcome_tells_the_wait_and_the_position_when_the_request_departs() {
     shop.world.pass(100 * MS);
     let delayed = |place: u64| (OutcomeKind::Delayed, Duration::from_millis(10 * place), place);
     assert_eq!(told(), [delayed(1), delayed(2)]);
+}
+
+#[test]
+fn waiters_that_leave_are_reported() {
+    let mut shop = Shop::new(queue(3));
+    let log = Log::default();
+    let layer = shop.layer().observer(log.clone());
+    for _ in 0..3 {
+        shop.send(&layer);
+    }
+    shop.world.cancel(1);
+    shop.world.pass(100 * MS);
+    let kinds: Vec<OutcomeKind> = log.0.lock().unwrap().iter().map(|(kind, _, _)| *kind).collect();
+    assert_eq!(kinds, [OutcomeKind::Allowed, OutcomeKind::Abandoned, OutcomeKind::Delayed]);
+}
+
+/// Clients with a key each, whose second request would have to wait.
+#[test]
+fn waiting_requests_are_bounded_over_all_keys() {
+    for (most, later) in [(3, false), (3, true), (0, false)] {
+        let mut shop = Shop::new(queue(9));
+        let log = Log::default();
+        let clients = |request: &http::request::Parts| Key::of(*request.extensions.get::<u64>().unwrap());
+        let rule = Rule::new(&shop.policy);
+        let other = Policy::new("other", Quota::per_minute(100)).unwrap();
+        let limiter =
+            if later { BoxLimiter::new(Far(shop.limiter.clone())) } else { BoxLimiter::new(shop.limiter.clone()) };
+        let layer = RateLimitLayer::new(limiter, rule, clients)
+            .and(&other, key::global())
+            .delay(shop.world.timer.clone())
+            .max_waiting(most)
+            .observer(log.clone());
+        let send = |shop: &mut Shop, client: u64| {
+            let mut request = Request::new(Body::default());
+            request.extensions_mut().insert(client);
+            let service = layer.layer(service_fn(|_: Request<Body>| {
+                std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
+            }));
+            shop.world.spawn(async move {
+                let response = service.oneshot(request).await.unwrap();
+                let wait = response.headers().get("retry-after").cloned();
+                assert_eq!(wait.is_some(), response.status() == StatusCode::TOO_MANY_REQUESTS);
+                response.status()
+            })
+        };
+        let first: Vec<usize> = (0..9).map(|client| send(&mut shop, client)).collect();
+        let second: Vec<usize> = (0..9).map(|client| send(&mut shop, client)).collect();
+        assert!(first.iter().all(|sent| shop.world.done[*sent] == Some(StatusCode::OK)), "nobody has to wait");
+        let refused = second.iter().filter(|sent| shop.world.done[**sent] == Some(StatusCode::TOO_MANY_REQUESTS));
+        assert_eq!((refused.count(), layer.waiting()), (9 - most, most));
+        // What is refused has taken nothing, from no policy.
+        let used =
+            |policy: &Policy, key: &Key| policy.quota().capacity() - shop.limiter.peek_one(policy, key, 0).remaining();
+        assert_eq!(used(&other, &Key::global()), 9 + most as u64);
+        let queued: u64 = (0..9_u64).map(|client| used(&shop.policy, &Key::of(client).unwrap())).sum();
+        assert_eq!(queued, 9 + most as u64);
+        let limited = log.0.lock().unwrap().iter().filter(|(kind, _, _)| *kind == OutcomeKind::Limited).count();
+        assert_eq!(limited, 9 - most);
+        // Who departs makes room for another.
+        shop.world.pass(10 * MS);
+        assert_eq!(layer.waiting(), 0);
+        let again: Vec<usize> = (20..22).map(|_| send(&mut shop, 20)).collect();
+        assert_eq!(shop.world.done[again[1]], (most == 0).then_some(StatusCode::TOO_MANY_REQUESTS));
+    }
+}
+
+#[test]
+fn waiting_requests_are_bounded_by_default() {
+    let mut shop = Shop::new(Quota::leaky_queue(10, Duration::from_secs(1)).unwrap().queue(2_000).unwrap());
+    let layer = shop.layer();
+    for _ in 0..1_200 {
+        shop.send(&layer);
+    }
+    assert_eq!(layer.waiting(), 1_000);
+    let refused = shop.world.done.iter().filter(|done| **done == Some(StatusCode::TOO_MANY_REQUESTS)).count();
+    assert_eq!(refused, 199);
+    assert_eq!(shop.remaining(), 2_001 - 1_001);
 }
 
 #[tokio::test(start_paused = true)]

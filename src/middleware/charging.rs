@@ -72,7 +72,7 @@ impl<L> Shared<L> {
         let near = settings.rules.iter().flat_map(|rule| rule.policies().iter().map(|_| rule.rule().near_percent));
         let near = near.collect();
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
-        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer)));
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.max_waiting)));
         let afters = late::afters(settings.rules.iter().map(BoundRule::rule));
         let is_plain = !has_modes
             && delays.is_none()

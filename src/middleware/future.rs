@@ -182,9 +182,9 @@ where
                         return Poll::Pending;
                     };
                     let mut decided = this.shared.decide(&mut charges, &mut answer);
-                    if this.shared.has_to_wait(&decided) {
+                    if let Some(place) = this.shared.place_to_wait(&mut decided) {
                         // What was ready is let go.
-                        let delayed = this.shared.delay(ready.clone(), request, decided);
+                        let delayed = this.shared.delay(ready.clone(), request, decided, place);
                         this.state.set(State::Delayed { delayed });
                     } else if decided.passes() {
                         let (response, copies) = this.shared.pass(&mut ready, request, &mut decided);

@@ -228,11 +228,13 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// * When a request is dropped while it waits, it gives back what it took, and those of the same policy, key and cost
     ///   that wait behind it in this layer move up by one. Their last place goes back to the limiter, unless somebody has
     ///   come after it, in another process say: then it stays empty, and the spacing is kept.
-    /// * Nobody waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * No request waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * No more than 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
     /// * Whoever waits departs when it was told, by the timer, whatever the limiter's clock or the rule's mode do meanwhile.
     ///   If that clock steps back, the queue is shut for at most one full drain of what may be owed; if it steps forward,
     ///   those who come after depart as if the time that was skipped had passed.
-    /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed); it is told when the request departs.
+    /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed), which is reported when the request departs, or
+    ///   [`Abandoned`](crate::OutcomeKind::Abandoned) if it is dropped before.
     /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
     ///
     /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting. A layer with a
@@ -240,6 +242,18 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     #[must_use]
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
+    }
+
+    /// Sets how many requests of this layer may wait for their departure at a time, over all keys. The default is 1,000.
+    ///
+    /// Each waiting request holds its head, its body and its connection, and a client with many keys has a queue for each of
+    /// them. At the bound, a request that would have to wait is refused as over the limit: it takes nothing, its outcome is
+    /// [`Limited`](crate::OutcomeKind::Limited), and `Retry-After` is when it would have departed. A request that does not
+    /// have to wait passes. With 0 no request waits. Without a [timer](Self::delay) this has no effect, since then no request
+    /// waits at all.
+    #[must_use]
+    pub fn max_waiting(self, max_waiting: usize) -> Self {
+        self.change(|settings| settings.max_waiting = max_waiting)
     }
 
     /// How many requests wait for their departure now, in this layer and its services.

@@ -100,13 +100,18 @@ impl<L: Limiter> Shared<L> {
         (service.call(request), copies)
     }
 
-    /// Refunds what a request took if limits within refused it, and finds out how the policies stand then: from a limiter
-    /// that answers at once, else by what was refunded.
+    /// Refunds what a request took if limits within refused it.
     #[inline(never)]
     pub(super) fn refund_refused(&self, decided: &mut Decided, copies: &Copies) {
-        if !copies.are_refused() {
-            return;
+        if copies.are_refused() {
+            self.take_back(decided);
         }
+    }
+
+    /// Refunds what a request took, and finds out how the policies stand then: from a limiter that answers at once, else by
+    /// what was refunded.
+    #[cold]
+    pub(super) fn take_back(&self, decided: &mut Decided) {
         let (mut refunds, mut taken) = (Vec::new(), SmallVec::<[u64; decision::INLINE]>::new());
         each_answer(decided, |charge, decision| {
             let receipt = decision.take_receipt();

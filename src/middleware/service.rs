@@ -95,10 +95,10 @@ impl<S, L, O> RateLimit<S, L, O> {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        if self.shared.has_to_wait(&decided) {
+        if let Some(place) = self.shared.place_to_wait(&mut decided) {
             // What is ready is let go, for others.
             self.inner = self.inner.clone();
-            let delayed = self.shared.delay(self.inner.clone(), request, decided);
+            let delayed = self.shared.delay(self.inner.clone(), request, decided, place);
             ResponseFuture::delayed(delayed, Arc::clone(&self.shared))
         } else if decided.passes() {
             let (response, copies) = self.shared.pass(&mut self.inner, request, &mut decided);

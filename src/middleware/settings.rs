@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::access::BoundList;
 use super::bound::BoundRule;
-use super::delay::Timer;
+use super::delay::{MOST_WAITING, Timer};
 use super::headers::Headers;
 use super::layer::OnError;
 use super::refusal::Refusals;
@@ -26,6 +26,7 @@ pub(super) struct Settings {
     pub(super) enabled: bool,
     pub(super) mode: Option<ModeSwitch>,
     pub(super) timer: Option<Arc<dyn Timer>>,
+    pub(super) max_waiting: usize,
 }
 
 impl Settings {
@@ -43,6 +44,7 @@ impl Settings {
             enabled: true,
             mode: None,
             timer: None,
+            max_waiting: MOST_WAITING,
         }
     }
 }

@@ -12,7 +12,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
@@ -44,11 +44,24 @@ pub(super) struct Lines {
     shards: Box<[Mutex<Shard>]>,
     hash: RandomState,
     tickets: AtomicU64,
-    pub(super) waiting: AtomicUsize,
 }
 
 type Shard = HashMap<Place, Line>;
-type Wakers = SmallVec<[Waker; 2]>;
+
+/// Wakers that were taken out of a line. Waking or dropping a waker runs code of the caller, which may drop another waiting
+/// request and so come back here: both are done when the lock of the shard has been released.
+#[derive(Default)]
+struct Wakers {
+    to_wake: SmallVec<[Waker; 2]>,
+    to_drop: SmallVec<[Waker; 2]>,
+}
+
+impl Wakers {
+    fn release(self) {
+        self.to_wake.into_iter().for_each(Waker::wake);
+        drop(self.to_drop);
+    }
+}
 
 /// As many slots as waiters.
 #[derive(Debug, Default)]
@@ -90,7 +103,6 @@ impl Lines {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             hash: RandomState::new(),
             tickets: AtomicU64::new(0),
-            waiting: AtomicUsize::new(0),
         }
     }
 
@@ -110,12 +122,13 @@ impl Lines {
 
     /// Nothing if the request may depart; else until when it waits, unless it is woken before.
     pub(super) fn poll(&self, ticket: &Ticket, now_us: u64, waker: &Waker) -> Option<u64> {
-        let mut wakers = Wakers::new();
+        let mut wakers = Wakers::default();
+        let waker = waker.clone();
         let until_us = self.with_line(&ticket.place, |line| {
             line.release(now_us, &mut wakers);
-            line.wait(ticket.number, now_us, waker)
+            line.wait(ticket.number, now_us, waker, &mut wakers)
         });
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.release();
         until_us.flatten()
     }
 
@@ -126,12 +139,12 @@ impl Lines {
 
     /// Leaves the line, and returns the receipt of what is free by it: the last slot, or the own one if that is over.
     pub(super) fn leave(&self, ticket: &Ticket, now_us: u64) -> Option<Receipt> {
-        let mut wakers = Wakers::new();
+        let mut wakers = Wakers::default();
         let freed = self.with_line(&ticket.place, |line| {
             line.release(now_us, &mut wakers);
             line.leave(ticket.number, &mut wakers)
         });
-        wakers.into_iter().for_each(Waker::wake);
+        wakers.release();
         match freed.flatten() {
             Some(slot) => slot.receipt,
             None => Self::receipt(ticket),
@@ -164,7 +177,7 @@ impl Line {
         while self.slots.front().is_some_and(|slot| slot.departs_us <= now_us) {
             let (Some(slot), Some((_, waiter))) = (self.slots.pop_front(), self.waiters.pop_first()) else { return };
             *waiter.granted.lock().unwrap_or_else(PoisonError::into_inner) = slot.receipt;
-            wakers.extend(waiter.waker);
+            wakers.to_wake.extend(waiter.waker);
         }
         self.wake_foremost(wakers);
     }
@@ -173,24 +186,30 @@ impl Line {
     fn wake_foremost(&mut self, wakers: &mut Wakers) {
         let foremost = self.slots.iter().zip(self.waiters.values_mut()).take(FOREMOST);
         for (_, waiter) in foremost.filter(|(slot, waiter)| waiter.armed_us > slot.departs_us) {
-            wakers.extend(waiter.waker.take());
+            wakers.to_wake.extend(waiter.waker.take());
         }
     }
 
-    fn wait(&mut self, number: u64, now_us: u64, waker: &Waker) -> Option<u64> {
+    /// Until when the waiter of this number waits; nothing if it has departed. Its waker stays here, and the one that was here
+    /// before goes to `wakers`.
+    fn wait(&mut self, number: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
         let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
-        let slot_us = place.map_or_else(|| self.slots.back(), |place| self.slots.get(place))?.departs_us;
-        let waiter = self.waiters.get_mut(&number)?;
+        let slot = place.map_or_else(|| self.slots.back(), |place| self.slots.get(place));
+        let (Some(slot), Some(waiter)) = (slot, self.waiters.get_mut(&number)) else {
+            wakers.to_drop.push(waker);
+            return None;
+        };
+        let slot_us = slot.departs_us;
         // One further back keeps its timer as long as that is no later than the last slot.
         let keeps = place.is_none() && waiter.armed_us > now_us;
         let until_us = if keeps { waiter.armed_us.min(slot_us) } else { slot_us };
         waiter.armed_us = until_us;
-        waiter.waker = Some(waker.clone());
+        wakers.to_drop.extend(waiter.waker.replace(waker));
         Some(until_us)
     }
 
     fn leave(&mut self, number: u64, wakers: &mut Wakers) -> Option<Slot> {
-        self.waiters.remove(&number)?;
+        wakers.to_drop.extend(self.waiters.remove(&number)?.waker);
         let freed = self.slots.pop_back();
         self.wake_foremost(wakers);
         freed
@@ -216,5 +235,48 @@ mod tests {
         departing.iter().for_each(|ticket| assert_eq!(lines.poll(ticket, 100, Waker::noop()), None));
         assert_eq!(sizes(), 0);
         assert!(room() <= SHARDS * SPARE, "room for {}", room());
+    }
+
+    /// A task that holds another request, which waits in the same line. It ends with the last of its wakers.
+    struct Holder {
+        lines: Arc<Lines>,
+        ticket: Ticket,
+    }
+
+    impl std::task::Wake for Holder {
+        fn wake(self: Arc<Self>) {}
+    }
+
+    impl Drop for Holder {
+        fn drop(&mut self) {
+            self.lines.leave(&self.ticket, 0);
+        }
+    }
+
+    #[test]
+    fn wakers_are_dropped_when_the_lock_is_released() {
+        type End = fn(&Lines, &Ticket) -> bool;
+        let ends: [(&str, End); 4] = [
+            ("polled by another task", |lines, ticket| lines.poll(ticket, 0, Waker::noop()).is_some()),
+            ("due", |lines, ticket| lines.poll(ticket, 100, Waker::noop()).is_none()),
+            ("left", |lines, ticket| lines.leave(ticket, 0).is_none()),
+            ("left when due", |lines, ticket| lines.leave(ticket, 100).is_none()),
+        ];
+        for (name, end) in ends {
+            let (done, ended) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                let lines = Arc::new(Lines::new());
+                let place = Place { policy: 0, key: Key::global(), cost: 1 };
+                let [ticket, other] = [100, 200].map(|departs_us| lines.join(place.clone(), departs_us, None));
+                let holder = Waker::from(Arc::new(Holder { lines: Arc::clone(&lines), ticket: other }));
+                lines.poll(&ticket, 0, &holder);
+                drop(holder);
+                assert!(end(&lines, &ticket), "{name}");
+                lines.poll(&ticket, 300, Waker::noop());
+                done.send(lines.shards.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>()).unwrap();
+            });
+            let left = ended.recv_timeout(std::time::Duration::from_secs(20));
+            assert_eq!(left, Ok(0), "{name}: the other request has left");
+        }
     }
 }

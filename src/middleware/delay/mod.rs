@@ -8,7 +8,7 @@ mod timer;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,8 +18,9 @@ use smallvec::SmallVec;
 use super::charging::Shared;
 use super::decided::Decided;
 use super::modes::makes_wait;
-use crate::decision::Receipt;
+use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::Limiter;
+use crate::outcome::OutcomeKind;
 use crate::time::{micros_ceil, micros_floor};
 
 use line::{Lines, Place, Ticket};
@@ -31,7 +32,13 @@ pub use timer::{Sleep, Timer};
 pub(super) struct Delays {
     timer: Arc<dyn Timer>,
     lines: Lines,
+    waiting: AtomicUsize,
+    /// No more wait at a time.
+    most: usize,
 }
+
+/// As many requests of a layer wait at a time, unless it sets another number.
+pub(super) const MOST_WAITING: usize = 1_000;
 
 /// A request that waits for its departures: several if several of its policies are queues.
 pub(super) struct Delayed<S, B> {
@@ -46,22 +53,29 @@ pub(super) struct Delayed<S, B> {
 }
 
 /// Counts as one that waits.
-struct Counted(Arc<Delays>);
+pub(super) struct Counted(Arc<Delays>);
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.lines.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 impl Delays {
-    pub(super) fn new(timer: Arc<dyn Timer>) -> Self {
-        Self { timer, lines: Lines::new() }
+    pub(super) fn new(timer: Arc<dyn Timer>, most: usize) -> Self {
+        Self { timer, lines: Lines::new(), waiting: AtomicUsize::new(0), most }
+    }
+
+    /// Counts one more that waits, unless there are as many as may.
+    fn count(self: &Arc<Self>) -> Option<Counted> {
+        let one_more = |waiting: usize| (waiting < self.most).then_some(waiting + 1);
+        let counted = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        counted.is_ok().then(|| Counted(Arc::clone(self)))
     }
 
     /// How many requests wait.
     pub(super) fn waiting(&self) -> usize {
-        self.lines.waiting.load(Ordering::Relaxed)
+        self.waiting.load(Ordering::Relaxed)
     }
 
     fn now_us(&self) -> u64 {
@@ -73,7 +87,7 @@ impl<L> Shared<L> {
     /// Whether a request has to wait. Only an enforced queue makes it, and only one that is taken: of one that another
     /// policy refuses, a queue that has room says a delay too.
     #[inline]
-    pub(super) fn has_to_wait(&self, decided: &Decided) -> bool {
+    fn has_to_wait(&self, decided: &Decided) -> bool {
         self.delays.is_some() && decided.passes() && decided.is_delayed()
     }
 }
@@ -93,31 +107,64 @@ impl Decided {
 }
 
 impl<L: Limiter> Shared<L> {
-    /// Puts a request into the lines that it has to wait in.
-    #[inline(never)]
-    pub(super) fn delay<S, B>(&self, service: S, request: Request<B>, mut decided: Decided) -> Box<Delayed<S, B>> {
-        let mut tickets = SmallVec::new();
-        let mut counted = None;
-        if let Some(delays) = &self.delays {
-            let now_us = delays.now_us();
+    /// Returns a place to wait in if the request has to wait. If as many wait as may, there is none, and the request is
+    /// refused: what it took is refunded, and the queue is told as over its limit until the request would have departed.
+    #[inline]
+    pub(super) fn place_to_wait(&self, decided: &mut Decided) -> Option<Counted> {
+        if self.has_to_wait(decided) { self.place_or_refuse(decided) } else { None }
+    }
+
+    #[cold]
+    fn place_or_refuse(&self, decided: &mut Decided) -> Option<Counted> {
+        let counted = self.delays.as_ref()?.count();
+        if counted.is_none() {
+            let mut delays = SmallVec::<[(usize, Duration); 1]>::new();
             for at in 0..decided.answers().0.len() {
-                let Some((charge, decision)) = decided.answer_mut(at) else { continue };
-                if makes_wait(charge, decision) {
-                    let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
-                    let place = Place { policy: charge.policy, key: charge.key.clone(), cost: charge.cost };
-                    let receipt = decision.take_receipt();
-                    tickets.push((at, delays.lines.join(place, departs_us, receipt)));
+                if let Some((charge, decision)) = decided.answer_mut(at) {
+                    delays.extend(makes_wait(charge, decision).then(|| (at, decision.delay())));
                 }
             }
-            delays.lines.waiting.fetch_add(1, Ordering::Relaxed);
-            counted = Some(Counted(Arc::clone(delays)));
+            self.take_back(decided);
+            for (at, delay) in delays {
+                if let Some((_, decision)) = decided.answer_mut(at) {
+                    *decision = ChargeDecision::denied(decision.limit(), decision.remaining(), Some(delay))
+                        .with_reset_after(decision.reset_after());
+                }
+            }
+            decided.kind = OutcomeKind::Limited;
         }
-        Box::new(Delayed { service, request: Some(request), decided, tickets, sleep: None, counted })
+        counted
+    }
+
+    /// Puts a request into the lines that it has to wait in.
+    #[inline(never)]
+    pub(super) fn delay<S, B>(
+        &self,
+        service: S,
+        request: Request<B>,
+        mut decided: Decided,
+        counted: Counted,
+    ) -> Box<Delayed<S, B>> {
+        let mut tickets = SmallVec::new();
+        let Counted(delays) = &counted;
+        let now_us = delays.now_us();
+        for at in 0..decided.answers().0.len() {
+            let Some((charge, decision)) = decided.answer_mut(at) else { continue };
+            if makes_wait(charge, decision) {
+                let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
+                let place = Place { policy: charge.policy, key: charge.key.clone(), cost: charge.cost };
+                let receipt = decision.take_receipt();
+                tickets.push((at, delays.lines.join(place, departs_us, receipt)));
+            }
+        }
+        Box::new(Delayed { service, request: Some(request), decided, tickets, sleep: None, counted: Some(counted) })
     }
 
     /// Takes back what a request that does not depart had taken: its place in the lines, and its charges.
     #[cold]
     pub(super) fn leave<S, B>(&self, delayed: &mut Delayed<S, B>) {
+        delayed.decided.kind = OutcomeKind::Abandoned;
+        self.tell(&delayed.decided);
         delayed.leave_lines();
         self.give_back(std::mem::replace(&mut delayed.decided, Decided::nothing()));
     }

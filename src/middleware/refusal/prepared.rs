@@ -211,6 +211,7 @@ impl Reason {
             | OutcomeKind::ShadowLimited
             | OutcomeKind::Overflowed
             | OutcomeKind::Exempt
+            | OutcomeKind::Abandoned
             | OutcomeKind::FailedOpen => Self::Limited,
         }
     }
