@@ -1,58 +1,64 @@
-//! A login that counts failed attempts only: five an hour for each account, twenty for each address. Who knows the password
-//! is never in anybody's way, and a hundred attempts at once are five.
+//! A login that counts failed attempts only: five an hour for each account, twenty for each address. A client that knows the
+//! password is never limited, and a hundred attempts at once are five.
+//!
+//! The account is in the body of the request, so its limit is asked in the handler.
 //!
 //! ```sh
 //! cargo run --example login
-//! for i in $(seq 6); do curl -si http://127.0.0.1:3000/login -u alice:wrong | grep -iE '^(HTTP|ratelimit:|retry)'; done
-//! for i in $(seq 9); do curl -si http://127.0.0.1:3000/login -u bob:hunter2 | grep -iE '^(HTTP|ratelimit:)'; done
+//! for i in $(seq 6); do curl -si http://127.0.0.1:3000/login -d 'name=alice&password=wrong' | grep -iE '^(HTTP|ratelimit:|retry)'; done
+//! for i in $(seq 9); do curl -si http://127.0.0.1:3000/login -d 'name=bob&password=hunter2' | grep -iE '^(HTTP|ratelimit:)'; done
 //! ```
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::net::SocketAddr;
 
-use axum::Router;
-use axum::extract::Request;
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, StatusCode, response};
-use axum::routing::get;
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use axum::routing::post;
+use axum::{Form, Router};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Refused, key};
 
-/// Name and password of `Authorization: Basic`.
-fn credentials(headers: &HeaderMap) -> Option<(String, String)> {
-    let encoded = headers.get("authorization")?.to_str().ok()?.strip_prefix("Basic ")?;
-    let text = String::from_utf8(BASE64_STANDARD.decode(encoded).ok()?).ok()?;
-    text.split_once(':').map(|(name, password)| (name.to_owned(), password.to_owned()))
-}
+type Limit = RateLimitLayer<MemoryLimiter>;
 
-async fn login(request: Request) -> (StatusCode, &'static str) {
-    match credentials(request.headers()) {
-        // In place of a database and a slow hash.
-        Some((_, password)) if password == "hunter2" => (StatusCode::OK, "welcome\n"),
-        Some(_) => (StatusCode::UNAUTHORIZED, "wrong name or password\n"),
-        None => (StatusCode::BAD_REQUEST, "send a name and a password\n"),
-    }
-}
+/// The name of an account, for the limit.
+#[derive(Clone)]
+struct Account(String);
 
-fn account(request: &Parts) -> Option<Key> {
-    let (name, _) = credentials(&request.headers)?;
+async fn login(
+    State(attempts): State<Limit>,
+    mut head: Parts,
+    Form(fields): Form<HashMap<String, String>>,
+) -> Result<(StatusCode, &'static str), Refused> {
+    let (Some(name), Some(password)) = (fields.get("name"), fields.get("password")) else {
+        return Ok((StatusCode::BAD_REQUEST, "send a name and a password\n"));
+    };
     // One account, however it is written.
-    Key::of(name.to_lowercase())
+    head.extensions.insert(Account(name.to_lowercase()));
+    let attempt = attempts.admit(&head).await?;
+    // In place of a database and a slow hash.
+    if password == "hunter2" {
+        attempt.refund();
+        Ok((StatusCode::OK, "welcome\n"))
+    } else {
+        Ok((StatusCode::UNAUTHORIZED, "wrong name or password\n"))
+    }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let failed = |response: &response::Parts| response.status == StatusCode::UNAUTHORIZED;
-    let account_fails = Policy::new("failed-account", Quota::per_hour(5))?.charge_when(failed);
-    let address_fails = Policy::new("failed-address", Quota::per_hour(20))?.charge_when(failed);
-    let limit = RateLimitLayer::new(MemoryLimiter::new(), address_fails, key::peer_ip())
-        .and(account_fails.missing_key(tower_ratelimit::MissingKey::Exempt), account);
+    let account = |head: &Parts| head.extensions.get().and_then(|Account(name)| Key::of(name.as_str()));
+    let limiter = MemoryLimiter::new();
+    let by_account = Limit::new(limiter.clone(), Policy::new("failed-account", Quota::per_hour(5))?, account);
+    let failed =
+        Policy::new("failed-address", Quota::per_hour(20))?.give_back_when(|response| response.status.is_success());
+    let by_address = Limit::new(limiter, failed, key::peer_ip());
 
-    let app = Router::new().route("/login", get(login).layer(limit));
+    let app = Router::new().route("/login", post(login).layer(by_address)).with_state(by_account);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    println!("curl -si http://127.0.0.1:3000/login -u alice:wrong");
-    println!("curl -si http://127.0.0.1:3000/login -u bob:hunter2");
+    println!("curl -si http://127.0.0.1:3000/login -d 'name=alice&password=wrong'");
+    println!("curl -si http://127.0.0.1:3000/login -d 'name=bob&password=hunter2'");
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await?;
     Ok(())
 }

@@ -102,9 +102,9 @@ pub use limiter::{
 #[cfg(feature = "tokio")]
 pub use middleware::TokioTimer;
 pub use middleware::{
-    Access, AccessList, AccessListError, AccessListErrorKind, Bill, GrpcCode, Headers, HeadersError, HeadersErrorKind,
-    IntoRule, Jitter, LegacyHeaders, MissingKey, OnAborted, OnError, PlanOverrides, Protocol, RateLimit,
-    RateLimitLayer, Refusal, Refusals, ResetEncoding, ResetMeaning, Rule, Timer, When,
+    Access, AccessList, AccessListError, AccessListErrorKind, Admission, Bill, GrpcCode, Headers, HeadersError,
+    HeadersErrorKind, IntoRule, Jitter, LegacyHeaders, MissingKey, OnAborted, OnError, PlanOverrides, Protocol,
+    RateLimit, RateLimitLayer, Refusal, Refusals, Refused, ResetEncoding, ResetMeaning, Rule, Timer, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use http::response::Parts;
-use http::{Method, Request, Response, StatusCode, header};
+use http::{Extensions, Method, Request, Response, StatusCode, header};
 use smallvec::SmallVec;
 
 use super::after::{After, OnAborted};
@@ -105,8 +105,11 @@ struct Open {
 }
 
 /// A layer, whatever its limiter.
-trait Settling: Send + Sync {
+pub(super) trait Settling: Send + Sync {
     fn after(&self, policy: usize) -> Option<&After>;
+
+    /// Refunds all that was taken.
+    fn give_back(&self, decided: Decided);
 
     /// Gives back units of a charge.
     fn refund(&self, policy: usize, key: &Key, receipt: Receipt);
@@ -119,6 +122,10 @@ trait Settling: Send + Sync {
 }
 
 impl<L: Limiter> Settling for Shared<L> {
+    fn give_back(&self, decided: Decided) {
+        Self::give_back(self, decided);
+    }
+
     fn after(&self, policy: usize) -> Option<&After> {
         Some(&self.afters.as_deref()?.get(policy)?.after)
     }
@@ -169,14 +176,16 @@ impl<L: Limiter> Shared<L> {
     /// has one, also if nothing was charged, so that a handler that asks for it need not know.
     #[inline(never)]
     pub(super) fn open<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
-        self.take_over(request, decided);
+        let method = request.method().clone();
+        self.take_over(request.extensions_mut(), method, decided);
         let expects = self.afters.iter().flatten().any(|PolicyAfter { after, .. }| after.by_bill);
         if expects && request.extensions().get::<Bill>().is_none() {
             request.extensions_mut().insert(Bill::new());
         }
     }
 
-    fn take_over<B>(self: &Arc<Self>, request: &mut Request<B>, decided: &mut Decided) {
+    /// Takes over what is to be settled. Its bill goes into the extensions of the request, which is of this method.
+    pub(super) fn take_over(self: &Arc<Self>, extensions: &mut Extensions, method: Method, decided: &mut Decided) {
         let record = match std::mem::replace(&mut decided.answer, Answer::Nothing) {
             Answer::One { charge, decision } => Record::Known(Answered::of_one(charge, decision)),
             Answer::Several(record) => *record,
@@ -206,13 +215,13 @@ impl<L: Limiter> Shared<L> {
         }
         if !bill.is_empty() {
             // The layers around this one are still to be told, too.
-            if let Some(around) = request.extensions().get() {
+            if let Some(around) = extensions.get() {
                 bill.append(around);
             }
-            request.extensions_mut().insert(bill);
+            extensions.insert(bill);
         }
         let layer: Arc<dyn Settling> = Arc::<Self>::clone(self);
-        let response = Progress { method: request.method().clone(), ..Progress::default() };
+        let response = Progress { method, ..Progress::default() };
         let late = Late { layer, answered, open, response };
         decided.answer = Answer::Several(Box::new(Record::Late(late)));
     }

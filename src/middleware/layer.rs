@@ -54,7 +54,7 @@ use crate::outcome::Observer;
 /// }
 /// ```
 pub struct RateLimitLayer<L, O = NoOverflow> {
-    shared: Arc<Shared<L>>,
+    pub(super) shared: Arc<Shared<L>>,
     overflow: O,
 }
 

@@ -127,6 +127,7 @@
 //! To wait for one's turn with requests of any type, tower's is the right one.
 
 mod access;
+mod admit;
 mod after;
 mod bill;
 mod body;
@@ -154,6 +155,7 @@ mod telling;
 mod watch;
 
 pub use access::{Access, AccessList, AccessListError, AccessListErrorKind};
+pub use admit::{Admission, Refused};
 pub use after::OnAborted;
 pub use bill::Bill;
 pub use body::{Body, RefusalBody};
