@@ -81,6 +81,29 @@
 //! Header fields: those of an inner layer are merged, each policy listed once, the tightest in fields with one value, and
 //! the longest `Retry-After`.
 //!
+//! # Defaults
+//!
+//! Where nothing is said, a layer does what an attacker does not like. Each choice that trades safety is asked for:
+//!
+//! | when | by default | asked for with |
+//! |---|---|---|
+//! | a request over its quota | it is refused, and nothing is charged to any rule | [`Mode`](crate::Mode), [`RateLimitLayer::overflow`] |
+//! | a request without a key | it is refused with 400 | [`Rule::missing_key`] |
+//! | the limiter fails | the request is refused with 503 | [`RateLimitLayer::on_error`], [`FallbackLimiter`](crate::FallbackLimiter) |
+//! | an inner layer refuses | the outer layers keep their charge | [`RateLimitLayer::refund_nested`] |
+//! | a request is aborted | it costs at least its reservation | [`Rule::on_aborted`] |
+//! | the cost is settled later | at least one unit is reserved, so no request passes in debt | - |
+//! | a request says who it is from | no header is believed; the client is the peer of the connection | [`key::client_ip`](crate::key::client_ip) with [`TrustedProxies`](crate::key::TrustedProxies) |
+//! | an IPv6 address | its /64 is one client | [`Prefixes`](crate::key::Prefixes) |
+//! | an access list, and an unknown address | the list does not allow it | - |
+//! | a CORS preflight request | it is charged as any other | [`RateLimitLayer::exempt_preflight`] |
+//! | a refusal, and a cache | it has `Cache-Control: no-store` | - |
+//! | a refusal, and gRPC | only a request that is gRPC's in every respect gets gRPC's status 200 | - |
+//! | what a response carries inside the server | no outcome, so nothing that middleware could leak | [`RateLimitLayer::expose_outcome`] |
+//!
+//! A limiter has defaults of its own: `MemoryLimiter` is [bounded](crate::limiter::memory), and `RedisLimiter` has a
+//! deadline, a bounded queue, and stores no caller's key in clear.
+//!
 //! # Costs that are known in the end
 //!
 //! [`Rule::charge_when`] and [`Rule::give_back_when`] let the response's head say whether a request stays charged;
