@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::Hash;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use foldhash::quality::RandomState;
 use http::request::Parts;
 use ipnet::IpNet;
 
-use super::extract::{AddressSource, peer_address};
+use super::extract::{AddressSource, embedded_ipv4, peer_address};
 use super::rule::Read;
 use crate::key::{IntoKey, Key};
 
@@ -34,6 +34,8 @@ pub enum Access {
 /// Of networks the most specific one counts, so that one address can be allowed in a network that is denied. A look-up
 /// asks once for each length of prefix that the list has, whatever the number of networks; 100,000 of them take
 /// some 2 MB (IPv4) or 7 MB (IPv6). Reads share a lock, which a change holds for as long as it takes.
+///
+/// An IPv4 client that comes through a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
 ///
 /// Clients cannot leave or enter a list by a header that cannot be read:
 ///
@@ -116,8 +118,8 @@ impl<A: Copy + Eq + Hash> Networks<A> {
     }
 
     /// The longest of those that `first` finds its address for.
-    fn find(&self, first: impl Fn(u8) -> A) -> Option<Access> {
-        self.lengths.iter().find_map(|(length, _)| self.each.get(&(*length, first(*length))).copied())
+    fn find(&self, first: impl Fn(u8) -> A) -> Option<(u8, Access)> {
+        self.lengths.iter().find_map(|(length, _)| Some((*length, *self.each.get(&(*length, first(*length)))?)))
     }
 }
 
@@ -129,6 +131,13 @@ fn first_v6(address: u128, length: u8) -> u128 {
     address & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
 }
 
+/// Whether no NAT64 translates the address, so that it is not somebody's of that network. RFC 6052 section 3.1 forbids it.
+fn is_internal(address: Ipv4Addr) -> bool {
+    let [first, second, ..] = address.octets();
+    let is_shared = first == 100 && (64..128).contains(&second);
+    first == 0 || is_shared || address.is_private() || address.is_loopback() || address.is_link_local()
+}
+
 impl Table {
     fn set(&mut self, network: IpNet, access: Access) {
         match network {
@@ -138,10 +147,17 @@ impl Table {
     }
 
     fn address(&self, address: IpAddr) -> Option<Access> {
-        match address.to_canonical() {
-            IpAddr::V4(address) => self.v4.find(|length| first_v4(address.to_bits(), length)),
-            IpAddr::V6(address) => self.v6.find(|length| first_v6(address.to_bits(), length)),
-        }
+        let v4 = |address: Ipv4Addr| self.v4.find(|length| first_v4(address.to_bits(), length));
+        let found = match address.to_canonical() {
+            IpAddr::V4(address) => v4(address),
+            IpAddr::V6(address) => {
+                let own = self.v6.find(|length| first_v6(address.to_bits(), length));
+                let embedded = embedded_ipv4(address).filter(|address| !is_internal(*address)).and_then(v4);
+                let embedded = embedded.map(|(length, access)| (96 + length, access));
+                own.into_iter().chain(embedded).max_by_key(|(length, _)| *length)
+            }
+        };
+        found.map(|(_, access)| access)
     }
 
     fn key(&self, key: &Key) -> Option<Access> {
@@ -417,6 +433,24 @@ mod tests {
         assert_eq!(list.of_address(address("2001:db8::1")), None);
         list.set("::/0", Access::Deny).unwrap();
         assert_eq!(list.of_address(address("2001:db8::1")), Some(Access::Deny));
+    }
+
+    #[test]
+    fn client_of_a_nat64_is_looked_up_by_both_addresses() {
+        let list = AccessList::new();
+        list.set("192.0.2.0/24", Access::Deny).unwrap();
+        list.set("10.0.0.0/8", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.1")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("64:ff9b::198.51.100.1")), None);
+        for internal in ["64:ff9b::10.0.0.1", "64:ff9b:1::10.0.0.1", "2002:a00:1::1", "::10.0.0.1"] {
+            assert_eq!(list.of_address(address(internal)), None, "{internal}");
+        }
+        list.set("64:ff9b::/96", Access::Limit).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.1")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("64:ff9b::198.51.100.1")), Some(Access::Limit));
+        list.set("64:ff9b::192.0.2.7", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.7")), Some(Access::Allow));
+        assert_eq!(list.of_address(address("192.0.2.7")), Some(Access::Deny));
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod peer;
 mod prefixes;
 mod proxies;
 
+pub(crate) use prefixes::embedded_ipv4;
 pub(crate) use proxies::parse_network;
 
 use std::any::TypeId;

@@ -9,8 +9,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 /// that whoever counts each address counts nothing. Many are given a /56 or a /48; a second, larger quota by
 /// `Prefixes::default().ipv6(48)?` in the same layer covers these.
 ///
-/// An IPv6 address that stands for an IPv4 one (`::ffff:192.0.2.1`) is that IPv4 address. No other embedding is unwrapped:
-/// `::192.0.2.1` and `64:ff9b::192.0.2.1` are IPv6.
+/// Some IPv6 addresses stand for IPv4 ones:
+///
+/// | address | is grouped as |
+/// |---|---|
+/// | IPv4-mapped, `::ffff:192.0.2.1` | the IPv4 address |
+/// | NAT64 (RFC 6052), `64:ff9b::192.0.2.1` | the IPv4 address in it, but stays IPv6: whole by default, not by its /64, which is all of IPv4 |
+/// | NAT64 with a prefix of your own, 6to4 (`2002::/16`), Teredo (`2001::/32`), `::192.0.2.1` | IPv6 |
+///
+/// The addresses in the last row are not unwrapped because the sender need not own the IPv4 address in them, or because
+/// its place is not known. Clients that share a Teredo server or a NAT64 of your own share a key.
 ///
 /// ```
 /// use tower_ratelimit::key::Prefixes;
@@ -64,11 +72,18 @@ impl Prefixes {
                 IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
             }
             IpAddr::V6(address) => {
-                let mask = u128::MAX.checked_shl(128 - u32::from(self.ipv6)).unwrap_or(0);
+                let bits = if embedded_ipv4(address).is_some() { 96 + self.ipv4 } else { self.ipv6 };
+                let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
                 IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
             }
         }
     }
+}
+
+/// Returns the IPv4 address that a NAT64 with the well-known prefix `64:ff9b::/96` (RFC 6052) translates.
+pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [0x64, 0xff9b, 0, 0, 0, 0, high, low] = address.segments() else { return None };
+    Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
 }
 
 impl Default for Prefixes {
@@ -122,7 +137,7 @@ mod tests {
 
     /// The cases of express-rate-limit's `ip-key-generator-test.ts`, where our convention is the same. It differs for
     /// `::1.2.3.4`, the deprecated IPv4-compatible form: there `1.2.3.4`, here the IPv6 address that it is, since its
-    /// sender need not own that IPv4 address. A prefix of 16 bits does not exist here, and `false` is 128.
+    /// sender need not own that IPv4 address; and for NAT64. A prefix of 16 bits does not exist here, and `false` is 128.
     #[test]
     fn addresses_are_grouped_as_express_rate_limit_does() {
         for (address, bits, group) in [
@@ -134,7 +149,6 @@ mod tests {
             ("::ffff:102:304", 32, "1.2.3.4"),
             ("::ffff:102:304", 128, "1.2.3.4"),
             ("2001:db8:1234:5678::1.2.3.4", 56, "2001:db8:1234:5600::"),
-            ("64:ff9b::1.2.3.4", 56, "64:ff9b::"),
             ("::1", 56, "::"),
             ("::", 56, "::"),
             ("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 128, "123:4567:89ab:cdef:123:4567:89ab:cdef"),
@@ -143,6 +157,24 @@ mod tests {
             ("123:ABC::89", 56, "123:abc::"),
         ] {
             assert_eq!(grouped(address, bits), group, "{address}/{bits}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_embed_ipv4_are_grouped_as_documented() {
+        assert_eq!(grouped("64:ff9b::192.0.2.1", 64), "64:ff9b::c000:201");
+        assert_ne!(grouped("64:ff9b::192.0.2.1", 64), grouped("64:ff9b::192.0.2.2", 64));
+        let networks = Prefixes::default().ipv4(24).unwrap().ipv6(48).unwrap();
+        let group = |address: &str| networks.group(address.parse().unwrap());
+        assert_eq!(group("64:ff9b::192.0.2.1"), group("64:ff9b::192.0.2.99"));
+        assert_ne!(group("64:ff9b::192.0.2.1"), group("64:ff9b::192.0.3.1"));
+        for (other, network) in [
+            ("64:ff9b:1::192.0.2.1", "64:ff9b:1::"),
+            ("64:ff9b:0:0:1::192.0.2.1", "64:ff9b::"),
+            ("2002:c000:201::1", "2002:c000:201::"),
+            ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:0:4136:e378::"),
+        ] {
+            assert_eq!(grouped(other, 64), network, "{other}");
         }
     }
 
