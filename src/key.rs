@@ -1,4 +1,36 @@
 //! Whose allowance is charged.
+//!
+//! An extractor takes the key from a request: one of the functions below, or a closure over the request's head
+//! ([`http::request::Parts`]) that returns an [`IntoKey`].
+//!
+//! ```
+//! use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, key};
+//!
+//! let quota = Quota::per_minute(100);
+//! let by_address = RateLimitLayer::new(MemoryLimiter::new(), quota, key::peer_ip());
+//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| request.headers.get("x-user").cloned());
+//! // What is borrowed from the request is made into a key at once. Without `Key::of` the compiler reports only that a
+//! // lifetime may not live long enough.
+//! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
+//!     Key::of((request.headers.get("x-user"), request.uri.path()))
+//! });
+//! ```
+//!
+//! # What a client can vary
+//!
+//! A client that can change its key at will has no limit. A second rule by address bounds it.
+//!
+//! | extractor | other spellings that make the same key | what a client can change |
+//! |---|---|---|
+//! | [`peer_ip`], [`client_ip`] | of IPv4-mapped addresses; ports and zones | the address within its own networks; see [`Prefixes`] |
+//! | [`extension`] | none | nothing, if an outer layer has checked the value |
+//! | [`header`] | spaces around the value | anything, also the case of letters if the service ignores it |
+//! | [`bearer_token`] | case and spaces of the scheme | anything that the service accepts; a signed token often verifies in several spellings, so take the verified user by [`extension`] |
+//! | [`cookie`] | percent-encoding, quotes, spaces | anything that the service accepts |
+//! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; take the matched route by [`extension`] |
+//! | [`host`] | case, port, a dot at the end | any name |
+//! | [`method`] | none | any name |
+//! | a closure over the query | as you write it | order, encoding and repetition of parameters |
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -12,8 +44,12 @@ const INLINE: usize = 38;
 
 /// Whose allowance is charged: one short byte string, made from addresses, integers, text, bytes and tuples of them.
 ///
-/// Each part is written with its kind and its length, so that no two different values make the same key:
-/// `("ab", "c")` is not `("a", "bc")`, and the text `"7"` is not the number `7`.
+/// Two keys are equal exactly if they have the same parts in the same order. Each part is written with its kind and its
+/// length, so `("ab", "c")` is not `("a", "bc")`, and the text `"7"` is not the number `7`.
+///
+/// * Tuples are flattened: `(("a", "b"), "c")` is `("a", ("b", "c"))`. `()` has no part, so `("a", ())` is `"a"`.
+/// * The Rust type is not part of the key: a `String` is the text in it, and `7_u64` and `7_i64` are the same number.
+///
 /// Up to 38 bytes stay inside the key (an address, an integer, a text of 36 bytes); longer ones take one allocation.
 ///
 /// ```
@@ -399,20 +435,36 @@ impl IntoKey for IpAddr {
     }
 }
 
+#[inline]
+fn unsigned(number: u128) -> Option<Key> {
+    match u64::try_from(number) {
+        Ok(short) => single(Kind::Unsigned, &short.to_le_bytes()),
+        Err(_) => single(Kind::Unsigned, &number.to_le_bytes()),
+    }
+}
+
+#[inline]
+fn signed(number: i128) -> Option<Key> {
+    match (u128::try_from(number), i64::try_from(number)) {
+        (Ok(positive), _) => unsigned(positive),
+        (Err(_), Ok(short)) => single(Kind::Signed, &short.to_le_bytes()),
+        (Err(_), Err(_)) => single(Kind::Signed, &number.to_le_bytes()),
+    }
+}
+
 macro_rules! integers {
-    ($kind:ident as $wide:ty: $($int:ty)*) => {$(
+    ($write:ident as $wide:ty: $($int:ty)*) => {$(
         impl IntoKey for $int {
+            /// Returns the key of the number, which is the same for every integer type.
             #[inline]
             fn into_key(self) -> Option<Key> {
-                single(Kind::$kind, &(self as $wide).to_le_bytes())
+                $write(self as $wide)
             }
         }
     )*};
 }
-integers!(Unsigned as u64: u8 u16 u32 u64 usize);
-integers!(Signed as i64: i8 i16 i32 i64 isize);
-integers!(Unsigned as u128: u128);
-integers!(Signed as i128: i128);
+integers!(unsigned as u128: u8 u16 u32 u64 u128 usize);
+integers!(signed as i128: i8 i16 i32 i64 i128 isize);
 
 /// A part of a tuple that may be absent without making the whole key missing.
 ///
@@ -453,3 +505,130 @@ macro_rules! tuples {
     )*};
 }
 tuples! { A; A B; A B C; A B C D; A B C D E; A B C D E F; }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A value of any shape that a key can be made from.
+    #[derive(Clone, Debug)]
+    enum Value {
+        Bytes(Vec<u8>),
+        Text(String),
+        Number(i128, u8),
+        Address(IpAddr),
+        Flag(bool),
+        Absent,
+        Unit,
+        Tuple(Vec<Self>),
+    }
+
+    #[derive(Debug, PartialEq)]
+    enum Part {
+        Bytes(Vec<u8>),
+        Text(String),
+        Number(i128),
+        Address(IpAddr),
+        Flag(bool),
+        Absent,
+    }
+
+    impl Value {
+        fn parts(&self) -> Vec<Part> {
+            vec![match self.clone() {
+                Self::Bytes(bytes) => Part::Bytes(bytes),
+                Self::Text(text) => Part::Text(text),
+                Self::Number(number, _) => Part::Number(number),
+                Self::Address(address) => Part::Address(address),
+                Self::Flag(flag) => Part::Flag(flag),
+                Self::Absent => Part::Absent,
+                Self::Unit => return Vec::new(),
+                Self::Tuple(values) => return values.iter().flat_map(Self::parts).collect(),
+            }]
+        }
+
+        fn key(&self) -> Option<Key> {
+            match self {
+                Self::Bytes(bytes) => Key::of(bytes.clone()),
+                Self::Text(text) => Key::of(text),
+                Self::Number(number, 0) if u8::try_from(*number).is_ok() => Key::of(*number as u8),
+                Self::Number(number, 1) if i8::try_from(*number).is_ok() => Key::of(*number as i8),
+                Self::Number(number, 2) if u64::try_from(*number).is_ok() => Key::of(*number as u64),
+                Self::Number(number, 3) if i64::try_from(*number).is_ok() => Key::of(*number as i64),
+                Self::Number(number, 4) if u128::try_from(*number).is_ok() => Key::of(*number as u128),
+                Self::Number(number, _) => Key::of(*number),
+                Self::Address(address) => Key::of(*address),
+                Self::Flag(flag) => Key::of(*flag),
+                Self::Absent => Key::of(OrAbsent::<u8>(None)),
+                Self::Unit => Key::of(()),
+                Self::Tuple(values) => match &values.iter().map(Self::key).collect::<Vec<_>>()[..] {
+                    [a] => Key::of((a,)),
+                    [a, b] => Key::of((a, b)),
+                    [a, b, c] => Key::of((a, b, c)),
+                    _ => unreachable!("tuples of one to three"),
+                },
+            }
+        }
+    }
+
+    /// From few values, so that equal ones are met often.
+    fn value() -> impl Strategy<Value = Value> {
+        let numbers = prop::sample::select(vec![0, 1, 2, -1, 255, i128::from(i64::MIN), 1 << 64, i128::MIN]);
+        let leaf = prop_oneof![
+            prop::collection::vec(prop::sample::select(vec![0, 1, 2, 255]), 0..3).prop_map(Value::Bytes),
+            "[ab\\x01\\x02]{0,3}".prop_map(Value::Text),
+            Just(Value::Text("a".repeat(300))),
+            (numbers, 0..6_u8).prop_map(|(number, form)| Value::Number(number, form)),
+            prop::sample::select(vec!["1.1.1.1", "::", "::1"]).prop_map(|text| Value::Address(text.parse().unwrap())),
+            any::<bool>().prop_map(Value::Flag),
+            Just(Value::Absent),
+            Just(Value::Unit),
+        ];
+        leaf.prop_recursive(3, 8, 3, |inner| prop::collection::vec(inner, 1..4).prop_map(Value::Tuple))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(5_000))]
+
+        #[test]
+        fn keys_are_equal_exactly_if_their_parts_are(first in value(), second in value()) {
+            prop_assert_eq!(first.key() == second.key(), first.parts() == second.parts());
+            let first_of_both = Value::Tuple(vec![first.clone(), second.clone()]);
+            let second_of_both = Value::Tuple(vec![second, first]);
+            prop_assert_eq!(
+                first_of_both.key() == second_of_both.key(),
+                first_of_both.parts() == second_of_both.parts()
+            );
+        }
+
+        #[test]
+        fn kinds_are_those_of_the_parts(value in value()) {
+            let key = value.key().unwrap();
+            prop_assert_eq!(key.kinds().count(), value.parts().len());
+            prop_assert!(!key.is_unreadable() && !key.is_ambiguous());
+            prop_assert!(Key::of((key.clone(), Key::ambiguous())).unwrap().is_ambiguous());
+            prop_assert!(Key::of((Key::unreadable_client(None), key)).unwrap().is_unreadable());
+        }
+    }
+
+    #[test]
+    fn tuples_are_flattened() {
+        assert_eq!(Key::of((("a", "b"), "c")), Key::of(("a", ("b", "c"))));
+        assert_eq!(Key::of(("a", ())), Key::of("a"));
+        assert_ne!(Key::of(("a", OrAbsent::<u8>(None))), Key::of("a"));
+    }
+
+    #[test]
+    fn number_is_one_key_in_every_type() {
+        let seven = Key::of(7_u64);
+        assert!(
+            [Key::of(7_u8), Key::of(7_i32), Key::of(7_i64), Key::of(7_u128), Key::of(7_isize)]
+                .iter()
+                .all(|k| *k == seven)
+        );
+        assert_eq!(Key::of(-7_i8), Key::of(-7_i128));
+        assert_ne!(Key::of(-1_i64), Key::of(u64::MAX));
+        assert_ne!(Key::of("7"), seven);
+    }
+}
