@@ -17,7 +17,7 @@ use tower_http::cors::CorsLayer;
 use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
-use tower_ratelimit::{Limiter, MissingKey, Policy, Quota, RateLimit, RateLimitLayer, key};
+use tower_ratelimit::{Limiter, MissingKey, Outcome, Policy, Quota, RateLimit, RateLimitLayer, key};
 
 struct Application {
     limit: RateLimitLayer<Scripted>,
@@ -129,6 +129,60 @@ async fn axums_connect_info_is_the_peer() {
         seen.push(router.oneshot(request).await.unwrap().status().as_u16());
     }
     assert_eq!(seen, [200, 429, 200]);
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn axums_mock_connect_info_is_the_peer() {
+    use axum::extract::connect_info::MockConnectInfo;
+    let layer = RateLimitLayer::new(Scripted::new(), Quota::per_minute(1), key::peer_ip());
+    let router = Router::new().route("/", get(home)).layer(layer);
+    let mocked = router.layer(MockConnectInfo(SocketAddr::from(([192, 0, 2, 1], 4711))));
+    assert_eq!(statuses(mocked.clone(), ["/", "/"]).await, [200, 429]);
+    // A real one goes before it, as in axum.
+    let mut request = Request::new(axum::body::Body::empty());
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([192, 0, 2, 2], 4711))));
+    assert_eq!(mocked.oneshot(request).await.unwrap().status(), StatusCode::OK);
+}
+
+/// The path as the client sent it, wherever the layer is placed.
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn original_path_is_whole_inside_of_nested_routers() {
+    let export = || {
+        let rule = Policy::new("export", Quota::per_minute(1)).unwrap();
+        let rule = rule.when(|request| key::original_uri(request).path().starts_with("/api/export"));
+        RateLimitLayer::new(Scripted::new(), rule, key::original_path())
+    };
+    let routes = || Router::new().route("/export", get(home)).route("/import", get(home));
+    let paths = ["/api/export", "/api/export", "/api/import", "/api/export?x=y"];
+    for router in [
+        Router::new().nest("/api", routes()).layer(export()),
+        Router::new().nest("/api", routes()).route_layer(export()),
+        Router::new().nest("/api", routes().layer(export())),
+        Router::new().nest("/api", routes().route_layer(export())),
+        Router::new().nest_service("/api", export().layer(routes())),
+        Router::new().nest("/api", Router::new().route("/{name}", get(home.layer(export())))),
+        Router::new().nest("/api", Router::new().fallback(home).layer(export())),
+    ] {
+        assert_eq!(statuses(router, paths).await, [200, 429, 200, 429]);
+    }
+    let deep =
+        Router::new().nest("/api", Router::new().nest("/export", Router::new().route("/x", get(home)).layer(export())));
+    assert_eq!(statuses(deep, ["/api/export/x", "/api/export/x"]).await, [200, 429]);
+}
+
+/// A handler that asks for the outcome has to allow for its absence, unless the layer exposes it.
+#[tokio::test]
+async fn outcome_is_an_optional_extension_in_axum() {
+    use axum::Extension;
+    let home = async |outcome: Option<Extension<Outcome>>| outcome.map_or("none", |outcome| outcome.kind().as_str());
+    for (exposed, expected) in [(false, "none"), (true, "allowed")] {
+        let router = Router::new().route("/", get(home)).layer(limit(1).expose_outcome(exposed));
+        let response = router.oneshot(Request::new(axum::body::Body::empty())).await.unwrap();
+        let body = axum::body::to_bytes(response.into_body(), 64).await.unwrap();
+        assert_eq!(body, expected);
+    }
 }
 
 #[tokio::test]

@@ -122,6 +122,9 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// response. Off by default; a refusal's response has it always.
     ///
     /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
+    ///
+    /// In axum, take it as `Option<Extension<Outcome>>`: a handler that takes `Extension<Outcome>` answers 500 if the
+    /// outcome is not exposed, or if the layer is disabled.
     #[must_use]
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)

@@ -55,6 +55,9 @@ impl Rule {
     /// Applies the rule only to requests for which `predicate` holds. Called more than once, all predicates must hold.
     ///
     /// A request that no rule of a layer applies to is exempt: it passes, and gets no rate-limit header fields.
+    ///
+    /// Inside of axum's `nest` the path of a request lacks the prefix: test
+    /// [`key::original_uri(request)`](crate::key::original_uri) there.
     #[must_use]
     pub fn when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.when = Some(match self.when.take() {

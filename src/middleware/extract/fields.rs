@@ -1,6 +1,7 @@
 //! Keys from what a request says of itself.
 
 use std::any::Any;
+use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, COOKIE, HOST};
 use http::request::Parts;
@@ -50,63 +51,86 @@ pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 
     }
 }
 
-/// The value of a cookie, as in `key::cookie("session")`. Quotes around it belong to it.
+/// The value of a cookie, as in `key::cookie("session")`.
+///
+/// Names and values are percent-decoded and quotes around values are dropped, as cookie libraries do. A client can
+/// therefore not get a second allowance by another spelling of its session.
 ///
 /// The key is missing if the cookie is absent or empty. Requests with several different values of it share one key, since
 /// the service may read another one than was charged. The value was not checked; see [`header`].
 pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
     move |parts| {
-        let mut found = None;
+        let mut found: Option<Cow<'_, [u8]>> = None;
         for line in parts.headers.get_all(COOKIE) {
             for pair in line.as_bytes().split(|byte| *byte == b';') {
                 let Some(equals) = pair.iter().position(|byte| *byte == b'=') else { continue };
                 let (candidate, value) = pair.split_at(equals);
-                if candidate.trim_ascii() != name.as_bytes() {
+                if *percent_decoded(candidate.trim_ascii()) != *name.as_bytes() {
                     continue;
                 }
-                let value = value.get(1..).unwrap_or_default().trim_ascii();
+                let value = percent_decoded(unquoted(value.get(1..).unwrap_or_default().trim_ascii()));
                 if found.is_some_and(|earlier| earlier != value) {
                     return Some(Key::ambiguous());
                 }
                 found = Some(value);
             }
         }
-        found.filter(|value| !value.is_empty()).and_then(text_or_bytes)
+        found.filter(|value| !value.is_empty()).and_then(|value| text_or_bytes(&value))
     }
 }
 
-/// The path of the request's URI, as it was sent.
-///
-/// A path is anything that the client likes to send: with it alone as the key, each new path is a fresh allowance. For
-/// the route that matched, use axum's: `key::extension(|path: &MatchedPath| Key::of(path.as_str()))`, in a `route_layer`.
-pub fn path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| parts.uri.path().into_key()
+/// Drops one pair of quotes.
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
 }
 
-/// The request's method.
+/// Replaces each `%` and its two hexadecimal digits by their byte. Any other `%` stays.
+fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'%') {
+        return Cow::Borrowed(text);
+    }
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.split_first_chunk().filter(|_| *byte == b'%');
+        let escaped = digits.and_then(|([high, low], after)| {
+            let digit = |digit: &u8| char::from(*digit).to_digit(16);
+            Some((u8::try_from(digit(high)? * 16 + digit(low)?).ok()?, after))
+        });
+        let (byte, after) = escaped.unwrap_or((*byte, after));
+        decoded.push(byte);
+        rest = after;
+    }
+    Cow::Owned(decoded)
+}
+
+/// The request's method. A client can make methods up; the service refuses them, but each is a key.
 pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     |parts| parts.method.as_str().into_key()
 }
 
-/// The host that the request is for, in lower case and without a port: of the URI (HTTP/2), else of the `Host` field.
+/// The host that the request is for, in lower case, without a port and without a dot at its end: of the URI (HTTP/2),
+/// otherwise of the `Host` header.
 ///
-/// The key is missing if neither says one. Requests with several `Host` headers share one key.
+/// The key is missing if neither has one. Requests with several `Host` headers share one key. A client can send any
+/// host, so check it against those that you serve, or limit by address as well.
 pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     |parts| {
         let host = match parts.uri.host() {
-            Some(host) => host,
+            Some(host) => host.as_bytes(),
             None => match only(&parts.headers, &HOST) {
-                Ok(value) => without_port(value.to_str().ok()?.trim()),
+                Ok(value) => without_port(value.as_bytes().trim_ascii()),
                 Err(none) => return none,
             },
         };
+        let host = host.strip_suffix(b".").unwrap_or(host);
         if host.is_empty() {
             None
-        } else if host.bytes().any(|byte| byte.is_ascii_uppercase()) {
-            host.to_ascii_lowercase().into_key()
+        } else if host.iter().any(u8::is_ascii_uppercase) {
+            text_or_bytes(&host.to_ascii_lowercase())
         } else {
-            host.into_key()
+            text_or_bytes(host)
         }
     }
 }
@@ -181,9 +205,9 @@ fn text_or_bytes(bytes: &[u8]) -> Option<Key> {
     }
 }
 
-fn without_port(host: &str) -> &str {
-    match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+fn without_port(host: &[u8]) -> &[u8] {
+    match host.iter().rposition(|byte| *byte == b':').map(|colon| host.split_at(colon)) {
+        Some((name, port)) if port.iter().skip(1).all(u8::is_ascii_digit) => name,
         _ => host,
     }
 }
@@ -260,14 +284,38 @@ mod tests {
     }
 
     #[test]
+    fn spellings_of_one_cookie_are_one_key() {
+        let session = cookie("session");
+        for spelling in ["session=abc", "session=%61bc", "session=a%62%63", "session=\"abc\"", " session = abc ;"] {
+            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+        }
+        for spelling in ["%73ession=abc", "session=abc; sess%69on=%61bc", "session=abc; session=\"%61bc\""] {
+            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+        }
+        assert_eq!(session(&parts(&[("cookie", b"session=abc; %73ession=b")])), Some(Key::ambiguous()));
+        for (value, key) in [("%", "%"), ("%4", "%4"), ("%zz", "%zz"), ("%2525", "%25"), ("\"", "\""), ("a+b", "a+b")] {
+            let line = format!("session={value}");
+            assert_eq!(session(&parts(&[("cookie", line.as_bytes())])), Key::of(key), "{value}");
+        }
+        assert_eq!(session(&parts(&[("cookie", b"session=%ff")])), Key::of(&b"\xff"[..]));
+        assert_eq!(session(&parts(&[("cookie", b"session=\"\"")])), None);
+    }
+
+    #[test]
     fn a_host_has_no_port_and_no_capitals() {
         assert_eq!(host()(&parts(&[("host", b"Example.COM:8080")])), Key::of("example.com"));
         assert_eq!(host()(&parts(&[("host", b"[2001:db8::1]:443")])), Key::of("[2001:db8::1]"));
+        for spelling in [&b"example.com."[..], b"EXAMPLE.com.:443", b" example.com:"] {
+            assert_eq!(host()(&parts(&[("host", spelling)])), Key::of("example.com"), "{spelling:?}");
+        }
+        for unusable in [&b""[..], b":80", b"."] {
+            assert_eq!(host()(&parts(&[("host", unusable)])), None, "{unusable:?}");
+        }
+        assert!(host()(&parts(&[("host", b"caf\xe9")])).is_some());
         assert_eq!(host()(&parts(&[])), None);
         let mut from_uri = parts(&[("host", b"other")]);
         from_uri.uri = http::Uri::from_static("https://Example.com:1/x");
         assert_eq!(host()(&from_uri), Key::of("example.com"));
-        assert_eq!(path()(&from_uri), Key::of("/x"));
         assert_eq!(method()(&from_uri), Key::of("GET"));
         assert_eq!(Method::GET.into_key(), Key::of("GET"));
     }

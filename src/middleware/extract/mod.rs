@@ -3,6 +3,7 @@
 mod client_ip;
 mod fields;
 mod forwarded;
+mod paths;
 mod peer;
 mod prefixes;
 mod proxies;
@@ -13,7 +14,8 @@ pub(crate) use proxies::parse_network;
 use std::any::TypeId;
 
 pub use client_ip::{client_address, client_ip, client_network};
-pub use fields::{bearer_token, both, cookie, extension, global, header, host, method, path};
+pub use fields::{bearer_token, both, cookie, extension, global, header, host, method};
+pub use paths::{original_path, original_uri, path};
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
 pub use prefixes::{Prefixes, PrefixesError, PrefixesErrorKind};
 pub use proxies::{TrustedProxies, TrustedProxiesError, TrustedProxiesErrorKind};

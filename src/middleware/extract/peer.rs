@@ -35,10 +35,16 @@ impl From<SocketAddr> for PeerAddr {
 
 /// The address at the other end of the connection, IPv6 by its /64; see [`Prefixes`].
 ///
-/// It is found in the request's extensions, as the first of: a [`PeerAddr`]; with the feature `axum`, the
-/// `ConnectInfo<SocketAddr>` that axum inserts when it serves `into_make_service_with_connect_info::<SocketAddr>()`; with
-/// the feature `tonic`, the `TcpConnectInfo` that tonic inserts; a bare [`SocketAddr`]. If there is none of these, the key is missing, and the layer by default refuses the request with a response
-/// that says so.
+/// It is found in the request's extensions, as the first of:
+///
+/// * a [`PeerAddr`];
+/// * with the feature `axum`, the `ConnectInfo<SocketAddr>` that axum inserts when it serves
+///   `into_make_service_with_connect_info::<SocketAddr>()`, or the `MockConnectInfo<SocketAddr>` that stands for it in
+///   tests;
+/// * with the feature `tonic`, the `TcpConnectInfo` that tonic inserts;
+/// * a bare [`SocketAddr`].
+///
+/// If there is none of these, the key is missing.
 ///
 /// Behind a proxy this is the proxy's address, and all clients are one: use [`client_ip`](super::client_ip) there.
 pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
@@ -73,7 +79,10 @@ fn find(parts: &Parts) -> Option<IpAddr> {
 
 #[cfg(feature = "axum")]
 fn axum_peer(extensions: &Extensions) -> Option<IpAddr> {
-    extensions.get().map(|info: &axum::extract::ConnectInfo<SocketAddr>| info.0.ip())
+    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+    let real = extensions.get().map(|info: &ConnectInfo<SocketAddr>| info.0);
+    let address = real.or_else(|| extensions.get().map(|mock: &MockConnectInfo<SocketAddr>| mock.0))?;
+    Some(address.ip())
 }
 
 #[cfg(not(feature = "axum"))]
