@@ -47,12 +47,14 @@
 //!
 //! None is on by default, and none changes what the crate does without it.
 //!
-//! * **`axum`**: [`key::peer_ip`] and its kin find the `ConnectInfo<SocketAddr>` that axum puts into requests. It depends on
-//!   axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
+//! * **`axum`**: [`key::peer_ip`] and its kin find the `ConnectInfo<SocketAddr>` that axum puts into requests, and
+//!   [`key::original_uri`] finds the `OriginalUri`. It depends on axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
 //! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
 //!   transport. gRPC requests are recognised and refused as such without it.
 //! * **`tokio`**: `TokioClock`, which a test can stop and move with Tokio's time, and `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
 //!   timer alone.
+//! * **`tracing`**: a [`Misuse`] that no observer sees is a warning of `tracing`. It depends on tracing without its default
+//!   features.
 //! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
 //!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
 //!   millisecond or more.

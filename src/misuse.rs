@@ -4,8 +4,10 @@ use std::fmt;
 
 /// Something in how a layer is set up that cannot be meant: what, and how to mend it.
 ///
-/// It is told once for each layer and [kind](Self::kind): to the layer's [`Observer`](crate::Observer), and by
-/// [`RateLimitLayer::check`](crate::RateLimitLayer::check). Requests are decided as they would be otherwise.
+/// It is reported once for each layer and [kind](Self::kind): to the layer's [`Observer`](crate::Observer), and by
+/// [`RateLimitLayer::check`](crate::RateLimitLayer::check). If the layer has no observer, or one without
+/// [`on_misuse`](crate::Observer::on_misuse), it is a warning of `tracing` (with the feature of this name), or otherwise,
+/// in builds with debug assertions, a line on stderr. Requests are decided as they would be otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misuse {
     kind: MisuseKind,
@@ -31,6 +33,10 @@ pub enum MisuseKind {
     TwoQuotas,
     /// A rule counts by the address of the peer, and the server does not pass it on.
     PeerUnknown,
+    /// A rule's condition held for none of the first 1,000 requests.
+    NeverApplies,
+    /// None of the first requests that a rule applies to had a key: 32 of them, or 1,000 if they are exempt without one.
+    KeyNeverFound,
     /// A rule settles what requests cost in the end, and its quota remembers no debt.
     NoDebt,
     /// A rule's quota is a leaky queue, and its layer has no timer by which requests could wait for their departure.
@@ -42,7 +48,7 @@ pub enum MisuseKind {
 
 impl MisuseKind {
     /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `proxy-allowed`, `never-passes`, `two-quotas`,
-    /// `peer-unknown`, `no-debt`, `no-timer`, `no-queue`.
+    /// `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`, `no-queue`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -52,6 +58,8 @@ impl MisuseKind {
             Self::NeverPasses => "never-passes",
             Self::TwoQuotas => "two-quotas",
             Self::PeerUnknown => "peer-unknown",
+            Self::NeverApplies => "never-applies",
+            Self::KeyNeverFound => "key-never-found",
             Self::NoDebt => "no-debt",
             Self::NoTimer => "no-timer",
             Self::NoQueue => "no-queue",
@@ -62,6 +70,18 @@ impl MisuseKind {
 impl Misuse {
     pub(crate) fn new(kind: MisuseKind, text: String) -> Self {
         Self { kind, text }
+    }
+
+    /// Reports the misuse where no observer does.
+    pub(crate) fn report(&self) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
+        #[cfg(not(feature = "tracing"))]
+        if cfg!(debug_assertions) {
+            use std::io::Write as _;
+            // Not by `eprintln!`, which panics if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
+        }
     }
 
     /// What kind of misuse it is.

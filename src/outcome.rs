@@ -233,9 +233,11 @@ pub trait Observer: Send + Sync {
         let _ = outcome;
     }
 
-    /// A layer has noticed that it cannot be meant as it is set up. Told once for each layer and kind.
+    /// A layer has noticed that it cannot be meant as it is set up. Called once for each layer and kind.
+    ///
+    /// Unless an observer does otherwise, it is reported as without an observer; see [`Misuse`].
     fn on_misuse(&self, misuse: &Misuse) {
-        let _ = misuse;
+        misuse.report();
     }
 
     /// Something befell a limiter.

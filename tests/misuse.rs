@@ -260,3 +260,145 @@ fn a_queue_in_which_nobody_waits_is_noticed_and_a_timer_without_a_queue() {
     let misuse = idle.check().unwrap_err();
     assert!(misuse.to_string().starts_with("no-queue: ") && misuse.to_string().contains("leaky_queue"), "{misuse}");
 }
+
+#[tokio::test]
+async fn rule_that_never_applies_is_noticed() {
+    let log = Log::default();
+    let never = named("export", 9).when(|request| request.uri.path().starts_with("/api/export"));
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("all", 9_999), key::global()).and(never, key::global());
+    let layer = layer.observer(log.clone());
+    serve(&layer, (0..999).map(|_| request(&[], false))).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, (0..20).map(|_| request(&[], false))).await;
+    assert_eq!(log.kinds(), [MisuseKind::NeverApplies]);
+    let text = layer.check().unwrap_err().to_string();
+    assert!(text.starts_with("never-applies: ") && text.contains("\"export\""), "{text}");
+    assert!(text.contains("original_uri"), "{text}");
+
+    // One that applies to a single request is as it should be.
+    let rare = named("rare", 9).when(|request| request.headers.contains_key("forwarded"));
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rare, key::global());
+    serve(&layer, (0..2_000).map(|at| request(if at == 900 { &["forwarded"] } else { &[] }, false))).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+/// A layer outside of authentication, a header of another name, and so on: for every extractor that may find no key.
+#[tokio::test]
+async fn rule_whose_key_is_never_there_is_noticed() {
+    struct User(u64);
+    let rules: [fn(Policy) -> RateLimitLayer<MemoryLimiter>; 7] = [
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::extension(|user: &User| user.0)),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::bearer_token()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::cookie("session")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::host()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::both(key::path(), key::header("x-user"))),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, |request| request.headers.get("x-user").cloned()),
+    ];
+    for (at, layer) in rules.into_iter().enumerate() {
+        let log = Log::default();
+        let layer = layer(named("user", 9)).observer(log.clone());
+        serve(&layer, (0..31).map(|_| request(&[], true))).await;
+        assert_eq!(layer.check(), Ok(()), "{at}");
+        serve(&layer, (0..31).map(|_| request(&[], true))).await;
+        assert_eq!(log.kinds(), [MisuseKind::KeyNeverFound], "{at}");
+        let text = layer.check().unwrap_err().to_string();
+        assert!(text.contains("\"user\"") && text.contains("are refused") && text.contains("authentication"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn optional_key_is_looked_for_in_more_requests() {
+    for (missing_key, most) in [(MissingKey::Reject, 31), (MissingKey::Shared, 31), (MissingKey::Exempt, 999)] {
+        let layer = || {
+            let rule = named("user", 9).missing_key(missing_key);
+            RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("forwarded"))
+        };
+        let never = layer();
+        serve(&never, (0..most).map(|_| request(&[], true))).await;
+        assert_eq!(never.check(), Ok(()));
+        serve(&never, [request(&[], true)]).await;
+        assert_eq!(never.check().unwrap_err().kind(), MisuseKind::KeyNeverFound);
+        let once = layer();
+        serve(&once, [request(&["forwarded"], true)]).await;
+        serve(&once, (0..2_000).map(|_| request(&[], true))).await;
+        assert_eq!(once.check(), Ok(()));
+    }
+    // Where only the peer's address can be missing, that is what is said.
+    let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), key::client_ip(proxies));
+    serve(&layer, (0..40).map(|_| request(&["x-forwarded-for"], false))).await;
+    assert_eq!(layer.check().unwrap_err().kind(), MisuseKind::PeerUnknown);
+}
+
+fn never_passes() -> RateLimitLayer<MemoryLimiter> {
+    RateLimitLayer::new(MemoryLimiter::new(), named("upload", 9).cost(|_| 10), key::global())
+}
+
+/// The test runs itself as a process of its own, to see what that writes.
+#[cfg(all(debug_assertions, not(feature = "tracing")))]
+#[test]
+fn misuse_that_nobody_observes_is_written_to_stderr_once() {
+    const CHILD: &str = "RATELIMIT_MISUSE_CHILD";
+    struct Deaf;
+    impl Observer for Deaf {}
+    if let Ok(child) = std::env::var(CHILD) {
+        let layer = match child.as_str() {
+            "none" => never_passes(),
+            "deaf" => never_passes().observer(Deaf),
+            _ => never_passes().observer(Log::default()),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(serve(&layer, (0..5).map(|_| request(&[], false))));
+        assert!(layer.check().is_err());
+        return;
+    }
+    for (child, lines) in [("none", 1), ("deaf", 1), ("log", 0)] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "misuse_that_nobody_observes_is_written_to_stderr_once", "--nocapture"])
+            .env(CHILD, child)
+            .output()
+            .unwrap();
+        let written = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{written}");
+        assert_eq!(written.matches("tower-ratelimit: never-passes: ").count(), lines, "{child}: {written}");
+    }
+}
+
+#[cfg(feature = "tracing")]
+#[tokio::test]
+async fn misuse_that_nobody_observes_is_a_warning_of_tracing() {
+    use tracing::field::{Field, Visit};
+    use tracing::span::{Attributes, Id, Record};
+    use tracing::{Event, Level, Metadata, Subscriber};
+
+    #[derive(Clone, Default)]
+    struct Events(Arc<Mutex<Vec<String>>>);
+    impl Visit for &Events {
+        fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+            self.0.lock().unwrap().push(format!("{field}={value:?}"));
+        }
+    }
+    impl Subscriber for Events {
+        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+            metadata.target() == "tower_ratelimit" && *metadata.level() == Level::WARN
+        }
+        fn new_span(&self, _: &Attributes<'_>) -> Id {
+            Id::from_u64(1)
+        }
+        fn record(&self, _: &Id, _: &Record<'_>) {}
+        fn record_follows_from(&self, _: &Id, _: &Id) {}
+        fn event(&self, event: &Event<'_>) {
+            event.record(&mut &*self);
+        }
+        fn enter(&self, _: &Id) {}
+        fn exit(&self, _: &Id) {}
+    }
+    let events = Events::default();
+    let _guard = tracing::subscriber::set_default(events.clone());
+    serve(&never_passes(), (0..5).map(|_| request(&[], false))).await;
+    serve(&never_passes().observer(Log::default()), [request(&[], false)]).await;
+    let events = events.0.lock().unwrap();
+    assert_eq!(events.iter().filter(|event| event.starts_with("kind=\"never-passes\"")).count(), 1, "{events:?}");
+    assert!(events.iter().any(|event| event.starts_with("message=a request cost 10 units")), "{events:?}");
+}

@@ -20,8 +20,8 @@ pub(super) struct BoundRule {
     extract: Read<Option<Key>>,
     /// The place of its first policy among those of the layer.
     first: usize,
-    /// The extractor is one of the peer's address.
-    by_peer: bool,
+    /// Where the extractor takes an address from.
+    by: AddressSource,
 }
 
 /// What a rule asks of a request.
@@ -33,6 +33,8 @@ pub(super) enum Asked {
     },
     /// A key, and there is none.
     Key,
+    /// Nothing, since there is no key.
+    Exempt,
 }
 
 impl BoundRule {
@@ -47,7 +49,7 @@ impl BoundRule {
         if let Some(cost) = rule.cost.clone().filter(|_| rule.after.is_settled()) {
             rule.cost = Some(Arc::new(move |parts: &Parts| cost(parts).max(1)));
         }
-        Self { rule, extract: Arc::new(extract), first: 0, by_peer: AddressSource::of::<E>() == AddressSource::Peer }
+        Self { rule, extract: Arc::new(extract), first: 0, by: AddressSource::of::<E>() }
     }
 
     pub(super) fn rule(&self) -> &Rule {
@@ -59,7 +61,12 @@ impl BoundRule {
     }
 
     pub(super) fn is_by_peer(&self) -> bool {
-        self.by_peer
+        self.by == AddressSource::Peer
+    }
+
+    /// Whether the key is missing only if the peer's address is.
+    pub(super) fn needs_peer(&self) -> bool {
+        self.by != AddressSource::Other
     }
 
     pub(super) fn after(&self) -> &After {
@@ -121,7 +128,7 @@ impl BoundRule {
         }
         match (self.extract)(parts) {
             Some(key) => Asked::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) },
-            None if self.rule.missing_key == MissingKey::Exempt => Asked::Nothing,
+            None if self.rule.missing_key == MissingKey::Exempt => Asked::Exempt,
             None => Asked::Key,
         }
     }

@@ -82,8 +82,8 @@ impl<L> Shared<L> {
             && afters.is_none();
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
-        let watch = Watch::new();
-        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks());
+        let watch = Watch::new(&settings);
+        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks() || watch.looks_at_rules());
         Self {
             limiter,
             settings,
@@ -115,16 +115,22 @@ impl<L> Shared<L> {
     /// The charges of a request.
     #[inline(never)]
     pub(super) fn ask(&self, parts: &Parts) -> Asking {
+        let mut looks = false;
         if self.is_screened.load(Ordering::Relaxed) {
             if let Some(asking) = self.screen(parts) {
                 return asking;
             }
+            looks = self.watch.looks_at_rules();
         }
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         let mut unkeyed = None;
         for (rule, bound) in self.settings.rules.iter().enumerate() {
-            match bound.ask(parts) {
-                Asked::Nothing => {}
+            let asked = bound.ask(parts);
+            if looks {
+                self.look_at_rule(rule, bound, &asked);
+            }
+            match asked {
+                Asked::Nothing | Asked::Exempt => {}
                 Asked::Charge { key, cost } => {
                     let Range { start, end } = bound.charged(parts);
                     let last = end.saturating_sub(1);

@@ -28,7 +28,7 @@ impl<L: Limiter> Shared<L> {
         for bound in &self.settings.rules {
             let (key, cost) = match bound.ask(parts) {
                 Asked::Charge { key, cost } => (key, cost),
-                Asked::Nothing => continue,
+                Asked::Nothing | Asked::Exempt => continue,
                 Asked::Key => return Some(Asking::Unkeyed(Mode::Enforce)),
             };
             let charged = bound.charged(parts);

@@ -17,6 +17,8 @@ impl<L> Shared<L> {
         let looks = self.watch.looks();
         if looks {
             self.look_at_request(parts);
+        } else if !self.watch.looks_at_rules() {
+            self.screen_less();
         }
         match access::ask(&self.settings.access, parts) {
             Some((Access::Allow, list)) => {
@@ -34,7 +36,9 @@ impl<L> Shared<L> {
     /// Nothing is looked at any more for misuse.
     #[cold]
     pub(super) fn screen_less(&self) {
-        self.is_screened.store(is_screened(&self.settings), Ordering::Relaxed);
+        if !is_screened(&self.settings) {
+            self.is_screened.store(false, Ordering::Relaxed);
+        }
     }
 }
 

@@ -176,7 +176,7 @@ where
                     Some(decision) => return self.refuse_one(parts, body, OwnedCharge::usual(key, cost), decision),
                     None => Asking::Charges(Charges::One(OwnedCharge::usual(key, cost))),
                 },
-                Asked::Nothing => Asking::Exempt,
+                Asked::Nothing | Asked::Exempt => Asking::Exempt,
                 Asked::Key => Asking::Unkeyed(Mode::Enforce),
             }
         } else if self.shared.is_quiet() {

@@ -1,6 +1,6 @@
 //! What a layer notices of its own misuse. Requests are looked at while it is new; after that this costs nothing.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use http::Extensions;
@@ -8,18 +8,33 @@ use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
 use super::access::BoundList;
-use super::bound::BoundRule;
+use super::bound::{Asked, BoundRule};
 use super::charging::Shared;
 use super::decided::Decided;
 use super::extract::peer_address;
+use super::rule::MissingKey;
+use super::settings::Settings;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::misuse::{Misuse, MisuseKind};
 use crate::outcome::Outcome;
+use crate::policy::Policy;
 use crate::quota::Algorithm;
 
 /// The number of requests of a new layer that are looked at.
 const LOOKED_AT: u32 = 256;
+
+/// A rule that applies to none of this many requests is reported.
+const APPLIES_TO_NONE: u32 = 1_000;
+
+/// A rule is reported if this many requests that it applies to have no key, and none has one.
+const KEYLESS: u32 = 32;
+
+/// As [`KEYLESS`], of a rule that exempts requests without a key: these may be the usual ones.
+const KEYLESS_EXEMPT: u32 = 1_000;
+
+/// A rule is looked at for no more requests than this.
+const RULE_LOOKED_AT: u32 = 10_000;
 
 /// Headers by which proxies report whom they forward.
 const FORWARDING: [HeaderName; 3] =
@@ -31,6 +46,19 @@ pub(super) struct Watch {
     noticed: Mutex<Vec<Misuse>>,
     /// Requests that are still looked at.
     to_look_at: AtomicU32,
+    /// One for each rule.
+    rules: Box<[RuleWatch]>,
+    /// How many rules are still looked at.
+    new_rules: AtomicU32,
+}
+
+/// What is known of a rule that has not yet charged a request by its key.
+#[derive(Default)]
+struct RuleWatch {
+    /// The rule is not looked at any more.
+    known: AtomicBool,
+    asked: AtomicU32,
+    applied: AtomicU32,
 }
 
 /// What new layers charged a request, in its extensions for the layers within.
@@ -46,8 +74,18 @@ struct ChargedTo {
 }
 
 impl Watch {
-    pub(super) fn new() -> Self {
-        Self { noticed: Mutex::default(), to_look_at: AtomicU32::new(LOOKED_AT) }
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            noticed: Mutex::default(),
+            to_look_at: AtomicU32::new(LOOKED_AT),
+            rules: settings.rules.iter().map(|_| RuleWatch::default()).collect(),
+            new_rules: AtomicU32::new(u32::try_from(settings.rules.len()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Whether rules are to be looked at.
+    pub(super) fn looks_at_rules(&self) -> bool {
+        self.new_rules.load(Ordering::Relaxed) > 0
     }
 
     /// Whether requests are still looked at.
@@ -83,21 +121,19 @@ fn forwarding_header(parts: &Parts) -> Option<HeaderName> {
 
 impl<L> Shared<L> {
     fn notice(&self, kind: MisuseKind, text: impl FnOnce() -> String) {
-        // Not told under the lock.
-        if let (Some(misuse), Some(observer)) = (self.watch.note(kind, text), &self.settings.observer) {
-            observer.on_misuse(&misuse);
+        // Not reported under the lock.
+        let Some(misuse) = self.watch.note(kind, text) else { return };
+        match &self.settings.observer {
+            Some(observer) => observer.on_misuse(&misuse),
+            None => misuse.report(),
         }
     }
 
     /// Looks at one of the first requests of a layer.
     pub(super) fn look_at_request(&self, parts: &Parts) {
-        if !count_down(&self.watch.to_look_at) {
-            return;
+        if count_down(&self.watch.to_look_at) {
+            self.look_for_peer(parts);
         }
-        if !self.watch.looks() {
-            self.screen_less();
-        }
-        self.look_for_peer(parts);
     }
 
     fn look_for_peer(&self, parts: &Parts) {
@@ -109,13 +145,7 @@ impl<L> Shared<L> {
             return;
         };
         if peer_address(parts).is_none() {
-            self.notice(MisuseKind::PeerUnknown, || {
-                format!(
-                    "{user}, and a request has no peer's address: pass it on (axum: serve \
-                     into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the \
-                     feature `tonic`; others: insert a key::PeerAddr into the request's extensions)"
-                )
-            });
+            self.peer_is_unknown(user);
         }
         if let Some(name) = forwarding_header(parts) {
             self.notice(MisuseKind::ProxyNotTrusted, || {
@@ -125,6 +155,69 @@ impl<L> Shared<L> {
                      has made the header up, and there is nothing to do"
                 )
             });
+        }
+    }
+
+    fn peer_is_unknown(&self, user: &str) {
+        self.notice(MisuseKind::PeerUnknown, || {
+            format!(
+                "{user}, and a request has no peer's address: pass it on (axum: serve \
+                 into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the feature \
+                 `tonic`; others: insert a key::PeerAddr into the request's extensions)"
+            )
+        });
+    }
+
+    /// Looks at what a new rule asks of a request.
+    #[cold]
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, asked: &Asked) {
+        let Some(rule) = self.watch.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else { return };
+        let (applies, has_key) = match asked {
+            Asked::Nothing => (false, false),
+            Asked::Charge { key, .. } => (true, *key != Key::keyless()),
+            Asked::Key | Asked::Exempt => (true, false),
+        };
+        let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
+        let missing_key = bound.rule().missing_key;
+        let keyless = if missing_key == MissingKey::Exempt { KEYLESS_EXEMPT } else { KEYLESS };
+        let finding = if has_key || asked >= RULE_LOOKED_AT {
+            None
+        } else if applied >= keyless {
+            Some(MisuseKind::KeyNeverFound)
+        } else if applied == 0 && asked >= APPLIES_TO_NONE {
+            Some(MisuseKind::NeverApplies)
+        } else {
+            return;
+        };
+        if rule.known.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.watch.new_rules.fetch_sub(1, Ordering::Relaxed);
+        let name = bound.policies().first().map_or("", Policy::name);
+        match finding {
+            Some(MisuseKind::NeverApplies) => self.notice(MisuseKind::NeverApplies, || {
+                format!(
+                    "the policy {name:?} applied to none of the first {asked} requests, so the condition of its rule \
+                     (Rule::when) may never hold: inside of axum's `nest` a request's URI lacks the prefix, so test \
+                     key::original_uri(request) instead; if such requests are rare, there is nothing to do"
+                )
+            }),
+            Some(_) if bound.needs_peer() => self.peer_is_unknown("a rule counts by the address of the client"),
+            Some(_) => self.notice(MisuseKind::KeyNeverFound, || {
+                let fate = match missing_key {
+                    MissingKey::Reject => "are refused",
+                    MissingKey::Shared => "share one allowance",
+                    MissingKey::Exempt => "are not limited",
+                };
+                format!(
+                    "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
+                     without one {fate}: if another layer puts the key into requests (authentication), place that layer \
+                     outside of this one; if the extractor reads a header or a cookie, check its name; if no client sent \
+                     one yet, there is nothing to do"
+                )
+            }),
+            None => {}
         }
     }
 
