@@ -190,16 +190,19 @@ async fn a_denial_says_what_it_is_in_the_clients_protocol() {
 }
 
 #[tokio::test]
-async fn an_outer_layer_gives_back_what_an_inner_list_denies() {
-    let (outer, list) = (Scripted::new(), AccessList::new());
-    list.set("192.0.2.0/24", Access::Deny).unwrap();
-    let stack = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(outer.clone(), Policy::new("outer", Quota::per_hour(9)).unwrap(), key::global()))
-        .layer(layer(&Scripted::new(), &list))
-        .service(service_fn(answer));
-    for _ in 0..3 {
-        assert_eq!(stack.clone().oneshot(from("192.0.2.1")).await.unwrap().status(), StatusCode::FORBIDDEN);
-        assert_eq!(outer.used(), 0);
+async fn outer_layer_keeps_what_an_inner_list_denies() {
+    for refunds in [false, true] {
+        let (outer, list) = (Scripted::new(), AccessList::new());
+        list.set("192.0.2.0/24", Access::Deny).unwrap();
+        let policy = Policy::new("outer", Quota::per_hour(9)).unwrap();
+        let stack = ServiceBuilder::new()
+            .layer(RateLimitLayer::new(outer.clone(), policy, key::global()).refund_nested(refunds))
+            .layer(layer(&Scripted::new(), &list))
+            .service(service_fn(answer));
+        for used in 1..4 {
+            assert_eq!(stack.clone().oneshot(from("192.0.2.1")).await.unwrap().status(), StatusCode::FORBIDDEN);
+            assert_eq!(outer.used(), used);
+        }
     }
 }
 
