@@ -538,3 +538,21 @@ fn a_changed_quota_without_room_for_its_states_forgets_none() {
         }
     }
 }
+
+#[test]
+fn sliding_window_keeps_its_promise_when_the_clock_steps_back() {
+    // A hundred in one sub-window, and as its weight shrinks fifty more: together more than one sub-window ever holds.
+    let quota = Quota::sliding_window(100, MINUTE).and_then(|quota| quota.buckets(6)?.max_debt(0)).expect("possible");
+    let (policy, key) = (Policy::from(quota), key(1));
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let limiter = limiter(100, &clock);
+    assert!(limiter.take_one(&policy, &key, 100).is_allowed());
+    clock.advance(Duration::from_secs(65));
+    assert!(limiter.take_one(&policy, &key, 50).is_allowed());
+    clock.set(Timestamp::from_micros(1_799_999_000_000_000));
+    let wait = limiter.take_one(&policy, &key, 1).retry_after().expect("one unit fits");
+    clock.advance(wait - Duration::from_micros(1));
+    assert!(!limiter.take_one(&policy, &key, 1).is_allowed(), "{wait:?} is not over");
+    clock.advance(Duration::from_micros(1));
+    assert!(limiter.take_one(&policy, &key, 1).is_allowed(), "{wait:?} is over");
+}

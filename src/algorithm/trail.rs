@@ -92,6 +92,12 @@ impl Trail {
         self.limit + self.debt
     }
 
+    /// The entries that one key needs for its whole quota: one for each unit of a log; of a sliding window one for each
+    /// sub-window that counts, with the oldest and the current one.
+    pub(crate) fn entries_max(&self) -> u64 {
+        if self.log { self.limit } else { self.period_us / self.grain_us + 2 }
+    }
+
     pub(crate) fn grain_us(&self) -> u64 {
         self.grain_us
     }

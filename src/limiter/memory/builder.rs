@@ -18,13 +18,15 @@ const BACK_US: u64 = 1 << 44;
 const CAPACITY: usize = 1_000_000;
 const CAPACITY_MAX: usize = 1 << 32;
 const ENTRIES_PER_KEY: usize = 8;
+/// However few keys there are, one of them may need many entries.
+const ENTRIES_MIN: usize = 1 << 16;
 
 /// What happens to a new key when all slots that it may use are live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnFull {
-    /// The key among them that has used the smallest part of its own quota is forgotten; one that is out of allowance only
-    /// if all are.
+    /// The key among them that has used the smallest part of its own quota is forgotten. If all are out of allowance, it is
+    /// the one whose state would expire first; a closed [block](crate::Quota::block) goes only if all are closed.
     #[default]
     Evict,
     /// The new key is denied, and told to come back in a second.
@@ -70,9 +72,12 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// How many dated entries of logs and sub-windows are held, over all keys; by default eight for each key; a key
-    /// takes them seven at a time. It bounds the
-    /// memory, see [`MemoryLimiter`].
+    /// How many dated entries of logs and sub-windows are held, over all keys; by default eight for each key, and at least
+    /// 65,536. It bounds the memory, see [`MemoryLimiter`].
+    ///
+    /// One key may use all of them. A quota of which one key may need more is
+    /// [not supported](crate::Limiter::supports): a log needs an entry for each unit of its limit, a sliding window one for
+    /// each bucket and two more. Units that are forced beyond the limit share the others' entries.
     pub fn entries(mut self, entries: usize) -> Self {
         self.entries = Some(entries);
         self
@@ -122,7 +127,7 @@ impl MemoryLimiterBuilder {
                 format!("a limiter for {} keys is not possible: choose 1 to {CAPACITY_MAX}", self.capacity),
             ));
         }
-        let entries = self.entries.unwrap_or(self.capacity.saturating_mul(ENTRIES_PER_KEY)).min(CAPACITY_MAX);
+        let entries = self.entries.unwrap_or_else(|| entries_for(self.capacity)).min(CAPACITY_MAX);
         let snapshot = self.snapshot.as_deref().map(super::snapshot::Snapshot::read).transpose()?;
         // From the system's randomness, by way of the standard library's hash map keys.
         let random = || RandomState::new().hash_one(0_u64);
@@ -153,11 +158,15 @@ impl MemoryLimiterBuilder {
             clock: AnyClock::Monotonic(clock),
             base,
             capacity: CAPACITY,
-            entries: CAPACITY * ENTRIES_PER_KEY,
+            entries: entries_for(CAPACITY),
             on_full: OnFull::Evict,
             observer: None,
         })))
     }
+}
+
+fn entries_for(keys: usize) -> usize {
+    keys.saturating_mul(ENTRIES_PER_KEY).max(ENTRIES_MIN)
 }
 
 /// The instant that words count from: some time ago, and not so late that arithmetic would meet its end.

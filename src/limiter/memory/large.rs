@@ -1,41 +1,49 @@
 //! The table of states larger than one word: exact pairs of unusual rates, sub-windows and logs.
 //!
-//! Sharded; each shard is a set-associative table and a pool of dated entries under one small lock. It is made when the
-//! first such quota is used, so that who has none pays nothing, and its memory is zeroed by the system when first touched.
+//! Sharded; each shard is a set-associative table under one small lock, and all share one [arena](super::arena) of dated
+//! entries. It is made when the first such quota is used, so that who has none pays nothing, and its memory is zeroed by the
+//! system when first touched.
+
+use std::sync::{Arc, TryLockError};
 
 use smallvec::SmallVec;
 
 use crate::algorithm::trail::{Edit, Entries, Trail as TrailRules};
-use crate::algorithm::{Fullness, How, Next, Pair, Rules, Used};
+use crate::algorithm::{How, Next, Pair, Rules, Used};
 use crate::decision::ChargeDecision;
 use crate::sync::{Mutex, MutexGuard, lock};
 
-use super::pool::{Pool, Trail};
+use super::arena::{Arena, Trail};
 use super::registry::{Registry, Versions};
-use super::words::Fingerprint;
+use super::words::{Fingerprint, version_of};
+use super::worth::Worth;
 
-const SLOTS_PER_SET: usize = 16;
+/// A key may live in either of two sets. A newcomer goes to the emptier one, so that a set is full only when the table is.
+const SLOTS_PER_SET: usize = 8;
 
-/// Of these so many may be pinned, so that the others' keys find room.
-const PINNED_PER_SET_MAX: usize = SLOTS_PER_SET / 2;
+/// Four slots for each key of the capacity: sets are half full when twice as many keys are live.
+const SLOTS_PER_KEY: usize = 4;
 
-/// A slot: what its eight words hold. The state takes three from `STATE` on.
-type Slot = [u64; 8];
-/// The key's fingerprint; 0 if the slot is free.
-const KEY: usize = 0;
-/// The instant from which the state counts for nothing.
+/// Of a key's two sets so many slots may be pinned, so that the others' keys find room.
+const PINNED_MAX: usize = SLOTS_PER_SET;
+
+/// A slot: what its four words hold.
+type Slot = [u64; 4];
+/// The key's fingerprint and the version, as in the table of words; 0 if the slot is free.
+const TAG: usize = 0;
+/// The instant from which the state counts for nothing: of a pair one after its instant, since its number may go beyond.
 const EXPIRES: usize = 1;
-const VERSION: usize = 2;
-const STATE: usize = 3;
-/// 1 if the state is a trail.
-const HOLDS_TRAIL: usize = 6;
+/// A pair's number, or a trail's units.
+const NUMBER: usize = 2;
+/// Where a trail's blocks are; 0 if it has none, and for a pair.
+const CHAIN: usize = 3;
 
 const SHARDS_MAX: usize = 64;
 /// Below this many keys a shard is not split further.
 const KEYS_PER_SHARD_MIN: usize = 1_024;
 
-/// When a full pool needs room, so many other sets are looked through in one call at most.
-const SETS_SEARCHED_MAX: usize = 4;
+/// When the arena is full, so many of its blocks are drawn in one call at most.
+const DRAWS_MAX: usize = 16;
 
 /// What decides who goes when there is no room.
 pub(super) struct Crowd<'a> {
@@ -46,7 +54,7 @@ pub(super) struct Crowd<'a> {
     /// Who stays all the same: the states of the same request.
     pub(super) keep: SmallVec<[Index; 4]>,
     /// Who went, for the observer.
-    pub(super) evicted: SmallVec<[Fullness; 2]>,
+    pub(super) evicted: SmallVec<[Worth; 2]>,
 }
 
 /// Whether states of a version are kept while they count.
@@ -60,18 +68,17 @@ impl Crowd<'_> {
         pins(&self.registry.versions(), version)
     }
 
-    /// Of these states the one that goes: the least full, a throttled one only if all are, and if that is allowed.
-    fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>, throttled: bool) -> Option<Index> {
+    /// Of these states the one of least [worth](Worth), if any may go.
+    fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>) -> Option<Index> {
         if !self.evict {
             return None;
         }
         let versions = self.registry.versions();
-        let (fullness, index) = states
+        let (worth, index) = states
             .filter(|index| !self.keep.contains(index) && !shard.is_pinned(index, &versions))
-            .filter_map(|index| Some((shard.fullness(index, &versions, self.now)?, index)))
-            .min_by_key(|(fullness, _)| *fullness)
-            .filter(|(fullness, _)| throttled || !fullness.throttled)?;
-        self.evicted.push(fullness);
+            .filter_map(|index| Some((shard.worth(index, &versions, self.now)?, index)))
+            .min_by_key(|(worth, _)| *worth)?;
+        self.evicted.push(worth);
         Some(index)
     }
 }
@@ -79,15 +86,14 @@ impl Crowd<'_> {
 /// The shards.
 pub(super) struct Large {
     shards: Box<[Mutex<Shard>]>,
+    arena: Arc<Arena>,
     bytes: usize,
 }
 
-/// A table and a pool.
+/// A part of the table.
 pub(super) struct Shard {
     slots: Box<[Slot]>,
-    pool: Pool,
-    /// The set that is looked through next when the pool is full.
-    hand: usize,
+    arena: Arc<Arena>,
 }
 
 /// Where a state is in its shard.
@@ -112,16 +118,24 @@ impl Change {
     pub(super) fn writes(&self) -> bool {
         !matches!(self, Self::Pair(Next::Keep) | Self::Trail(None))
     }
+
+    /// The units that it adds to a trail, with their date.
+    fn added(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Trail(Some(edit)) => edit.add,
+            _ => None,
+        }
+    }
 }
 
 impl Large {
-    /// A table for `keys` keys, with a pool of `entries` dated entries.
+    /// A table for `keys` keys, with an arena of `entries` dated entries.
     pub(super) fn new(keys: usize, entries: usize) -> Self {
+        let arena = Arc::new(Arena::new(entries));
         let count = (keys / KEYS_PER_SHARD_MIN).clamp(1, SHARDS_MAX).next_power_of_two();
-        let shards: Vec<Shard> =
-            (0..count).map(|_| Shard::new(keys.div_ceil(count), entries.div_ceil(count))).collect();
-        let bytes = shards.iter().map(|shard| size_of_val(&*shard.slots) + shard.pool.bytes()).sum();
-        Self { shards: shards.into_iter().map(Mutex::new).collect(), bytes }
+        let shards: Vec<Shard> = (0..count).map(|_| Shard::new(keys.div_ceil(count), arena.clone())).collect();
+        let bytes = arena.bytes() + shards.iter().map(|shard| size_of_val(&*shard.slots)).sum::<usize>();
+        Self { shards: shards.into_iter().map(Mutex::new).collect(), arena, bytes }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -140,19 +154,63 @@ impl Large {
     pub(super) fn shards(&self) -> usize {
         self.shards.len()
     }
+
+    /// Before a change to a trail, when the arena is full: frees a block or more that other keys hold. What has expired is
+    /// forgotten; of what counts two blocks are [folded](Arena::fold) into one. It looks at a few keys drawn by lot, and
+    /// passes over those whose shards are locked and over those of `crowd.keep`, which this request has decided on.
+    pub(super) fn make_room(&self, own: &mut Shard, number: usize, change: &Change, trail: &Trail, crowd: &Crowd<'_>) {
+        if change.added().is_none() || !trail.wants_block() || self.arena.has_free() {
+            return;
+        }
+        for _ in 0..DRAWS_MAX {
+            let Some(owner) = self.arena.draw_owner() else { continue };
+            let its = self.shard_of(owner);
+            let freed = if its == number {
+                own.free_blocks(owner, &crowd.keep, crowd.now)
+            } else {
+                self.try_lock(its).is_some_and(|mut shard| shard.free_blocks(owner, &[], crowd.now))
+            };
+            if freed {
+                return;
+            }
+        }
+    }
+
+    fn try_lock(&self, shard: usize) -> Option<MutexGuard<'_, Shard>> {
+        match self.shards.get(shard)?.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 impl Shard {
-    fn new(keys: usize, entries: usize) -> Self {
-        let sets = (keys * 2).div_ceil(SLOTS_PER_SET).max(1);
-        Self { slots: bytemuck::zeroed_slice_box(sets * SLOTS_PER_SET), pool: Pool::new(entries), hand: 0 }
+    fn new(keys: usize, arena: Arc<Arena>) -> Self {
+        let sets = (keys * SLOTS_PER_KEY).div_ceil(SLOTS_PER_SET).max(2);
+        Self { slots: bytemuck::zeroed_slice_box(sets * SLOTS_PER_SET), arena }
     }
 
     /// Finds the key's state, expired or not, and the version it was written under.
     pub(super) fn find(&self, key: Fingerprint) -> Option<(Index, u16)> {
-        let wanted = key.bits();
-        let index = self.set_of(key).map(Index).find(|index| self.slot(*index)[KEY] == wanted)?;
-        Some((index, self.slot(index)[VERSION] as u16)) // written from a u16
+        let index = self.candidates(key).find(|index| key.matches(self.slot(*index)[TAG]))?;
+        Some((index, version_of(self.slot(index)[TAG])))
+    }
+
+    /// Frees blocks of a key's trail, if it has any to spare.
+    fn free_blocks(&mut self, key: Fingerprint, keep: &[Index], now: u64) -> bool {
+        let Some((index, _)) = self.find(key).filter(|(index, _)| !keep.contains(index)) else { return false };
+        if self.slot(index)[CHAIN] == 0 {
+            return false;
+        }
+        if self.expired(index, now) {
+            self.forget(index);
+            return true;
+        }
+        let mut trail = self.trail(index, 0); // of a chain the rules do not matter
+        let folded = self.arena.fold(key, &mut trail);
+        self.slot_mut(index)[CHAIN] = trail.chain();
+        folded
     }
 
     pub(super) fn expired(&self, index: Index, now: u64) -> bool {
@@ -163,15 +221,15 @@ impl Shard {
         match rules {
             Rules::Pair(..) => {
                 let slot = self.slot(index);
-                Stored::Pair(Pair { at: slot[STATE], n: slot[STATE + 1] })
+                Stored::Pair(Pair { at: slot[EXPIRES].saturating_sub(1), n: slot[NUMBER] })
             }
-            Rules::Trail(_) => Stored::Trail(self.trail(index)),
+            Rules::Trail(rules) => Stored::Trail(self.trail(index, rules.life_us())),
         }
     }
 
     /// The entries of a trail, for a snapshot.
     pub(super) fn entries(&self, trail: &Trail) -> Vec<(u64, u64)> {
-        self.pool.view(trail).iter().collect()
+        self.arena.view(trail).iter().collect()
     }
 
     /// The decision, and the change to write: if the charge is taken, or if this refusal is to be written.
@@ -198,7 +256,7 @@ impl Shard {
                     Some(Stored::Trail(trail)) => trail,
                     _ => Trail::default(),
                 };
-                let answer = rules.decide_how(&self.pool.view(&trail), now, cost, how);
+                let answer = rules.decide_how(&self.arena.view(&trail), now, cost, how);
                 (answer.decision, Change::Trail(answer.edit))
             }
         }
@@ -210,70 +268,51 @@ impl Shard {
             (Change::Pair(Next::Set(pair)), _) => self.write_pair(index, *pair),
             (Change::Pair(Next::Clear), _) => self.forget(index),
             (Change::Trail(Some(edit)), Rules::Trail(trail_rules)) => {
-                let mut trail = self.trail(index);
+                let mut trail = self.trail(index, trail_rules.life_us());
+                let key = self.key(index);
                 if self.expired(index, now) {
-                    self.pool.clear(&mut trail);
+                    self.arena.clear(key, &mut trail);
                 }
-                self.pool.apply(&mut trail, edit);
+                self.arena.apply(key, &mut trail, edit, trail_rules.most());
                 self.write_trail(index, trail_rules, trail);
             }
             _ => {}
         }
     }
 
-    /// Gives a key that has no state an empty slot of this version. Nothing if there is no room: of a set of slots at most
+    /// The trail that a change is to be made to: an empty one if the key has none.
+    pub(super) fn trail_of(&self, index: Option<Index>, rules: &Rules, now: u64) -> Trail {
+        match index.filter(|index| !self.expired(*index, now)).map(|index| self.stored(index, rules)) {
+            Some(Stored::Trail(trail)) => trail,
+            _ => Trail::default(),
+        }
+    }
+
+    /// Gives a key that has no state an empty slot of this version. Nothing if there is no room: of a key's slots at most
     /// half are for states that are pinned.
     pub(super) fn insert(&mut self, key: Fingerprint, version: u16, crowd: &mut Crowd<'_>) -> Option<Index> {
         let now = crowd.now;
         if crowd.is_pinned(version) {
             let versions = crowd.registry.versions();
-            let pinned = self.set_of(key).map(Index).filter(|index| {
+            let pinned = self.candidates(key).filter(|index| {
                 !self.is_free(*index) && !self.expired(*index, now) && self.is_pinned(index, &versions)
             });
-            if pinned.count() >= PINNED_PER_SET_MAX {
+            if pinned.count() >= PINNED_MAX {
                 return None;
             }
         }
-        let mut free = self.set_of(key).map(Index).filter(|index| self.is_free(*index));
-        let expired = |index: &Index| self.expired(*index, now) && !crowd.keep.contains(index);
-        let index = match free.next().or_else(|| self.set_of(key).map(Index).find(expired)) {
+        let is_usable =
+            |index: &Index| self.is_free(*index) || (self.expired(*index, now) && !crowd.keep.contains(index));
+        let [first, second] = self.sets_of(key);
+        let usable = |set: usize| self.slots_of(set).filter(is_usable);
+        let set = if usable(second).count() > usable(first).count() { second } else { first };
+        let index = match usable(set).min_by_key(|index| self.slot(*index)[EXPIRES]) {
             Some(index) => index,
-            None => crowd.choose(self, self.set_of(key).map(Index), true)?,
+            None => crowd.choose(self, self.candidates(key))?,
         };
         self.forget(index);
-        let slot = self.slot_mut(index);
-        slot[KEY] = key.bits();
-        slot[VERSION] = u64::from(version);
+        self.slot_mut(index)[TAG] = key.tag(version);
         Some(index)
-    }
-
-    /// Whether so many entries can be added to trails, after making room in the pool if it is full: in the key's own set,
-    /// then in a few others, of each the expired trails and one that is live; a throttled one only in the last of them.
-    pub(super) fn make_room(&mut self, entries: usize, key: Fingerprint, crowd: &mut Crowd<'_>) -> bool {
-        let own = self.set_of(key).start / SLOTS_PER_SET;
-        for search in 0..=SETS_SEARCHED_MAX {
-            if self.pool.has_room(entries) {
-                return true;
-            }
-            let set = if search == 0 { own } else { self.hand };
-            if search > 0 {
-                self.hand = (self.hand + 1) % self.sets();
-            }
-            let slots = (set * SLOTS_PER_SET..(set + 1) * SLOTS_PER_SET).map(Index);
-            let (expired, live): (SmallVec<[Index; SLOTS_PER_SET]>, SmallVec<[Index; SLOTS_PER_SET]>) = slots
-                .filter(|index| self.slot(*index)[HOLDS_TRAIL] == 1 && !crowd.keep.contains(index))
-                .partition(|index| self.expired(*index, crowd.now));
-            for index in expired {
-                self.forget(index);
-            }
-            if !self.pool.has_room(entries) {
-                // A set may hold nothing but what is throttled, and the next one something else.
-                if let Some(index) = crowd.choose(self, live.into_iter(), search == SETS_SEARCHED_MAX) {
-                    self.forget(index);
-                }
-            }
-        }
-        self.pool.has_room(entries)
     }
 
     /// Gives back what of `units` the receipt's own part still holds.
@@ -287,9 +326,9 @@ impl Shard {
                 self.apply(index, rules, now, &Change::Pair(next));
             }
             (Rules::Trail(rules), Stored::Trail(mut trail)) => {
-                let held = rules.refundable(&self.pool.view(&trail), now, units, own.at);
+                let held = rules.refundable(&self.arena.view(&trail), now, units, own.at);
                 let Some((start, units)) = held else { return };
-                self.pool.remove_units(&mut trail, start, units);
+                self.arena.remove_units(self.key(index), &mut trail, start, units);
                 self.write_trail(index, rules, trail);
             }
             _ => {}
@@ -302,24 +341,24 @@ impl Shard {
         }
         Some(match (rules, self.stored(index, rules)) {
             (Rules::Pair(rules, _), Stored::Pair(pair)) => rules.used(pair, now),
-            (Rules::Trail(rules), Stored::Trail(trail)) => rules.used(&self.pool.view(&trail), now),
+            (Rules::Trail(rules), Stored::Trail(trail)) => rules.used(&self.arena.view(&trail), now),
             _ => return None,
         })
     }
 
     /// Whether a state is kept while it counts.
     fn is_pinned(&self, index: &Index, versions: &Versions) -> bool {
-        pins(versions, self.slot(*index)[VERSION] as u16) // written from a u16
+        pins(versions, version_of(self.slot(*index)[TAG]))
     }
 
-    pub(super) fn fullness(&self, index: Index, versions: &Versions, now: u64) -> Option<Fullness> {
-        let policy = versions.policy(self.slot(index)[VERSION] as u16)?; // written from a u16
-        let rules = policy.quota().rules();
-        Some(match (rules, self.stored(index, rules)) {
+    fn worth(&self, index: Index, versions: &Versions, now: u64) -> Option<Worth> {
+        let rules = versions.policy(version_of(self.slot(index)[TAG]))?.quota().rules();
+        let fullness = match (rules, self.stored(index, rules)) {
             (Rules::Pair(rules, _), Stored::Pair(pair)) => rules.fullness(pair, now),
-            (Rules::Trail(rules), Stored::Trail(trail)) => rules.fullness(&self.pool.view(&trail), now),
+            (Rules::Trail(rules), Stored::Trail(trail)) => rules.fullness(&self.arena.view(&trail), now),
             _ => return None,
-        })
+        };
+        Some(Worth::new(rules, fullness, self.slot(index)[EXPIRES]))
     }
 
     /// Replaces a state of a version with these rules by one of another, which meets what was in use as said here.
@@ -347,11 +386,9 @@ impl Shard {
 
     /// Replaces a state by one of another version in which so much is in use.
     pub(super) fn rewrite(&mut self, index: Index, version: u16, rules: &Rules, now: u64, used: Option<Used>) {
-        let key = self.slot(index)[KEY];
+        let key = self.key(index);
         self.forget(index);
-        let slot = self.slot_mut(index);
-        slot[KEY] = key;
-        slot[VERSION] = u64::from(version);
+        self.slot_mut(index)[TAG] = key.tag(version);
         let Some(used) = used else { return };
         match rules {
             Rules::Pair(rules, _) => {
@@ -362,7 +399,7 @@ impl Shard {
             Rules::Trail(rules) => {
                 if let Some(entry) = rules.with_used(used, now) {
                     let mut trail = Trail::default();
-                    self.pool.apply(&mut trail, &Edit { add: Some(entry), ..Edit::default() });
+                    self.arena.apply(key, &mut trail, &Edit { add: Some(entry), ..Edit::default() }, rules.most());
                     self.write_trail(index, rules, trail);
                 }
             }
@@ -374,6 +411,7 @@ impl Shard {
         match rules {
             Rules::Pair(..) => self.write_pair(index, pair),
             Rules::Trail(rules) => {
+                let key = self.key(index);
                 let mut trail = Trail::default();
                 let mut last = None;
                 for (start, held) in entries.iter().copied() {
@@ -383,7 +421,8 @@ impl Shard {
                     // One whose units were all given back is kept too: it says when the state expires.
                     if counts && (units > 0 || held == 0) && start % rules.grain_us() == 0 && last < Some(start) {
                         last = Some(start);
-                        self.pool.apply(&mut trail, &Edit { add: Some((start, units)), ..Edit::default() });
+                        let edit = Edit { add: Some((start, units)), ..Edit::default() };
+                        self.arena.apply(key, &mut trail, &edit, rules.most());
                     }
                 }
                 self.write_trail(index, rules, trail);
@@ -393,59 +432,65 @@ impl Shard {
 
     /// Every slot in use.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Index, Fingerprint, u16)> {
-        (0..self.slots.len()).map(Index).filter(|index| !self.is_free(*index)).map(|index| {
-            let slot = self.slot(index);
-            (index, Fingerprint::new(slot[KEY]), slot[VERSION] as u16) // written from a u16
-        })
+        (0..self.slots.len())
+            .map(Index)
+            .filter(|index| !self.is_free(*index))
+            .map(|index| (index, self.key(index), version_of(self.slot(index)[TAG])))
     }
 
     /// Frees a slot and what its trail holds.
     pub(super) fn forget(&mut self, index: Index) {
-        if self.slot(index)[HOLDS_TRAIL] == 1 {
-            let mut trail = self.trail(index);
-            self.pool.clear(&mut trail);
+        if self.slot(index)[CHAIN] != 0 {
+            let mut trail = self.trail(index, 0); // of a chain the rules do not matter
+            self.arena.clear(self.key(index), &mut trail);
         }
         *self.slot_mut(index) = Slot::default();
     }
 
     fn is_free(&self, index: Index) -> bool {
-        self.slot(index)[KEY] == 0
+        self.slot(index)[TAG] == 0
     }
 
-    /// The trail in a slot; an empty one if it holds none yet.
-    fn trail(&self, index: Index) -> Trail {
+    fn key(&self, index: Index) -> Fingerprint {
+        Fingerprint::of_tag(self.slot(index)[TAG])
+    }
+
+    /// The trail in a slot, whose entries count for so long; an empty one if it holds none yet.
+    fn trail(&self, index: Index, life_us: u64) -> Trail {
         let slot = self.slot(index);
-        if slot[HOLDS_TRAIL] == 1 {
-            Trail::from_words([slot[STATE], slot[STATE + 1], slot[STATE + 2]])
-        } else {
-            Trail::default()
-        }
+        Trail::from_words(slot[NUMBER], slot[CHAIN], slot[EXPIRES].saturating_sub(life_us))
     }
 
     fn write_pair(&mut self, index: Index, pair: Pair) {
         let slot = self.slot_mut(index);
-        slot[EXPIRES] = pair.at.saturating_add(1); // a numerator may go beyond the instant
-        slot[STATE] = pair.at;
-        slot[STATE + 1] = pair.n;
+        slot[EXPIRES] = pair.at.saturating_add(1);
+        slot[NUMBER] = pair.n;
     }
 
     fn write_trail(&mut self, index: Index, rules: &TrailRules, trail: Trail) {
-        let newest = self.pool.view(&trail).newest();
-        let words = trail.to_words();
+        let newest = self.arena.view(&trail).newest();
         let slot = self.slot_mut(index);
         slot[EXPIRES] = newest.map_or(0, |(start, _)| start.saturating_add(rules.life_us()));
-        slot[STATE..STATE + 3].copy_from_slice(&words);
-        slot[HOLDS_TRAIL] = 1;
+        (slot[NUMBER], slot[CHAIN]) = (trail.total, trail.chain());
     }
 
-    fn sets(&self) -> usize {
-        self.slots.len() / SLOTS_PER_SET
+    fn candidates(&self, key: Fingerprint) -> impl Iterator<Item = Index> {
+        let [first, second] = self.sets_of(key);
+        self.slots_of(first).chain(self.slots_of(second))
     }
 
-    fn set_of(&self, key: Fingerprint) -> std::ops::Range<usize> {
+    fn slots_of(&self, set: usize) -> impl Iterator<Item = Index> {
+        (set * SLOTS_PER_SET..(set + 1) * SLOTS_PER_SET).map(Index)
+    }
+
+    /// The two sets of a key, different from each other.
+    fn sets_of(&self, key: Fingerprint) -> [usize; 2] {
+        let sets = self.slots.len() / SLOTS_PER_SET;
+        let scale = |hash: u64| ((u128::from(hash) * sets as u128) >> 64) as usize; // below the number of sets
         let hash = key.bits().rotate_left(32);
-        let set = ((u128::from(hash) * self.sets() as u128) >> 64) as usize; // below the number of sets
-        set * SLOTS_PER_SET..(set + 1) * SLOTS_PER_SET
+        let first = scale(hash);
+        let second = scale((hash ^ hash >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)); // odd: it mixes, one to one
+        [first, if second == first { (first + 1) % sets } else { second }]
     }
 
     /// An `Index` comes from this table, whose size never changes.

@@ -128,7 +128,7 @@ impl Store {
             if matches!(writes[at], Write::Nothing) || !is_written(at, allowed, decisions) {
                 continue;
             }
-            if !held.make_room(self, now, &mut shards, &mut keep, charges.len(), &mut news) {
+            if !held.make_room(self, now, &mut shards, &writes[at], &mut keep, &mut news) {
                 writes[at] = Write::Nothing;
                 if decisions[at].is_allowed() {
                     decisions[at] = news.full(std::mem::replace(&mut decisions[at], ChargeDecision::blank()));
@@ -292,14 +292,14 @@ impl Held<'_> {
         }
     }
 
-    /// Sees to it that this charge can be written; `keep` are the states of the request, of which there are `charges`.
+    /// Sees to it that this charge can be written; `keep` are the states of the request.
     fn make_room(
         &mut self,
         store: &Store,
         now: Now,
         shards: &mut Shards<'_>,
+        write: &Write,
         keep: &mut SmallVec<[(usize, Index); INLINE]>,
-        charges: usize,
         news: &mut News<'_>,
     ) -> bool {
         match self {
@@ -318,13 +318,15 @@ impl Held<'_> {
                 let (Some(shard), Ok(index)) = (shard_mut(shards, *number), index) else { return false };
                 let mut crowd = store.crowd(now);
                 crowd.keep.extend(keep.iter().filter(|(shard, _)| shard == number).map(|(_, index)| *index));
-                let room = matches!(rules, Rules::Pair(..)) || shard.make_room(charges, *key, &mut crowd);
-                if room && index.is_none() {
+                if let Write::Large(change) = write {
+                    store.make_large_room(shard, *key, *index, rules, change, &crowd);
+                }
+                if index.is_none() {
                     *index = shard.insert(*key, *version, &mut crowd);
                     keep.extend(index.map(|index| (*number, index)));
                 }
                 news.crowd(&crowd);
-                room && index.is_some()
+                index.is_some()
             }
             Self::Twice => true,
         }

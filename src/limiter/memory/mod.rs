@@ -2,6 +2,7 @@
 //!
 //! [`MemoryLimiter`] is the limiter; [`MemoryLimiterBuilder`] sets one up.
 
+mod arena;
 mod builder;
 mod give_back;
 mod large;
@@ -12,22 +13,24 @@ mod many_words;
 mod news;
 mod one_large;
 mod one_word;
-mod pool;
 mod quick;
 mod registry;
 mod snapshot;
 mod store;
 mod words;
+mod worth;
 
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Ready;
 use std::sync::Arc;
 
+use crate::algorithm::Rules;
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Refund, Reply, Roster};
+use crate::limiter::{Charge, Effect, Limiter, Refund, Reply, Roster, UnsupportedQuota, UnsupportedQuotaKind};
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 use store::Store;
 
@@ -42,8 +45,13 @@ pub use builder::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKi
 /// It is bounded, whatever comes in. A limiter of capacity `n` takes `32·n` bytes for states of one word (a million keys:
 /// 32 MB), of which only what is touched is resident. Buckets, fixed windows and sliding windows of one bucket are one
 /// word unless their numbers are unusually large; other states (exact pairs of such rates, sub-windows, logs) live in a
-/// second table of `128·n` bytes and a pool of 18.3 bytes for each entry, which are made when the first such quota is used.
-/// [`bytes`](Self::bytes) tells the sum.
+/// second table of `128·n` bytes and an arena of 18.3 bytes for each entry, which are made when the first such quota is
+/// used. [`bytes`](Self::bytes) returns the sum.
+///
+/// One key may use its whole quota, as long as the arena has an [entry](MemoryLimiterBuilder::entries) for each date that it
+/// needs; [`supports`](Limiter::supports) returns an error for a quota that can never fit. When the arena is full, logs and
+/// sub-windows share it by losing precision: neighbouring entries of a key become one of the later date. Such a key may be
+/// refused for longer than it was told, never for less time, and no key is forgotten or refused for want of entries.
 ///
 /// A state that has expired is free space, without anybody having to remove it. When all slots that a new key may use are
 /// live, [`OnFull`] says what happens, except to [meters](crate::Quota::meter), which are never evicted, and of which a new one
@@ -163,6 +171,19 @@ impl Limiter for MemoryLimiter {
     #[inline(always)]
     fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
         Some(self.take_one(policy, key, cost))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        let Rules::Trail(rules) = quota.rules() else { return Ok(()) };
+        let (needed, held) = (rules.entries_max(), self.0.setup.entries);
+        if usize::try_from(needed).is_ok_and(|needed| needed <= held) {
+            return Ok(());
+        }
+        let reason = format!(
+            "one key may need {needed} dated entries, and the limiter holds {held}: build it with \
+             MemoryLimiter::builder().entries({needed}), or use a token bucket or a sliding window of fewer buckets"
+        );
+        Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, reason))
     }
 
     #[inline(always)]

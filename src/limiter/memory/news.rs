@@ -2,12 +2,12 @@
 
 use smallvec::SmallVec;
 
-use crate::algorithm::Fullness;
 use crate::decision::ChargeDecision;
 use crate::outcome::LimiterEvent;
 
 use super::large::Crowd;
 use super::store::Store;
+use super::worth::Worth;
 
 /// What a denied newcomer to a full table is told to wait.
 const FULL_RETRY_US: u64 = 1_000_000;
@@ -23,12 +23,12 @@ impl<'a> News<'a> {
         Self { store, events: SmallVec::new() }
     }
 
-    pub(super) fn evicted(&mut self, fullness: Fullness) {
-        self.events.push(LimiterEvent::Evicted { throttled: fullness.throttled });
+    pub(super) fn evicted(&mut self, worth: Worth) {
+        self.events.push(LimiterEvent::Evicted { throttled: worth.is_throttled() });
     }
 
     pub(super) fn crowd(&mut self, crowd: &Crowd<'_>) {
-        crowd.evicted.iter().for_each(|fullness| self.evicted(*fullness));
+        crowd.evicted.iter().for_each(|worth| self.evicted(*worth));
     }
 
     /// The answer to a new key for which there is no room.

@@ -37,14 +37,12 @@ impl LargeCharge<'_> {
 
     /// Writes a change; nothing if there is no room.
     fn write(&self, shard: &mut Shard, index: Option<Index>, change: &Change, now: Now, crowd: &mut Crowd<'_>) -> bool {
-        let Self { key, version, rules, .. } = *self;
+        let Self { store, key, version, rules, .. } = *self;
         crowd.keep.extend(index);
-        let room = matches!(rules, Rules::Pair(..)) || shard.make_room(1, key, crowd);
-        let index = if room { index.or_else(|| shard.insert(key, version, crowd)) } else { None };
-        if let Some(index) = index {
-            shard.apply(index, rules, now.at, change);
-        }
-        index.is_some()
+        store.make_large_room(shard, key, index, rules, change, crowd);
+        let Some(index) = index.or_else(|| shard.insert(key, version, crowd)) else { return false };
+        shard.apply(index, rules, now.at, change);
+        true
     }
 
     /// The decision, and whether it would be written.
@@ -67,6 +65,21 @@ impl LargeCharge<'_> {
 }
 
 impl Store {
+    /// Before a change to a trail: sees to it that there is a block for it, if any other key can spare one.
+    pub(super) fn make_large_room(
+        &self,
+        shard: &mut Shard,
+        key: Fingerprint,
+        index: Option<Index>,
+        rules: &Rules,
+        change: &Change,
+        crowd: &Crowd<'_>,
+    ) {
+        let trail = shard.trail_of(index, rules, crowd.now);
+        let large = self.large();
+        large.make_room(shard, large.shard_of(key), change, &trail, crowd);
+    }
+
     /// Finds a key's state in its shard; one of another version is converted first, one among the words comes over. If
     /// there is no room for that it stays as it was.
     pub(super) fn settle_large(
@@ -78,13 +91,8 @@ impl Store {
         now: Now,
         crowd: &mut Crowd<'_>,
     ) -> Result<Option<Index>, NoRoom> {
-        let is_trail = matches!(rules, Rules::Trail(_));
         if let Some((index, written)) = shard.find(key) {
             if written != version {
-                crowd.keep.push(index);
-                if is_trail && !shard.make_room(1, key, crowd) {
-                    return Err(NoRoom);
-                }
                 let versions = self.registry.versions();
                 match versions.policy(written).map(|policy| policy.quota().rules()) {
                     Some(old) => {
@@ -100,11 +108,6 @@ impl Store {
             return Ok(None);
         }
         let Some(index) = shard.insert(key, version, crowd) else { return Err(NoRoom) };
-        crowd.keep.push(index);
-        if is_trail && !shard.make_room(1, key, crowd) {
-            shard.forget(index);
-            return Err(NoRoom);
-        }
         let used = self.take_out_of_words(key).map(|(used, from)| self.registry.versions().met(used, from, version));
         shard.rewrite(index, version, rules, now.at, used);
         Ok(Some(index))

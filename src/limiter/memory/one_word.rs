@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::algorithm::{Answer, Fullness, How, Next, Pair, PairRules, Used, WordLayout};
+use crate::algorithm::{Answer, How, Layout, Next, Pair, PairRules, Rules, Used, WordLayout};
 use crate::decision::ChargeDecision;
 
 use super::OnFull;
@@ -10,6 +10,7 @@ use super::large::Shard;
 use super::news::News;
 use super::store::Store;
 use super::words::{Fingerprint, Now, Seen, is_expired, version_of};
+use super::worth::Worth;
 
 /// How often a full set is looked through again when another thread was quicker.
 const EVICTION_ATTEMPTS: usize = 16;
@@ -203,8 +204,8 @@ impl WordCharge<'_> {
                 return None;
             }
             let least = self.least_used(&slots, now).filter(|(_, seen)| store.words.lock(*seen));
-            if let Some((fullness, seen)) = least {
-                news.evicted(fullness);
+            if let Some((worth, seen)) = least {
+                news.evicted(worth);
                 return Some(seen);
             }
         }
@@ -262,13 +263,15 @@ impl WordCharge<'_> {
         Some(seen.emptied())
     }
 
-    /// The slot whose key has used least of its quota, and how much that is.
-    fn least_used(&self, slots: &[Seen], now: Now) -> Option<(Fullness, Seen)> {
+    /// The slot of least [worth](Worth), and how much that is.
+    fn least_used(&self, slots: &[Seen], now: Now) -> Option<(Worth, Seen)> {
         let versions = self.store.registry.versions();
-        let fullness = |seen: &Seen| {
-            let (rules, layout) = versions.word_rules(version_of(seen.tag))?;
-            Some((rules.fullness(layout.unpack(seen.word, now)?, now.at), *seen))
+        let worth = |seen: &Seen| {
+            let rules = versions.policy(version_of(seen.tag))?.quota().rules();
+            let Rules::Pair(pair_rules, Layout::Word(layout)) = rules else { return None };
+            let state = layout.unpack(seen.word, now)?;
+            Some((Worth::new(rules, pair_rules.fullness(state, now.at), state.at), *seen))
         };
-        slots.iter().filter_map(fullness).min_by_key(|(fullness, _)| *fullness)
+        slots.iter().filter_map(worth).min_by_key(|(worth, _)| *worth)
     }
 }

@@ -70,7 +70,7 @@ impl Fingerprint {
 
     /// Whether the tag is this key's. A slot that was never used has tag 0, which is no key's.
     #[inline]
-    fn matches(self, tag: u64) -> bool {
+    pub(super) fn matches(self, tag: u64) -> bool {
         (self.0 ^ tag) >> VERSION_BITS == 0
     }
 }
@@ -382,12 +382,12 @@ impl Words {
 }
 
 #[cfg(not(ratelimit_loom))]
-fn zeroed(words: usize) -> Box<[AtomicU64]> {
+pub(super) fn zeroed(words: usize) -> Box<[AtomicU64]> {
     // Zeroed by the system, page by page when first touched: a large table costs nothing until it is used.
     bytemuck::zeroed_slice_box(words)
 }
 
 #[cfg(ratelimit_loom)]
-fn zeroed(words: usize) -> Box<[AtomicU64]> {
+pub(super) fn zeroed(words: usize) -> Box<[AtomicU64]> {
     (0..words).map(|_| AtomicU64::new(0)).collect()
 }
