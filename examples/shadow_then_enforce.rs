@@ -16,14 +16,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
-use tower_ratelimit::{MemoryLimiter, Mode, ModeSwitch, Observer, Outcome, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{MemoryLimiter, Mode, ModeSwitch, Observed, Observer, Policy, Quota, RateLimitLayer, key};
 
 /// In place of metrics: how often each outcome was.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<BTreeMap<&'static str, u64>>>);
 
 impl Observer for Counts {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(outcome.kind().as_str()).or_default() += 1;
         // Before anybody is refused, for a mail to the customer, say.

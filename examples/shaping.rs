@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::{MemoryLimiter, Observer, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, TokioTimer, key};
+use tower_ratelimit::{MemoryLimiter, Observed, Observer, OutcomeKind, Policy, Quota, RateLimitLayer, TokioTimer, key};
 
 /// In place of metrics.
 struct Log;
 
 impl Observer for Log {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         let position = outcome.binding().map_or(0, |standing| standing.decision().position());
         match outcome.kind() {
             OutcomeKind::Delayed => println!("waited {:?}, behind {position}", outcome.delay()),

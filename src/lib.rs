@@ -110,7 +110,7 @@ pub use middleware::{
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};
-pub use outcome::{LimiterEvent, Observer, Outcome, OutcomeKind, Standing};
+pub use outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, Standing};
 pub use policy::{Policy, PolicyError, PolicyErrorKind};
 pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};
 pub use time::Timestamp;

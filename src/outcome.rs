@@ -1,10 +1,13 @@
 //! What the middleware did with a request, and the hook that sees it.
 
+use std::fmt;
 use std::time::Duration;
 
+use http::request::Parts;
 use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
+use crate::key::Key;
 use crate::misuse::Misuse;
 use crate::mode::Mode;
 use crate::policy::Policy;
@@ -224,13 +227,75 @@ impl Standing {
     }
 }
 
-/// Sees what the middleware does and what befalls a limiter. Metrics and logs are built on it.
+/// A request that was decided, as an [`Observer`] sees it: what was done with it, its head, and the keys it was charged to.
 ///
-/// The methods run on the request's path: they should be quick, and must not block.
+/// ```
+/// use tower_ratelimit::{Observed, Observer};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn on_outcome(&self, observed: &Observed<'_>) {
+///         let request = observed.request();
+///         println!("{} {} {}", observed.outcome().kind().as_str(), request.method, request.uri.path());
+///     }
+/// }
+/// ```
+pub struct Observed<'a> {
+    outcome: &'a Outcome,
+    request: &'a Parts,
+    keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
+}
+
+impl<'a> Observed<'a> {
+    pub(crate) fn new(
+        outcome: &'a Outcome,
+        request: &'a Parts,
+        keys: impl Iterator<Item = (&'a Policy, &'a Key)>,
+    ) -> Self {
+        Self { outcome, request, keys: keys.collect() }
+    }
+
+    /// What was done with the request, and how each policy stands.
+    #[must_use]
+    pub fn outcome(&self) -> &'a Outcome {
+        self.outcome
+    }
+
+    /// The request's head, as the layer found it. Its headers may carry secrets.
+    #[must_use]
+    pub fn request(&self) -> &'a Parts {
+        self.request
+    }
+
+    /// The key that a policy of this name was charged for; `None` if the policy did not apply to the request.
+    ///
+    /// A key may be a secret or personal data, such as a token or an address: it should not be in logs or metrics as it is.
+    #[must_use]
+    pub fn key(&self, policy: &str) -> Option<&'a Key> {
+        self.keys.iter().find(|(of, _)| of.name() == policy).map(|(_, key)| *key)
+    }
+}
+
+impl fmt::Debug for Observed<'_> {
+    /// Without the headers and the keys: they may be secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observed")
+            .field("outcome", &self.outcome)
+            .field("method", &self.request.method)
+            .field("path", &self.request.uri.path())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sees what the middleware does and what happens to a limiter. Metrics and logs are built on it.
+///
+/// The methods run on the request's path: they should be quick, and must not block. A layer without an observer pays
+/// nothing for them. An `Arc` of an observer is an observer, so that a layer and its limiters can have one in common.
 pub trait Observer: Send + Sync {
     /// A request was decided.
-    fn on_outcome(&self, outcome: &Outcome) {
-        let _ = outcome;
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let _ = observed;
     }
 
     /// A layer has noticed that it cannot be meant as it is set up. Called once for each layer and kind.
@@ -243,6 +308,21 @@ pub trait Observer: Send + Sync {
     /// Something befell a limiter.
     fn on_event(&self, event: &LimiterEvent) {
         let _ = event;
+    }
+}
+
+#[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
+impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        (**self).on_outcome(observed);
+    }
+
+    fn on_misuse(&self, misuse: &Misuse) {
+        (**self).on_misuse(misuse);
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        (**self).on_event(event);
     }
 }
 

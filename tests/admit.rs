@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 use support::Scripted;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Access, AccessList, Admission, Key, ManualClock, MemoryLimiter, MissingKey, Observer, OnAborted, OnError, Outcome,
+    Access, AccessList, Admission, Key, ManualClock, MemoryLimiter, MissingKey, Observed, Observer, OnAborted, OnError,
     OutcomeKind, Policy, Quota, RateLimitLayer, Refusals, Refused, Rule, key,
 };
 use waiting::World;
@@ -61,8 +61,8 @@ impl Log {
 }
 
 impl Observer for Log {
-    fn on_outcome(&self, outcome: &Outcome) {
-        self.0.lock().unwrap().push(outcome.kind());
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.0.lock().unwrap().push(observed.outcome().kind());
     }
 }
 

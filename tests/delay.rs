@@ -21,7 +21,7 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
-    BoxLimiter, Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observer, Outcome, OutcomeKind, Policy, Quota,
+    BoxLimiter, Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observed, Observer, OutcomeKind, Policy, Quota,
     RateLimitLayer, Refund, Reply, Rule, Timer, key,
 };
 
@@ -205,7 +205,8 @@ fn a_queue_that_is_not_enforced_keeps_nobody_waiting() {
 struct Log(Arc<Mutex<Vec<(OutcomeKind, Duration, u64)>>>);
 
 impl Observer for Log {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         let position = outcome.standings()[0].decision().position();
         self.0.lock().unwrap().push((outcome.kind(), outcome.delay(), position));
     }

@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use support::Scripted;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Anchor, Headers, Jitter, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observer, Oldest, Outcome,
-    OutcomeKind, Policy, Quota, RateLimitLayer, key,
+    Anchor, Headers, Jitter, Key, Limiter, ManualClock, MemoryLimiter, Mode, ModeSwitch, Observed, Observer, Oldest,
+    Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, key,
 };
 
 type Body = Full<Bytes>;
@@ -61,7 +61,8 @@ impl Log {
 }
 
 impl Observer for Log {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         let names = |names: Vec<&str>| names.join(",");
         let exceeded = names(outcome.exceeded().map(|standing| standing.policy().name()).collect());
         let near = outcome.standings().iter().filter(|standing| standing.is_near());
@@ -289,7 +290,8 @@ fn quotas() -> Vec<Quota> {
 struct Decisions(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Decisions {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         self.0.lock().unwrap().push(format!("{:?}", outcome.standings()[0].decision()));
     }
 }

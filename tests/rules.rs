@@ -4,6 +4,7 @@ mod support;
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
@@ -12,8 +13,8 @@ use http_body_util::Full;
 use support::{Broken, Scripted};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Key, Limiter, LimiterEvent, MissingKey, Observer, OnError, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer,
-    Rule, key,
+    Access, AccessList, FallbackLimiter, Key, Limiter, LimiterEvent, MemoryLimiter, MissingKey, Mode, Observed,
+    Observer, OnError, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -61,7 +62,8 @@ impl Log {
 }
 
 impl Observer for Log {
-    fn on_outcome(&self, outcome: &Outcome) {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
         self.0.lock().unwrap().push(outcome.kind().as_str().to_owned());
     }
 
@@ -225,6 +227,86 @@ async fn the_observer_sees_every_outcome() {
         send(&layer, request).await;
     }
     assert_eq!(log.take(), ["allowed", "limited", "key_missing"]);
+}
+
+/// What was done with a request, its head, and the keys of two policies.
+#[derive(Clone, Default)]
+struct Heads(Arc<Mutex<Vec<String>>>);
+
+impl Observer for Heads {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let (kind, head) = (observed.outcome().kind().as_str(), observed.request());
+        let keyed = ["api", "user", "other"].map(|policy| observed.key(policy).is_some());
+        let ann = observed.key("user") == Some(&Key::of("ann").unwrap());
+        self.0.lock().unwrap().push(format!("{kind} {} {} {keyed:?} {ann}", head.method, head.uri));
+    }
+}
+
+#[tokio::test]
+async fn observer_sees_the_head_and_the_keys_by_every_way() {
+    for limiter in [Scripted::new(), Scripted::new().later()] {
+        let heads = Heads::default();
+        let layer = |user: Rule| {
+            RateLimitLayer::new(limiter.clone(), policy("api", 100), key::global())
+                .and(user, key::header("x-user"))
+                .observer(heads.clone())
+        };
+        let list = AccessList::new();
+        list.set_key("bob", Access::Deny);
+        let request = |user: &str| Request::get("/way?x=1").header("x-user", user).body(Body::default()).unwrap();
+        let user = |limit, mode| policy("user", limit).mode(mode);
+        send(&layer(user(100, Mode::Enforce)), request("ann")).await;
+        send(&layer(user(0, Mode::Enforce)), request("ann")).await;
+        send(&layer(user(0, Mode::Degrade)), request("ann")).await;
+        send(&layer(user(100, Mode::Enforce)), Request::get("/way?x=1").body(Body::default()).unwrap()).await;
+        send(&layer(user(1, Mode::Enforce)).access(&list, key::header("x-user")), request("bob")).await;
+        let overflowing = layer(user(0, Mode::Enforce)).overflow(tower::service_fn(answer));
+        overflowing.layer(tower::service_fn(answer)).oneshot(request("ann")).await.unwrap();
+        let (head, _) = request("ann").into_parts();
+        assert!(layer(user(0, Mode::Enforce)).admit(&head).await.is_err());
+        assert!(layer(user(100, Mode::Enforce)).admit(&head).await.is_ok());
+        limiter.fail(true);
+        send(&layer(user(100, Mode::Enforce)).on_error(OnError::Allow), request("ann")).await;
+        limiter.fail(false);
+        let (both, none) = ("GET /way?x=1 [true, true, false] true", "GET /way?x=1 [false, false, false] false");
+        let expected = [
+            format!("allowed {both}"),
+            format!("limited {both}"),
+            format!("degraded {both}"),
+            format!("key_missing {none}"),
+            format!("denied {none}"),
+            format!("overflowed {both}"),
+            format!("limited {both}"),
+            format!("allowed {both}"),
+            format!("failed_open {both}"),
+        ];
+        assert_eq!(*heads.0.lock().unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn observer_in_an_arc_serves_a_layer_and_its_limiter() {
+    let log = Arc::new(Log::default());
+    let first = Scripted::new();
+    first.fail(true);
+    let limiter = FallbackLimiter::new(first, MemoryLimiter::new(), NonZeroU32::MIN).observer(Arc::clone(&log));
+    let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).observer(Arc::clone(&log));
+    send(&layer, get("/")).await;
+    assert_eq!(log.take(), ["FellBack { error: \"the store is away\" }", "allowed"]);
+}
+
+#[tokio::test]
+async fn observed_shows_no_keys_or_headers() {
+    struct Shown;
+    impl Observer for Shown {
+        fn on_outcome(&self, observed: &Observed<'_>) {
+            let shown = format!("{observed:?}");
+            assert!(shown.contains("/path") && !shown.contains("secret"), "{shown}");
+        }
+    }
+    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::header("x-user")).observer(Shown);
+    let request = Request::get("/path?token=secret").header("x-user", "secret").body(Body::default()).unwrap();
+    send(&layer, request).await;
 }
 
 #[tokio::test]

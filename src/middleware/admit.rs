@@ -74,8 +74,8 @@ impl<L: Limiter> RateLimitLayer<L> {
             }
         };
         if let Some(place) = shared.place_to_wait(&mut decided) {
-            let mut waiting =
-                Waiting { shared, delayed: Some(shared.delay((), http::Request::new(()), decided, place)) };
+            let head = http::Request::from_parts(request.clone(), ());
+            let mut waiting = Waiting { shared, delayed: Some(shared.delay((), head, decided, place)) };
             poll_fn(|cx| {
                 waiting.delayed.as_mut().map_or(std::task::Poll::Ready(()), |delayed| delayed.poll_departure(cx))
             })
@@ -83,7 +83,7 @@ impl<L: Limiter> RateLimitLayer<L> {
             decided = waiting.delayed.take().map_or_else(Decided::nothing, |delayed| delayed.decided);
         }
         if decided.passes() {
-            shared.tell(&decided);
+            shared.tell(request, &decided);
             return Ok(shared.admission(decided));
         }
         let mut head = request.clone();

@@ -175,9 +175,7 @@ impl<L> Shared<L> {
     pub(super) fn refuse(&self, parts: &mut Parts, decided: &Decided) -> Response<RefusalBody> {
         NestedToken::spend(&mut parts.extensions, decided.kind());
         let outcome = self.outcome(decided);
-        if let Some(observer) = &self.settings.observer {
-            observer.on_outcome(&outcome);
-        }
+        self.observe(parts, decided, &outcome);
         if outcome.is_never() {
             self.look_for_never(&outcome);
         }

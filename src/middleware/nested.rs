@@ -83,12 +83,8 @@ impl<L: Limiter> Shared<L> {
     where
         S: Service<Request<B>>,
     {
-        if let Some(outcome) = self.tell(decided) {
-            // What an outer layer degraded is not served in full because this one has nothing against it.
-            let degraded = request.extensions().get().is_some_and(|outer: &Outcome| outer.kind().is_told());
-            if decided.is_told() || !degraded {
-                request.extensions_mut().insert(outcome);
-            }
+        if self.has_to_tell(decided) {
+            request = self.tell_of(request, decided);
         }
         if self.afters.is_some() {
             self.open(&mut request, decided);
@@ -98,6 +94,20 @@ impl<L: Limiter> Shared<L> {
         }
         let copies = self.settings.refund_nested.then(|| NestedToken::put(request.extensions_mut()));
         (service.call(request), copies)
+    }
+
+    /// Tells of a request that passes, and lets it carry its outcome if it is to.
+    #[inline(never)]
+    fn tell_of<B>(&self, request: Request<B>, decided: &Decided) -> Request<B> {
+        let (mut parts, body) = request.into_parts();
+        if let Some(outcome) = self.tell(&parts, decided) {
+            // What an outer layer degraded is not served in full because this one has nothing against it.
+            let degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_told());
+            if decided.is_told() || !degraded {
+                parts.extensions.insert(outcome);
+            }
+        }
+        Request::from_parts(parts, body)
     }
 
     /// Refunds what a request took if limits within refused it.

@@ -117,10 +117,10 @@ impl<L> Shared<L> {
             Poll::Pending => TurnedAway::Refused(self.refuse(&mut parts, &decided)),
             Poll::Ready(ready) => {
                 decided.kind = OutcomeKind::Overflowed;
-                let mut request = Request::from_parts(parts, body);
-                if let Some(outcome) = self.tell(&decided) {
-                    request.extensions_mut().insert(outcome);
+                if let Some(outcome) = self.tell(&parts, &decided) {
+                    parts.extensions.insert(outcome);
                 }
+                let request = Request::from_parts(parts, body);
                 match ready {
                     Ok(ready) => TurnedAway::Overflowing(ready.call(request), decided),
                     Err(error) => TurnedAway::Failed(error.into()),

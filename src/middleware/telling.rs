@@ -1,25 +1,34 @@
 //! What was decided, as the observer and the service are told it.
 
+use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::charging::Shared;
 use super::companions;
 use super::decided::Decided;
 use crate::decision::ChargeDecision;
-use crate::outcome::{Outcome, Standing};
+use crate::outcome::{Observed, Outcome, Standing};
 
 impl<L> Shared<L> {
-    /// Tells the observer, and returns the outcome if the request is to carry it on.
+    /// Whether an observer, or the service, is told the outcome of a request that passes.
     #[inline(always)]
-    pub(super) fn tell(&self, decided: &Decided) -> Option<Outcome> {
-        if self.is_unobserved() && !decided.is_told() {
-            return None;
-        }
+    pub(super) fn has_to_tell(&self, decided: &Decided) -> bool {
+        !self.is_unobserved() || decided.is_told()
+    }
+
+    /// Tells the observer, and returns the outcome if the request is to carry it on.
+    pub(super) fn tell(&self, request: &Parts, decided: &Decided) -> Option<Outcome> {
         let outcome = self.outcome(decided);
-        if let Some(observer) = &self.settings.observer {
-            observer.on_outcome(&outcome);
-        }
+        self.observe(request, decided, &outcome);
         (self.settings.expose_outcome || decided.is_told()).then_some(outcome)
+    }
+
+    /// Tells the observer.
+    pub(super) fn observe(&self, request: &Parts, decided: &Decided, outcome: &Outcome) {
+        if let Some(observer) = &self.settings.observer {
+            let keys = decided.charges().filter_map(|(policy, key)| Some((self.policy(policy)?, key)));
+            observer.on_outcome(&Observed::new(outcome, request, keys));
+        }
     }
 
     pub(super) fn outcome(&self, decided: &Decided) -> Outcome {

@@ -164,7 +164,9 @@ impl<L: Limiter> Shared<L> {
     #[cold]
     pub(super) fn leave<S, B>(&self, delayed: &mut Delayed<S, B>) {
         delayed.decided.kind = OutcomeKind::Abandoned;
-        self.tell(&delayed.decided);
+        if let Some(request) = delayed.request.take() {
+            self.tell(&request.into_parts().0, &delayed.decided);
+        }
         delayed.leave_lines();
         self.give_back(std::mem::replace(&mut delayed.decided, Decided::nothing()));
     }
