@@ -73,7 +73,11 @@ where
             KindProjection::Settling { mut body, late } => {
                 let frame = ready!(body.as_mut().poll_frame(cx));
                 match &frame {
-                    Some(Ok(frame)) => late.count(frame.data_ref().map_or(0, Buf::remaining), body.is_end_stream()),
+                    Some(Ok(frame)) => {
+                        // Nothing comes after trailers, and servers do not ask for more.
+                        let is_last = frame.is_trailers() || body.is_end_stream();
+                        late.count(frame.data_ref().map_or(0, Buf::remaining), is_last);
+                    }
                     // Also where the server keeps the body longer.
                     Some(Err(_)) => late.end(),
                     None => late.complete(),
