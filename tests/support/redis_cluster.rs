@@ -41,7 +41,10 @@ impl Cluster {
         let cluster = Self { servers, ids };
         for master in 0..Self::MASTERS {
             let (first, last) = Self::slots(master);
-            cluster.tell(master, &["ADDSLOTSRANGE", &first.to_string(), &last.to_string()]);
+            // Redis 6.2 knows no ranges.
+            let slots: Vec<String> = (first..=last).map(|slot| slot.to_string()).collect();
+            let slots: Vec<&str> = slots.iter().map(String::as_str).collect();
+            cluster.tell(master, &[&["ADDSLOTS"], &slots[..]].concat());
         }
         for (at, server) in cluster.servers.iter().enumerate() {
             cluster.tell(at, &["SET-CONFIG-EPOCH", &(at + 1).to_string()]);
