@@ -18,8 +18,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let limiter = RedisLimiter::builder()
         .prefix("cluster")
-        // API keys are secrets: Redis sees a keyed hash of them. Take the secret from where yours are.
-        .hash_keys(*b"change me please")
+        // Redis sees hashes of API keys in any case. With a secret, nobody who reads it can try which keys are used.
+        .key_secret(*b"change me please")
         // So many sets of callers, each on one slot, instead of a slot for each caller: fuller calls.
         .groups(16)
         // The policy of everybody is the busiest key there is: each process takes up to 500 units at a time.

@@ -359,6 +359,12 @@ pub enum LimiterEvent {
         /// Its host and port.
         server: String,
     },
+    /// A check failed at the store: no answer came in time, the server is read-only, loading or out of memory, too many checks
+    /// wait already, or a value is not one of this crate's. Told once a minute for each kind of error.
+    StoreFailed {
+        /// What was met.
+        error: String,
+    },
     /// A server answers, but somebody has to mend something before it can be used: a password, a right, a URL. Told once a
     /// minute for each kind of trouble.
     StoreMisconfigured {

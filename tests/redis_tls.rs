@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use redis_server::{Server, free_port};
-use tower_ratelimit::{Charge, Key, Limiter, Policy, Quota, RedisLimiter};
+use tower_ratelimit::{Charge, Key, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter};
 
 /// Where a process is told the server, and beside it, by fred's own convention, the authorities that it is to trust.
 const URL: &str = "RATELIMIT_TEST_TLS_URL";
@@ -95,9 +95,17 @@ fn the_process_that_connects() {
             Err(error) => return format!("{:?} {error}", error.kind()),
         };
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::of("alice").unwrap());
-        match limiter.take(&[Charge::new(&policy, &key)]).await {
-            Ok(decision) => format!("{} left", decision.charges()[0].remaining()),
-            Err(error) => format!("{:?} {error}", error.kind()),
+        let mut tries = 0;
+        loop {
+            match limiter.take(&[Charge::new(&policy, &key)]).await {
+                Ok(decision) => return format!("{} left", decision.charges()[0].remaining()),
+                // Why there is no connection may not be known yet.
+                Err(error) if error.kind() == RedisErrorKind::Unavailable && tries < 10 => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => return format!("{:?} {error}", error.kind()),
+            }
         }
     });
     println!("told: {told}");
@@ -120,4 +128,12 @@ fn a_private_authority_is_trusted_if_it_is_named_and_any_other_certificate_is_re
     let (_server, url) = directory.server("ours", "DNS:elsewhere.example");
     let refused = told(&url, &ours);
     assert!(refused.starts_with("Misconfigured the certificate"), "a certificate for another name: {refused}");
+}
+
+#[test]
+fn a_port_without_tls_is_told_as_such() {
+    let server = Server::start();
+    let url = format!("rediss://127.0.0.1:{}", server.port());
+    let told = told(&url, Path::new("/dev/null"));
+    assert!(told.starts_with("Unavailable") && told.contains("does not speak TLS"), "{told}");
 }

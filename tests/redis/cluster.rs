@@ -92,16 +92,25 @@ async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
 
 async fn the_rights_of_the_readme_are_enough(cluster: &Cluster) {
     let rights = include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1;
-    let rights = format!("{} +cluster|slots +asking", rights.lines().next().unwrap());
-    for server in &cluster.servers {
-        let mut command = redis::cmd("ACL");
-        command.arg(&["SETUSER", "app", "on", ">pass"]);
-        rights.split_whitespace().for_each(|right| {
-            command.arg(right);
-        });
-        command.exec(&mut server.connection()).unwrap();
-    }
+    let rights = rights.lines().next().unwrap();
+    let give = |more: &str| {
+        for server in &cluster.servers {
+            let mut command = redis::cmd("ACL");
+            command.arg(&["SETUSER", "app", "reset", "on", ">pass"]);
+            rights.split_whitespace().chain(more.split_whitespace()).for_each(|right| {
+                command.arg(right);
+            });
+            command.exec(&mut server.connection()).unwrap();
+        }
+    };
     let url = cluster.url().replace("://", "://app:pass@");
+    for (given, missing) in [("+asking", "the 'cluster"), ("+cluster|slots", "the 'asking'")] {
+        give(given);
+        let refused = RedisLimiter::connect(&url).await.unwrap_err();
+        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+        assert!(refused.to_string().contains(missing), "{refused}");
+    }
+    give("+cluster|slots +asking");
     let limiter = RedisLimiter::builder().deadline(DEADLINE).connect(&url).await.unwrap();
     let policy = policy("rights", lasting(10));
     for caller in 0..30 {

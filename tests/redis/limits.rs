@@ -213,7 +213,7 @@ async fn hashed_keys_are_nowhere_in_clear_and_are_the_same_for_all() {
     let server = Server::start();
     let mut limiters = Vec::new();
     for _ in 0..2 {
-        let builder = RedisLimiter::builder().hash_keys(*b"a secret of ours");
+        let builder = RedisLimiter::builder().key_secret(*b"a secret of ours");
         limiters.push(builder.connect(&server.url()).await.unwrap());
     }
     let policy = policy("keys", lasting(1));

@@ -3,15 +3,19 @@
 
 mod cluster;
 mod companions;
+mod hostile;
 mod limits;
 mod nested;
 mod promises;
 mod queues;
 mod resharding;
 mod seams;
+mod secrets;
 mod settling;
 mod troubles;
 
+#[path = "../support/proxy.rs"]
+mod proxy;
 #[path = "../support/redis_cluster.rs"]
 mod redis_cluster;
 #[path = "../support/redis.rs"]
@@ -52,6 +56,27 @@ fn calls(server: &Server) -> u64 {
         line.split("calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()
     };
     of("evalsha").unwrap_or(0) + of("eval").unwrap_or(0)
+}
+
+/// Which server this is: `redis 7.0.15`, `valkey 9.1.2`.
+fn version(server: &Server) -> String {
+    let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection()).unwrap();
+    let of =
+        |field: &str| info.lines().find_map(|line| line.strip_prefix(field)).map(|version| version.trim().to_owned());
+    match of("valkey_version:") {
+        Some(version) => format!("valkey {version}"),
+        None => format!("redis {}", of("redis_version:").expect("every server says its version")),
+    }
+}
+
+/// A wrong program must not pass for another: `REDIS_SERVER_VERSION` says what the version begins with.
+#[test]
+fn the_server_is_the_one_that_was_meant() {
+    let version = version(&Server::start());
+    println!("the server is {version}");
+    if let Ok(meant) = std::env::var("REDIS_SERVER_VERSION") {
+        assert!(version.starts_with(&meant), "{version} is not {meant}");
+    }
 }
 
 fn keys(server: &Server) -> Vec<Vec<u8>> {

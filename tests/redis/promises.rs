@@ -11,14 +11,14 @@ use super::redis_server::Server;
 struct OnRedis {
     server: Server,
     clock: ManualClock,
-    hashed: bool,
+    readable: bool,
     made: AtomicU32,
 }
 
 impl OnRedis {
-    fn new(hashed: bool) -> Self {
+    fn new(readable: bool) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-        Self { server: Server::start(), clock, hashed, made: AtomicU32::new(0) }
+        Self { server: Server::start(), clock, readable, made: AtomicU32::new(0) }
     }
 }
 
@@ -29,7 +29,7 @@ impl Subject for OnRedis {
         // Not remembered here: the clock of denials is not the one that is advanced.
         let builder = RedisLimiter::builder().clock(self.clock.clone()).denials(0);
         let builder = builder.prefix(format!("ratelimit:suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
-        let builder = if self.hashed { builder.hash_keys(*b"0123456789abcdef") } else { builder };
+        let builder = if self.readable { builder.readable_keys() } else { builder };
         builder.connect(&self.server.url()).await.expect("the server is there")
     }
 
@@ -63,7 +63,7 @@ async fn a_limiter_on_redis_keeps_every_promise_and_every_key_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_does_one_whose_keys_are_hashed() {
+async fn so_does_one_whose_keys_are_readable() {
     let subject = OnRedis::new(true);
     let report = check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
     assert!(report.skipped().is_empty(), "{report}");

@@ -133,9 +133,11 @@ async fn place(cluster: &Cluster, limiter: &RedisLimiter, user: &str) -> (usize,
     limiter.take(&[Charge::new(&policy, &key)]).await.unwrap();
     for master in 0..Cluster::MASTERS {
         let mut connection = cluster.servers[master].connection();
-        let stored: Vec<String> = redis::cmd("KEYS").arg(format!("probe:*{user}*")).query(&mut connection).unwrap();
+        let stored: Vec<String> = redis::cmd("KEYS").arg("probe:*").query(&mut connection).unwrap();
         if let Some(stored) = stored.first() {
-            return (master, redis::cmd("CLUSTER").arg("KEYSLOT").arg(stored).query(&mut connection).unwrap());
+            let slot = redis::cmd("CLUSTER").arg("KEYSLOT").arg(stored).query(&mut connection).unwrap();
+            limiter.reset(&policy, &key).await.unwrap(); // so that the next one's is the only one
+            return (master, slot);
         }
     }
     panic!("nobody has the key of {user}");

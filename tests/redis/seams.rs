@@ -38,7 +38,7 @@ fn documented() -> &'static str {
 
 /// The rights that a user without any is told of.
 async fn advised(server: &Server) -> String {
-    acl(server, "+ping");
+    acl(server, "");
     let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
     let rights = refused.split_once("ACL SETUSER <user> ").unwrap().1.split_once("<prefix>:*").unwrap().0;
     format!("{rights}ratelimit:*")
@@ -112,7 +112,7 @@ async fn connect_names_each_right_that_is_missing() {
         let text = refused.to_string();
         let named = match right {
             "~ratelimit:*" => text.contains("key") && text.contains("~<prefix>:*"),
-            "+ping" | "+eval" | "+evalsha" => text.contains(&format!("the '{}' command", &right[1..])),
+            "+eval" | "+evalsha" => text.contains(&format!("the '{}' command", &right[1..])),
             _ => text.contains(&format!("{right} is missing")),
         };
         assert!(named, "{right}: {text}");
@@ -124,10 +124,9 @@ async fn connect_names_each_right_that_is_missing() {
 #[tokio::test]
 async fn every_right_missing_is_named_at_once() {
     let server = Server::start();
-    acl(&server, "+ping +eval +evalsha ~ratelimit:*");
+    acl(&server, "+eval +evalsha ~ratelimit:*");
     let refused = RedisLimiter::connect(&url(&server)).await.unwrap_err().to_string();
-    for right in each_right().filter(|right| !["+ping", "+eval", "+evalsha", "+rpush", "~ratelimit:*"].contains(right))
-    {
+    for right in each_right().filter(|right| !["+eval", "+evalsha", "+rpush", "~ratelimit:*"].contains(right)) {
         assert!(refused.contains(right), "{right}: {refused}");
     }
 }
@@ -151,7 +150,7 @@ fn quotas() -> [Quota; 9] {
 #[tokio::test]
 async fn a_right_taken_away_later_is_an_error_and_an_event() {
     let server = Server::start();
-    for right in each_right().filter(|right| *right != "+ping") {
+    for right in each_right() {
         acl(&server, documented());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
         let seen = Seen::default();

@@ -11,12 +11,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    FallbackLimiter, Limiter, LimiterEvent, MemoryLimiter, Observer, OnError, Quota, RateLimitLayer, RedisErrorKind,
-    RedisLimiter, key as extract,
+    FallbackLimiter, Limiter, LimiterEvent, MemoryLimiter, Observer, OnError, Quota, RateLimitLayer, RedisError,
+    RedisErrorKind, RedisLimiter, key as extract,
 };
 
 use super::redis_server::{Server, free_port};
-use super::{connect, passes, policy, take};
+use super::{connect, keys, passes, policy, take};
 
 /// How soon it has to be back once Redis is.
 const RECOVERY: Duration = Duration::from_secs(5);
@@ -188,6 +188,56 @@ async fn connect_waits_for_room_among_the_clients() {
     assert_eq!(error.kind(), RedisErrorKind::Unavailable, "{error}");
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).exec(&mut admin).unwrap();
     assert!(eventually_passes(&limiter, 1_000).await);
+}
+
+/// What `LimiterEvent::StoreFailed` said.
+fn failures(seen: &Seen) -> Vec<String> {
+    let seen = seen.0.lock().unwrap();
+    let error = |event: &LimiterEvent| match event {
+        LimiterEvent::StoreFailed { error } => Some(error.clone()),
+        _ => None,
+    };
+    seen.iter().filter_map(error).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_failure_is_an_event_once_a_minute() {
+    use RedisErrorKind::{Foreign, Overloaded, Timeout, Unavailable};
+    let server = Server::start();
+    let mut admin = server.connection();
+    let policy = policy("p", Quota::per_hour(1_000));
+    for kind in [Unavailable, Timeout, Overloaded, Foreign] {
+        let seen = Seen::default();
+        let builder = RedisLimiter::builder().observer(seen.clone()).max_in_flight(2).prefix(format!("{kind:?}"));
+        let limiter = builder.connect(&server.url()).await.unwrap();
+        assert!(passes(&limiter, &policy, "a").await);
+        match kind {
+            Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap(),
+            Timeout | Overloaded => server.pause(),
+            _ => {
+                let stored = keys(&server).into_iter().find(|key| key.starts_with(b"Foreign")).unwrap();
+                redis::cmd("SET").arg(stored).arg("something else").exec(&mut admin).unwrap();
+            }
+        }
+        let checks = (0..3).map(|_| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.unwrap_err() })
+        });
+        let mut errors = Vec::new();
+        for check in checks.collect::<Vec<_>>() {
+            errors.push(check.await.unwrap());
+        }
+        match kind {
+            Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut admin).unwrap(),
+            Timeout | Overloaded => server.resume(),
+            _ => {}
+        }
+        let told = failures(&seen);
+        let of_kind: Vec<&RedisError> = errors.iter().filter(|error| error.kind() == kind).collect();
+        assert!(!of_kind.is_empty(), "{kind:?}: {errors:?}");
+        let told = told.iter().filter(|told| of_kind.iter().any(|error| **told == error.to_string())).count();
+        assert_eq!(told, 1, "{kind:?}: {:?}", seen.0.lock().unwrap());
+    }
 }
 
 #[tokio::test]

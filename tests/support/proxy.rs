@@ -1,9 +1,10 @@
 //! A TCP proxy that can be told to misbehave.
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use std::collections::VecDeque;
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,6 +25,29 @@ struct Orders {
     /// Of every connection the answers are passed on up to so many bytes, then it is cut. 0: not at all.
     cut_after: AtomicUsize,
     cuts: AtomicUsize,
+    /// What is done to the next answers, one after the other.
+    faults: Mutex<VecDeque<Fault>>,
+    /// Connections that are open.
+    open: AtomicUsize,
+}
+
+/// What is done to an answer, or to its connection.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    /// These bytes come before it.
+    Before(Vec<u8>),
+    /// These bytes come after it.
+    After(Vec<u8>),
+    /// Its byte of this number, as far as there is one, is another.
+    Garble(usize, u8),
+    /// It never comes.
+    Lose,
+    /// It ends here, and its connection with it.
+    Cut(usize),
+    /// The connection is reset.
+    Reset,
+    /// No more answers come, but the connection stays open the other way.
+    HalfClose,
 }
 
 impl Proxy {
@@ -37,7 +61,12 @@ impl Proxy {
         let shared = Arc::clone(&orders);
         let task = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(pass(client, to, Arc::clone(&shared)));
+                let orders = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    orders.open.fetch_add(1, Ordering::Relaxed);
+                    pass(client, to, Arc::clone(&orders)).await;
+                    orders.open.fetch_sub(1, Ordering::Relaxed);
+                });
             }
         });
         Self { port, orders, task }
@@ -55,6 +84,26 @@ impl Proxy {
     /// Cuts each connection after so many bytes of answers; 0 does not.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.orders.cut_after.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Does this to the next answer that no other fault is for.
+    pub(crate) fn fault(&self, fault: Fault) {
+        self.orders.faults.lock().unwrap().push_back(fault);
+    }
+
+    /// Faults that wait for an answer.
+    pub(crate) fn faults(&self) -> usize {
+        self.orders.faults.lock().unwrap().len()
+    }
+
+    /// From now on no more faults.
+    pub(crate) fn behave(&self) {
+        self.orders.faults.lock().unwrap().clear();
+    }
+
+    /// Connections that are open.
+    pub(crate) fn open(&self) -> usize {
+        self.orders.open.load(Ordering::Relaxed)
     }
 
     /// Connections cut so far.
@@ -103,7 +152,29 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                         return;
                     }
                     passed += read;
-                    if client.write_all(&answered[..read]).await.is_err() {
+                    let fault = orders.faults.lock().unwrap().pop_front();
+                    let mut answer = answered[..read].to_vec();
+                    match fault {
+                        None => {}
+                        Some(Fault::Before(bytes)) => answer = [bytes, answer].concat(),
+                        Some(Fault::After(bytes)) => answer.extend(bytes),
+                        Some(Fault::Garble(at, by)) => answer[at % read] ^= by,
+                        Some(Fault::Lose) => continue,
+                        Some(Fault::Cut(at)) => {
+                            let _ = client.write_all(&answer[..at % read]).await;
+                            return;
+                        }
+                        Some(Fault::Reset) => {
+                            let _ = client.set_zero_linger();
+                            return;
+                        }
+                        Some(Fault::HalfClose) => {
+                            let _ = client.shutdown().await;
+                            while client.read(&mut asked).await.is_ok_and(|read| read > 0) {}
+                            return;
+                        }
+                    }
+                    if client.write_all(&answer).await.is_err() {
                         return;
                     }
                 }

@@ -4,15 +4,13 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use fred::clients::{Client, Pool};
-
 use super::carrier::Courier;
 use super::denials::Denials;
 use super::error::{RedisError, RedisErrorKind};
-use super::keys::KeySpace;
+use super::keys::{CallerKeys, KeySpace};
 use super::leases::{HELD, Leases};
 use super::queue::Queue;
-use super::store::{Settings, Store};
+use super::store::{Client, Pool, Settings, Store};
 use super::tag::Tags;
 use super::{Inner, RedisLimiter};
 use crate::clock::{Clock, MonotonicClock};
@@ -32,7 +30,7 @@ const SLOTS: u16 = 16_384;
 #[must_use]
 pub struct RedisLimiterBuilder {
     prefix: String,
-    secret: Option<[u8; 16]>,
+    callers: CallerKeys,
     groups: Option<u16>,
     deadline: Duration,
     in_flight: usize,
@@ -46,7 +44,7 @@ impl RedisLimiterBuilder {
     pub(super) fn new() -> Self {
         Self {
             prefix: "ratelimit".to_owned(),
-            secret: None,
+            callers: CallerKeys::Hashed(Default::default()),
             groups: None,
             deadline: DEADLINE,
             in_flight: 1_024,
@@ -57,16 +55,28 @@ impl RedisLimiterBuilder {
         }
     }
 
-    /// Sets what every stored key begins with; `ratelimit` by default. Limiters with the same prefix share their states.
+    /// Sets what every stored key begins with; `ratelimit` by default. Limiters with the same prefix share their states: two
+    /// applications on one Redis that both keep the default share the limits of policies of the same name.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// Stores a keyed hash of each caller's key instead of the key itself, so that API keys and addresses are nowhere in
-    /// clear. All processes need the same secret; with another one all states begin anew.
-    pub fn hash_keys(mut self, secret: [u8; 16]) -> Self {
-        self.secret = Some(secret);
+    /// Hashes callers' keys with this secret. All processes need the same secret; with another one all states begin anew.
+    ///
+    /// Callers' keys (API keys, tokens, addresses) are stored as a hash in any case: 128 bits of SHA-256, so that no key can be
+    /// made that has the hash of another caller's. Without a secret, someone who reads Redis can find out by trying whether a
+    /// guessable key, such as an address or a user's name, has a state. With a secret they cannot.
+    pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
+        self.callers = CallerKeys::Hashed(secret);
+        self
+    }
+
+    /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everybody who may read Redis, its
+    /// backups or its slow log then reads them**: do not use this where a key is an API key, a token or a cookie. All processes
+    /// need the same choice. Keys of more than 128 bytes, or with a `}`, are hashed all the same.
+    pub fn readable_keys(mut self) -> Self {
+        self.callers = CallerKeys::Readable;
         self
     }
 
@@ -86,15 +96,18 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once. As many refunds may
-    /// wait besides.
+    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at once, as
+    /// [`Overloaded`](RedisErrorKind::Overloaded). As many refunds may wait besides; what one more would return drains by
+    /// itself.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
         self.in_flight = checks;
         self
     }
 
     /// Sets how many denials are remembered, at about 200 bytes each; 4,096 by default, 0 for none. A key that Redis has
-    /// denied is denied here until its wait is over, or a second has passed: under attack it costs no calls.
+    /// denied is denied here until its wait is over, or a second has passed. So a caller that has to wait for longer than a
+    /// second costs one call a second; where waits are some milliseconds, most checks of a denied key are still calls. A denial
+    /// for which there is no room takes the place of an older one, whose key then costs a call again.
     ///
     /// Charges of a set that has one [on refusal](crate::Effect::OnRefusal), for a block or a meter, are asked for each time,
     /// and are not leased either.
@@ -103,7 +116,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Lets this process take up to so many units of a hot key at once and hand them out by itself; none by default.
+    /// Lets this process take up to so many units of a hot key at once and hand them out by itself; none by default. Up to
+    /// 1,024 keys are leased at a time; checks of others are calls.
     ///
     /// The total is never exceeded. With `n` processes, what is admitted in any interval is at most the quota's bound and
     /// `n · units`, since units leased before may be used in it; and up to `units` are denied to other processes for up to
@@ -191,7 +205,7 @@ impl RedisLimiterBuilder {
     fn build(self, store: Store) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
         let groups = if in_slots { self.groups } else { None };
-        let space = KeySpace::new(&self.prefix, self.secret, groups)?;
+        let space = KeySpace::new(&self.prefix, self.callers, groups)?;
         let tags = Tags::default();
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
         let leases = (self.leases > 0).then(|| Arc::new(Leases::new(self.leases, tags.clone(), Arc::clone(&clock))));
@@ -238,7 +252,7 @@ impl fmt::Debug for RedisLimiterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLimiterBuilder")
             .field("prefix", &self.prefix)
-            .field("hash_keys", &self.secret.is_some())
+            .field("readable_keys", &matches!(self.callers, CallerKeys::Readable))
             .field("groups", &self.groups)
             .field("deadline", &self.deadline)
             .field("max_in_flight", &self.in_flight)

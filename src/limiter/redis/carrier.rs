@@ -88,10 +88,15 @@ impl Courier {
             Ran::Replied(reply) => reply,
             Ran::Apart => return Ok(asks.iter().map(|_| Answer::Elsewhere).collect()),
         };
-        let mut answers = wire::answers(asks, reply.clone())?;
+        let mut answers = wire::answers(asks, reply.clone()).inspect_err(|error| {
+            self.store.failed(error);
+            self.store.garbled(slot);
+        })?;
         for answer in &mut answers {
-            if let Answer::Refused(words) = answer {
-                *answer = Answer::Failed(self.store.refused(slot, words));
+            match answer {
+                Answer::Refused(words) => *answer = Answer::Failed(self.store.refused(slot, words)),
+                Answer::Failed(error) => self.store.failed(error),
+                _ => {}
             }
         }
         #[cfg(test)]

@@ -167,6 +167,20 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     #[test]
+    fn a_denial_without_room_takes_the_place_of_an_older_one() {
+        let mut bench = bench();
+        let keys: Vec<Key> = (0..1_000_u64).map(|number| Key::of(number).unwrap()).collect();
+        for key in &keys {
+            bench.key = key.clone();
+            bench.deny(1, Some(300 * MS));
+            assert!(bench.refusal(1).is_some(), "the latest is known");
+        }
+        let known =
+            keys.iter().filter(|key| bench.denials.refusal(&[Charge::new(&bench.policy, key)]).is_some()).count();
+        assert!((1..=64).contains(&known), "{known} are known, of 1,000, in 64 places");
+    }
+
+    #[test]
     fn the_same_cost_or_more_is_denied_until_the_wait_is_over() {
         let bench = bench();
         bench.deny(2, Some(300 * MS));

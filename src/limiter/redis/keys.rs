@@ -5,21 +5,24 @@
 //!
 //! The quotas of one rule are kept together, under the rule's name: `4+name` in place of `4:name`.
 //!
-//! No two others share a stored key: the prefix has no brace, the name's length is told, and a caller's key is the rest, or
+//! A caller's key is stored as its hash, since it may be a secret: `h` and 32 hexadecimal digits, the first half of the
+//! SHA-256 of the secret (16 zero bytes if there is none) and the key. Everybody knows that function, so it has to be one
+//! for which nobody finds a key with another's hash. By choice keys are stored as they are, after a `k`.
+//!
+//! No two others share a stored key: the prefix has no brace, the name's length is stored, and a caller's key is the rest, or
 //! stands between braces only if it has none that closes.
 
 use std::fmt;
-use std::hash::Hasher;
 
 use bytes::Bytes;
-use siphasher::sip128::{Hasher128, SipHasher24};
+use sha2::{Digest, Sha256};
 
 use super::error::{RedisError, RedisErrorKind};
-use super::wire;
+use super::{store, wire};
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// Longer callers' keys are stored as their hash.
+/// Longer callers' keys are stored as their hash, also if keys are readable.
 const CLEAR_MAX: usize = 128;
 
 const PREFIX_MAX: usize = 128;
@@ -34,11 +37,22 @@ pub(super) struct Stored {
     pub(super) slot: u16,
 }
 
+/// How callers' keys are stored.
+#[derive(Clone, Copy)]
+pub(super) enum CallerKeys {
+    /// As a hash with this secret, which is zero unless it was set.
+    Hashed([u8; 16]),
+    /// As they are.
+    Readable,
+}
+
+type Hash = [u8; 16];
+
 /// How keys are stored.
 pub(super) struct KeySpace {
     /// The prefix and the format's version, up to the tag.
     before: Box<str>,
-    secret: Option<[u8; 16]>,
+    callers: CallerKeys,
     /// Of each group the number whose slot is the group's; none if each caller has a slot of its own.
     groups: Box<[u32]>,
 }
@@ -46,7 +60,7 @@ pub(super) struct KeySpace {
 impl KeySpace {
     /// # Errors
     /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more than slots.
-    pub(super) fn new(prefix: &str, secret: Option<[u8; 16]>, groups: Option<u16>) -> Result<Self, RedisError> {
+    pub(super) fn new(prefix: &str, callers: CallerKeys, groups: Option<u16>) -> Result<Self, RedisError> {
         let misconfigured = |message: String| Err(RedisError::new(RedisErrorKind::Misconfigured, message));
         if prefix.is_empty() || prefix.len() > PREFIX_MAX || prefix.contains(['{', '}']) {
             return misconfigured(format!(
@@ -61,7 +75,7 @@ impl KeySpace {
                 return misconfigured(format!("{groups} groups are not possible: 1 to {SLOTS}, one for each slot"));
             }
         };
-        Ok(Self { before: format!("{prefix}:1:{{").into_boxed_str(), secret, groups })
+        Ok(Self { before: format!("{prefix}:1:{{").into_boxed_str(), callers, groups })
     }
 
     /// Where the state of this (policy, key) is stored.
@@ -76,14 +90,14 @@ impl KeySpace {
             0 => None,
             groups => {
                 let hash = hash.unwrap_or_else(|| self.hash(caller));
-                self.groups.get((hash % groups as u128) as usize) // below the number of groups
+                self.groups.get((u128::from_be_bytes(hash) % groups as u128) as usize) // below the number of groups
             }
         };
         match grouped {
             Some(group) => bytes.extend_from_slice(group.to_string().as_bytes()),
             None => write_caller(&mut bytes, caller, hash),
         }
-        let slot = fred::util::redis_keyslot(&bytes[tag..]);
+        let slot = store::slot(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
         bytes.extend_from_slice(name.len().to_string().as_bytes());
         bytes.push(sign);
@@ -96,20 +110,27 @@ impl KeySpace {
     }
 
     fn must_hash(&self, caller: &[u8]) -> bool {
-        self.secret.is_some() || caller.len() > CLEAR_MAX || caller.contains(&b'}')
+        matches!(self.callers, CallerKeys::Hashed(_)) || caller.len() > CLEAR_MAX || caller.contains(&b'}')
     }
 
-    fn hash(&self, caller: &[u8]) -> u128 {
-        let mut hasher = SipHasher24::new_with_key(&self.secret.unwrap_or_default());
-        hasher.write(caller);
-        hasher.finish128().as_u128()
+    fn hash(&self, caller: &[u8]) -> Hash {
+        let secret = match self.callers {
+            CallerKeys::Hashed(secret) => secret,
+            CallerKeys::Readable => Default::default(),
+        };
+        let whole: [u8; 32] = Sha256::new().chain_update(secret).chain_update(caller).finalize().into();
+        whole.first_chunk().copied().unwrap_or_default() // it is longer
     }
 }
 
 /// A caller's key, or its hash.
-fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<u128>) {
+fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {
-        Some(hash) => bytes.extend_from_slice(format!("h{hash:032x}").as_bytes()),
+        Some(hash) => {
+            const DIGITS: &[u8; 16] = b"0123456789abcdef";
+            bytes.push(b'h');
+            bytes.extend(hash.iter().flat_map(|byte| [byte >> 4, byte & 15]).map(|digit| DIGITS[usize::from(digit)]));
+        }
         None => {
             bytes.push(b'k');
             bytes.extend_from_slice(caller);
@@ -123,7 +144,7 @@ fn spread(groups: u16) -> Box<[u32]> {
     let mut left = numbers.len();
     let mut candidate = 0_u32;
     while left > 0 && candidate < u32::MAX {
-        let slot = fred::util::redis_keyslot(candidate.to_string().as_bytes());
+        let slot = store::slot(candidate.to_string().as_bytes());
         let group = usize::from(slot) * numbers.len() / usize::from(SLOTS);
         if let Some(number @ None) = numbers.get_mut(group) {
             *number = Some(candidate);
@@ -139,7 +160,7 @@ impl fmt::Debug for KeySpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeySpace")
             .field("before", &self.before)
-            .field("hashed", &self.secret.is_some())
+            .field("hashed", &matches!(self.callers, CallerKeys::Hashed(_)))
             .field("groups", &self.groups.len())
             .finish()
     }

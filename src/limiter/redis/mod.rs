@@ -55,6 +55,13 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// Clones are the same limiter. One script call decides a request's whole set of charges, at the server's time. While
 /// calls are in flight, the checks that come meanwhile go together in the next one.
 ///
+/// **The connection has to be trusted, or encrypted with `rediss://`.** Whoever runs the server, or can put bytes into a
+/// connection without TLS, decides what every check is answered. With one deeply nested reply it can also end the process:
+/// fred reads replies by recursion, and overflows its stack.
+///
+/// Callers' keys are stored as hashes, since they may be secrets: see
+/// [`key_secret`](RedisLimiterBuilder::key_secret) and [`readable_keys`](RedisLimiterBuilder::readable_keys).
+///
 /// It works in the tokio runtime in which it was connected: once that has ended, checks fail, as
 /// [`Unavailable`](RedisErrorKind::Unavailable) or, when as many as may wait are never answered,
 /// [`Overloaded`](RedisErrorKind::Overloaded).
@@ -135,7 +142,19 @@ impl Inner {
 
     async fn answer(&self, ask: Ask) -> Result<Answer, RedisError> {
         let lane = self.lane(ask.slot());
-        self.queue.ask(lane, ask).await
+        self.queue.ask(lane, ask).await.inspect_err(|error| self.note(error))
+    }
+
+    /// Sends a request, whose answer nobody needs to wait for.
+    fn send(&self, ask: Ask, then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static) -> Result<(), RedisError> {
+        self.queue.send(self.lane(ask.slot()), ask, then).inspect_err(|error| self.note(error))
+    }
+
+    /// Tells the observer of what did not come to the store: too many checks wait, or wait for too long.
+    fn note(&self, error: &RedisError) {
+        if matches!(error.kind(), RedisErrorKind::Overloaded | RedisErrorKind::Timeout) {
+            self.queue.carrier().store.failed(error);
+        }
     }
 
     /// Has the answers of several lanes at once, and says whether all was decided in one step; or the first error, and the
@@ -176,7 +195,7 @@ impl Inner {
     /// Sends what a refused or failed set took back. If it cannot be sent, it is back when it has drained.
     fn give_back(&self, refunds: Vec<Refund>) {
         for ask in self.refund_asks(refunds) {
-            let _ = self.queue.send(self.lane(ask.slot()), ask, drop);
+            let _ = self.send(ask, drop);
         }
     }
 
@@ -198,12 +217,11 @@ impl Inner {
     fn lease(self: &Arc<Self>, leases: &Arc<Leases>, wanted: Wanted) {
         let charge = Charge::new(&wanted.policy, &wanted.key).cost(wanted.units);
         let stored = self.space.key(charge.policy, charge.key);
-        let lane = self.lane(stored.slot);
         let ask = Ask::take([(&charge, &stored)].into_iter());
         let (inner, held) = (Arc::downgrade(self), Arc::clone(leases));
         let wanted = Arc::new(wanted);
         let asked = Arc::clone(&wanted);
-        let sent = self.queue.send(lane, ask, move |answer| {
+        let sent = self.send(ask, move |answer| {
             let answer = match answer {
                 Ok(Answer::Decided(decision)) => decision.into_charges().next(),
                 _ => None,
@@ -307,7 +325,7 @@ impl Limiter for RedisLimiter {
         let mut answers = Vec::new();
         for ask in self.0.refund_asks(refunds) {
             let (tell, told) = oneshot::channel();
-            let sent = self.0.queue.send(self.0.lane(ask.slot()), ask, |answer| {
+            let sent = self.0.send(ask, |answer| {
                 let _ = tell.send(answer); // nobody needs to wait for it
             });
             if let Err(error) = sent {
@@ -331,7 +349,7 @@ impl Limiter for RedisLimiter {
         let mut answers = Vec::new();
         for (ask, places) in inner.asks(charges, false, |_| true) {
             let (tell, told) = oneshot::channel();
-            let sent = inner.queue.send(inner.lane(ask.slot()), ask, |answer| {
+            let sent = inner.send(ask, |answer| {
                 let _ = tell.send(answer); // nobody needs to wait for it
             });
             if let Err(error) = sent {
@@ -355,7 +373,7 @@ impl Limiter for RedisLimiter {
             if let Some(leases) = &inner.leases {
                 leases.forget(tag);
             }
-            let answer = inner.queue.ask(inner.lane(ask.slot()), ask).await;
+            let answer = inner.answer(ask).await;
             inner.denials.forget(tag);
             done(answer)
         }))

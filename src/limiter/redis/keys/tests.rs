@@ -18,18 +18,23 @@ fn key(of: &[u8]) -> Key {
     Key::of(of).unwrap()
 }
 
-fn space(secret: Option<[u8; 16]>, groups: Option<u16>) -> KeySpace {
-    KeySpace::new("test", secret, groups).unwrap()
+fn hashed(secret: u8, groups: Option<u16>) -> KeySpace {
+    KeySpace::new("test", CallerKeys::Hashed([secret; 16]), groups).unwrap()
+}
+
+fn readable(groups: Option<u16>) -> KeySpace {
+    KeySpace::new("test", CallerKeys::Readable, groups).unwrap()
 }
 
 #[test]
 fn a_prefix_is_neither_empty_nor_long_nor_has_braces() {
     for prefix in ["", "a{b", "a}b", &"p".repeat(129)] {
-        let error = KeySpace::new(prefix, None, None).unwrap_err();
+        let error = KeySpace::new(prefix, CallerKeys::Readable, None).unwrap_err();
         assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
     }
-    assert!(KeySpace::new(&"p".repeat(128), None, None).is_ok());
-    assert!(KeySpace::new("p", None, Some(0)).is_err() && KeySpace::new("p", None, Some(SLOTS + 1)).is_err());
+    let space = |prefix: &str, groups| KeySpace::new(prefix, CallerKeys::Readable, groups);
+    assert!(space(&"p".repeat(128), None).is_ok());
+    assert!(space("p", Some(0)).is_err() && space("p", Some(SLOTS + 1)).is_err());
 }
 
 /// Bytes that would tear a key apart if it were put together carelessly.
@@ -46,9 +51,10 @@ proptest! {
     ) {
         let mut seen: HashMap<Bytes, (String, String, bool, Vec<u8>)> = HashMap::new();
         for (prefix, name, one_of_several, caller) in parts {
-            let space = KeySpace::new(&prefix, secret, groups).unwrap();
+            let callers = secret.map_or(CallerKeys::Readable, CallerKeys::Hashed);
+            let space = KeySpace::new(&prefix, callers, groups).unwrap();
             let stored = space.key(&if one_of_several { sibling(&name) } else { policy(&name) }, &key(&caller));
-            prop_assert_eq!(stored.slot, fred::util::redis_keyslot(&stored.bytes), "the slot is the whole key's");
+            prop_assert_eq!(stored.slot, store::slot(&stored.bytes), "the slot is the whole key's");
             prop_assert_eq!(stored.slot, space.key(&policy("other"), &key(&caller)).slot, "one caller, one slot");
             let own = (prefix, name, one_of_several, caller);
             let before = seen.insert(stored.bytes, own.clone());
@@ -58,30 +64,44 @@ proptest! {
 }
 
 #[test]
-fn long_keys_are_stored_as_their_hash_and_secret_ones_never_in_clear() {
+fn long_keys_are_stored_as_their_hash() {
     let long = vec![b'x'; 1 << 20];
-    let stored = space(None, None).key(&policy("p"), &key(&long));
-    assert!(stored.bytes.len() < 80);
     let mut other = long.clone();
     other[500_000] = b'y';
-    assert_ne!(stored, space(None, None).key(&policy("p"), &key(&other)));
-    for groups in [None, Some(16)] {
-        let one = space(Some([1; 16]), groups).key(&policy("p"), &key(b"api-key-7"));
-        assert!(!one.bytes.windows(5).any(|part| part == b"api-k"));
-        assert_ne!(one.bytes, space(Some([2; 16]), groups).key(&policy("p"), &key(b"api-key-7")).bytes);
+    for space in [readable(None), hashed(0, None)] {
+        let stored = space.key(&policy("p"), &key(&long));
+        assert!(stored.bytes.len() < 80);
+        assert_ne!(stored, space.key(&policy("p"), &key(&other)));
     }
-    assert!(!format!("{:?}", space(Some([77; 16]), None)).contains("77"), "nor is the secret told");
+}
+
+#[test]
+fn keys_are_hashed_by_default_and_readable_by_choice() {
+    let name = b"api-key-7";
+    let is_clear = |stored: &Stored| stored.bytes.windows(5).any(|part| part == b"api-k");
+    for groups in [None, Some(16)] {
+        let stored =
+            [hashed(0, groups), hashed(1, groups), hashed(2, groups)].map(|space| space.key(&policy("p"), &key(name)));
+        assert!(!stored.iter().any(is_clear));
+        assert!(stored[0] != stored[1] && stored[1] != stored[2], "each secret has hashes of its own");
+        assert!(is_clear(&readable(groups).key(&policy("p"), &key(name))));
+    }
+    assert!(!format!("{:?}", hashed(77, None)).contains("77"), "the secret is not printed");
+}
+
+#[test]
+fn the_hash_is_the_documented_one() {
+    let stored = hashed(0, None).key(&policy("p"), &key(b"api-key-7"));
+    // Of another program: SHA-256 of 16 zero bytes and of the key's bytes, which are its kind, its length and "api-key-7".
+    assert_eq!(stored.bytes.escape_ascii().to_string(), "test:1:{h0499981011b3e8477761769ef4081483}:1:p");
 }
 
 #[test]
 fn groups_are_spread_evenly_over_the_slots() {
     for groups in [1, 3, 16, 1_000, SLOTS] {
-        let space = space(None, Some(groups));
-        let mut slots: Vec<u32> = space
-            .groups
-            .iter()
-            .map(|group| u32::from(fred::util::redis_keyslot(group.to_string().as_bytes())))
-            .collect();
+        let space = readable(Some(groups));
+        let mut slots: Vec<u32> =
+            space.groups.iter().map(|group| u32::from(store::slot(group.to_string().as_bytes()))).collect();
         slots.sort_unstable();
         assert_eq!(slots.len(), usize::from(groups));
         for (at, slot) in slots.iter().enumerate() {
@@ -96,7 +116,7 @@ fn groups_are_spread_evenly_over_the_slots() {
 
 #[test]
 fn quotas_of_one_rule_are_stored_together_except_lists() {
-    let (space, minute) = (space(None, None), std::time::Duration::from_secs(60));
+    let (space, minute) = (readable(None), std::time::Duration::from_secs(60));
     let numbers = [
         Quota::per_minute(1),
         Quota::per_second(7),

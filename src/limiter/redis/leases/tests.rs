@@ -94,6 +94,27 @@ fn a_hot_key_costs_few_calls_and_a_cold_one_is_never_leased() {
 }
 
 #[test]
+fn keys_for_which_there_is_no_place_are_asked_for_each_time() {
+    let mut world = World::new(1, 100, Quota::fixed_window(1_000_000, Duration::from_secs(3_600)).unwrap());
+    let process = &mut world.processes[0];
+    let mut leased = 0;
+    for number in 0..2 * SLOTS as u64 {
+        process.key = Key::of(number % 50).unwrap(); // the store's own bound is not what is tested
+        let stored = process.key.clone();
+        process.policy = Policy::new(format!("p{number}"), *process.policy.quota()).unwrap();
+        let before = process.calls;
+        (0..50).for_each(|_| assert!(process.take(1).is_allowed()));
+        let calls = process.calls - before;
+        assert!(calls <= 50, "one each, or fewer with leases");
+        leased += usize::from(calls < 50);
+        // Nothing is charged twice, or lost: what was not used is in a lease.
+        process.leases.forget(process.leases.tags.of(&process.policy, &stored));
+        process.store.reset_now(&process.policy, &stored);
+    }
+    assert!((1..=SLOTS).contains(&leased), "{leased} of {} keys were leased", 2 * SLOTS);
+}
+
+#[test]
 fn what_is_not_used_goes_back() {
     let quota = Quota::fixed_window(1_000_000, Duration::from_secs(86_400)).unwrap();
     let mut world = World::new(1, 1_000, quota);

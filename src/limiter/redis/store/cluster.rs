@@ -143,6 +143,13 @@ impl Cluster {
         }
     }
 
+    /// See [`Store::garbled`](super::Store::garbled). What another server sent for a slot on its way is not known to be its own.
+    pub(super) fn garbled(&self, slot: u16) {
+        if let Some(server) = self.shared.owner(slot) {
+            server.link.garbled();
+        }
+    }
+
     /// See [`Store::lacks`](super::Store::lacks).
     pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
         match self.shared.owner(slot) {
@@ -169,8 +176,7 @@ impl Cluster {
             map.servers.clone()
         };
         for server in servers {
-            // It needs the right to say this once a slot is on its way.
-            server::answers(&server.link, "ASKING", &self.shared.settings).await?;
+            server::answers(&server.link, true, &self.shared.settings).await?;
         }
         Ok(())
     }

@@ -180,7 +180,7 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
 
 /// What a user needs besides its keys; in a cluster also [`CLUSTER_RIGHTS`].
 const RIGHTS: &str =
-    "+ping +eval +evalsha +time +get +set +psetex +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire";
+    "+eval +evalsha +time +get +set +psetex +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire";
 const CLUSTER_RIGHTS: &str = "+cluster|slots +asking";
 
 fn rights(text: &str, server: &Address) -> (Cause, RedisError) {

@@ -23,8 +23,10 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// A connection that lasted so long was one.
 const LASTED: Duration = Duration::from_secs(1);
 
-/// A server that is believed dead for so long gets a new connection, in case that it is the old one which is dead.
+/// A server that is believed dead for so long gets a new connection, in case that it is the old one which is dead. Sooner if
+/// it is connected: once an answer was lost, each call is given the answer to the one before it, and none its own.
 const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
 
 /// Runs until it is aborted.
 pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
@@ -77,7 +79,7 @@ async fn listen(link: &Link, client: &Client) {
     loop {
         // What happened before anybody listened shows in the state.
         if client.is_connected() {
-            link.recovered();
+            link.connected();
         }
         while hear(link, &mut up, &mut errors).await {}
         // fred makes new channels when a client is connected anew.
@@ -101,7 +103,7 @@ async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Err
         },
         made = up.recv() => match made {
             Ok(_) | Err(RecvError::Lagged(_)) => {
-                link.recovered();
+                link.connected();
                 true
             }
             Err(RecvError::Closed) => false,
@@ -122,15 +124,19 @@ async fn probe(link: &Link, settings: &Settings) {
         while link.breaker.is_open() {
             // An answer is waited for until the next probe: it comes when the server wakes.
             let next = Instant::now() + jitter(settings.probe_every());
-            if !matches!(link.command("PING", &[], next).await, Err(Failure { cause: Cause::Lost, .. })) {
+            if !matches!(link.probe(next).await, Err(Failure { cause: Cause::Lost, .. })) {
                 link.recovered();
                 break;
             }
-            if since.elapsed() >= PATIENCE && link.role.is_own() {
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = link.made.notified() => continue,
+            }
+            let patience = if link.client().is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
+            if since.elapsed() >= patience && link.role.is_own() {
                 link.restart();
                 since = Instant::now();
             }
-            sleep_until(next).await;
         }
     }
 }
@@ -138,7 +144,7 @@ async fn probe(link: &Link, settings: &Settings) {
 /// Finds out whether a server answers whose callers do not wait for the deadline: else no failure of its would be counted.
 async fn resolve(link: &Link, settings: &Settings) {
     while !link.is_open() {
-        match link.command("PING", &[], Instant::now() + settings.deadline).await {
+        match link.probe(Instant::now() + settings.deadline).await {
             Err(failure) if failure.cause == Cause::Lost => drop(link.count(failure)),
             Ok(_) | Err(_) => {
                 link.breaker.answered();

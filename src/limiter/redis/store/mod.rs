@@ -14,7 +14,7 @@ mod value;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fred::clients::{Client, Pool};
+pub(super) use fred::clients::{Client, Pool};
 use fred::interfaces::ClientLike;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
@@ -29,6 +29,11 @@ use self::settings::{Target, TargetKind};
 use super::error::{RedisError, RedisErrorKind};
 use super::value::{Call, Value};
 
+/// The slot of a key in a cluster, by what is between its first braces.
+pub(super) fn slot(key: &[u8]) -> u16 {
+    fred::util::redis_keyslot(key)
+}
+
 /// Redis. Clones are the same.
 #[derive(Clone)]
 pub(super) struct Store(Arc<Inner>);
@@ -36,6 +41,7 @@ pub(super) struct Store(Arc<Inner>);
 struct Inner {
     settings: Settings,
     reach: Reach,
+    news: Arc<News>,
 }
 
 /// What came of a call.
@@ -68,15 +74,15 @@ impl Store {
         let news = Arc::new(News::new(settings.observer.clone()));
         let (address, role) = match &target.kind {
             TargetKind::Cluster(_) => {
-                let cluster = Cluster::start(&runtime, target, settings.clone(), news)?;
-                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster) })));
+                let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&news))?;
+                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), news })));
             }
             TargetKind::One(address) => (address.clone(), Role::Own),
             TargetKind::Sentinel(address) => (address.clone(), Role::OwnSentinel),
         };
         let client = target.client(None, &settings)?;
-        let server = Server::start(&runtime, address, vec![client], role, &settings, news, None);
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
+        let server = Server::start(&runtime, address, vec![client], role, &settings, Arc::clone(&news), None);
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), news })))
     }
 
     /// Uses a client that the user has connected, and goes on to keep connected. Of a cluster it is known as a whole only:
@@ -105,8 +111,8 @@ impl Store {
         let address = hosts.first().map_or_else(|| Address::new("?", 0), |host| Address::new(&host.host, host.port));
         let role = if first.is_clustered() { Role::TheirsClustered } else { Role::Theirs };
         let news = Arc::new(News::new(settings.observer.clone()));
-        let server = Server::start(&runtime, address, clients, role, &settings, news, None);
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server) })))
+        let server = Server::start(&runtime, address, clients, role, &settings, Arc::clone(&news), None);
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), news })))
     }
 
     /// Runs a script within the deadline.
@@ -157,6 +163,19 @@ impl Store {
         }
     }
 
+    /// Tells the observer of a check that failed before it came here, or because of its value.
+    pub(super) fn failed(&self, error: &RedisError) {
+        self.0.news.failed(error);
+    }
+
+    /// The slot's server sent a reply that no script gives.
+    pub(super) fn garbled(&self, slot: u16) {
+        match &self.0.reach {
+            Reach::One(server) => server.link.garbled(),
+            Reach::Cluster(cluster) => cluster.garbled(slot),
+        }
+    }
+
     /// The slot's server gives its user too few rights: these are missing.
     pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
         match &self.0.reach {
@@ -195,7 +214,7 @@ impl Store {
         let until = Instant::now() + within;
         loop {
             let error = match &self.0.reach {
-                Reach::One(server) => server::answers(&server.link, "PING", &self.0.settings).await.err(),
+                Reach::One(server) => server::answers(&server.link, false, &self.0.settings).await.err(),
                 Reach::Cluster(cluster) => cluster.answers().await.err(),
             };
             match error {

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::address::Address;
 use super::failure::Misconfigured;
-use crate::limiter::redis::error::RedisError;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::outcome::{LimiterEvent, Observer};
 
 /// What somebody has to mend is told again after so long.
@@ -18,12 +18,31 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub(super) struct News {
     observer: Option<Arc<dyn Observer>>,
     /// When each kind was last told.
-    told: [Mutex<Option<Instant>>; Misconfigured::COUNT],
+    told: [Told; Misconfigured::COUNT],
+    /// When checks last failed with each kind of error.
+    failed: [Told; 4],
+}
+
+/// When something was last told.
+#[derive(Default)]
+struct Told(Mutex<Option<Instant>>);
+
+impl Told {
+    /// Whether it is to be told now; then it was.
+    fn is_due(&self) -> bool {
+        let now = Instant::now();
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = told.is_none_or(|told| now.duration_since(told) >= AGAIN);
+        if due {
+            *told = Some(now);
+        }
+        due
+    }
 }
 
 impl News {
     pub(super) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
-        Self { observer, told: Default::default() }
+        Self { observer, told: Default::default(), failed: Default::default() }
     }
 
     pub(super) fn down(&self, server: &Address, error: &RedisError) {
@@ -36,20 +55,22 @@ impl News {
 
     /// Somebody has to mend it: told once a minute for each kind.
     pub(super) fn misconfigured(&self, kind: Misconfigured, error: &RedisError) {
-        if self.observer.is_none() {
-            return;
-        }
-        let now = Instant::now();
-        let due = {
-            let mut told = self.told[kind as usize].lock().unwrap_or_else(PoisonError::into_inner);
-            let due = told.is_none_or(|told| now.duration_since(told) >= AGAIN);
-            if due {
-                *told = Some(now);
-            }
-            due
-        };
-        if due {
+        if self.observer.is_some() && self.told[kind as usize].is_due() {
             self.tell(|| LimiterEvent::StoreMisconfigured { error: error.to_string() });
+        }
+    }
+
+    /// A check failed with what passes by itself, or concerns one key: told once a minute for each kind.
+    pub(super) fn failed(&self, error: &RedisError) {
+        let kind = match error.kind() {
+            RedisErrorKind::Unavailable => 0,
+            RedisErrorKind::Timeout => 1,
+            RedisErrorKind::Overloaded => 2,
+            RedisErrorKind::Foreign => 3,
+            RedisErrorKind::Misconfigured => return, // told by what is to be mended
+        };
+        if self.observer.is_some() && self.failed[kind].is_due() {
+            self.tell(|| LimiterEvent::StoreFailed { error: error.to_string() });
         }
     }
 
@@ -64,7 +85,6 @@ impl News {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::redis::error::RedisErrorKind;
 
     #[derive(Default)]
     struct Count(Mutex<usize>);
@@ -92,5 +112,20 @@ mod tests {
         assert_eq!(told(Misconfigured::Password), 0);
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(told(Misconfigured::Password), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_are_told_once_a_minute_for_each_kind() {
+        use RedisErrorKind::{Foreign, Misconfigured, Overloaded, Timeout, Unavailable};
+        let count = Arc::new(Count::default());
+        let news = News::new(Some(Arc::clone(&count) as Arc<dyn Observer>));
+        for _ in 0..2 {
+            let before = *count.0.lock().unwrap();
+            for kind in [Unavailable, Timeout, Overloaded, Foreign, Misconfigured].into_iter().cycle().take(50) {
+                news.failed(&RedisError::new(kind, "wrong"));
+            }
+            assert_eq!(*count.0.lock().unwrap() - before, 4, "misconfigurations are told by what is to be mended");
+            tokio::time::advance(AGAIN).await;
+        }
     }
 }

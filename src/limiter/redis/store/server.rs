@@ -1,7 +1,7 @@
 //! One server, or what the user's own client makes of several.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fred::clients::Client;
@@ -21,7 +21,7 @@ use super::news::News;
 use super::settings::Settings;
 use super::value;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
-use crate::limiter::redis::value::{Call, Value};
+use crate::limiter::redis::value::{Call, Script, Value};
 
 /// Later than fred's own timeout, for when that does not come.
 const GUARD: Duration = Duration::from_millis(20);
@@ -29,8 +29,10 @@ const GUARD: Duration = Duration::from_millis(20);
 /// The shortest time for which a call is worth being sent. For fred no time at all means for ever.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// A client whose connection is told to begin anew is not told again for so long.
+/// A client whose connection is told to begin anew is not told again for so long: because of its server, or because what it
+/// brought is not understood.
 const RESTART: Duration = Duration::from_secs(1);
+const RESTART_OF_GARBLED: Duration = Duration::from_millis(100);
 
 /// Whose client it is, and what it talks to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,8 @@ pub(super) struct Link {
     pub(super) breaker: Breaker,
     /// Woken when the breaker opens.
     pub(super) opened: Notify,
+    /// Woken when there is a new connection to a server that is believed dead.
+    pub(super) made: Notify,
     /// Woken when a call was dropped before its end, which may be because it took too long.
     pub(super) doubted: Notify,
     /// Woken too: whoever has to look for another server then.
@@ -118,6 +122,7 @@ impl Server {
             role,
             breaker: Breaker::new(settings.failures),
             opened: Notify::new(),
+            made: Notify::new(),
             doubted: Notify::new(),
             alarm,
             trouble: Mutex::new(None),
@@ -180,6 +185,15 @@ impl Link {
         self.send(command, args, 0, until, false).await
     }
 
+    /// Runs a script that does nothing, as checks run theirs: a server may answer other commands and yet run no scripts.
+    pub(super) async fn probe(&self, until: Instant) -> Result<Value, Failure> {
+        static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+        match self.command("EVALSHA", &[&NOTHING.sha, "0"], until).await {
+            Err(Failure { cause: Cause::NoScript, .. }) => self.command("EVAL", &[&NOTHING.text, "0"], until).await,
+            answer => answer,
+        }
+    }
+
     /// What is asked for a user: its end is counted.
     async fn ask(
         &self,
@@ -213,6 +227,9 @@ impl Link {
     }
 
     pub(super) fn count(&self, failure: Failure) -> Failure {
+        if matches!(failure.cause, Cause::Lost | Cause::Demoted | Cause::Told) {
+            self.news.failed(&failure.error);
+        }
         match failure.cause {
             Cause::Lost => {
                 if self.breaker.failed() {
@@ -319,7 +336,14 @@ impl Link {
 
     /// Remembers why there is no connection, and says so if somebody has to mend it.
     pub(super) fn note(&self, error: &fred::error::Error) {
-        let failure = Failure::of(error, &self.address);
+        let mut failure = Failure::of(error, &self.address);
+        if failure.error.kind() == RedisErrorKind::Timeout {
+            // No check waited for this: those that come now fail at once, and this is why.
+            let is_tls = self.client().client_config().uses_tls();
+            let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
+            let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
+            failure = Failure::lost(RedisErrorKind::Unavailable, message);
+        }
         if let Cause::Misconfigured(kind) = failure.cause {
             self.news.misconfigured(kind, &failure.error);
         }
@@ -328,6 +352,15 @@ impl Link {
             self.raise();
         }
         *self.trouble() = Some(failure.error);
+    }
+
+    /// There is a connection. That does not say that scripts run: if the server is believed dead, it is probed.
+    pub(super) fn connected(&self) {
+        if self.breaker.is_open() {
+            self.made.notify_one();
+        } else {
+            *self.trouble() = None;
+        }
     }
 
     /// It is there.
@@ -357,12 +390,27 @@ impl Link {
 
     /// Ends the connection's task, which its keeper then begins anew.
     pub(super) fn restart(&self) {
+        self.restart_unless(RESTART);
+    }
+
+    /// A reply was not understood. Those that follow on this connection may be the answers to other calls, so it begins anew.
+    pub(super) fn garbled(&self) {
+        self.restart_unless(RESTART_OF_GARBLED);
+    }
+
+    fn restart_unless(&self, restarted_within: Duration) {
         let mut router = self.router();
         let now = Instant::now();
-        if router.restarted.is_none_or(|last| now.duration_since(last) >= RESTART) {
-            router.restarted = Some(now);
-            if let Some(task) = router.task.take() {
-                task.abort();
+        if router.restarted.is_some_and(|last| now.duration_since(last) < restarted_within) {
+            return;
+        }
+        router.restarted = Some(now);
+        if let Some(task) = router.task.take() {
+            task.abort();
+        } else if !self.role.is_own() {
+            for client in self.clients.iter().cloned() {
+                // Whoever connected it keeps it connected. If it is not connected there is nothing to restart.
+                tokio::spawn(async move { client.force_reconnection().await });
             }
         }
     }
@@ -387,9 +435,15 @@ impl Link {
     }
 }
 
-/// Whether a server answers a command that changes nothing.
-pub(super) async fn answers(link: &Link, command: &'static str, settings: &Settings) -> Result<(), RedisError> {
-    match link.command(command, &[], Instant::now() + settings.deadline).await {
+/// Whether a server runs scripts. One of a cluster is also told to serve the next call although its slot is on its way,
+/// which needs a right that else would be missed only then.
+pub(super) async fn answers(link: &Link, is_clustered: bool, settings: &Settings) -> Result<(), RedisError> {
+    let until = Instant::now() + settings.deadline;
+    let mut answer = link.probe(until).await;
+    if is_clustered && answer.is_ok() {
+        answer = link.command("ASKING", &[], until).await;
+    }
+    match answer {
         Ok(_) => Ok(()),
         Err(failure) => {
             if let Cause::Misconfigured(kind) = failure.cause {

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use redis::{Connection, ConnectionLike};
 
 use super::{Answer, Ask, answers, call, scripts};
-use crate::limiter::redis::keys::KeySpace;
+use crate::limiter::redis::keys::{CallerKeys, KeySpace};
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::value::{Call, Value};
 use crate::time::Timestamp;
@@ -26,7 +26,12 @@ impl Bench {
     fn start() -> Self {
         let server = Server::start();
         let connection = server.connection();
-        Self { _server: server, connection, space: KeySpace::new("test", None, None).unwrap(), loaded: HashSet::new() }
+        Self {
+            _server: server,
+            connection,
+            space: KeySpace::new("test", CallerKeys::Hashed([0; 16]), None).unwrap(),
+            loaded: HashSet::new(),
+        }
     }
 
     /// What one call after the other is answered.

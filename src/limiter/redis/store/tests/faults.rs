@@ -67,6 +67,22 @@ async fn asleep() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn paused_for_writes_is_one_outage() {
+    let server = Server::start();
+    let heard = Heard::default();
+    let store = connected(&server.url(), heard.settings()).await;
+    let mut load = Load::start(&store, 2, &["key"]);
+    sleep(200 * MS).await;
+    tell(&server, &["CLIENT", "PAUSE", "2000", "WRITE"]);
+    sleep(2_000 * MS).await;
+    load.mended();
+    sleep(1_000 * MS).await;
+    let report = load.end().await.check("CLIENT PAUSE 2000 WRITE");
+    assert!(report.waited < 400, "{} calls waited after the breaker should have opened", report.waited);
+    assert_eq!((heard.downs(), heard.ups()), (1, 1), "it answers PING all the time, and runs no script");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn busy_with_the_script_of_another() {
     let fault = Fault { name: "BUSY for 1 s", per_ms: 1, lasts: 1_000 * MS };
     let mut server = Server::with(&["--busy-reply-threshold", "100"]);

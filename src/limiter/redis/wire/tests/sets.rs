@@ -11,7 +11,7 @@ use crate::algorithm::laws::quotas::{quota, shapes};
 use crate::clock::{Clock, ManualClock};
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::limiter::redis::keys::{KeySpace, Stored};
+use crate::limiter::redis::keys::{CallerKeys, KeySpace, Stored};
 use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
@@ -146,7 +146,7 @@ where
         .run(&strategy, |value| {
             let (bench, number) = &mut *bench.borrow_mut();
             *number += 1;
-            let space = KeySpace::new(&format!("t{number}"), None, None).unwrap();
+            let space = KeySpace::new(&format!("t{number}"), CallerKeys::Hashed([0; 16]), None).unwrap();
             let mut test = test.borrow_mut();
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(bench, space, value)))
                 .map_err(|panic| TestCaseError::fail(panic.downcast_ref::<String>().cloned().unwrap_or_default()))
@@ -241,7 +241,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             let keys = keys();
             // Nothing is flushed: what the last case alone has left may be nothing.
             number += 1;
-            let alone = KeySpace::new(&format!("alone{number}"), None, None).unwrap();
+            let alone = KeySpace::new(&format!("alone{number}"), CallerKeys::Hashed([0; 16]), None).unwrap();
             let at = crate::Timestamp::from_micros(1_790_000_000_123_456);
             let mut held = Vec::new();
             let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Ask> {

@@ -1,0 +1,183 @@
+//! Somebody between this process and Redis who cuts, loses, adds and garbles answers, at moments that a seed chooses.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_ratelimit::{Quota, RedisErrorKind, RedisLimiter};
+
+use super::proxy::{Fault, Proxy};
+use super::redis_server::Server;
+use super::{MINUTE, policy, take};
+
+/// Beyond its deadline, for a machine with other things to do.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// How soon it has to be back.
+const RECOVERY: Duration = Duration::from_secs(5);
+
+const LIMIT: u64 = 20_000;
+
+/// A generator of numbers, from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: usize) -> usize {
+        // splitmix64
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut number = self.0;
+        number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((number ^ (number >> 31)) % bound as u64) as usize
+    }
+
+    fn fault(&mut self) -> Fault {
+        let whole: [&[u8]; 5] = [b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"-ERR no\r\n", b"*1\r\n:1\r\n"];
+        match self.below(9) {
+            0 => Fault::Before(whole[self.below(5)].to_vec()),
+            1 => Fault::After(whole[self.below(5)].to_vec()),
+            2 => Fault::After((0..1 + self.below(40)).map(|_| b"\r\n+-:$*0123456789x"[self.below(18)]).collect()),
+            3 | 4 => Fault::Garble(self.below(4_096), 1 << self.below(8)),
+            5 => Fault::Lose,
+            6 => Fault::Cut(self.below(4_096)),
+            7 => Fault::Reset,
+            _ => Fault::HalfClose,
+        }
+    }
+}
+
+/// Tasks that check one key until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    admitted: Arc<AtomicU64>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(limiter: &RedisLimiter, tasks: usize) -> Self {
+        let (stop, admitted) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let tasks = (0..tasks).map(|task| {
+            let (limiter, stop, admitted) = (limiter.clone(), Arc::clone(&stop), Arc::clone(&admitted));
+            tokio::spawn(async move {
+                let (all, own) = (policy("all", lasting()), policy("own", Quota::per_second(1_000_000)));
+                while !stop.load(Ordering::Relaxed) {
+                    // Checks of several shapes share calls.
+                    let began = Instant::now();
+                    if let Ok(decision) = take(&limiter, &all, "all", 1).await {
+                        admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
+                    }
+                    let _ = take(&limiter, &own, &task.to_string(), 1).await;
+                    let took = began.elapsed();
+                    assert!(took < 2 * Duration::from_millis(70) + SLACK, "two checks took {took:?}");
+                    sleep(Duration::from_millis(1)).await;
+                }
+            })
+        });
+        let tasks = tasks.collect();
+        Self { stop, admitted, tasks }
+    }
+
+    /// What was admitted of the shared key.
+    async fn end(self) -> u64 {
+        self.stop.store(true, Ordering::Relaxed);
+        for task in self.tasks {
+            task.await.expect("no check panics or takes too long");
+        }
+        self.admitted.load(Ordering::Relaxed)
+    }
+}
+
+fn lasting() -> Quota {
+    Quota::fixed_window(LIMIT, 30 * 24 * 60 * MINUTE).unwrap()
+}
+
+/// Every check succeeds again, within a bounded time.
+async fn is_back(limiter: &RedisLimiter) {
+    let (policy, began) = (policy("back", Quota::per_second(1_000_000)), Instant::now());
+    let mut in_a_row = 0;
+    while in_a_row < 50 {
+        match take(limiter, &policy, "a", 1).await {
+            Ok(_) => in_a_row += 1,
+            Err(error) => {
+                assert!(began.elapsed() < RECOVERY, "{error}");
+                in_a_row = 0;
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_that_garbles_harms_no_limit_and_passes() {
+    let mut server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
+    for seed in 0..6 {
+        let (mut dice, load) = (Dice(seed), Load::start(&limiter, 8));
+        let mut garbled = 0;
+        for _ in 0..40 {
+            let fault = dice.fault();
+            garbled += u64::from(matches!(fault, Fault::Garble(..)));
+            proxy.fault(fault);
+            sleep(Duration::from_millis(dice.below(20) as u64)).await;
+        }
+        if seed % 2 == 1 {
+            tokio::task::block_in_place(|| server.restart());
+        }
+        proxy.behave();
+        is_back(&limiter).await;
+        let admitted = load.end().await;
+        // An answer may say anything once a bit of it was changed; it holds 64 checks at most.
+        assert!(admitted <= LIMIT + 64 * garbled, "seed {seed}: {admitted} of {LIMIT}");
+        let began = Instant::now();
+        while limiter.waiting() > 0 || proxy.open() > 1 {
+            assert!(
+                began.elapsed() < RECOVERY,
+                "seed {seed}: {} wait, {} connections",
+                limiter.waiting(),
+                proxy.open()
+            );
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_too_many_fails_few_checks() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = RedisLimiter::connect(&proxy.url()).await.unwrap();
+    let policy = policy("p", Quota::per_second(1_000_000));
+    for round in 0..5 {
+        is_back(&limiter).await;
+        proxy.fault(Fault::Before(b"+OK\r\n".to_vec()));
+        let mut kinds = Vec::new();
+        for _ in 0..400 {
+            if let Err(error) = take(&limiter, &policy, "a", 1).await {
+                kinds.push(error.kind());
+            }
+        }
+        assert!(kinds.contains(&RedisErrorKind::Foreign), "round {round}: the fault was there: {kinds:?}");
+        let foreign = kinds.iter().filter(|kind| **kind == RedisErrorKind::Foreign).count();
+        assert!(foreign <= 2, "round {round}: {foreign} answers of others");
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_is_lost_fails_checks_for_a_bounded_time() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
+    for tasks in [1, 40] {
+        let load = Load::start(&limiter, tasks);
+        sleep(Duration::from_millis(100)).await;
+        proxy.fault(Fault::Lose);
+        while proxy.faults() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        is_back(&limiter).await;
+        load.end().await;
+    }
+}

@@ -1,0 +1,186 @@
+//! Callers' keys may be secrets: Redis sees hashes of them, whatever is done with them.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::time::Duration;
+
+use http::{HeaderName, Request, Response};
+use http_body_util::Empty;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{Blocks, Charge, Key, Limiter, Meters, Policy, Quota, RateLimitLayer, RedisLimiter, Refund, key};
+
+use super::redis_server::Server;
+use super::{MINUTE, keys, policy};
+
+const SECRET: &str = "sk-live-51H8x";
+const ADDRESS: &str = "203.0.113.77";
+
+type Body = Empty<bytes::Bytes>;
+type Extractor = Box<dyn Fn(&http::request::Parts) -> Option<Key> + Send + Sync>;
+
+/// Who a request is from.
+#[derive(Clone)]
+struct User(String);
+
+/// Everything about it is a secret.
+fn request() -> Request<Body> {
+    Request::builder()
+        .uri(format!("http://{SECRET}.example/{SECRET}"))
+        .header(http::header::HOST, format!("{SECRET}.example"))
+        .header("x-api-key", SECRET)
+        .header(http::header::AUTHORIZATION, format!("Bearer {SECRET}"))
+        .header(http::header::COOKIE, format!("session={SECRET}"))
+        .header("x-forwarded-for", ADDRESS)
+        .extension(User(SECRET.to_owned()))
+        .body(Body::new())
+        .unwrap()
+}
+
+/// Every kind of extractor that reads what a caller sends.
+fn extractors() -> Vec<Extractor> {
+    vec![
+        Box::new(key::header("x-api-key")),
+        Box::new(key::bearer_token()),
+        Box::new(key::cookie("session")),
+        Box::new(key::path()),
+        Box::new(key::host()),
+        Box::new(key::extension(|user: &User| user.0.clone())),
+        Box::new(key::both(key::client_ip(key::TrustedProxies::count(1).unwrap()), key::header("x-api-key"))),
+        Box::new(key::client_ip(key::TrustedProxies::count(1).unwrap())),
+        Box::new(|parts: &http::request::Parts| {
+            Key::of(parts.headers.get(HeaderName::from_static("x-api-key"))?.as_bytes())
+        }),
+    ]
+}
+
+/// Everything that a limiter does with a key.
+async fn use_key(limiter: &RedisLimiter, extractor: Extractor, turn: usize) {
+    let key = extractor(&request().into_parts().0).expect("the request has it");
+    let name = |what: &str| format!("{what}-{turn}");
+    let block = policy(&name("block"), Quota::block(2, 10 * MINUTE, 60 * MINUTE).unwrap());
+    let meter = policy(&name("meter"), Quota::meter(3, 24 * 60 * MINUTE).unwrap());
+    let window = Quota::fixed_window(2, MINUTE).unwrap();
+    let several = Policy::several(name("several"), [window, Quota::sliding_log(2, MINUTE).unwrap()]).unwrap();
+    let rules = [
+        policy(&name("blocked"), window).block(block.clone()).unwrap(),
+        policy(&name("metered"), window).overage(meter.clone()).unwrap(),
+    ];
+    let extractor = std::sync::Arc::new(extractor);
+    for rule in rules {
+        let extractor = std::sync::Arc::clone(&extractor);
+        let layer = RateLimitLayer::new(limiter.clone(), rule, move |parts: &http::request::Parts| extractor(parts));
+        for _ in 0..7 {
+            let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new()))));
+            layer.clone().layer(inner).oneshot(request()).await.unwrap();
+        }
+    }
+    for policy in several.policies().iter().chain([&policy(&name("hot"), Quota::per_second(100_000))]) {
+        let charge = Charge::new(policy, &key);
+        for _ in 0..40 {
+            let mut taken = limiter.take(&[charge]).await.unwrap();
+            if let Some(receipt) = taken.take_receipts().pop().flatten() {
+                let refund = Refund::new(policy.clone(), key.clone(), receipt);
+                limiter.refund(vec![refund]).await.unwrap();
+            }
+        }
+        limiter.settle(&[charge]).await.unwrap();
+        limiter.peek(&[charge]).await.unwrap();
+        limiter.reset(policy, &key).await.unwrap();
+        limiter.take(&[charge]).await.unwrap();
+    }
+    let (blocks, meters) = (Blocks::new(limiter.clone(), block), Meters::new(limiter.clone(), meter));
+    let (blocks, meters) = (blocks.unwrap(), meters.unwrap());
+    blocks.strike(&key, 1).await.unwrap();
+    blocks.block_for(&key, MINUTE).await.unwrap();
+    blocks.blocked_for(&key).await.unwrap();
+    meters.usage(&key).await.unwrap();
+    meters.settle(&key, 1).await.unwrap();
+}
+
+/// All bytes of an answer, with a space between any two.
+fn flatten(value: &redis::Value, into: &mut Vec<u8>) {
+    match value {
+        redis::Value::BulkString(bytes) => into.extend(bytes),
+        redis::Value::SimpleString(text) => into.extend(text.as_bytes()),
+        redis::Value::Array(values) => values.iter().for_each(|value| flatten(value, into)),
+        _ => {}
+    }
+    into.push(b' ');
+}
+
+/// All that is stored, and all commands that were sent.
+fn seen_by(server: &Server) -> Vec<u8> {
+    let mut connection = server.connection();
+    let (mut seen, keys) = (Vec::new(), keys(server));
+    assert!(keys.len() > 20, "{} keys", keys.len());
+    for key in keys {
+        let value: redis::Value = redis::cmd("DUMP").arg(&key).query(&mut connection).unwrap();
+        seen.extend(key);
+        flatten(&value, &mut seen);
+    }
+    let log: redis::Value = redis::cmd("SLOWLOG").arg("GET").arg(1_000_000).query(&mut connection).unwrap();
+    flatten(&log, &mut seen);
+    seen
+}
+
+fn contains(seen: &[u8], what: &[u8]) -> bool {
+    seen.windows(what.len()).any(|part| part == what)
+}
+
+/// Every command is in its log.
+const LOGGED: [&str; 4] = ["--slowlog-log-slower-than", "0", "--slowlog-max-len", "1000000"];
+
+async fn a_cluster() -> Server {
+    let server = Server::with(&[&LOGGED[..], &["--cluster-enabled", "yes"]].concat());
+    let slots: Vec<String> = (0..16_384).map(|slot: u16| slot.to_string()).collect();
+    redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut server.connection()).unwrap();
+    let ready = || -> bool {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut server.connection()).unwrap();
+        info.contains("cluster_state:ok")
+    };
+    while !ready() {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    server
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn secrets_are_nowhere_in_redis() {
+    let (alone, cluster) = (Server::with(&LOGGED), a_cluster().await);
+    let of_cluster = format!("redis-cluster://127.0.0.1:{}", cluster.port());
+    for (server, url, groups) in
+        [(&alone, alone.url(), None), (&cluster, of_cluster.clone(), None), (&cluster, of_cluster, Some(16))]
+    {
+        let mut builder = RedisLimiter::builder().deadline(Duration::from_secs(10)).leases(100);
+        if let Some(groups) = groups {
+            builder = builder.groups(groups);
+        }
+        let limiter = builder.connect(&url).await.unwrap();
+        for (turn, extractor) in extractors().into_iter().enumerate() {
+            use_key(&limiter, extractor, turn).await;
+        }
+        let seen = seen_by(server);
+        assert!(contains(&seen, b"EVALSHA"), "the log is not empty");
+        for secret in [SECRET.as_bytes(), ADDRESS.as_bytes(), &[203, 0, 113, 77]] {
+            assert!(!contains(&seen, secret), "{} is there in clear", secret.escape_ascii());
+        }
+    }
+}
+
+#[tokio::test]
+async fn keys_are_readable_by_choice() {
+    let server = Server::start();
+    let limiter = RedisLimiter::builder().readable_keys().connect(&server.url()).await.unwrap();
+    let key = Key::of("alice").unwrap();
+    limiter.take(&[Charge::new(&policy("p", Quota::per_hour(1)), &key)]).await.unwrap();
+    assert!(contains(&keys(&server)[0], b"alice"));
+}
+
+#[tokio::test]
+async fn processes_agree_on_hashes_without_configuration() {
+    let server = Server::start();
+    let (first, second) = (super::connect(&server).await, super::connect(&server).await);
+    let policy = policy("p", Quota::fixed_window(1, 60 * MINUTE).unwrap());
+    assert!(super::passes(&first, &policy, SECRET).await);
+    assert!(!super::passes(&second, &policy, SECRET).await);
+}
