@@ -7,7 +7,8 @@ use std::fmt;
 /// It is reported once for each layer and [kind](Self::kind): to the layer's [`Observer`](crate::Observer), and by
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check). If the layer has no observer, or one without
 /// [`on_misuse`](crate::Observer::on_misuse), it is a warning of `tracing` (with the feature of this name), or otherwise,
-/// in builds with debug assertions, a line on stderr. Requests are decided as they would be otherwise.
+/// in builds with debug assertions, a line on stderr. Apart from an
+/// [unsupported quota](MisuseKind::UnsupportedQuota), requests are decided as they would be otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Misuse {
     kind: MisuseKind,
@@ -31,6 +32,12 @@ pub enum MisuseKind {
     NeverPasses,
     /// Layers with one limiter have different quotas under one policy's name, and are not plans of one rule.
     TwoQuotas,
+    /// Layers with one limiter have the same unnamed quota, so that a request to one of them uses up what the other one has
+    /// for the same key. Clones of a layer, and of a policy, are meant to share.
+    UnnamedQuota,
+    /// A rule has a quota that the layer's limiter [does not support](crate::Limiter::supports). Requests that the rule
+    /// applies to are decided as if the limiter had failed: see [`OnError`](crate::OnError).
+    UnsupportedQuota,
     /// A rule counts by the address of the peer, and the server does not pass it on.
     PeerUnknown,
     /// A rule's condition held for none of the first 1,000 requests.
@@ -48,7 +55,8 @@ pub enum MisuseKind {
 
 impl MisuseKind {
     /// The code in metrics and logs: `charged-twice`, `proxy-not-trusted`, `proxy-allowed`, `never-passes`, `two-quotas`,
-    /// `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`, `no-queue`.
+    /// `unnamed-quota`, `unsupported-quota`, `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`,
+    /// `no-queue`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -57,6 +65,8 @@ impl MisuseKind {
             Self::ProxyAllowed => "proxy-allowed",
             Self::NeverPasses => "never-passes",
             Self::TwoQuotas => "two-quotas",
+            Self::UnnamedQuota => "unnamed-quota",
+            Self::UnsupportedQuota => "unsupported-quota",
             Self::PeerUnknown => "peer-unknown",
             Self::NeverApplies => "never-applies",
             Self::KeyNeverFound => "key-never-found",

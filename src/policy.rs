@@ -32,6 +32,8 @@ struct Inner {
     fingerprint: u64,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
     siblings: Option<Siblings>,
+    /// The name was made from the quota's words.
+    unnamed: bool,
 }
 
 /// The quotas of one rule of several, which hold together for the same keys.
@@ -128,6 +130,17 @@ impl Policy {
         if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
     }
 
+    /// Another name for the same quota.
+    pub(crate) fn with_name(&self, name: String) -> Option<Self> {
+        let siblings = None; // they have another name
+        Some(Self::build_as(checked(name).ok()?, self.0.quota, siblings, self.0.unnamed))
+    }
+
+    /// For an unnamed quota, which one it is: different for each that exists, the same for its clones.
+    pub(crate) fn unnamed(&self) -> Option<usize> {
+        self.0.unnamed.then(|| Arc::as_ptr(&self.0).addr())
+    }
+
     /// The same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
         Self::build(self.name().to_owned(), quota, None)
@@ -150,18 +163,25 @@ impl Policy {
     }
 
     fn build(name: String, quota: Quota, siblings: Option<Siblings>) -> Self {
+        Self::build_as(name, quota, siblings, false)
+    }
+
+    fn build_as(name: String, quota: Quota, siblings: Option<Siblings>, unnamed: bool) -> Self {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
-        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint, siblings }))
+        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint, siblings, unnamed }))
     }
 }
 
 impl From<Quota> for Policy {
     /// Returns a policy named after the quota's words: `100-per-minute`, `5-per-10-seconds-sliding-log`. If these are longer
     /// than a name's 128 characters, the end of the name is a hash of all of them.
+    ///
+    /// Two layers over one limiter that have the same unnamed quota count in the same states. Unless they have it from one
+    /// value, this is [misuse](crate::MisuseKind::UnnamedQuota): name the policies by [`Policy::new`].
     fn from(quota: Quota) -> Self {
-        Self::build(shortened(words(&quota), NAME_MAX), quota, None)
+        Self::build_as(shortened(words(&quota), NAME_MAX), quota, None, true)
     }
 }
 

@@ -36,7 +36,8 @@ pub struct Blocks<L> {
 impl<L: Limiter> Blocks<L> {
     /// The keys of this policy, which is the one that a layer's rule has, on the limiter that the layer has.
     ///
-    /// A layer numbers a policy whose name is [taken](crate::RateLimitLayer::and) in it: name each differently.
+    /// A layer renames a policy whose name is [taken](crate::RateLimitLayer::and) in it: name each differently, or take the
+    /// policy from [`RateLimitLayer::policies`](crate::RateLimitLayer::policies).
     ///
     /// # Errors
     /// If the policy's quota is not a [block](crate::Quota::block).

@@ -24,6 +24,7 @@ pub use by_hand::{Blocks, Meters};
 pub use fallback::FallbackLimiter;
 pub use reply::{Reply, ReplyFuture};
 pub use roster::Roster;
+pub(crate) use roster::{Contradiction, Entered};
 pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 
 /// What keeps the states of keys and decides about charges: `MemoryLimiter`, or a type of your own.

@@ -97,7 +97,7 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     limiter.reset(&policy, &key).await.unwrap();
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
-    assert_eq!(limiter.roster().map(Roster::number), Some(probe.roster.number()));
+    assert_eq!(limiter.roster().map(Roster::id), Some(probe.roster.id()));
     std::mem::take(&mut probe.called.lock().unwrap())
 }
 

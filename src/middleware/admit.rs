@@ -64,14 +64,20 @@ impl<L: Limiter> RateLimitLayer<L> {
         if !shared.settings.enabled {
             return Ok(shared.admission(Decided::nothing()));
         }
+        if shared.entered.get().is_none() {
+            shared.look_at_setup(); // as a layer does when it makes its first service
+        }
         let mut decided = match shared.ask(request) {
             Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
             Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
             Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
-            Asking::Charges(mut charges) => {
-                let mut answer = shared.take(&charges).await;
-                shared.decide(&mut charges, &mut answer)
-            }
+            Asking::Charges(mut charges) => match shared.decide_unsupported(&mut charges) {
+                Some(decided) => decided,
+                None => {
+                    let mut answer = shared.take(&charges).await;
+                    shared.decide(&mut charges, &mut answer)
+                }
+            },
         };
         if let Some(place) = shared.place_to_wait(&mut decided) {
             let head = http::Request::from_parts(request.clone(), ());

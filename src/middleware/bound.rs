@@ -86,7 +86,7 @@ impl BoundRule {
             let taken = others.iter().flat_map(Self::names).chain(self.policies().iter().map(Policy::name));
             let taken: Vec<&str> = taken.collect();
             let free = free_name(companion.policy.name(), &taken);
-            let renamed = free.and_then(|name| Policy::new(name, *companion.policy.quota()).ok());
+            let renamed = free.and_then(|name| companion.policy.with_name(name));
             if let (Some(renamed), Some(companion)) = (renamed, self.rule.companion.as_mut()) {
                 companion.policy = renamed;
             }
@@ -105,7 +105,7 @@ impl BoundRule {
         // Plans have their name in common.
         let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
         let taken: Vec<&str> = theirs.chain(own.map(Policy::name)).collect();
-        Policy::new(free_name(policy.name(), &taken)?, *policy.quota()).ok()
+        policy.with_name(free_name(policy.name(), &taken)?)
     }
 
     /// The policies that a request is charged to, among those of the layer.

@@ -1,9 +1,10 @@
 //! From a request to its charges, and from the limiter's answer to what becomes of the request.
 
+use std::fmt::Display;
 use std::hash::BuildHasher;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use http::Response;
 use http::request::Parts;
@@ -24,7 +25,7 @@ use super::settings::Settings;
 use super::watch::Watch;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision};
-use crate::limiter::{Charge, Limiter, Refund, Reply};
+use crate::limiter::{Charge, Entered, Limiter, Refund, Reply, UnsupportedQuota};
 use crate::mode::Mode;
 use crate::outcome::{Outcome, OutcomeKind};
 use crate::policy::Policy;
@@ -59,9 +60,13 @@ pub(super) struct Shared<L> {
     /// Something of a request is looked at before its rules are.
     pub(super) is_screened: AtomicBool,
     pub(super) watch: Watch,
+    /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no roster.
+    pub(super) entered: OnceLock<Option<Entered>>,
+    /// The policies whose quotas the limiter does not support.
+    pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
 }
 
-impl<L> Shared<L> {
+impl<L: Limiter> Shared<L> {
     pub(super) fn new(limiter: L, settings: Settings) -> Self {
         let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
         let headers = settings.headers.prepare(&policies);
@@ -74,7 +79,13 @@ impl<L> Shared<L> {
         let has_modes = settings.mode.is_some() || settings.rules.iter().any(BoundRule::has_mode);
         let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.max_waiting)));
         let afters = late::afters(settings.rules.iter().map(BoundRule::rule));
+        let unsupported: Vec<(usize, UnsupportedQuota)> = policies
+            .iter()
+            .enumerate()
+            .filter_map(|(at, policy)| Some((at, limiter.supports(policy.quota()).err()?)))
+            .collect();
         let is_plain = !has_modes
+            && unsupported.is_empty()
             && delays.is_none()
             && settings.observer.is_none()
             && !settings.expose_outcome
@@ -102,9 +113,13 @@ impl<L> Shared<L> {
             quiet,
             is_screened,
             watch,
+            entered: OnceLock::new(),
+            unsupported,
         }
     }
+}
 
+impl<L> Shared<L> {
     /// The only rule and its policy, which is enforced, if nothing else is looked at.
     #[inline(always)]
     pub(super) fn usual(&self) -> Option<(&BoundRule, &Policy)> {
@@ -300,7 +315,7 @@ impl<L: Limiter> Shared<L> {
     pub(super) fn decide(&self, charges: &mut Charges, answer: &mut Result<Decision, L::Error>) -> Decided {
         let decision = match answer {
             Ok(decision) => decision,
-            Err(error) => return self.failed(error, charges),
+            Err(error) => return self.fail(error, charges),
         };
         let kind = match decision.is_allowed() {
             true if self.has_modes || self.delays.is_some() => self.kind_of_taken(charges, decision),
@@ -327,8 +342,15 @@ impl<L: Limiter> Shared<L> {
         Decided { kind, answer }
     }
 
+    /// Decides about a request whose charges the limiter does not support, if it is one.
+    pub(super) fn decide_unsupported(&self, charges: &mut Charges) -> Option<Decided> {
+        let is_charged = |policy| charges.as_slice().iter().any(|charge| charge.policy == policy);
+        let (_, error) = self.unsupported.iter().find(|(policy, _)| is_charged(*policy))?;
+        Some(self.fail(error, charges))
+    }
+
     #[cold]
-    fn failed(&self, error: &L::Error, charges: &mut Charges) -> Decided {
+    fn fail(&self, error: &dyn Display, charges: &mut Charges) -> Decided {
         self.tell_failure(error);
         let kind = match self.settings.on_error {
             OnError::Deny if self.may_refuse(charges) => OutcomeKind::FailedClosed,

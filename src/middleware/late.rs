@@ -166,7 +166,7 @@ impl<L: Limiter> Shared<L> {
     }
 
     #[cold]
-    pub(super) fn tell_failure(&self, error: &L::Error) {
+    pub(super) fn tell_failure(&self, error: &dyn fmt::Display) {
         if let Some(observer) = &self.settings.observer {
             observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
         }

@@ -1,6 +1,7 @@
 //! The layer, and what can be set on it.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 
 use http::request::Parts;
@@ -16,11 +17,13 @@ use super::refusal::Refusals;
 use super::rule::IntoRule;
 use super::service::RateLimit;
 use super::settings::Settings;
-use crate::key::IntoKey;
-use crate::limiter::Limiter;
+use crate::decision::ChargeDecision;
+use crate::key::{IntoKey, Key};
+use crate::limiter::{Charge, Limiter};
 use crate::misuse::Misuse;
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
+use crate::policy::Policy;
 
 /// A [`Layer`] that limits the rate of requests.
 ///
@@ -337,6 +340,76 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     pub fn check(&self) -> Result<(), Misuse> {
         self.shared.look_at_setup();
         self.shared.watch.first().map_or(Ok(()), Err)
+    }
+}
+
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Returns the layer's policies as the limiter knows them, under the names that they have [in this layer](Self::and):
+    /// those of its rules, in their order, then the [blocks](super::Rule::block) and [meters](super::Rule::overage) that go
+    /// with them.
+    #[must_use]
+    pub fn policies(&self) -> &[Policy] {
+        &self.shared.policies
+    }
+
+    /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
+    /// [plans](Policy::choose) has an entry for each plan.
+    ///
+    /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only, use
+    /// [`Limiter::peek`].
+    ///
+    /// # Errors
+    /// The limiter's own.
+    pub fn peek<'a>(
+        &'a self,
+        key: &'a Key,
+    ) -> impl Future<Output = Result<Vec<(Policy, ChargeDecision)>, L::Error>> + Send + 'a {
+        let shared = &*self.shared;
+        async move {
+            let mut all = Vec::with_capacity(shared.policies.len());
+            // One at a time: plans have one name, and a limiter takes no two charges for it together.
+            for policy in &*shared.policies {
+                let decision = shared.limiter.peek(&[Charge::new(policy, key).cost(0)]).await?;
+                all.extend(decision.charges().first().map(|found| (policy.clone(), found.clone())));
+            }
+            Ok(all)
+        }
+    }
+
+    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. Its meters
+    /// are forgotten, too: bill them before.
+    ///
+    /// The key is reset under every policy, whatever the extractor of its rule is. So [`Key::global`] resets what all
+    /// clients share. To reset one policy only, use [`Limiter::reset`].
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = || Policy::new("api", Quota::per_minute(100));
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), api()?, key::header("x-api-key"))
+    ///     .and(api()?, key::header("x-team"));
+    /// let names: Vec<&str> = limit.policies().iter().map(Policy::name).collect();
+    /// assert_eq!(names, ["api", "api-2"]);
+    ///
+    /// let alice = Key::of("alice").unwrap();
+    /// for (policy, status) in limit.peek(&alice).await? {
+    ///     println!("{}: {} of {} left", policy.name(), status.remaining(), status.limit());
+    /// }
+    /// limit.reset(&alice).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// The limiter's own. Policies after the one that failed are not reset.
+    pub fn reset<'a>(&'a self, key: &'a Key) -> impl Future<Output = Result<(), L::Error>> + Send + 'a {
+        let shared = &*self.shared;
+        async move {
+            for policy in &*shared.policies {
+                shared.limiter.reset(policy, key).await?;
+            }
+            Ok(())
+        }
     }
 }
 

@@ -72,6 +72,9 @@ impl<S, L, O> RateLimit<S, L, O> {
             Asking::Unkeyed(mode) => return self.go_on(request, Decided::without_charges(kind_of_unkeyed(*mode))),
             Asking::Denied => return self.go_on(request, Decided::without_charges(OutcomeKind::Denied)),
         };
+        if let Some(decided) = self.shared.decide_unsupported(charges) {
+            return self.go_on(request, decided);
+        }
         let mut reply = self.shared.take(charges);
         match reply {
             Reply::Now(ref mut answer) => {

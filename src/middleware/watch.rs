@@ -15,7 +15,7 @@ use super::extract::peer_address;
 use super::rule::MissingKey;
 use super::settings::Settings;
 use crate::key::Key;
-use crate::limiter::Limiter;
+use crate::limiter::{Contradiction, Entered, Limiter};
 use crate::misuse::{Misuse, MisuseKind};
 use crate::outcome::Outcome;
 use crate::policy::Policy;
@@ -68,7 +68,7 @@ struct Charged(Arc<Vec<ChargedTo>>);
 /// A limiter, the name of a policy, and a key.
 #[derive(Clone, PartialEq)]
 struct ChargedTo {
-    limiter: u64,
+    limiter: usize,
     policy: u64,
     key: Key,
 }
@@ -303,9 +303,36 @@ impl<L: Limiter> Shared<L> {
                 });
             }
         }
+        if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
+        {
+            self.notice(MisuseKind::UnsupportedQuota, || {
+                format!(
+                    "the policy {:?}: {error}; its requests are decided as if the limiter had failed",
+                    policy.name()
+                )
+            });
+        }
         self.look_for_timer();
-        let contradiction = self.limiter.roster().and_then(|roster| roster.enter(&self.policies));
-        if let Some((own, other)) = contradiction {
+        self.look_for_contradiction();
+    }
+
+    /// Compares the layer's policies with those of the other layers over its limiter.
+    fn look_for_contradiction(&self) {
+        let entered = self.entered.get_or_init(|| Some(self.limiter.roster()?.enter(&self.policies)));
+        let Some(Contradiction { own, other, unnamed }) = entered.as_ref().and_then(Entered::contradiction) else {
+            return;
+        };
+        if unnamed {
+            self.notice(MisuseKind::UnnamedQuota, || {
+                format!(
+                    "this layer and another one over the same limiter have the unnamed quota \"{}\" ({:?} in headers and \
+                     stored keys), and both count in the same states: name each policy by Policy::new; if the layers are to \
+                     share an allowance, make both from clones of one layer or policy",
+                    own.quota(),
+                    own.name()
+                )
+            });
+        } else {
             self.notice(MisuseKind::TwoQuotas, || {
                 format!(
                     "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
@@ -321,7 +348,7 @@ impl<L: Limiter> Shared<L> {
     /// Compares what this layer charged with what outer layers did while they were new, and leaves word for those within.
     #[cold]
     pub(super) fn look_for_double_charge(&self, extensions: &mut Extensions, decided: &Decided) {
-        let Some(limiter) = self.limiter.roster().map(|roster| roster.number()) else { return };
+        let Some(limiter) = self.limiter.roster().map(|roster| roster.id()) else { return };
         let mut all = extensions.get().map_or_else(Vec::new, |Charged(outer)| Vec::clone(outer));
         for (at, key) in decided.charges() {
             let Some(policy) = self.policy(at) else { continue };
