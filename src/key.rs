@@ -30,6 +30,7 @@
 //! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; take the matched route by [`extension`] |
 //! | [`host`] | case, port, a dot at the end | any name |
 //! | [`method`] | none | any name |
+//! | a closure over headers | as you write it | anything; `HeaderMap::get` returns the first of several values, and the service may read another |
 //! | a closure over the query | as you write it | order, encoding and repetition of parameters |
 
 use std::fmt;

@@ -43,6 +43,7 @@ pub enum MisuseKind {
     /// A rule's condition held for none of the first 1,000 requests.
     NeverApplies,
     /// None of the first requests that a rule applies to had a key: 32 of them, or 1,000 if they are exempt without one.
+    /// Or none of the first 1,000 requests had the key of an access list.
     KeyNeverFound,
     /// A rule settles what requests cost in the end, and its quota remembers no debt.
     NoDebt,

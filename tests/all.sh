@@ -39,7 +39,7 @@ need() {
     fi
 }
 
-# All but the three ways of TLS, which are alternatives.
+# All but the three ways of TLS, which are alternatives, and tracing, which has a test of its own.
 features=axum,tonic,tokio,fast-clock,redis,serde,conformance
 
 step 'tools'
@@ -75,7 +75,7 @@ if [ "$minor" -eq 85 ]; then
 fi
 step 'clippy: the library with the default features, with each feature alone'
 run cargo clippy --locked --lib -- "${lints[@]}"
-for feature in axum tonic tokio fast-clock redis serde conformance; do
+for feature in axum tonic tokio tracing fast-clock redis serde conformance; do
     run cargo clippy --locked --lib --features "$feature" -- "${lints[@]}"
 done
 step 'clippy: everything'
@@ -97,6 +97,9 @@ run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$fea
 # Those that break a server and watch the clock come after those that keep every processor busy, one by one.
 step 'tests, examples and documentation examples'
 run cargo test --locked --features "$features" -- --skip redis::store::tests
+
+step 'misconfigurations as warnings of tracing'
+run cargo test --locked --features tracing --test misuse
 
 step 'faults of Redis'
 run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 1

@@ -385,9 +385,18 @@ impl BoundList {
     }
 }
 
-/// Returns what the first list that says anything says, and that list.
-pub(super) fn ask<'a>(lists: &'a [BoundList], parts: &Parts) -> Option<(Access, &'a BoundList)> {
-    lists.iter().find_map(|bound| Some((bound.list.of_key(&(bound.extract)(parts)?)?, bound)))
+/// Returns what the first list that says anything says, and that list. `looked_up` gets each list's place, and whether
+/// the request has the key by which it is looked up.
+pub(super) fn ask<'a>(
+    lists: &'a [BoundList],
+    parts: &Parts,
+    looked_up: impl Fn(usize, bool),
+) -> Option<(Access, &'a BoundList)> {
+    lists.iter().enumerate().find_map(|(at, bound)| {
+        let key = (bound.extract)(parts);
+        looked_up(at, key.is_some());
+        Some((bound.list.of_key(&key?)?, bound))
+    })
 }
 
 #[cfg(test)]

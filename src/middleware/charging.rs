@@ -94,7 +94,7 @@ impl<L: Limiter> Shared<L> {
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
         let watch = Watch::new(&settings);
-        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks() || watch.looks_at_rules());
+        let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks() || watch.looks_for_keys());
         Self {
             limiter,
             settings,
@@ -135,7 +135,7 @@ impl<L> Shared<L> {
             if let Some(asking) = self.screen(parts) {
                 return asking;
             }
-            looks = self.watch.looks_at_rules();
+            looks = self.watch.looks_for_keys();
         }
         let mut charges: SmallVec<[OwnedCharge; decision::INLINE]> = SmallVec::new();
         let mut unkeyed = None;

@@ -14,13 +14,18 @@ impl<L> Shared<L> {
     /// What becomes of a request whatever the rules say, if anything does.
     #[inline(never)]
     pub(super) fn screen(&self, parts: &Parts) -> Option<Asking> {
-        let looks = self.watch.looks();
+        let (looks, looks_for_keys) = (self.watch.looks(), self.watch.looks_for_keys());
         if looks {
             self.look_at_request(parts);
-        } else if !self.watch.looks_at_rules() {
+        } else if !looks_for_keys {
             self.screen_less();
         }
-        match access::ask(&self.settings.access, parts) {
+        let looked_up = |at, has_key| {
+            if looks_for_keys {
+                self.look_at_list(at, has_key);
+            }
+        };
+        match access::ask(&self.settings.access, parts, looked_up) {
             Some((Access::Allow, list)) => {
                 if looks {
                     self.look_for_allowed_proxy(list, parts);

@@ -47,15 +47,17 @@ pub(super) struct Watch {
     /// Requests that are still looked at.
     to_look_at: AtomicU32,
     /// One for each rule.
-    rules: Box<[RuleWatch]>,
-    /// How many rules are still looked at.
-    new_rules: AtomicU32,
+    rules: Box<[KeyWatch]>,
+    /// One for each list.
+    lists: Box<[KeyWatch]>,
+    /// How many rules and lists are still looked at.
+    new: AtomicU32,
 }
 
-/// What is known of a rule that has not yet charged a request by its key.
+/// What is known of a rule or list as long as no request had its key.
 #[derive(Default)]
-struct RuleWatch {
-    /// The rule is not looked at any more.
+struct KeyWatch {
+    /// It is not looked at any more.
     known: AtomicBool,
     asked: AtomicU32,
     applied: AtomicU32,
@@ -78,14 +80,22 @@ impl Watch {
         Self {
             noticed: Mutex::default(),
             to_look_at: AtomicU32::new(LOOKED_AT),
-            rules: settings.rules.iter().map(|_| RuleWatch::default()).collect(),
-            new_rules: AtomicU32::new(u32::try_from(settings.rules.len()).unwrap_or(u32::MAX)),
+            rules: settings.rules.iter().map(|_| KeyWatch::default()).collect(),
+            lists: settings.access.iter().map(|_| KeyWatch::default()).collect(),
+            new: AtomicU32::new(u32::try_from(settings.rules.len() + settings.access.len()).unwrap_or(u32::MAX)),
         }
     }
 
-    /// Whether rules are to be looked at.
-    pub(super) fn looks_at_rules(&self) -> bool {
-        self.new_rules.load(Ordering::Relaxed) > 0
+    /// Whether the keys of rules and lists are looked for.
+    pub(super) fn looks_for_keys(&self) -> bool {
+        self.new.load(Ordering::Relaxed) > 0
+    }
+
+    /// Ends the looking at a rule or list. Returns `false` if another thread has ended it.
+    fn is_known_now(&self, of: &KeyWatch) -> bool {
+        let first = !of.known.swap(true, Ordering::Relaxed);
+        self.new.fetch_sub(u32::from(first), Ordering::Relaxed);
+        first
     }
 
     /// Whether requests are still looked at.
@@ -190,10 +200,9 @@ impl<L> Shared<L> {
         } else {
             return;
         };
-        if rule.known.swap(true, Ordering::Relaxed) {
+        if !self.watch.is_known_now(rule) {
             return;
         }
-        self.watch.new_rules.fetch_sub(1, Ordering::Relaxed);
         let name = bound.policies().first().map_or("", Policy::name);
         match finding {
             Some(MisuseKind::NeverApplies) => self.notice(MisuseKind::NeverApplies, || {
@@ -218,6 +227,27 @@ impl<L> Shared<L> {
                 )
             }),
             None => {}
+        }
+    }
+
+    /// Looks at whether a request has the key of a new list.
+    #[cold]
+    pub(super) fn look_at_list(&self, at: usize, has_key: bool) {
+        let Some(list) = self.watch.lists.get(at).filter(|list| !list.known.load(Ordering::Relaxed)) else { return };
+        let asked = list.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if !has_key && asked < KEYLESS_EXEMPT {
+            return;
+        }
+        if self.watch.is_known_now(list) && !has_key {
+            self.notice(MisuseKind::KeyNeverFound, || {
+                format!(
+                    "none of the first {asked} requests had the key by which access list {} of the layer is asked, so it \
+                     neither allows nor denies anybody: if another layer puts the key into requests (authentication), \
+                     place that layer outside of this one; if the extractor reads a header or a cookie, check its name; \
+                     if no client sent one yet, there is nothing to do",
+                    at + 1
+                )
+            });
         }
     }
 
