@@ -22,6 +22,7 @@ impl Observer for Log {
         let position = outcome.binding().map_or(0, |standing| standing.decision().position());
         match outcome.kind() {
             OutcomeKind::Delayed => println!("waited {:?}, behind {position}", outcome.delay()),
+            OutcomeKind::Abandoned => println!("its client has disconnected while it waited"),
             kind => println!("{}", kind.as_str()),
         }
     }
@@ -32,6 +33,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let quota = Quota::leaky_queue(5, Duration::from_secs(1))?.max_wait(Duration::from_secs(2))?;
     let limit = RateLimitLayer::new(MemoryLimiter::new(), Policy::new("backend", quota)?, key::global())
         .delay(TokioTimer::new())
+        .max_waiting(100)
         .observer(Log);
 
     let waiting = limit.clone();

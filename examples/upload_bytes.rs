@@ -1,11 +1,11 @@
-//! A file store with quotas in bytes: an upload costs what its `Content-Length` says, a download what was sent of it. What
-//! the server fails to store is given back.
+//! A file store with quotas in bytes: an upload costs what its `Content-Length` says, a download what was sent of it, and at
+//! least 64 KiB if its client disconnects. What the server fails to store is refunded.
 //!
 //! ```sh
 //! cargo run --example upload_bytes
 //! head -c 400000 /dev/zero > /tmp/file
 //! for i in $(seq 3); do curl -si http://127.0.0.1:3000/files -T /tmp/file | grep -iE '^(HTTP|ratelimit:|retry)'; done
-//! # Each tells what the one before has cost.
+//! # Each response says what is left after the download before it.
 //! for i in $(seq 5); do curl -s http://127.0.0.1:3000/files -o /dev/null -D - | grep -iE '^(HTTP|ratelimit:)'; done
 //! ```
 

@@ -141,6 +141,31 @@ async fn handler_of_tonic_refuses_with_a_status() {
 }
 
 #[tokio::test]
+async fn call_of_tonic_is_refused_on_the_wire() {
+    let layer = RateLimitLayer::new(memory(), rows(1), key::global());
+    let handler = service_fn(move |call: tonic::Request<String>| {
+        let layer = layer.clone();
+        async move {
+            layer.admit_call(&call).await?;
+            Ok::<_, tonic::Status>(tonic::Response::new(call.into_inner()))
+        }
+    });
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let request = Request::post("/rows.Rows/Import").version(http::Version::HTTP_2).header("te", "trailers");
+        let request = request.header("content-type", "application/grpc").body(Body::from(vec![0; 5])).unwrap();
+        let codec = tonic_prost::ProstCodec::<String, String>::default();
+        told.push(tonic::server::Grpc::new(codec).unary(handler.clone(), request).await.into_parts().0.headers);
+    }
+    assert!(!told[0].contains_key("grpc-status") && !told[0].contains_key("retry-after"));
+    assert_eq!(
+        (&told[1]["grpc-status"], &told[1]["cache-control"]),
+        (&"8".parse().unwrap(), &"no-store".parse().unwrap())
+    );
+    assert!(["retry-after", "ratelimit", "grpc-status-details-bin"].iter().all(|name| told[1].contains_key(*name)));
+}
+
+#[tokio::test]
 async fn admission_is_kept_refunded_or_settled() {
     type End = fn(Admission);
     // Of a rule that is settled by a bill, and of one that is not.

@@ -9,6 +9,7 @@ use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderName, Request, Response, StatusCode, header};
@@ -16,18 +17,21 @@ use http_body_util::Full;
 use support::Scripted;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
-use tower_ratelimit::{Access, AccessList, Bill, Limiter, MemoryLimiter, Outcome, Policy, Quota, RateLimitLayer, Rule};
+use tower_ratelimit::{
+    Access, AccessList, Bill, Limiter, MemoryLimiter, Outcome, Policy, Quota, RateLimitLayer, Rule, TokioTimer,
+};
 
 type Body = Full<Bytes>;
 
 /// The first cell of each row of the table, and the test that holds it.
-const ROWS: [(&str, &str); 13] = [
+const ROWS: [(&str, &str); 14] = [
     ("a request over its quota", "over_quota"),
     ("a request without a key", "missing_key"),
     ("the limiter fails", "limiter_fails"),
     ("an inner layer refuses", "inner_refusal"),
     ("a request is aborted", "aborted_request"),
     ("the cost is settled later", "settled_cost_of_zero"),
+    ("requests wait in queues", "waiting_requests"),
     ("a request says who it is from", "forwarding_headers"),
     ("an IPv6 address", "ipv6_address"),
     ("an access list, and an unknown address", "unknown_address"),
@@ -222,6 +226,36 @@ async fn grpc_shape() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let get = || with(from("192.0.2.1"), &[("content-type", "application/grpc"), ("te", "trailers")]);
     assert_eq!(statuses(&layer, [get(), get()]).await, [200, 429]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_requests() {
+    let queue = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(5).unwrap();
+    let layer = RateLimitLayer::new(memory(), Policy::new("queue", queue).unwrap(), key::peer_ip());
+    let layer = layer.delay(TokioTimer::new());
+    let service = layer.layer(service_fn(served));
+    let mut waiting = Vec::new();
+    // Each client has a queue of its own, in which a second request waits.
+    for client in 0..1_001_u32 {
+        let address = std::net::Ipv4Addr::from(client).to_string();
+        let response = service.clone().oneshot(from(&address)).await.expect("it answers");
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut second = Box::pin(service.clone().oneshot(from(&address)));
+        match at_once(&mut second).await {
+            None => waiting.push(second),
+            Some(response) => assert_eq!((client, response.status().as_u16()), (1_000, 429)),
+        }
+    }
+    assert_eq!((waiting.len(), layer.waiting()), (1_000, 1_000));
+}
+
+/// The response, if it is there at once.
+async fn at_once<T>(response: &mut (impl Future<Output = Result<T, Infallible>> + Unpin)) -> Option<T> {
+    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(std::pin::Pin::new(&mut *response).poll(cx)));
+    match polled.await {
+        std::task::Poll::Ready(Ok(response)) => Some(response),
+        std::task::Poll::Pending => None,
+    }
 }
 
 #[tokio::test]

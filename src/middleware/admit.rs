@@ -28,6 +28,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// * The observer, access lists, modes, blocks and [`OnError`](super::OnError) are as in the layer. A request that has to
     ///   [wait](Self::delay) waits here.
     /// * There is no response that the layer sees. What was taken stays charged, unless the [`Admission`] says otherwise.
+    /// * Layers around the handler keep what they took, also if they [refund](Self::refund_nested) what an inner layer
+    ///   refuses.
     /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
     ///
     /// ```
@@ -165,7 +167,7 @@ pub struct Admission {
 }
 
 impl Admission {
-    /// What was decided, and how each policy stands.
+    /// Returns what was decided, and how each policy stands.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -216,13 +218,13 @@ pub struct Refused {
 }
 
 impl Refused {
-    /// Why it was refused, and how each policy stands.
+    /// Returns why it was refused, and how each policy stands.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// The refusal, as the layer would have sent it.
+    /// Returns the refusal, as the layer would have sent it.
     #[must_use]
     pub fn into_response(self) -> Response<RefusalBody> {
         *self.response

@@ -58,6 +58,7 @@
 //! |---|---|---|---|
 //! | yes | passes, charged | passes, charged | passes, charged |
 //! | yes, with a departure (a leaky queue in a layer with a [timer](RateLimitLayer::delay)) | waits, then passes, charged | passes, charged | passes, charged |
+//! | the same, and as many wait as [may](RateLimitLayer::max_waiting) | as no | passes, charged | passes, charged |
 //! | no | goes to the [overflow](RateLimitLayer::overflow) if that is ready, else is refused; nothing is charged to any rule | passes, the service is told; charged to the rules that say yes | passes; charged to the rules that say yes |
 //! | no, in a rule with a [meter](Rule::overage) that has room | passes; the meter is charged instead | passes, the service is told; nothing is metered | passes; nothing is metered |
 //! | no, in a rule with a [block](Rule::block) | is refused, and that is a strike | passes, the service is told; a strike | passes; a strike |
@@ -93,6 +94,7 @@
 //! | an inner layer refuses | the outer layers keep their charge | [`RateLimitLayer::refund_nested`] |
 //! | a request is aborted | it costs at least its reservation | [`Rule::on_aborted`] |
 //! | the cost is settled later | at least one unit is reserved, so no request passes in debt | - |
+//! | requests wait in queues | no more than 1,000 in a layer, over all keys; others are refused | [`RateLimitLayer::max_waiting`] |
 //! | a request says who it is from | no header is believed; the client is the peer of the connection | [`key::client_ip`](crate::key::client_ip) with [`TrustedProxies`](crate::key::TrustedProxies) |
 //! | an IPv6 address | its /64 is one client | [`Prefixes`](crate::key::Prefixes) |
 //! | an access list, and an unknown address | the list does not allow it | - |
@@ -124,6 +126,12 @@
 //!
 //! A settlement is sent to a remote limiter and not waited for. If it fails, the [observer](RateLimitLayer::observer) is told
 //! where that is known at once, and the reservation stays as it was.
+//!
+//! # Limits that only a handler knows
+//!
+//! A key or a cost may be known only after the body was parsed. Then the handler asks a layer that it has in its state:
+//! [`RateLimitLayer::admit`] decides by the layer's rules and settings, and its error is the layer's own refusal. In a
+//! handler of tonic it is `admit_call` (feature `tonic`).
 //!
 //! # Deployment
 //!
