@@ -59,10 +59,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let tokens = Policy::new("tokens", Quota::per_hour(10_000))?;
     // The handler bills each token before it is sent, so an aborted request costs exactly what it used. With a model that
     // goes on without its client, keep the default: the whole reservation.
-    let used = tokens.clone().cost(reservation).settle_by_bill().on_aborted(OnAborted::Refund);
+    let used = tokens.clone().unit("tokens")?.cost(reservation).settle_by_bill().on_aborted(OnAborted::Refund);
     let limit = RateLimitLayer::new(limiter.clone(), requests, key::bearer_token()).and(used, key::bearer_token());
     // A cost of 0 in a rule that is not settled only looks.
-    let look = RateLimitLayer::new(limiter, tokens.cost(|_| 0), key::bearer_token());
+    let look = RateLimitLayer::new(limiter, tokens.unit("tokens")?.cost(|_| 0), key::bearer_token());
     limit.check()?;
     look.check()?;
 

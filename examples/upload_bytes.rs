@@ -54,6 +54,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let uploads = Policy::new("uploads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::PUT)
         .cost(|request| content_length(request).unwrap_or(0))
+        .unit("content-bytes")?
         .give_back_when(|response| response.status.is_server_error());
     // 64 KiB are reserved while it is not known how much will be sent.
     let downloads = Policy::new("downloads", Quota::token_bucket(MEGABYTE, hour)?)?

@@ -6,8 +6,14 @@ use std::sync::Arc;
 
 use crate::quota::Quota;
 
-/// The longest name of a policy, in characters.
+/// The longest name of a policy, and of a quota's unit, in characters.
 const NAME_MAX: usize = 128;
+
+/// The unit of a quota that states no other.
+pub(crate) const REQUESTS: &str = "requests";
+
+/// The unit of a quota that counts the bytes of bodies.
+pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 
 /// A *named* quota, applied to a key. The name is on the wire, in metrics, and part of the key that a limiter stores.
 ///
@@ -24,9 +30,12 @@ const NAME_MAX: usize = 128;
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     name: Box<str>,
     quota: Quota,
+    /// No part of what the policy is: what it counts is the same whatever it is called.
+    unit: Option<Box<str>>,
     name_fingerprint: u64,
     /// Of the name and the quota.
     fingerprint: u64,
@@ -73,6 +82,26 @@ impl Policy {
     #[must_use]
     pub fn quota(&self) -> &Quota {
         &self.0.quota
+    }
+
+    /// The unit of the quota, as clients are told: `requests`, unless the policy's rule [states](crate::Rule::unit)
+    /// another.
+    #[must_use]
+    pub fn quota_unit(&self) -> &str {
+        self.0.unit.as_deref().unwrap_or(REQUESTS)
+    }
+
+    /// Whether it states a unit.
+    pub(crate) fn has_unit(&self) -> bool {
+        self.0.unit.is_some()
+    }
+
+    /// The same policy with this unit.
+    pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, PolicyError> {
+        if !can_be_named(unit) {
+            return Err(PolicyError(Fault::Unit(unit.chars().take(NAME_MAX).collect())));
+        }
+        Ok(Self(Arc::new(Inner { unit: Some(unit.into()), ..(*self.0).clone() })))
     }
 
     /// One policy for each quota, named after the name and the quota's words: `api-60-per-minute`.
@@ -130,10 +159,11 @@ impl Policy {
         if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
     }
 
-    /// Another name for the same quota.
+    /// Another name for the same quota and unit.
     pub(crate) fn with_name(&self, name: String) -> Option<Self> {
         let siblings = None; // they have another name
-        Some(Self::build_as(checked(name).ok()?, self.0.quota, siblings, self.0.unnamed))
+        let named = Self::build_as(checked(name).ok()?, self.0.quota, siblings, self.0.unnamed);
+        if self.has_unit() { named.in_unit(self.quota_unit()).ok() } else { Some(named) }
     }
 
     /// For an unnamed quota, which one it is: different for each that exists, the same for its clones.
@@ -170,7 +200,8 @@ impl Policy {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
-        Self(Arc::new(Inner { name: name.into_boxed_str(), quota, name_fingerprint, fingerprint, siblings, unnamed }))
+        let name = name.into_boxed_str();
+        Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, siblings, unnamed }))
     }
 }
 
@@ -187,10 +218,12 @@ impl From<Quota> for Policy {
 
 /// The name, if it can be one.
 fn checked(name: String) -> Result<String, PolicyError> {
-    if name.is_empty() || name.len() > NAME_MAX || !name.bytes().all(|byte| (0x20..0x7f).contains(&byte)) {
-        return Err(PolicyError::name(&name));
-    }
-    Ok(name)
+    if can_be_named(&name) { Ok(name) } else { Err(PolicyError::name(&name)) }
+}
+
+/// Whether a policy or a unit can be called so: it stands in header fields.
+fn can_be_named(name: &str) -> bool {
+    !name.is_empty() && name.len() <= NAME_MAX && name.bytes().all(|byte| (0x20..0x7f).contains(&byte))
 }
 
 /// The quota's words as a name.
@@ -235,13 +268,14 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// A policy was refused: its name cannot stand in header fields, or its quotas make no sense together, or beside others.
+/// A policy was refused: its name or its unit cannot stand in header fields, or its quotas make no sense together, or beside others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyError(Fault);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
     Name(String),
+    Unit(String),
     NoQuota { name: String },
     Twice { name: String, quota: String, other: String },
     Together { name: String, why: String },
@@ -294,6 +328,11 @@ impl fmt::Display for PolicyError {
                 f,
                 "{name:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
                  ASCII characters; letters, digits, `.`, `_` and `-` are best"
+            ),
+            Fault::Unit(unit) => write!(
+                f,
+                "{unit:?} cannot be a quota's unit: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
+                 ASCII characters, such as \"content-bytes\" or \"tokens\""
             ),
             Fault::Together { name, why } => write!(f, "{name:?}: {why}"),
             Fault::NoQuota { name } => write!(f, "{name:?} has no quota: give it at least one"),

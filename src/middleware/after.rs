@@ -175,7 +175,8 @@ impl Rule {
     }
 
     /// Takes the cost as a reservation of bytes, and settles it by the bytes of the response's body, as they are handed to
-    /// the server. Header fields and the protocol's own bytes do not count. Otherwise as
+    /// the server. Header fields and the protocol's own bytes do not count. The quota's [unit](Self::unit) is
+    /// `content-bytes`, unless another one is stated. Otherwise as
     /// [`settle_by_bill`](Self::settle_by_bill), to whose units the bytes are added.
     ///
     /// * If the client disconnects in the middle, the request costs at least its reservation, see
@@ -193,7 +194,7 @@ impl Rule {
     #[must_use]
     pub fn settle_by_body(mut self) -> Self {
         self.after.by_body = true;
-        self
+        self.in_content_bytes()
     }
 
     /// Sets what a request costs that is aborted: the client disconnects, the service panics, or it returns an error, before

@@ -8,7 +8,7 @@ use http::request::Parts;
 use super::after::After;
 use super::companions::Companion;
 use crate::mode::ModeSwitch;
-use crate::policy::{Policy, PolicyError};
+use crate::policy::{CONTENT_BYTES, Policy, PolicyError};
 use crate::quota::Quota;
 
 pub(super) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
@@ -67,7 +67,7 @@ impl Rule {
         self
     }
 
-    /// Sets what a request costs, in units.
+    /// Sets what a request costs, in units. If a unit is not a request, state it by [`unit`](Self::unit).
     ///
     /// A cost of 0 passes at once and takes nothing, unless the key is [blocked](Self::block). In a rule that is
     /// [settled](Self::settle_by_bill) later, 0 reserves one unit. A cost above the quota's capacity is refused for good,
@@ -75,6 +75,41 @@ impl Rule {
     #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// States the unit of the rule's quotas: what a cost of 1 stands for. Clients are told in `RateLimit-Policy`
+    /// ([`Headers::draft_11`](crate::Headers::draft_11), as `qu`) and in the details of gRPC refusals.
+    ///
+    /// Without it a unit is a request, so a client would take a quota of a million bytes for a million requests. The draft
+    /// knows `requests`, `content-bytes` and `concurrent-requests`; a unit may also be your own, such as `tokens`. A rule
+    /// that is [settled by the body](Self::settle_by_body) has `content-bytes` by itself.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Policy::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_bill();
+    /// // RateLimit-Policy: "tokens";q=10000;qu="tokens";w=3600
+    /// assert_eq!(tokens.policies()[0].quota_unit(), "tokens");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// If the unit is empty, longer than 128 characters, or has others than printable ASCII.
+    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, PolicyError> {
+        for policy in &mut self.policies {
+            *policy = policy.in_unit(unit.as_ref())?;
+        }
+        Ok(self)
+    }
+
+    /// Its quotas are in bytes of bodies, unless it states another unit.
+    pub(super) fn in_content_bytes(mut self) -> Self {
+        for policy in self.policies.iter_mut().filter(|policy| !policy.has_unit()) {
+            if let Ok(in_bytes) = policy.in_unit(CONTENT_BYTES) {
+                *policy = in_bytes;
+            }
+        }
         self
     }
 
@@ -320,6 +355,14 @@ impl Policy {
     #[must_use]
     pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Rule {
         self.into_rule().cost(cost)
+    }
+
+    /// Returns a rule whose quota has this unit; see [`Rule::unit`].
+    ///
+    /// # Errors
+    /// As those of [`Rule::unit`].
+    pub fn unit(self, unit: impl AsRef<str>) -> Result<Rule, PolicyError> {
+        self.into_rule().unit(unit)
     }
 
     /// A rule in this mode; see [`Rule::mode`].

@@ -108,9 +108,10 @@ impl Details<'_> {
         for standing in self.outcome.violated().take(VIOLATIONS_MAX) {
             let policy = standing.policy();
             let Advertised { quota, window } = Advertised::new(policy.quota());
+            let unit = policy.quota_unit();
             let mut violation = Message::default();
             violation.bytes(1, format!("policy:{}", policy.name()).as_bytes());
-            violation.bytes(2, format!("{quota} requests per {window} s exceeded").as_bytes());
+            violation.bytes(2, format!("{quota} {unit} per {window} s exceeded").as_bytes());
             failure.message(1, &violation);
         }
         if !failure.0.is_empty() {

@@ -1,4 +1,5 @@
 use std::pin::Pin;
+use std::sync::LazyLock;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -15,10 +16,13 @@ use tonic_types::{QuotaFailure, RetryInfo, StatusExt as _};
 
 use super::*;
 use crate::decision::ChargeDecision;
+use crate::key::Key;
 use crate::middleware::headers::{Headers, View};
 use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, Standing};
 use crate::quota::Quota;
+
+static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());
 
 fn hundred() -> Policy {
     Policy::new("default", Quota::per_minute(100)).unwrap()
@@ -52,7 +56,12 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
     let views: Vec<View<'_>> = outcome
         .standings()
         .iter()
-        .map(|standing| View { policy: standing.policy(), decision: standing.decision(), refuses: standing.refuses() })
+        .map(|standing| View {
+            policy: standing.policy(),
+            key: &KEY,
+            decision: standing.decision(),
+            refuses: standing.refuses(),
+        })
         .collect();
     let status = response.status();
     headers.write(response.headers_mut(), &views, status, true, 0, &|| unreachable!("no field tells a date"));
@@ -296,7 +305,7 @@ fn the_cap_and_the_jitter_hold_in_every_protocol() {
         assert!((secs(100)..=secs(150)).contains(&told));
         let outcome = limited(Some(secs(100)));
         let standing = &outcome.standings()[0];
-        let view = View { policy: standing.policy(), decision: standing.decision(), refuses: true };
+        let view = View { policy: standing.policy(), key: &KEY, decision: standing.decision(), refuses: true };
         let mut map = HeaderMap::new();
         headers.write(&mut map, &[view], StatusCode::TOO_MANY_REQUESTS, true, seed, &|| unreachable!());
         let parts = parts("");
@@ -330,6 +339,15 @@ fn the_details_are_these_bytes() {
          dvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuUXVvdGFGYWlsdXJlEjIKMAoOcG9saWN5OmRlZmF1bHQSHjEwMCByZXF1ZXN0cyBwZXIgNjAgcyBle\
          GNlZWRlZA"
     );
+}
+
+#[test]
+fn the_details_name_the_quotas_unit() {
+    let bytes = hundred().in_unit("content-bytes").unwrap();
+    let limited = outcome(OutcomeKind::Limited, vec![(bytes, ChargeDecision::denied(100, 0, None))]);
+    let status = tonic::Status::from_header_map(grpc(&Refusals::default(), &limited).headers()).unwrap();
+    let failure = status.get_error_details().quota_failure().unwrap().clone();
+    assert_eq!(failure.violations[0].description, "100 content-bytes per 60 s exceeded");
 }
 
 #[test]
