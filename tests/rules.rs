@@ -13,8 +13,8 @@ use http_body_util::Full;
 use support::{Broken, Scripted};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Access, AccessList, FallbackLimiter, Key, Limiter, LimiterEvent, MemoryLimiter, MissingKey, Mode, Observed,
-    Observer, OnError, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Rule, key,
+    Access, AccessList, FallbackLimiter, Headers, Key, Limiter, LimiterEvent, MemoryLimiter, MissingKey, Mode,
+    Observed, Observer, OnError, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -394,4 +394,63 @@ fn changing_a_layer_leaves_its_clones_as_they_were() {
     let second = first.clone().and(policy("two", 1), key::global());
     assert!(!format!("{first:?}").contains("two"));
     assert!(format!("{second:?}").contains("two"));
+}
+
+fn field(response: &Response<tower_ratelimit::middleware::Body<Body>>, name: &str) -> String {
+    response.headers()[name].to_str().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn rule_states_the_unit_of_its_quotas() {
+    let rule = |name| policy(name, 60);
+    let quotas = [Quota::per_minute(60), Quota::per_hour(600)];
+    for (rule, expected) in [
+        (rule("a").cost(|_| 2), r#""a";q=60;w=60"#),
+        (rule("a").unit("requests").unwrap(), r#""a";q=60;w=60"#),
+        (rule("a").unit("content-bytes").unwrap().cost(|_| 2), r#""a";q=60;qu="content-bytes";w=60"#),
+        (rule("a").unit(r#"own "unit""#).unwrap(), r#""a";q=60;qu="own \"unit\"";w=60"#),
+        // What is settled by the body is in bytes, unless it says otherwise.
+        (rule("a").settle_by_body(), r#""a";q=60;qu="content-bytes";w=60"#),
+        (rule("a").settle_by_body().unit("pages").unwrap(), r#""a";q=60;qu="pages";w=60"#),
+        (rule("a").unit("pages").unwrap().settle_by_body(), r#""a";q=60;qu="pages";w=60"#),
+        (
+            Policy::several("a", quotas).unwrap().unit("tokens").unwrap(),
+            r#""a-60-per-minute";q=60;qu="tokens";w=60, "a-600-per-hour";q=600;qu="tokens";w=3600"#,
+        ),
+        (Policy::choose("a", quotas, |_| 1).unwrap().unit("tokens").unwrap(), r#""a";q=600;qu="tokens";w=3600"#),
+    ] {
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+        assert_eq!(field(&send(&layer, get("/")).await, "ratelimit-policy"), expected);
+    }
+    // A policy that is renamed keeps its unit.
+    let tokens = || policy("a", 60).unit("tokens").unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens(), key::global()).and(tokens(), key::global());
+    let expected = r#""a";q=60;qu="tokens";w=60, "a-2";q=60;qu="tokens";w=60"#;
+    assert_eq!(field(&send(&layer, get("/")).await, "ratelimit-policy"), expected);
+    for unit in ["", "größe", "a\nb", &"x".repeat(129)] {
+        let error = policy("a", 60).unit(unit).unwrap_err().to_string();
+        assert!(error.contains("unit") && error.contains("ASCII"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn partition_is_named_only_if_it_is_asked_for() {
+    let layer = |headers| {
+        RateLimitLayer::new(MemoryLimiter::new(), policy("a", 60), key::header("x-api-key"))
+            .and(policy("b", 60), key::header("x-tenant"))
+            .headers(headers)
+    };
+    let request = || {
+        let request = Request::builder().header("x-api-key", "secret").header("x-tenant", "acme");
+        request.body(Body::default()).unwrap()
+    };
+    let plain = field(&send(&layer(Headers::draft_11()), request()).await, "ratelimit");
+    assert_eq!(plain, r#""a";r=59;t=59, "b";r=59;t=59"#);
+    let named = Headers::draft_11().partition_keys(|policy, key| {
+        let tenant = (policy.name() == "b").then_some(key)?;
+        assert!(tenant.as_bytes().ends_with(b"acme"));
+        Some(b"acme".to_vec())
+    });
+    let named = field(&send(&layer(named), request()).await, "ratelimit");
+    assert_eq!(named, r#""a";r=59;t=59, "b";r=59;t=59;pk=:YWNtZQ==:"#);
 }

@@ -271,7 +271,7 @@ impl<L> Shared<L> {
 
     pub(super) fn view<'a>(
         &'a self,
-        charge: &OwnedCharge,
+        charge: &'a OwnedCharge,
         decision: &'a ChargeDecision,
         refused: bool,
     ) -> Option<View<'a>> {
@@ -280,6 +280,7 @@ impl<L> Shared<L> {
         }
         Some(View {
             policy: self.policy(charge.policy)?,
+            key: &charge.key,
             decision,
             refuses: refused && charge.mode() == Mode::Enforce && !decision.is_allowed(),
         })

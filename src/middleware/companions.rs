@@ -231,7 +231,7 @@ impl<L> Shared<L> {
     /// Those that go with others have no field of their own.
     pub(super) fn view_with_companion<'a>(
         &'a self,
-        charges: &[OwnedCharge],
+        charges: &'a [OwnedCharge],
         decisions: &'a [ChargeDecision],
         at: usize,
         refused: bool,

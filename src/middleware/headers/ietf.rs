@@ -2,6 +2,8 @@
 //!
 //! Strings, integers, lists and parameters are written as RFC 9651 serializes them; parameters always in the same order.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::HeaderValue;
 
@@ -39,10 +41,14 @@ impl Advertised {
         Self { quota: quota.capacity(), window: seconds_ceil(refill_us).max(1) }
     }
 
-    /// `;q=100;w=60`, after the policy's name.
-    pub(super) fn push_parameters(self, text: &mut Text) {
+    /// `;q=100;w=60`, after the policy's name, or `;q=100;qu="tokens";w=60`.
+    pub(super) fn push_parameters(self, unit: Option<&str>, text: &mut Text) {
         text.push(b";q=");
         text.push_field_integer(self.quota);
+        if let Some(unit) = unit {
+            text.push(b";qu=");
+            push_string(text, unit);
+        }
         text.push(b";w=");
         text.push_field_integer(self.window);
     }
@@ -55,7 +61,7 @@ impl Advertised {
     }
 }
 
-/// A policy's name as a string of RFC 9651. Names are printable ASCII, see [`Policy`](crate::Policy).
+/// A policy's name or unit as a string of RFC 9651. Both are printable ASCII, see [`Policy`](crate::Policy).
 pub(super) fn push_string(text: &mut Text, name: &str) {
     text.push(b"\"");
     for byte in name.bytes() {
@@ -78,6 +84,13 @@ pub(super) fn push_item(text: &mut Text, start: &[u8], remaining: u64, window: O
     text.push_separator();
     text.push(start);
     text.push(ItemEnd::new(remaining, window).as_bytes());
+}
+
+/// `;pk=:d2hvbQ==:`, the end of an item that names its partition.
+pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
+    text.push(b";pk=:");
+    text.push(STANDARD.encode(partition).as_bytes());
+    text.push(b":");
 }
 
 /// A list of one such item, in one allocation at most.

@@ -1,6 +1,7 @@
 //! Fields that are there already, from an inner layer or a handler: what becomes of them.
 //!
-//! A list is extended; of two items for one policy the stricter stays. What cannot be parsed is not touched.
+//! Fields that belong together come from one source. What tells of one policy is ours or theirs, whichever is stricter. A
+//! value that cannot be read is replaced: clients would ignore it, or all of the field.
 
 use smallvec::SmallVec;
 
@@ -17,53 +18,50 @@ pub(super) enum List {
     Nameless,
 }
 
-/// What becomes of a list.
-#[derive(Debug)]
-pub(super) enum Merged {
-    /// It says all of ours already, and no less strictly.
-    Unchanged,
-    /// It is to be replaced by this.
-    Replaced(Text),
-    /// It is not such a list.
-    Foreign,
+/// Names of policies, in their quotes.
+pub(super) type Names<'a> = SmallVec<[&'a [u8]; 4]>;
+
+/// The policies of our [limits](List::Limits) of which theirs tell no less strictly.
+pub(super) fn stricter<'a>(theirs: &[&[u8]], ours: &'a [u8]) -> Names<'a> {
+    let theirs = read(theirs, List::Limits);
+    let ours = read(&[ours], List::Limits);
+    let stays = |own: &&Item<'a>| theirs.iter().any(|item| item.name == own.name && !own.is_stricter(item));
+    ours.iter().filter(stays).map(|own| own.name).collect()
 }
 
-/// Adds our items to the list in `lines`.
-pub(super) fn merge<'a>(lines: impl Iterator<Item = &'a [u8]>, ours: &'a [u8], list: List) -> Merged {
-    let mut items = Items::new();
-    for line in lines {
-        if parse(line, list, &mut items).is_none() {
-            return Merged::Foreign;
-        }
-    }
-    let theirs = items.len();
-    let mut added = Items::new();
-    if parse(ours, list, &mut added).is_none() {
-        return Merged::Unchanged; // never: we wrote it
-    }
-    let mut changed = false;
-    for item in added {
-        match items.iter_mut().take(theirs).find(|known| known.name == item.name) {
-            Some(known) if item.is_stricter(known, list) => {
-                *known = item;
-                changed = true;
-            }
-            Some(_) => {}
-            None => {
-                items.push(item);
-                changed = true;
-            }
-        }
-    }
-    if !changed {
-        return Merged::Unchanged;
-    }
+/// A list of theirs and ours, in which their items stay for the policies in `stay`, and ours replace theirs of the same
+/// name otherwise. Nothing of theirs stays if one of its lines is not such a list.
+pub(super) fn merge(theirs: &[&[u8]], ours: &[u8], list: List, stay: &[&[u8]]) -> Text {
+    let (theirs, ours) = (read(theirs, list), read(&[ours], list));
+    let own = |name: &[u8]| ours.iter().find(|own| own.name == name && !stay.contains(&name));
     let mut text = Text::new();
-    for item in &items {
+    let mut push = |item: &Item<'_>| {
         text.push_separator();
         text.push(item.raw);
+    };
+    let mut replaced = Names::new();
+    for item in &theirs {
+        match own(item.name) {
+            None => push(item),
+            // In its place, once.
+            Some(own) if !replaced.contains(&own.name) => {
+                replaced.push(own.name);
+                push(own);
+            }
+            Some(_) => {}
+        }
     }
-    Merged::Replaced(text)
+    ours.iter().filter(|own| !stay.contains(&own.name) && !replaced.contains(&own.name)).for_each(push);
+    text
+}
+
+/// The items of a list of these lines; none if it is not such a list.
+fn read<'a>(lines: &[&'a [u8]], list: List) -> Items<'a> {
+    let mut items = Items::new();
+    if lines.iter().any(|line| parse(line, list, &mut items).is_none()) {
+        items.clear();
+    }
+    items
 }
 
 /// The `remaining` of draft 07's dictionary, if it is one.
@@ -119,24 +117,10 @@ struct Item<'a> {
 }
 
 impl Item<'_> {
-    fn is_stricter(&self, other: &Self, list: List) -> bool {
-        match list {
-            // Fewer units, or as many for longer.
-            List::Limits => {
-                self.units < other.units
-                    || (self.units == other.units && self.seconds.unwrap_or(0) > other.seconds.unwrap_or(0))
-            }
-            // A lower rate; at the same rate fewer at once.
-            List::Policies => match (self.seconds, other.seconds) {
-                (Some(seconds), Some(other_seconds)) => {
-                    let rate = u128::from(self.units) * u128::from(other_seconds);
-                    let other_rate = u128::from(other.units) * u128::from(seconds);
-                    rate < other_rate || (rate == other_rate && self.units < other.units)
-                }
-                _ => self.units < other.units,
-            },
-            List::Nameless => false, // only equal ones have the same name
-        }
+    /// Whether this limit allows fewer units, or as many for longer.
+    fn is_stricter(&self, other: &Self) -> bool {
+        self.units < other.units
+            || (self.units == other.units && self.seconds.unwrap_or(0) > other.seconds.unwrap_or(0))
     }
 }
 
@@ -222,7 +206,14 @@ fn bare_item<'a>(rest: &mut Cursor<'a>) -> Option<&'a [u8]> {
         b'*' | b'A'..=b'Z' | b'a'..=b'z' => {
             rest.skip(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~:/".contains(&byte));
         }
-        _ => return None, // dates and display strings too: these fields have none
+        b'@' => {
+            rest.expect(b'@')?;
+            rest.next_is(b'-');
+            if !(1..=15).contains(&rest.take(|byte| byte.is_ascii_digit()).len()) {
+                return None;
+            }
+        }
+        _ => return None, // display strings too: no such field has one
     }
     Some(rest.since(start))
 }

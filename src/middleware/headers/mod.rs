@@ -13,11 +13,14 @@ mod tests;
 mod text;
 mod wait;
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use http::header::RETRY_AFTER;
 
+use crate::key::Key;
 use crate::policy::Policy;
 
 pub use legacy::{HeadersError, HeadersErrorKind, LegacyHeaders};
@@ -53,9 +56,11 @@ const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 /// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused. There is none if no
 ///   wait helps, since a cost is above its policy's capacity.
 /// * The fields are not sent with redirects (3xx), where they could keep a client from following; `Retry-After` is.
-/// * Fields that the response already has, from an inner layer or a handler, are merged: lists are extended, and of two
-///   items for one policy the stricter stays; of the fields with one value those of the smaller `remaining` stay; of two
-///   `Retry-After` the later. A value that cannot be parsed is left as it is; to a list ours is added on a line of its own.
+/// * Fields that the response already has, from an inner layer or a handler, are merged, and what belongs together comes
+///   from one source. Lists are extended; if both sources have an item for one policy, the one with less left tells of that
+///   policy in both fields. Of the fields with one value, theirs stay if their `remaining` is no more than ours, and ours
+///   replace all of them otherwise, `X-RateLimit-Used` and others of that prefix included. Of two `Retry-After` the
+///   later stays. A value that cannot be read is replaced: clients would ignore it, or all of the field.
 /// * A browser's scripts see none of these fields, `Retry-After` included, unless `Access-Control-Expose-Headers` names
 ///   them: give [`names`](Self::names) to tower-http's `CorsLayer::expose_headers`.
 #[derive(Clone, Debug)]
@@ -63,6 +68,7 @@ pub struct Headers {
     formats: Vec<Format>,
     retry_after: bool,
     waits: Waits,
+    partition: Option<PartitionKey>,
 }
 
 /// When the fields are sent.
@@ -129,6 +135,10 @@ impl Headers {
     /// `Retry-After`.
     ///
     /// There is no common encoding of the reset, so it has to be said.
+    ///
+    /// Beside [`draft_11`](Self::draft_11) these fields do not help every older client. Older versions of
+    /// `ratelimit-header-parser` (npm) look at `RateLimit` first, read it as draft 07, and find no numbers in draft 11's:
+    /// send their users this format alone, or [`draft_07`](Self::draft_07).
     #[must_use]
     pub fn x_rate_limit(reset: ResetEncoding) -> Self {
         Self::with(vec![
@@ -161,13 +171,13 @@ impl Headers {
     /// # Errors
     /// If a name is not that of a header field, comes twice, or means something else in HTTP or gRPC.
     pub fn legacy(headers: LegacyHeaders) -> Result<Self, HeadersError> {
-        Ok(Self { formats: vec![headers.into_format()?], retry_after: true, waits: Waits::default() })
+        Ok(Self::of(vec![headers.into_format()?], true))
     }
 
     /// No fields at all, not even `Retry-After`.
     #[must_use]
     pub fn none() -> Self {
-        Self { formats: Vec::new(), retry_after: false, waits: Waits::default() }
+        Self::of(Vec::new(), false)
     }
 
     /// These and the other's, each [when](Self::send) it was told to.
@@ -177,11 +187,12 @@ impl Headers {
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         for format in other.formats {
-            let mut fields = format.fields;
+            let mut fields = format.fields.clone();
             fields.retain(|field| !self.fields().any(|known| known.name == field.name));
-            self.formats.push(Format { fields, when: format.when });
+            self.formats.push(Format { fields, ..format });
         }
         self.retry_after |= other.retry_after;
+        self.partition = self.partition.or(other.partition);
         self.waits = self.waits.and(other.waits);
         self
     }
@@ -221,6 +232,27 @@ impl Headers {
         self
     }
 
+    /// Names the partition of each policy that a request is counted in, as the draft's `pk`: by these bytes, for the
+    /// policy and the request's key. It stands in the items of [`draft_11`](Self::draft_11)'s `RateLimit`.
+    ///
+    /// By default none is sent. That is the safe choice: clients and every proxy on the way can read it. Never send the key
+    /// itself, if it is a secret or an address, nor its plain hash, which can be guessed: send a name that is meant to be
+    /// known, such as a tenant's, or a hash by a secret key (HMAC).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Headers, Key, Policy};
+    ///
+    /// let headers = Headers::draft_11().partition_keys(|policy: &Policy, key: &Key| {
+    ///     // Tenants' names are public, users' are not.
+    ///     (policy.name() == "tenant").then(|| key.as_bytes().to_vec())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn partition_keys(mut self, name: impl Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
+        self.partition = Some(PartitionKey(Arc::new(name)));
+        self
+    }
+
     /// The names of all fields that may be sent, for `Access-Control-Expose-Headers`.
     #[must_use]
     pub fn names(&self) -> Vec<HeaderName> {
@@ -239,7 +271,11 @@ impl Headers {
     }
 
     fn with(fields: Vec<Field>) -> Self {
-        Self { formats: vec![Format::new(fields)], retry_after: true, waits: Waits::default() }
+        Self::of(vec![Format::new(fields)], true)
+    }
+
+    fn of(formats: Vec<Format>, retry_after: bool) -> Self {
+        Self { formats, retry_after, waits: Waits::default(), partition: None }
     }
 
     fn fields(&self) -> impl Iterator<Item = &Field> {
@@ -253,16 +289,39 @@ impl Default for Headers {
     }
 }
 
+/// Returns what a partition is called, if it is.
+#[derive(Clone)]
+struct PartitionKey(Arc<dyn Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync>);
+
+impl fmt::Debug for PartitionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PartitionKey")
+    }
+}
+
 /// Fields that are sent together.
 #[derive(Clone, Debug)]
 struct Format {
     fields: Vec<Field>,
     when: When,
+    /// The field that says what remains, if there is one, and how to read it. It may be one of an earlier format.
+    remaining: Option<(HeaderName, Reader)>,
 }
+
+/// Reads what remains from a field's value.
+type Reader = fn(&[u8]) -> Option<u64>;
 
 impl Format {
     fn new(fields: Vec<Field>) -> Self {
-        Self { fields, when: When::default() }
+        let remaining = fields.iter().find_map(|field| {
+            let read: Reader = match field.content {
+                Content::Remaining => merge::whole_part,
+                Content::Dictionary => merge::dictionary_remaining,
+                _ => return None,
+            };
+            Some((field.name.clone(), read))
+        });
+        Self { fields, when: When::default(), remaining }
     }
 }
 

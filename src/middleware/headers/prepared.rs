@@ -2,24 +2,30 @@
 
 use std::time::Duration;
 
-use http::header::{Entry, OccupiedEntry};
+use http::header::Entry;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
+use crate::key::Key;
 use crate::outcome::Outcome;
-use crate::policy::Policy;
+use crate::policy::{Policy, REQUESTS};
 use crate::time::{Timestamp, micros_ceil};
 
-use super::ietf::{Advertised, item_value, push_dictionary, push_item, push_item_start, push_string};
-use super::merge::{self, List, Merged};
+use super::ietf::{Advertised, item_value, push_dictionary, push_item, push_item_start, push_partition, push_string};
+use super::merge::{self, List};
 use super::text::{Text, integer};
 use super::wait::{Waits, seconds_ceil};
-use super::{Content, Field, Headers, When, retry_after};
+use super::{Content, Field, Format, Headers, PartitionKey, Reader, When, retry_after};
+
+/// How the names of fields begin that go together by custom.
+const FAMILIES: [&str; 2] = ["x-ratelimit-", "x-rate-limit-"];
 
 /// How one policy stands, borrowed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct View<'a> {
     pub(crate) policy: &'a Policy,
+    pub(crate) key: &'a Key,
     pub(crate) decision: &'a ChargeDecision,
     /// Whether this policy refused the request.
     pub(crate) refuses: bool,
@@ -32,6 +38,9 @@ pub(crate) struct Prepared {
     policies: Vec<PreparedPolicy>,
     pub(super) retry_after: bool,
     waits: Waits,
+    partition: Option<PartitionKey>,
+    /// Of all fields that may be sent.
+    names: Vec<HeaderName>,
     /// There is no format, or only such that are sent on refusals.
     silent_if_passed: bool,
 }
@@ -42,12 +51,9 @@ pub(super) struct PreparedFormat {
     pub(super) lists: Vec<PreparedList>,
     /// Fields with one value, which tell of the policy that binds.
     pub(super) singles: Vec<Field>,
-    /// The field among them whose `remaining` says which is the tighter of two, and how to read it.
+    /// The field whose `remaining` says which is the tighter of two, and how to read it.
     remaining: Option<(HeaderName, Reader)>,
 }
-
-/// Reads the `remaining` of a field's value.
-type Reader = fn(&[u8]) -> Option<u64>;
 
 #[derive(Debug)]
 pub(super) struct PreparedList {
@@ -82,10 +88,12 @@ impl Prepared {
         let formats = headers.formats.iter().filter(|format| format.when != When::Never);
         Self {
             silent_if_passed: formats.clone().all(|format| format.when == When::OnRefusal),
-            formats: formats.map(|format| PreparedFormat::new(&format.fields, format.when, policies)).collect(),
+            formats: formats.map(|format| PreparedFormat::new(format, policies)).collect(),
             policies: policies.iter().map(PreparedPolicy::new).collect(),
             retry_after: headers.retry_after,
             waits: headers.waits,
+            partition: headers.partition.clone(),
+            names: headers.fields().map(|field| field.name.clone()).collect(),
         }
     }
 
@@ -111,14 +119,14 @@ impl Prepared {
             return;
         }
         let response = Response { views, all_apply: self.all_apply(views), seed, wall_now };
-        for format in &self.formats {
-            if format.when.holds(views, refused) {
-                for list in &format.lists {
-                    self.write_list(headers, list, fresh, &response);
-                }
-                if !format.singles.is_empty() {
-                    self.write_singles(headers, format, &response);
-                }
+        let held = || self.formats.iter().filter(|format| format.when.holds(views, refused));
+        // Read before any of them is written, since formats can have names in common.
+        let theirs: SmallVec<[bool; 2]> =
+            if fresh { SmallVec::new() } else { held().map(|format| format.keeps_theirs(headers, views)).collect() };
+        for (at, format) in held().enumerate() {
+            self.write_lists(headers, &format.lists, fresh, &response);
+            if !theirs.get(at).copied().unwrap_or(false) {
+                self.write_singles(headers, format, fresh, &response);
             }
         }
     }
@@ -154,41 +162,49 @@ impl Prepared {
     }
 
     #[inline]
-    fn write_list(&self, headers: &mut HeaderMap, list: &PreparedList, fresh: bool, response: &Response<'_>) {
-        // Neither, if the map has no room for one more name.
-        if fresh {
-            if let Some(value) = self.list_value(list, response) {
-                let _ = headers.try_insert(&list.name, value);
-            }
-            return;
-        }
-        match headers.try_entry(&list.name) {
-            Ok(Entry::Vacant(vacant)) => {
+    fn write_lists(&self, headers: &mut HeaderMap, lists: &[PreparedList], fresh: bool, response: &Response<'_>) {
+        for (at, list) in lists.iter().enumerate() {
+            // Neither, if the map has no room for one more name.
+            if fresh {
                 if let Some(value) = self.list_value(list, response) {
-                    let _ = vacant.try_insert(value);
+                    let _ = headers.try_insert(&list.name, value);
                 }
+                continue;
             }
-            Ok(Entry::Occupied(known)) => self.merge_list(known, list, response),
-            Err(_) => {}
+            match headers.try_entry(&list.name) {
+                Ok(Entry::Vacant(vacant)) => {
+                    if let Some(value) = self.list_value(list, response) {
+                        let _ = vacant.try_insert(value);
+                    }
+                }
+                Ok(Entry::Occupied(_)) => return self.merge_lists(headers, lists, at, response),
+                Err(_) => {}
+            }
         }
     }
 
+    /// Writes lists of which one is there already. Those before `first` were not, and are ours.
     #[cold]
-    fn merge_list(&self, mut known: OccupiedEntry<'_, HeaderValue>, list: &PreparedList, response: &Response<'_>) {
-        let whole = self.whole_list(list, response);
-        let text = if whole.is_some() { Text::new() } else { self.list_text(list.list, response) };
-        let lines = known.iter().map(HeaderValue::as_bytes);
-        let ours = whole.map_or(text.as_bytes(), HeaderValue::as_bytes);
-        match merge::merge(lines, ours, list.list) {
-            Merged::Unchanged => {}
-            Merged::Replaced(merged) => {
-                if let Some(merged) = merged.to_value() {
-                    known.insert(merged);
+    fn merge_lists(&self, headers: &mut HeaderMap, lists: &[PreparedList], first: usize, response: &Response<'_>) {
+        let theirs = |at: usize, headers: &HeaderMap| -> SmallVec<[HeaderValue; 2]> {
+            let lines = lists.get(at).filter(|_| at >= first).map(|list| headers.get_all(&list.name));
+            lines.into_iter().flatten().cloned().collect()
+        };
+        // What is left of each policy says which of the two tells of it.
+        let limits = lists.iter().position(|list| list.list == List::Limits);
+        let left = limits.map(|at| theirs(at, headers)).unwrap_or_default();
+        let ours = self.list_text(List::Limits, response);
+        let stay = merge::stricter(&lines(&left), ours.as_bytes());
+        for (at, list) in lists.iter().enumerate() {
+            let stay = if list.list == List::Nameless { &[] } else { stay.as_slice() };
+            let theirs = theirs(at, headers);
+            let ours = self.list_text(list.list, response);
+            match merge::merge(&lines(&theirs), ours.as_bytes(), list.list, stay).to_value() {
+                Some(merged) => {
+                    let _ = headers.try_insert(&list.name, merged);
                 }
-            }
-            Merged::Foreign => {
-                if let Some(value) = whole.cloned().or_else(|| text.to_value()) {
-                    known.append(value);
+                None => {
+                    headers.remove(&list.name);
                 }
             }
         }
@@ -196,6 +212,9 @@ impl Prepared {
 
     #[inline]
     pub(super) fn list_value(&self, list: &PreparedList, response: &Response<'_>) -> Option<HeaderValue> {
+        if self.partition.is_some() && list.list == List::Limits {
+            return self.list_text(list.list, response).to_value();
+        }
         if response.all_apply {
             if list.whole.is_some() {
                 return list.whole.clone();
@@ -243,6 +262,9 @@ impl Prepared {
                         Some(known) => push_item(&mut text, &known.item_start, remaining, window),
                         None => push_item(&mut text, item_start(view.policy).as_bytes(), remaining, window),
                     }
+                    if let Some(partition) = self.partition.as_ref().and_then(|of| (of.0)(view.policy, view.key)) {
+                        push_partition(&mut text, &partition);
+                    }
                 }
                 List::Policies | List::Nameless => push_policy(&mut text, view.policy, list),
             }
@@ -269,31 +291,36 @@ impl Prepared {
         seconds_ceil(self.waits.told_us(wait_us, seed)).max(1)
     }
 
-    fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, response: &Response<'_>) {
+    /// Writes fields with one value, all of them ours.
+    fn write_singles(&self, headers: &mut HeaderMap, format: &PreparedFormat, fresh: bool, response: &Response<'_>) {
         let Some(binding) = binding(response.views) else { return };
-        let mut replace = false;
-        if let Some((name, read)) = &format.remaining {
-            if let Some(theirs) = headers.get(name) {
-                let tighter = read(theirs.as_bytes()).is_some_and(|theirs| remaining(binding) < theirs);
-                if !tighter {
-                    return;
-                }
-                replace = true;
-            }
+        if !fresh {
+            self.remove_relatives(headers, format);
         }
         for field in &format.singles {
-            let value = self.single(field.content, binding, response);
-            if replace {
-                match value {
-                    Some(value) => {
-                        let _ = headers.try_insert(&field.name, value);
-                    }
-                    None => {
-                        headers.remove(&field.name);
-                    }
+            match self.single(field.content, binding, response) {
+                Some(value) => {
+                    let _ = headers.try_insert(&field.name, value);
                 }
-            } else if let (Some(value), Ok(Entry::Vacant(vacant))) = (value, headers.try_entry(&field.name)) {
-                let _ = vacant.try_insert(value);
+                None if fresh => {}
+                None => {
+                    headers.remove(&field.name);
+                }
+            }
+        }
+    }
+
+    /// Removes fields that go with those of this format by custom, such as `X-RateLimit-Used`, and would tell of another
+    /// quota beside them.
+    fn remove_relatives(&self, headers: &mut HeaderMap, format: &PreparedFormat) {
+        for family in FAMILIES {
+            let is_of = |name: &HeaderName| name.as_str().starts_with(family);
+            if format.singles.iter().any(|field| is_of(&field.name)) {
+                let relatives = headers.keys().filter(|name| is_of(name) && !self.names.contains(name));
+                let relatives: SmallVec<[HeaderName; 2]> = relatives.cloned().collect();
+                for name in &relatives {
+                    headers.remove(name);
+                }
             }
         }
     }
@@ -320,7 +347,7 @@ impl Prepared {
             }
             Content::PolicyName => match known() {
                 Some(known) => known.name.clone(),
-                None => HeaderValue::from_str(view.policy.name()).ok(),
+                None => HeaderValue::from_str(view.policy.name().trim_ascii()).ok().filter(|name| !name.is_empty()),
             },
             Content::Policies | Content::Limits | Content::Nameless => None, // lists
         }
@@ -348,21 +375,15 @@ impl Prepared {
 }
 
 impl PreparedFormat {
-    fn new(fields: &[Field], when: When, policies: &[Policy]) -> Self {
-        let mut format = Self { when, lists: Vec::new(), singles: Vec::new(), remaining: None };
-        for field in fields {
+    fn new(of: &Format, policies: &[Policy]) -> Self {
+        let remaining = of.remaining.clone();
+        let mut format = Self { when: of.when, lists: Vec::new(), singles: Vec::new(), remaining };
+        for field in &of.fields {
             let list = match field.content {
                 Content::Limits => List::Limits,
                 Content::Policies => List::Policies,
                 Content::Nameless => List::Nameless,
-                content => {
-                    match content {
-                        Content::Remaining => format.remaining = Some((field.name.clone(), merge::whole_part)),
-                        Content::Dictionary => {
-                            format.remaining = Some((field.name.clone(), merge::dictionary_remaining))
-                        }
-                        _ => {}
-                    }
+                _ => {
                     format.singles.push(field.clone());
                     continue;
                 }
@@ -381,12 +402,24 @@ impl PreparedFormat {
         }
         format
     }
+
+    /// Whether the fields with one value stay that are there: what they say remains can be read, and is no more than ours.
+    fn keeps_theirs(&self, headers: &HeaderMap, views: &[View<'_>]) -> bool {
+        if self.singles.is_empty() {
+            return false;
+        }
+        let Some((name, read)) = &self.remaining else { return false };
+        let mut lines = headers.get_all(name).iter();
+        let (Some(line), None) = (lines.next(), lines.next()) else { return false };
+        let ours = binding(views).map(remaining);
+        read(line.as_bytes()).is_some_and(|theirs| ours.is_none_or(|ours| theirs <= ours))
+    }
 }
 
 impl PreparedPolicy {
     fn new(policy: &Policy) -> Self {
         let mut name = Text::new();
-        name.push(policy.name().as_bytes());
+        name.push(policy.name().trim_ascii().as_bytes()); // no field value begins or ends with a space
         let mut limit = Text::new();
         limit.push_field_integer(policy.quota().capacity());
         Self {
@@ -426,6 +459,10 @@ fn remaining(view: &View<'_>) -> u64 {
     if view.refuses { 0 } else { view.decision.remaining() }
 }
 
+fn lines(values: &[HeaderValue]) -> SmallVec<[&[u8]; 2]> {
+    values.iter().map(HeaderValue::as_bytes).collect()
+}
+
 fn item_start(policy: &Policy) -> Text {
     let mut text = Text::new();
     push_item_start(&mut text, policy.name());
@@ -439,6 +476,7 @@ fn push_policy(text: &mut Text, policy: &Policy, list: List) {
         advertised.push_nameless(text);
     } else {
         push_string(text, policy.name());
-        advertised.push_parameters(text);
+        let unit = Some(policy.quota_unit()).filter(|unit| *unit != REQUESTS);
+        advertised.push_parameters(unit, text);
     }
 }

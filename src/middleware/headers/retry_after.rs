@@ -21,7 +21,7 @@ pub(super) fn longest_wait(views: &[View<'_>]) -> Option<u64> {
     refusing().map(|view| view.decision.retry_us()).max()
 }
 
-/// Of two waits the longer is told, and one that cannot be read is left alone.
+/// Of several waits the longest is told, on one line. One that cannot be read does not count.
 pub(super) fn write(headers: &mut HeaderMap, seconds: u64, wall_now: &dyn Fn() -> Timestamp) {
     let Ok(entry) = headers.try_entry(RETRY_AFTER) else {
         return;
@@ -33,14 +33,10 @@ pub(super) fn write(headers: &mut HeaderMap, seconds: u64, wall_now: &dyn Fn() -
             }
         }
         Entry::Occupied(mut known) => {
-            let theirs: Option<Vec<u64>> = known.iter().map(|value| read(value, wall_now)).collect();
-            let Some(theirs) = theirs.and_then(|waits| waits.into_iter().max()) else {
-                return;
-            };
-            if seconds > theirs {
-                if let Some(value) = integer(seconds) {
-                    known.insert(value);
-                }
+            let theirs = known.iter().filter_map(|value| Some((read(value, wall_now)?, value)));
+            let longest = theirs.max_by_key(|(wait, _)| *wait).filter(|(wait, _)| *wait >= seconds);
+            if let Some(value) = longest.map(|(_, value)| value.clone()).or_else(|| integer(seconds)) {
+                known.insert(value);
             }
         }
     }

@@ -9,7 +9,7 @@ fn assert_merged(format: Headers, existing: &[(&'static str, &str)], decision: C
 }
 
 #[test]
-fn lists_are_extended_and_of_two_items_for_one_policy_the_stricter_stays() {
+fn lists_are_extended_and_each_policy_has_one_source() {
     let merged = |existing: &[(&'static str, &str)], expected: &[&str]| {
         assert_merged(Headers::draft_11(), existing, allowed(100, 50, secs(30)), expected);
     };
@@ -31,11 +31,16 @@ fn lists_are_extended_and_of_two_items_for_one_policy_the_stricter_stays() {
         &[("ratelimit", "\"default\";r=51;t=90"), ("ratelimit-policy", "\"default\";q=100;w=59")],
         &[ours, "ratelimit: \"default\";r=50;t=30"],
     );
-    merged(&[("ratelimit", "\"default\";r=50;t=31")], &[ours, "ratelimit: \"default\";r=50;t=31"]);
-    merged(&[("ratelimit", "\"default\";r=50")], &[ours, "ratelimit: \"default\";r=50;t=30"]);
+    merged(&[("ratelimit", "\"default\";r=50;t=31")], &["ratelimit: \"default\";r=50;t=31"]);
     merged(
-        &[("ratelimit-policy", "\"default\";q=99;w=60")],
-        &["ratelimit-policy: \"default\";q=99;w=60", "ratelimit: \"default\";r=50;t=30"],
+        &[("ratelimit", "\"default\";r=49"), ("ratelimit-policy", "\"a\";q=1")],
+        &["ratelimit-policy: \"a\";q=1", "ratelimit: \"default\";r=49"],
+    );
+    merged(&[("ratelimit", "\"default\";r=50")], &[ours, "ratelimit: \"default\";r=50;t=30"]);
+    merged(&[("ratelimit-policy", "\"default\";q=99;w=60")], &[ours, "ratelimit: \"default\";r=50;t=30"]);
+    merged(
+        &[("ratelimit-policy", "\"a\";q=1;acme=@-1, \"default\";q=9;w=6, \"default\";q=8;w=6")],
+        &["ratelimit-policy: \"a\";q=1;acme=@-1, \"default\";q=100;w=60", "ratelimit: \"default\";r=50;t=30"],
     );
     // several lines become one, spaces as in RFC 9651
     merged(
@@ -45,7 +50,7 @@ fn lists_are_extended_and_of_two_items_for_one_policy_the_stricter_stays() {
 }
 
 #[test]
-fn a_list_that_cannot_be_parsed_is_left_as_it_is_and_ours_stands_on_its_own_line() {
+fn a_list_that_cannot_be_read_is_replaced() {
     for foreign in [
         "default;r=1;t=1",
         "\"fixed window\";\"api\";r=500",
@@ -64,17 +69,19 @@ fn a_list_that_cannot_be_parsed_is_left_as_it_is_and_ours_stands_on_its_own_line
         "\"open;r=1",
         "\"x\";r=1;pk=:_-Ah:",
         "\"x\";r=1 \"y\";r=2",
+        "\"x\";r=1;d=@",
+        "\"x\";r=1;d=@1.5",
     ] {
-        let existing = [("ratelimit", foreign)];
+        let existing = [("ratelimit", "\"a\";r=1"), ("ratelimit", foreign)];
         let case = Case { standings: vec![(0, allowed(100, 50, secs(30)))], existing: &existing, ..Case::default() };
         let headers = case.run();
         let values: Vec<_> = headers.get_all("ratelimit").iter().collect();
-        assert_eq!(values, [foreign, "\"default\";r=50;t=30"]);
+        assert_eq!(values, ["\"default\";r=50;t=30"], "{foreign}");
     }
 }
 
 #[test]
-fn a_list_of_policies_that_breaks_the_drafts_rules_is_left_as_it_is() {
+fn a_list_of_policies_that_breaks_the_drafts_rules_is_replaced() {
     for foreign in [
         "100;w=60",
         "\"default\";q=100;w=0",
@@ -87,12 +94,12 @@ fn a_list_of_policies_that_breaks_the_drafts_rules_is_left_as_it_is() {
         let case = Case { standings: vec![(0, allowed(100, 50, secs(30)))], existing: &existing, ..Case::default() };
         let headers = case.run();
         let values: Vec<_> = headers.get_all("ratelimit-policy").iter().collect();
-        assert_eq!(values, [foreign, "\"default\";q=100;w=60"]);
+        assert_eq!(values, ["\"default\";q=100;w=60"], "{foreign}");
     }
 }
 
 #[test]
-fn of_fields_with_one_value_those_of_the_tighter_quota_stay() {
+fn fields_with_one_value_are_all_ours_or_all_theirs() {
     let github = |existing: &[(&'static str, &str)], expected: &[&str]| {
         assert_merged(Headers::github(), existing, allowed(100, 50, secs(30)), expected);
     };
@@ -108,24 +115,28 @@ fn of_fields_with_one_value_those_of_the_tighter_quota_stay() {
         &["x-ratelimit-limit: 60", "x-ratelimit-remaining: 50"],
     );
     github(&[("x-ratelimit-remaining", "49.5")], &["x-ratelimit-remaining: 49.5"]);
-    github(&[("x-ratelimit-remaining", "many")], &["x-ratelimit-remaining: many"]);
-    // without a `remaining` to compare, what is there stays
+    // without one `remaining` that can be read, and with what goes with these fields by custom
+    github(&[("x-ratelimit-remaining", "many")], &ours);
+    github(&[("x-ratelimit-remaining", "1"), ("x-ratelimit-remaining", "2")], &ours);
+    github(&[("x-ratelimit-limit", "9999")], &ours);
+    github(&[("x-ratelimit-remaining", "51"), ("x-ratelimit-resource", "core")], &ours);
     github(
-        &[("x-ratelimit-limit", "60")],
-        &[
-            "x-ratelimit-limit: 60",
-            "x-ratelimit-remaining: 50",
-            "x-ratelimit-reset: 1705420830",
-            "x-ratelimit-used: 50",
-        ],
+        &[("x-ratelimit-remaining", "49"), ("x-ratelimit-resource", "core")],
+        &["x-ratelimit-remaining: 49", "x-ratelimit-resource: core"],
     );
+    // formats with names in common are one
+    let both = || Headers::x_rate_limit(ResetEncoding::EpochSeconds).and(Headers::github());
+    for (theirs, expected) in [("51", &ours[..]), ("50", &["x-ratelimit-remaining: 50", "x-ratelimit-used: 7"])] {
+        let existing = [("x-ratelimit-remaining", theirs), ("x-ratelimit-used", "7")];
+        assert_merged(both(), &existing, allowed(100, 50, secs(30)), expected);
+    }
     let draft_07 = |theirs, expected: &str| {
         let expected = ["ratelimit-policy: 100;w=60", expected];
         assert_merged(Headers::draft_07(), &[("ratelimit", theirs)], allowed(100, 50, secs(30)), &expected);
     };
     draft_07("limit=60, remaining=49, reset=5", "ratelimit: limit=60, remaining=49, reset=5");
     draft_07("limit=60,remaining=51,reset=5", "ratelimit: limit=100, remaining=50, reset=30");
-    draft_07("\"a\";r=1", "ratelimit: \"a\";r=1");
+    draft_07("\"a\";r=1", "ratelimit: limit=100, remaining=50, reset=30");
 }
 
 #[test]
@@ -150,12 +161,16 @@ fn of_two_retry_after_the_later_stays() {
         ("Tue, 16 Jan 2024 16:00:04 GMT", "5"),
         ("Tue, 16 Jan 2024 16:00:06 GMT", "Tue, 16 Jan 2024 16:00:06 GMT"),
         ("Sun, 06 Nov 1994 08:49:37 GMT", "5"),
-        ("soon", "soon"),
-        ("2.0", "2.0"),
+        ("soon", "5"),
+        ("2.0", "5"),
+        ("", "5"),
+        ("99999999999999999999", "5"),
     ] {
         let expected = format!("retry-after: {expected}");
         assert_merged(format(), &[("retry-after", theirs)], denied(100, secs(5)), &[&expected]);
     }
+    let existing = [("retry-after", "7"), ("retry-after", "soon"), ("retry-after", "9")];
+    assert_merged(format(), &existing, denied(100, secs(5)), &["retry-after: 9"]);
     let existing = [("retry-after", "9")];
     assert_merged(format(), &existing, allowed(100, 5, secs(5)), &["retry-after: 9"]);
 }
@@ -167,7 +182,7 @@ fn two_layers_merge_as_one_would_have_written() {
     let decisions = [denied(10, secs(6)), allowed(1_000, 999, secs(1))];
     let mut stacked = HeaderMap::new();
     for (policy, decision) in [(&inner, &decisions[0]), (&outer, &decisions[1])] {
-        let view = View { policy, decision, refuses: !decision.is_allowed() };
+        let view = View { policy, key: &KEY, decision, refuses: !decision.is_allowed() };
         let prepared = format.prepare(std::slice::from_ref(policy));
         let status = StatusCode::TOO_MANY_REQUESTS;
         prepared.write(&mut stacked, &[view], status, view.refuses, 0, &|| Timestamp::from_micros(NOW));

@@ -2,6 +2,7 @@ mod formats;
 mod merging;
 mod properties;
 
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, StatusCode};
@@ -10,6 +11,9 @@ use super::*;
 use crate::decision::ChargeDecision;
 use crate::quota::Quota;
 use crate::time::Timestamp;
+
+/// Whose requests these are.
+static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());
 
 /// 2024-01-16 16:00:00 UTC.
 const NOW: u64 = 1_705_420_800_000_000;
@@ -71,7 +75,12 @@ impl Case<'_> {
         let views: Vec<View<'_>> = self
             .standings
             .iter()
-            .map(|(index, decision)| View { policy: &self.policies[*index], decision, refuses: !decision.is_allowed() })
+            .map(|(index, decision)| View {
+                policy: &self.policies[*index],
+                key: &KEY,
+                decision,
+                refuses: !decision.is_allowed(),
+            })
             .collect();
         let refused = views.iter().any(|view| view.refuses);
         let status = if refused && self.status == 200 { 429 } else { self.status };
@@ -139,7 +148,8 @@ fn a_refusal_is_laid_out_beforehand() {
         let prepared = format.prepare(&policies);
         let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
         for applying in [&[0][..], &[0, 1]] {
-            let view = |at: &usize| View { policy: &policies[*at], decision: &decisions[*at], refuses: *at == 0 };
+            let view =
+                |at: &usize| View { policy: &policies[*at], key: &KEY, decision: &decisions[*at], refuses: *at == 0 };
             let views: Vec<View<'_>> = applying.iter().map(view).collect();
             let wall_now = || Timestamp::from_micros(NOW);
             let mut written = own.clone();
@@ -244,7 +254,7 @@ fn a_view_of_a_policy_that_was_not_prepared_is_told_as_well() {
     let prepared = Headers::default().prepare(&[hundred()]);
     let (late, decision) = (policy("late \"x\"", Quota::per_hour(5)), allowed(5, 4, secs(2_880)));
     let mut headers = HeaderMap::new();
-    let views = [View { policy: &late, decision: &decision, refuses: false }];
+    let views = [View { policy: &late, key: &KEY, decision: &decision, refuses: false }];
     prepared.write(&mut headers, &views, StatusCode::OK, false, 0, &|| Timestamp::from_micros(NOW));
     assert_lines(
         &headers,
@@ -393,7 +403,7 @@ fn jitter_moves_all_waits_of_a_refusal_alike_and_nothing_else() {
 fn the_calendar_is_not_asked_unless_a_field_tells_a_date() {
     let policies = [hundred()];
     let decision = allowed(100, 50, secs(30));
-    let views = [View { policy: &policies[0], decision: &decision, refuses: false }];
+    let views = [View { policy: &policies[0], key: &KEY, decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
     format.prepare(&policies).write(&mut HeaderMap::new(), &views, StatusCode::OK, false, 0, &|| unreachable!());
 }

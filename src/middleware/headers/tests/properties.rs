@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use sfv::{BareItem, Item, ListEntry, Parser};
 
 use super::*;
+use crate::quota::UNITS_MAX;
 
 /// What a client reads, as the draft's rules have it: of each item the name and its parameters.
 fn parse(value: &HeaderValue) -> Vec<(String, Vec<(String, i64)>)> {
@@ -23,8 +24,27 @@ fn any_name() -> impl Strategy<Value = String> {
     proptest::collection::vec(0x20_u8..0x7f, 1..40).prop_map(|bytes| bytes.into_iter().map(char::from).collect())
 }
 
+/// Whether RFC 9110 lets a field have this value: peers reject an HTTP/2 response with any other.
+fn is_field_value(value: &HeaderValue) -> bool {
+    let value = value.as_bytes();
+    !value.is_empty() && value.trim_ascii() == value && value.iter().all(|byte| (0x20..0x7f).contains(byte))
+}
+
+fn is_number(value: &str) -> bool {
+    value.len() <= 15 && value.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+fn any_rule() -> impl Strategy<Value = Policy> {
+    (any_name(), any_quota(), proptest::option::of(prop_oneof![Just("requests".to_owned()), any_name()])).prop_map(
+        |(name, quota, unit)| {
+            let policy = policy(&name, quota);
+            unit.map_or(policy.clone(), |unit| policy.in_unit(&unit).unwrap())
+        },
+    )
+}
+
 fn any_quota() -> impl Strategy<Value = Quota> {
-    (0_u64..2_000_000, 1_u64..366 * 86_400 * 1_000_000, 1_u64..1_000, 0..3)
+    (prop_oneof![0_u64..2_000_000, 0..=UNITS_MAX, Just(UNITS_MAX)], 1_u64..366 * 86_400 * 1_000_000, 1_u64..1_000, 0..3)
         .prop_map(|(limit, period_us, burst, kind)| {
             let period = Duration::from_micros(period_us);
             match kind {
@@ -56,20 +76,25 @@ proptest! {
 
     #[test]
     fn all_that_is_sent_parses_as_structured_fields(
-        rules in proptest::collection::vec((any_name(), any_quota(), proptest::option::of(any_decision())), 1..6),
+        rules in proptest::collection::vec((any_rule(), proptest::option::of(any_decision())), 1..6),
         seed in any::<u64>(),
         jitter in any::<u8>(),
+        partition in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..40)),
     ) {
-        let policies: Vec<Policy> = rules.iter().map(|(name, quota, _)| policy(name, *quota)).collect();
-        let standings: Vec<(usize, ChargeDecision)> = rules
-            .into_iter()
-            .enumerate()
-            .filter_map(|(index, (_, _, decision))| Some((index, decision?)))
-            .collect();
+        let policies: Vec<Policy> = rules.iter().map(|(policy, _)| policy.clone()).collect();
+        let standings: Vec<(usize, ChargeDecision)> =
+            rules.into_iter().enumerate().filter_map(|(index, (_, decision))| Some((index, decision?))).collect();
         prop_assume!(!standings.is_empty());
         let case = |format: Headers| {
-            let format = format.jitter(Jitter::percent(jitter));
-            Case { format, policies: policies.clone(), standings: standings.clone(), seed, ..Case::default() }.run()
+            let partition = partition.clone();
+            let format = format.jitter(Jitter::percent(jitter)).partition_keys(move |_, _| partition.clone());
+            let names = format.names();
+            let case = Case { format, policies: policies.clone(), standings: standings.clone(), seed, ..Case::default() };
+            let headers = case.run();
+            for (name, value) in &headers {
+                assert!(names.contains(name) && is_field_value(value), "{name}: {value:?}");
+            }
+            headers
         };
 
         let headers = case(Headers::draft_11());
@@ -77,6 +102,19 @@ proptest! {
         let told = parse(&headers["ratelimit-policy"]);
         prop_assert_eq!(limits.len(), standings.len());
         prop_assert_eq!(told.len(), standings.len());
+        for (item, (index, _)) in items([headers["ratelimit-policy"].as_bytes()].into_iter(), "q").unwrap().iter().zip(&standings) {
+            let unit = Some(policies[*index].quota_unit()).filter(|unit| *unit != "requests");
+            prop_assert_eq!(item.1.contains("qu"), unit.is_some());
+            prop_assert!(unit.is_none_or(|unit| item.1.contains(&format!("{:?}", sfv::String::from_string(unit.to_owned()).unwrap()))), "{:?}", item);
+        }
+        for value in headers.get_all("ratelimit") {
+            let list: sfv::List = Parser::parse_list(value.as_bytes()).unwrap();
+            for entry in list {
+                let ListEntry::Item(item) = entry else { panic!("{value:?}") };
+                let pk = item.params.iter().find(|(key, _)| key.as_str() == "pk").map(|(_, value)| value.as_byte_sequence().unwrap());
+                prop_assert_eq!(pk, partition.as_deref());
+            }
+        }
         let mut longest = None;
         for ((limit, told), (index, decision)) in limits.iter().zip(&told).zip(&standings) {
             let name = policies[*index].name();
@@ -112,35 +150,167 @@ proptest! {
                 prop_assert!(item.unwrap().bare_item.as_int().is_some());
             }
         }
-        case(Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()));
-    }
-
-    #[test]
-    fn what_is_merged_parses_and_holds_all_that_was_there(
-        existing in proptest::collection::vec("(\"[ab\\\\\"]{0,3}\"|[a-z*]{1,3}|[0-9]{1,3})(;[rqtwx](=(\"[a,;]{0,2}\"|-?[0-9]{1,3}(\\.[0-9]{0,2})?|:[A-Za=]{0,4}:|\\?[012]|[a-z]{1,2}))?){0,3}( ?, ?\"c\";r=1;q=1)?", 1..3),
-        remaining in 0_u64..100,
-    ) {
-        let lines: Vec<(&'static str, &str)> = existing.iter().map(|line| ("ratelimit", line.as_str())).collect();
-        let standings = vec![(0, allowed(100, remaining, secs(30)))];
-        let headers = Case { standings, existing: &lines, ..Case::default() }.run();
-        let values: Vec<&HeaderValue> = headers.get_all("ratelimit").iter().collect();
-        let ours = format!("\"default\";r={remaining};t=30");
-        if values.len() == existing.len() + 1 {
-            // Left alone.
-            prop_assert_eq!(values.last().unwrap().to_str().unwrap(), ours);
-            for (value, line) in values.iter().zip(&existing) {
-                prop_assert_eq!(value.to_str().unwrap(), line);
-            }
-        } else {
-            prop_assert_eq!(values.len(), 1);
-            let items = parse(values[0]);
-            prop_assert!(items.iter().all(|(_, parameters)| parameters.iter().any(|(key, value)| key == "r" && *value >= 0)));
-            let mut before = 0;
-            for line in &existing {
-                let list: Result<sfv::List, _> = Parser::parse_list(line.as_bytes());
-                before += list.unwrap().len();
-            }
-            prop_assert_eq!(items.len(), before + 1);
+        for (name, value) in &case(Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github())) {
+            let value = value.to_str().unwrap();
+            let is_date = name == "x-ratelimit-reset";
+            prop_assert!(if is_date { httpdate::parse_http_date(value).is_ok() } else { is_number(value) }, "{}", value);
+        }
+        let own = LegacyHeaders::new().limit("l").remaining("r").used("u").policy_name("n");
+        for (name, value) in &case(Headers::legacy(own).unwrap()) {
+            prop_assert!(name == "n" || is_number(value.to_str().unwrap()), "{}: {:?}", name, value);
         }
     }
+
+    /// Of each policy both fields are ours or both are theirs, whatever is there already.
+    #[test]
+    fn merged_lists_parse_and_each_policy_has_one_source(
+        policies in proptest::collection::vec(any_line(), 0..3),
+        limits in proptest::collection::vec(any_line(), 0..3),
+        remaining in 0_u64..100,
+        unit in proptest::option::of(any_name()),
+        partition in proptest::option::of(proptest::collection::vec(any::<u8>(), 0..5)),
+    ) {
+        let lines = |name: &'static str, lines: &[Vec<u8>]| -> Vec<(&'static str, Vec<u8>)> {
+            lines.iter().map(|line| (name, line.clone())).collect()
+        };
+        let existing = [lines("ratelimit-policy", &policies), lines("ratelimit", &limits)].concat();
+        let known = |name, list| items(existing.iter().filter(|line| line.0 == name).map(|line| &line.1[..]), list);
+        let theirs = (known("ratelimit-policy", "q"), known("ratelimit", "r"));
+
+        let mut policy = policy("a", Quota::per_minute(100));
+        if let Some(unit) = &unit {
+            policy = policy.in_unit(unit).unwrap();
+        }
+        let mut format = Headers::draft_11();
+        if let Some(partition) = partition.clone() {
+            format = format.partition_keys(move |_, _| Some(partition.clone()));
+        }
+        let own = Case { format: format.clone(), policies: vec![policy.clone()], standings: vec![(0, allowed(100, remaining, secs(30)))], ..Case::default() };
+        let own = own.run();
+        let ours = (items([own["ratelimit-policy"].as_bytes()].into_iter(), "q").unwrap(), items([own["ratelimit"].as_bytes()].into_iter(), "r").unwrap());
+        let merged = merged(&format, policy, allowed(100, remaining, secs(30)), &existing);
+        let values = |name| merged.get_all(name).iter().map(HeaderValue::as_bytes);
+        // All that is there is valid.
+        let all = (items(values("ratelimit-policy"), "q"), items(values("ratelimit"), "r"));
+        prop_assert!(all.0.is_some() && all.1.is_some(), "{:?}", merged);
+        let all = (all.0.unwrap(), all.1.unwrap());
+        let of = |items: &[(String, String)], name: &str| -> Vec<String> {
+            items.iter().filter(|item| item.0 == name).map(|item| item.1.clone()).collect()
+        };
+        let theirs = (theirs.0.unwrap_or_default(), theirs.1.unwrap_or_default());
+        let names = [&theirs.0, &theirs.1, &ours.0].into_iter().flatten().map(|item| &item.0);
+        for name in names {
+            let told = (of(&all.0, name), of(&all.1, name));
+            let from_theirs = told == (of(&theirs.0, name), of(&theirs.1, name));
+            let from_ours = told == (of(&ours.0, name), of(&ours.1, name));
+            prop_assert!(if name == "a" { from_theirs || from_ours } else { from_theirs }, "{}: {:?}", name, merged);
+        }
+    }
+
+    /// Hostile or broken values never leave some of theirs beside some of ours.
+    #[test]
+    fn merged_fields_with_one_value_have_one_source(
+        existing in proptest::collection::vec((0_usize..9, any_value()), 0..7),
+        remaining in 0_u64..100,
+        format in 0_usize..4,
+        status in prop_oneof![Just(200_u16), Just(429)],
+    ) {
+        const NAMES: [&str; 9] = [
+            "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used", "x-ratelimit-resource",
+            "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "retry-after",
+        ];
+        let format = match format {
+            0 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds),
+            1 => Headers::github().and(Headers::draft_06()),
+            2 => Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()),
+            _ => Headers::draft_06().and(Headers::draft_11()),
+        };
+        let existing: Vec<(&'static str, Vec<u8>)> = existing.into_iter().map(|(at, value)| (NAMES[at], value)).collect();
+        let decision = || if status == 200 { allowed(100, remaining, secs(30)) } else { denied(100, secs(30)) };
+        let ours = merged(&format, hundred(), decision(), &[]);
+        let merged = merged(&format, hundred(), decision(), &existing);
+        let theirs: HeaderMap = existing.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())).collect();
+        for family in ["x-ratelimit-", "ratelimit-"] {
+            let of = |headers: &HeaderMap| -> Vec<(String, HeaderValue)> {
+                let is_of = |name: &HeaderName| name.as_str().starts_with(family) && name != RATE_LIMIT_POLICY;
+                let of = headers.iter().filter(|(name, _)| is_of(name));
+                let mut of: Vec<_> = of.map(|(name, value)| (name.to_string(), value.clone())).collect();
+                of.sort();
+                of
+            };
+            let (told, ours, theirs) = (of(&merged), of(&ours), of(&theirs));
+            prop_assert!(told == ours || told == theirs, "{:?} is neither {:?} nor {:?}", told, ours, theirs);
+            if told != ours {
+                let limit = theirs.iter().find(|(name, _)| name.ends_with("-remaining")).and_then(|(_, value)| merge::whole_part(value.as_bytes()));
+                prop_assert!(ours.is_empty() || limit.is_some_and(|limit| limit <= remaining), "{:?}", told);
+            }
+        }
+        if status == 429 {
+            let waits: Vec<_> = merged.get_all("retry-after").iter().collect();
+            prop_assert_eq!(waits.len(), 1);
+            let wait = waits[0].to_str().unwrap();
+            prop_assert!(wait.parse::<u64>().is_ok_and(|wait| wait >= 30) || httpdate::parse_http_date(wait).is_ok(), "{}", wait);
+        }
+    }
+}
+
+/// A line of a list, which may be broken.
+fn any_line() -> impl Strategy<Value = Vec<u8>> {
+    let item = "(\"[ab\\\\\"]{0,2}\"|\"a\"|[a-z*]{1,3}|[0-9]{1,3})(;[rqtwx](=(\"[a,;]{0,2}\"|-?[0-9]{1,3}(\\.[0-9]{0,2})?|:[A-Za=]{0,4}:|\\?[012]|[a-z]{1,2}|@[0-9]{0,2}))?){0,3}";
+    let good = "\"(a|b|c)\";r=[0-9]{1,3};q=[0-9]{1,3}(;t=[0-9]{1,2})?(;w=[1-9])?( ?, ?\"(a|c)\";r=1;q=1)?";
+    let bytes = proptest::collection::vec(prop_oneof![Just(b'\t'), 0x20_u8..0x7f, 0x80_u8..=0xff], 0..9);
+    prop_oneof![
+        item.prop_map(String::into_bytes),
+        good.prop_map(String::into_bytes),
+        good.prop_map(String::into_bytes),
+        bytes,
+    ]
+}
+
+/// A value of a field with one value, which may be broken.
+fn any_value() -> impl Strategy<Value = Vec<u8>> {
+    let number = "[0-9]{1,2}(\\.[0-9])?|[0-9]{14,21}|-[0-9]|[0-9] , [0-9]|Tue, 16 Jan 2024 16:00:[0-9]{2} GMT|Tue, 16 Jan 9999 16:00:00 GMT";
+    let bytes = proptest::collection::vec(prop_oneof![Just(b'\t'), 0x20_u8..0x7f, 0x80_u8..=0xff], 0..9);
+    prop_oneof![number.prop_map(String::into_bytes), number.prop_map(String::into_bytes), bytes]
+}
+
+/// The names of a list's items, each with the item as it is written canonically; nothing if a client would ignore it.
+fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, units: &str) -> Option<Vec<(String, String)>> {
+    let mut items = Vec::new();
+    for line in lines {
+        let list: sfv::List = Parser::parse_list(line).ok()?;
+        for entry in list {
+            let ListEntry::Item(Item { bare_item: BareItem::String(name), params }) = entry else { return None };
+            let number =
+                |key: &str| params.iter().find(|(known, _)| known.as_str() == key).map(|(_, value)| value.as_int());
+            let valid = |key: &str, least: i64| number(key).is_none_or(|n| n.is_some_and(|n| n >= least));
+            if number(units).is_none() || !valid(units, 0) {
+                return None;
+            }
+            if units == "r" && !valid("t", 0) || units == "q" && !valid("w", 1) {
+                return None;
+            }
+            items.push((name.to_string(), format!("{params:?}")));
+        }
+    }
+    Some(items)
+}
+
+/// The fields of a response that has some already.
+fn merged(
+    format: &Headers,
+    policy: Policy,
+    decision: ChargeDecision,
+    existing: &[(&'static str, Vec<u8>)],
+) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for (name, value) in existing {
+        headers.append(*name, HeaderValue::from_bytes(value).unwrap());
+    }
+    let refuses = !decision.is_allowed();
+    let views = [View { policy: &policy, key: &KEY, decision: &decision, refuses }];
+    let status = if refuses { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+    let prepared = format.prepare(std::slice::from_ref(&policy));
+    prepared.write(&mut headers, &views, status, refuses, 0, &|| Timestamp::from_micros(NOW));
+    headers
 }
