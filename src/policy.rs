@@ -268,7 +268,8 @@ impl fmt::Debug for Policy {
     }
 }
 
-/// A policy was refused: its name or its unit cannot stand in header fields, or its quotas make no sense together, or beside others.
+/// A policy was refused: its name or its unit cannot stand in header fields, or its quotas make no sense together, or
+/// beside others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PolicyError(Fault);
 
@@ -287,6 +288,8 @@ enum Fault {
 pub enum PolicyErrorKind {
     /// The name cannot stand in a header.
     Name,
+    /// The unit cannot stand in a header.
+    Unit,
     /// There is no quota.
     NoQuota,
     /// Two quotas count alike.
@@ -301,6 +304,7 @@ impl PolicyError {
     pub fn kind(&self) -> PolicyErrorKind {
         match self.0 {
             Fault::Name(_) => PolicyErrorKind::Name,
+            Fault::Unit(_) => PolicyErrorKind::Unit,
             Fault::NoQuota { .. } => PolicyErrorKind::NoQuota,
             Fault::Twice { .. } => PolicyErrorKind::Duplicate,
             Fault::Together { .. } => PolicyErrorKind::Combination,
