@@ -33,6 +33,7 @@
 //! * [`key`]: ready-made extractors, trusted proxies, prefixes of addresses.
 //! * [`Headers`] and [`Refusals`]: what clients are told.
 //! * [`limiter`]: the [`Limiter`] trait with its contract, [`limiter::memory`], `limiter::redis`, and [`FallbackLimiter`].
+//! * [`QuotaSwitch`]: a quota that changes while requests come.
 //! * [`Mode`] and [`ModeSwitch`]: rules that only look, or let pass and say so; [`RateLimitLayer::delay`] and
 //!   [`RateLimitLayer::overflow`]: what else may become of what is too much.
 //! * [`Outcome`] and [`Observer`]: what happened, for handlers, logs and metrics.
@@ -106,7 +107,8 @@ pub use middleware::TokioTimer;
 pub use middleware::{
     Access, AccessList, AccessListError, AccessListErrorKind, Admission, Bill, GrpcCode, Headers, HeadersError,
     HeadersErrorKind, IntoRule, Jitter, LegacyHeaders, MissingKey, OnAborted, OnError, PlanOverrides, Protocol,
-    RateLimit, RateLimitLayer, Refusal, Refusals, Refused, ResetEncoding, ResetMeaning, Rule, Timer, When,
+    QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, RateLimitLayer, Refusal, Refusals, Refused,
+    ResetEncoding, ResetMeaning, Rule, Timer, When,
 };
 pub use misuse::{Misuse, MisuseKind};
 pub use mode::{Mode, ModeSwitch};

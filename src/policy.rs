@@ -41,8 +41,17 @@ struct Inner {
     fingerprint: u64,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
     siblings: Option<Siblings>,
+    origin: Origin,
+}
+
+/// Where a policy's name and quota come from.
+#[derive(Clone, Copy)]
+enum Origin {
+    Named,
     /// The name was made from the quota's words.
-    unnamed: bool,
+    Unnamed,
+    /// The quota follows a switch: which one it is.
+    Switched(usize),
 }
 
 /// The quotas of one rule of several, which hold together for the same keys.
@@ -162,13 +171,24 @@ impl Policy {
     /// Another name for the same quota and unit.
     pub(crate) fn with_name(&self, name: String) -> Option<Self> {
         let siblings = None; // they have another name
-        let named = Self::build_as(checked(name).ok()?, self.0.quota, siblings, self.0.unnamed);
+        let named = Self::build_as(checked(name).ok()?, self.0.quota, siblings, self.0.origin);
         if self.has_unit() { named.in_unit(self.quota_unit()).ok() } else { Some(named) }
     }
 
     /// For an unnamed quota, which one it is: different for each that exists, the same for its clones.
     pub(crate) fn unnamed(&self) -> Option<usize> {
-        self.0.unnamed.then(|| Arc::as_ptr(&self.0).addr())
+        matches!(self.0.origin, Origin::Unnamed).then(|| Arc::as_ptr(&self.0).addr())
+    }
+
+    /// For a policy whose quota follows a switch, which switch it is.
+    pub(crate) fn switch(&self) -> Option<usize> {
+        if let Origin::Switched(switch) = self.0.origin { Some(switch) } else { None }
+    }
+
+    /// The same name and unit with the quota that a switch has.
+    pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
+        let followed = Self::build_as(self.name().to_owned(), quota, None, Origin::Switched(switch));
+        if self.has_unit() { followed.in_unit(self.quota_unit()).unwrap_or(followed) } else { followed }
     }
 
     /// The same name with another quota.
@@ -193,15 +213,15 @@ impl Policy {
     }
 
     fn build(name: String, quota: Quota, siblings: Option<Siblings>) -> Self {
-        Self::build_as(name, quota, siblings, false)
+        Self::build_as(name, quota, siblings, Origin::Named)
     }
 
-    fn build_as(name: String, quota: Quota, siblings: Option<Siblings>, unnamed: bool) -> Self {
+    fn build_as(name: String, quota: Quota, siblings: Option<Siblings>, origin: Origin) -> Self {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
         let name = name.into_boxed_str();
-        Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, siblings, unnamed }))
+        Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, siblings, origin }))
     }
 }
 
@@ -212,7 +232,7 @@ impl From<Quota> for Policy {
     /// Two layers over one limiter that have the same unnamed quota count in the same states. Unless they have it from one
     /// value, this is [misuse](crate::MisuseKind::UnnamedQuota): name the policies by [`Policy::new`].
     fn from(quota: Quota) -> Self {
-        Self::build_as(shortened(words(&quota), NAME_MAX), quota, None, true)
+        Self::build_as(shortened(words(&quota), NAME_MAX), quota, None, Origin::Unnamed)
     }
 }
 

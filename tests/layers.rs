@@ -88,7 +88,7 @@ const NAMES: [&str; 16] = [
 
 async fn statuses(layer: &RateLimitLayer<BoxLimiter>, key: &Key) -> Vec<(String, u64, bool)> {
     let all = layer.peek(key).await.unwrap();
-    assert!(all.iter().map(|(policy, _)| policy).eq(layer.policies()));
+    assert!(all.iter().map(|(policy, _)| policy).eq(layer.policies().iter()));
     let told = |(policy, found): (Policy, ChargeDecision)| {
         (policy.name().to_owned(), found.limit() - found.remaining(), found.is_allowed())
     };
@@ -97,7 +97,8 @@ async fn statuses(layer: &RateLimitLayer<BoxLimiter>, key: &Key) -> Vec<(String,
 
 async fn a_layers_keys_are_seen_and_reset(limiter: BoxLimiter) {
     let (layer, key) = (every_kind_of_rule(limiter), Key::global());
-    let names: Vec<&str> = layer.policies().iter().map(Policy::name).collect();
+    let policies = layer.policies();
+    let names: Vec<&str> = policies.iter().map(Policy::name).collect();
     assert_eq!(names, NAMES);
     let fresh = statuses(&layer, &key).await;
     assert!(fresh.iter().all(|(_, used, allowed)| *used == 0 && *allowed), "{fresh:?}");

@@ -71,8 +71,10 @@ impl Roster {
         let mut setups = Vec::with_capacity(own.len());
         for (name, policies) in own {
             let setup = Setup::of(&policies);
-            let users = names.entry(name).or_default().entry(setup.clone()).or_insert(Users { count: 0, policies });
+            let users = names.entry(name).or_default().entry(setup.clone());
+            let users = users.or_insert(Users { count: 0, policies: Vec::new() });
             users.count += 1;
+            users.policies = policies; // the latest quota, if it follows a switch
             setups.push((name, setup));
         }
         Entered { roster: Arc::clone(&self.0), setups }
@@ -81,7 +83,9 @@ impl Roster {
 
 impl Setup {
     fn of(policies: &[Policy]) -> Self {
-        let mut quotas: Vec<u64> = policies.iter().map(Policy::fingerprint).collect();
+        // Layers with one switch agree also while they follow it one by one.
+        let one = |policy: &Policy| policy.switch().map_or(policy.fingerprint(), |switch| switch as u64);
+        let mut quotas: Vec<u64> = policies.iter().map(one).collect();
         quotas.sort_unstable();
         quotas.dedup();
         Self { quotas, unnamed: policies.iter().find_map(Policy::unnamed) }

@@ -62,7 +62,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// If the request is refused. The error is the response to return: the layer's own refusal with its headers, in the
     /// protocol of the request.
     pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
-        let shared = &self.shared;
+        let shared = &self.shared();
         if !shared.settings.enabled {
             return Ok(shared.admission(Decided::nothing()));
         }
@@ -218,6 +218,12 @@ pub struct Refused {
 }
 
 impl Refused {
+    /// Returns the kind of the outcome.
+    #[must_use]
+    pub fn kind(&self) -> OutcomeKind {
+        self.outcome.kind()
+    }
+
     /// Returns why it was refused, and how each policy stands.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {

@@ -56,6 +56,10 @@ impl BoundRule {
         &self.rule
     }
 
+    pub(super) fn rule_mut(&mut self) -> &mut Rule {
+        &mut self.rule
+    }
+
     pub(super) fn policies(&self) -> &[Policy] {
         &self.rule.policies
     }

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::hash::BuildHasher;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use http::Response;
 use http::request::Parts;
@@ -22,6 +22,7 @@ use super::nested::NestedToken;
 use super::refusal::{PreparedRefusals, Refusal};
 use super::screen;
 use super::settings::Settings;
+use super::switch::Live;
 use super::watch::Watch;
 use crate::clock::wall_now;
 use crate::decision::{self, ChargeDecision, Decision};
@@ -59,7 +60,13 @@ pub(super) struct Shared<L> {
     pub(super) quiet: bool,
     /// Something of a request is looked at before its rules are.
     pub(super) is_screened: AtomicBool,
-    pub(super) watch: Watch,
+    pub(super) watch: Arc<Watch>,
+    /// Requests need nothing of the layer before they are decided: it is enabled, and its quotas follow no switch.
+    pub(super) is_direct: bool,
+    /// How many configurations of the layer were there before.
+    pub(super) version: u64,
+    /// Where the configuration is that replaces this one, if quotas follow switches.
+    pub(super) live: OnceLock<Weak<Live<L>>>,
     /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no roster.
     pub(super) entered: OnceLock<Option<Entered>>,
     /// The policies whose quotas the limiter does not support.
@@ -93,7 +100,8 @@ impl<L: Limiter> Shared<L> {
             && afters.is_none();
         let usual = settings.rules.first().filter(|_| policies.len() == 1 && is_plain).cloned();
         let quiet = policies.len() > 1 && is_plain && !has_companions && headers.is_silent_if_passed();
-        let watch = Watch::new(&settings);
+        let watch = Arc::new(Watch::new(&settings));
+        let is_direct = settings.enabled && settings.rules.iter().all(|bound| bound.rule().switch.is_none());
         let is_screened = AtomicBool::new(screen::is_screened(&settings) || watch.looks() || watch.looks_for_keys());
         Self {
             limiter,
@@ -113,8 +121,27 @@ impl<L: Limiter> Shared<L> {
             quiet,
             is_screened,
             watch,
+            is_direct,
+            version: 0,
+            live: OnceLock::new(),
             entered: OnceLock::new(),
             unsupported,
+        }
+    }
+
+    /// The configuration that replaces this one, for the same layer: requests that wait, and what was noticed, are in both.
+    pub(super) fn successor(&self, settings: Settings) -> Self
+    where
+        L: Clone,
+    {
+        let is_screened = AtomicBool::new(self.is_screened.load(Ordering::Relaxed));
+        Self {
+            delays: self.delays.clone(),
+            watch: Arc::clone(&self.watch),
+            is_screened,
+            version: self.version + 1,
+            live: self.live.clone(),
+            ..Self::new(self.limiter.clone(), settings)
         }
     }
 }
@@ -374,7 +401,7 @@ impl<L: Limiter> Shared<L> {
         }
         let refunds: Vec<Refund> = owed
             .into_iter()
-            .filter_map(|owed| Some(Refund::new(self.policy(owed.policy)?.clone(), owed.key, owed.receipt)))
+            .filter_map(|owed| Some(Refund::new(self.policy_now(owed.policy)?, owed.key, owed.receipt)))
             .collect();
         if !refunds.is_empty() {
             self.refund_all(refunds);

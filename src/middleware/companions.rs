@@ -290,9 +290,9 @@ impl<L: Limiter> Shared<L> {
                 let (Some(charge), Some(found)) = (charges.get(partner), decision.charge_mut(partner)) else {
                     continue;
                 };
-                if let (Some(policy), Some(receipt)) = (self.policy(charge.policy), found.take_receipt()) {
+                if let (Some(policy), Some(receipt)) = (self.policy_now(charge.policy), found.take_receipt()) {
                     given_back.push((partner, receipt.units()));
-                    refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
+                    refunds.push(Refund::new(policy, charge.key.clone(), receipt));
                 }
             }
         }

@@ -131,21 +131,21 @@ impl<L: Limiter> Settling for Shared<L> {
     }
 
     fn refund(&self, policy: usize, key: &Key, receipt: Receipt) {
-        if let Some(policy) = self.policy(policy) {
-            self.refund_all(vec![Refund::new(policy.clone(), key.clone(), receipt)]);
+        if let Some(policy) = self.policy_now(policy) {
+            self.refund_all(vec![Refund::new(policy, key.clone(), receipt)]);
         }
     }
 
     fn force(&self, policy: usize, key: &Key, units: u64) {
-        let Some(policy) = self.policy(policy) else { return };
-        let charge = Charge::new(policy, key).cost(units).effect(Effect::Force);
+        let Some(policy) = self.policy_now(policy) else { return };
+        let charge = Charge::new(&policy, key).cost(units).effect(Effect::Force);
         if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
             self.tell_failure(&error);
         }
     }
 
     fn look(&self, policy: usize, key: &Key) -> Option<ChargeDecision> {
-        match self.limiter.peek(&[Charge::new(self.policy(policy)?, key).cost(0)]) {
+        match self.limiter.peek(&[Charge::new(&self.policy_now(policy)?, key).cost(0)]) {
             Reply::Now(Ok(decision)) => decision.charges().first().cloned(),
             _ => None,
         }

@@ -17,6 +17,7 @@ use super::refusal::Refusals;
 use super::rule::IntoRule;
 use super::service::RateLimit;
 use super::settings::Settings;
+use super::switch::Live;
 use crate::decision::ChargeDecision;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{Charge, Limiter};
@@ -57,11 +58,13 @@ use crate::policy::Policy;
 /// }
 /// ```
 pub struct RateLimitLayer<L, O = NoOverflow> {
-    pub(super) shared: Arc<Shared<L>>,
+    shared: Arc<Shared<L>>,
+    /// Where the configuration is found that is in force, if quotas follow switches.
+    live: Option<Arc<Live<L>>>,
     overflow: O,
 }
 
-impl<L: Limiter> RateLimitLayer<L> {
+impl<L: Limiter + Clone> RateLimitLayer<L> {
     /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](super::Rule), and `extract` returns the key of a
     /// request: one of those in [`key`](crate::key), or a closure.
     ///
@@ -73,7 +76,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         K: IntoKey,
     {
         let rule = BoundRule::new(rule.into_rule(), extract);
-        Self { shared: Arc::new(Shared::new(limiter, Settings::new(rule))), overflow: NoOverflow }
+        Self::of(limiter, Settings::new(rule), NoOverflow)
     }
 }
 
@@ -302,18 +305,32 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// ```
     #[must_use]
     pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
-        RateLimitLayer { shared: self.shared, overflow: OverflowTo::new(service) }
+        RateLimitLayer { shared: self.shared, live: self.live, overflow: OverflowTo::new(service) }
     }
 
     /// Services made before keep what they have.
     fn change(self, change: impl FnOnce(&mut Settings)) -> Self {
-        let overflow = self.overflow;
-        let (limiter, mut settings) = match Arc::try_unwrap(self.shared) {
+        let Self { shared, live, overflow } = self;
+        drop(live); // its quotas are read from their switches again
+        let (limiter, mut settings) = match Arc::try_unwrap(shared) {
             Ok(Shared { limiter, settings, .. }) => (limiter, settings),
             Err(shared) => (shared.limiter.clone(), shared.settings.clone()),
         };
         change(&mut settings);
-        Self { shared: Arc::new(Shared::new(limiter, settings)), overflow }
+        Self::of(limiter, settings, overflow)
+    }
+
+    fn of(limiter: L, settings: Settings, overflow: O) -> Self {
+        let shared = Arc::new(Shared::new(limiter, settings));
+        let live = Live::of(&shared);
+        Self { shared, live, overflow }
+    }
+}
+
+impl<L, O> RateLimitLayer<L, O> {
+    /// The configuration that is in force.
+    pub(super) fn shared(&self) -> Arc<Shared<L>> {
+        self.live.as_ref().map_or_else(|| Arc::clone(&self.shared), |live| live.current())
     }
 }
 
@@ -338,8 +355,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// # Errors
     /// If a misuse was noticed; it says how to mend it.
     pub fn check(&self) -> Result<(), Misuse> {
-        self.shared.look_at_setup();
-        self.shared.watch.first().map_or(Ok(()), Err)
+        let shared = self.shared();
+        shared.look_at_setup();
+        shared.watch.first().map_or(Ok(()), Err)
     }
 }
 
@@ -348,8 +366,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// those of its rules, in their order, then the [blocks](super::Rule::block) and [meters](super::Rule::overage) that go
     /// with them.
     #[must_use]
-    pub fn policies(&self) -> &[Policy] {
-        &self.shared.policies
+    pub fn policies(&self) -> Arc<[Policy]> {
+        Arc::clone(&self.shared().policies)
     }
 
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
@@ -364,7 +382,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         &'a self,
         key: &'a Key,
     ) -> impl Future<Output = Result<Vec<(Policy, ChargeDecision)>, L::Error>> + Send + 'a {
-        let shared = &*self.shared;
+        let shared = self.shared();
         async move {
             let mut all = Vec::with_capacity(shared.policies.len());
             // One at a time: plans have one name, and a limiter takes no two charges for it together.
@@ -389,7 +407,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let api = || Policy::new("api", Quota::per_minute(100));
     /// let limit = RateLimitLayer::new(MemoryLimiter::new(), api()?, key::header("x-api-key"))
     ///     .and(api()?, key::header("x-team"));
-    /// let names: Vec<&str> = limit.policies().iter().map(Policy::name).collect();
+    /// let policies = limit.policies();
+    /// let names: Vec<&str> = policies.iter().map(Policy::name).collect();
     /// assert_eq!(names, ["api", "api-2"]);
     ///
     /// let alice = Key::of("alice").unwrap();
@@ -403,7 +422,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// # Errors
     /// The limiter's own. Policies after the one that failed are not reset.
     pub fn reset<'a>(&'a self, key: &'a Key) -> impl Future<Output = Result<(), L::Error>> + Send + 'a {
-        let shared = &*self.shared;
+        let shared = self.shared();
         async move {
             for policy in &*shared.policies {
                 shared.limiter.reset(policy, key).await?;
@@ -417,20 +436,21 @@ impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {
     type Service = RateLimit<S, L, O>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        self.shared.look_at_setup();
-        RateLimit::of(inner, Arc::clone(&self.shared), self.overflow.clone())
+        let shared = self.shared();
+        shared.look_at_setup();
+        RateLimit::of(inner, shared, self.live.clone(), self.overflow.clone())
     }
 }
 
 impl<L, O: Clone> Clone for RateLimitLayer<L, O> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
+        Self { shared: Arc::clone(&self.shared), live: self.live.clone(), overflow: self.overflow.clone() }
     }
 }
 
 impl<L, O> fmt::Debug for RateLimitLayer<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("rules", &self.shared.settings.rules).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("rules", &self.shared().settings.rules).finish_non_exhaustive()
     }
 }
 

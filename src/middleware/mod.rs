@@ -182,6 +182,7 @@ mod rule;
 mod screen;
 mod service;
 mod settings;
+mod switch;
 mod telling;
 mod watch;
 
@@ -201,3 +202,4 @@ pub use overrides::PlanOverrides;
 pub use refusal::{GrpcCode, Protocol, Refusal, Refusals};
 pub use rule::{IntoRule, MissingKey, Rule};
 pub use service::RateLimit;
+pub use switch::{QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind};

@@ -126,8 +126,8 @@ impl<L: Limiter> Shared<L> {
         each_answer(decided, |charge, decision| {
             let receipt = decision.take_receipt();
             taken.push(receipt.as_ref().map_or(0, Receipt::units));
-            if let (Some(receipt), Some(policy)) = (receipt, self.policy(charge.policy)) {
-                refunds.push(Refund::new(policy.clone(), charge.key.clone(), receipt));
+            if let (Some(receipt), Some(policy)) = (receipt, self.policy_now(charge.policy)) {
+                refunds.push(Refund::new(policy, charge.key.clone(), receipt));
             }
         });
         if refunds.is_empty() {

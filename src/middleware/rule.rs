@@ -7,6 +7,7 @@ use http::request::Parts;
 
 use super::after::After;
 use super::companions::Companion;
+use super::switch::QuotaSwitch;
 use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Policy, PolicyError};
 use crate::quota::Quota;
@@ -42,6 +43,8 @@ pub struct Rule {
     pub(super) mode: Option<ModeSwitch>,
     pub(super) near_percent: Option<u8>,
     pub(super) companion: Option<Companion>,
+    /// What the quota of the only policy follows.
+    pub(super) switch: Option<QuotaSwitch>,
     pub(super) after: After,
 }
 
@@ -157,6 +160,7 @@ impl Rule {
             mode: None,
             near_percent: None,
             companion: None,
+            switch: None,
             after: After::default(),
         }
     }
@@ -173,6 +177,7 @@ impl fmt::Debug for Rule {
             .field("mode", &self.mode)
             .field("near_percent", &self.near_percent)
             .field("companion", &self.companion)
+            .field("switch", &self.switch)
             .field("after", &self.after)
             .finish()
     }

@@ -16,6 +16,7 @@ use super::decided::{Asking, Charges, Decided, Owing, OwnedCharge};
 use super::future::{InFlight, ResponseFuture};
 use super::modes::kind_of_unkeyed;
 use super::overflow::{NoOverflow, Overflow};
+use super::switch::Live;
 use crate::decision::ChargeDecision;
 use crate::limiter::{Limiter, Reply};
 use crate::mode::Mode;
@@ -32,12 +33,14 @@ use crate::outcome::OutcomeKind;
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     shared: Arc<Shared<L>>,
+    /// Where the configuration is found that is in force, if quotas follow switches.
+    live: Option<Arc<Live<L>>>,
     overflow: O,
 }
 
 impl<S, L, O> RateLimit<S, L, O> {
-    pub(super) fn of(inner: S, shared: Arc<Shared<L>>, overflow: O) -> Self {
-        Self { inner, shared, overflow }
+    pub(super) fn of(inner: S, shared: Arc<Shared<L>>, live: Option<Arc<Live<L>>>, overflow: O) -> Self {
+        Self { inner, shared, live, overflow }
     }
 
     /// The inner service.
@@ -163,8 +166,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if !self.shared.settings.enabled {
-            return ResponseFuture::untouched(self.inner.call(request), Arc::clone(&self.shared));
+        if !self.shared.is_direct {
+            if let Some(live) = &self.live {
+                live.catch_up(&mut self.shared);
+            }
+            if !self.shared.settings.enabled {
+                return ResponseFuture::untouched(self.inner.call(request), Arc::clone(&self.shared));
+            }
         }
         let (parts, body) = request.into_parts();
         // The usual case in straight-line code, so that what was decided is written once.
@@ -206,7 +214,12 @@ impl<S: tonic::server::NamedService, L, O> tonic::server::NamedService for RateL
 
 impl<S: Clone, L, O: Clone> Clone for RateLimit<S, L, O> {
     fn clone(&self) -> Self {
-        Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared), overflow: self.overflow.clone() }
+        Self {
+            inner: self.inner.clone(),
+            shared: Arc::clone(&self.shared),
+            live: self.live.clone(),
+            overflow: self.overflow.clone(),
+        }
     }
 }
 
