@@ -20,7 +20,7 @@ use crate::outcome::Observer;
 /// How long a check may take, unless told otherwise.
 const DEADLINE: Duration = Duration::from_millis(50);
 
-/// How long a first connection is waited for.
+/// How long a first connection is waited for, and then the answer to the question which rights it has.
 const FIRST: Duration = Duration::from_millis(500);
 
 /// The slots of a cluster.
@@ -144,7 +144,8 @@ impl RedisLimiterBuilder {
     /// Connects to `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`, with the settings under which fred
     /// neither hangs nor repeats what may have run.
     ///
-    /// It waits for the first connection, but no longer than half a second: if Redis is not up yet, checks fail until it is.
+    /// It waits for the first connection, but no longer than half a second, and then as long at most to learn whether a right
+    /// is missing: if Redis is not up yet, checks fail until it is.
     ///
     /// # Errors
     /// If the URL or the setup is not valid, the server refuses the password, the user lacks a right that checks need (the
@@ -155,7 +156,7 @@ impl RedisLimiterBuilder {
         let there = store.connected(FIRST).await;
         let limiter = self.build(store)?;
         let looked = match there {
-            Ok(()) => limiter.check_rights().await,
+            Ok(()) => limiter.check_rights(FIRST).await,
             Err(error) => Err(error),
         };
         match looked {

@@ -5,6 +5,7 @@
 //! call, and a check of several keys is decided as one of several slots is.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -67,13 +68,13 @@ impl Courier {
         Ok(answers)
     }
 
-    /// Finds out whether the user has the rights that checks need.
+    /// Finds out, within this time, whether the user has the rights that checks need.
     ///
     /// # Errors
     /// `Misconfigured` if it has not, with the names of those that are missing.
-    pub(super) async fn check_rights(&self, key: &Stored) -> Result<(), RedisError> {
+    pub(super) async fn check_rights(&self, key: &Stored, within: Duration) -> Result<(), RedisError> {
         let call = wire::rights(key, self.clock.is_none());
-        let Ran::Replied(reply) = self.store.run_until(&call, key.slot, self.store.until()).await? else {
+        let Ran::Replied(reply) = self.store.run_until(&call, key.slot, Until::after(within)).await? else {
             return Ok(()); // a script with one key is never apart
         };
         match wire::missing_rights(&reply)? {

@@ -22,6 +22,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -94,12 +95,12 @@ impl RedisLimiter {
         RedisLimiterBuilder::new()
     }
 
-    /// Finds out whether checks may do what they need to.
-    async fn check_rights(&self) -> Result<(), RedisError> {
+    /// Finds out, within this time, whether checks may do what they need to.
+    async fn check_rights(&self, within: Duration) -> Result<(), RedisError> {
         let policy = Policy::new("rights", Quota::per_second(1));
         let Ok(policy) = policy else { return Ok(()) }; // the name is possible
         let key = self.0.space.key(&policy, &Key::global());
-        self.0.queue.carrier().check_rights(&key).await
+        self.0.queue.carrier().check_rights(&key, within).await
     }
 
     /// Checks that wait for an answer.

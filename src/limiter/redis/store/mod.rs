@@ -56,6 +56,12 @@ pub(super) enum Ran {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Until(Instant);
 
+impl Until {
+    pub(super) fn after(time: Duration) -> Self {
+        Self(Instant::now() + time)
+    }
+}
+
 enum Reach {
     One(Server),
     Cluster(Cluster),
@@ -126,7 +132,7 @@ impl Store {
 
     /// When a call that begins now has to end.
     pub(super) fn until(&self) -> Until {
-        Until(Instant::now() + self.0.settings.deadline)
+        Until::after(self.0.settings.deadline)
     }
 
     /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.

@@ -408,8 +408,9 @@ impl Link {
         if let Some(task) = router.task.take() {
             task.abort();
         } else if !self.role.is_own() {
-            for client in self.clients.iter().cloned() {
-                // Whoever connected it keeps it connected. If it is not connected there is nothing to restart.
+            // A client of the user's that does not come back by itself is left alone.
+            for client in self.clients.iter().filter(|client| client.has_reconnect_policy()) {
+                let client = client.clone();
                 tokio::spawn(async move { client.force_reconnection().await });
             }
         }

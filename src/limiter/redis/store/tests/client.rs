@@ -56,3 +56,28 @@ async fn a_pool_is_used_in_turn_and_runs_no_script_twice() {
     let report = load.end().await.check("a pool of the user's: kill -9");
     assert!(counted(&server, "key") <= report.calls);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_users_connection_that_is_garbled_begins_anew_too() {
+    let server = Server::start();
+    let mut builder = Builder::from_config(Config::from_url(&server.url()).unwrap());
+    builder.set_policy(ReconnectPolicy::new_constant(0, 20));
+    let client = builder.build().unwrap();
+    client.init().await.unwrap();
+    let store = Store::of_client(client, Settings::default()).unwrap();
+    let connection = || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut server.connection()).unwrap();
+        let of_fred = list.lines().find(|line| !line.contains("cmd=client"));
+        of_fred.and_then(|line| line.split(' ').next().map(str::to_owned))
+    };
+    run(&store, "key").await.unwrap();
+    let before = connection();
+    assert!(before.is_some());
+    store.garbled(0);
+    eventually("it has another one", || connection().is_some_and(|now| Some(now) != before)).await;
+    let began = Instant::now();
+    while run(&store, "key").await.is_err() {
+        assert!(began.elapsed() < RECOVERY);
+        sleep(5 * MS).await;
+    }
+}
