@@ -140,7 +140,8 @@ async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
 
 /// What was charged in each slot is what passed, when all is quiet again.
 async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
-    let limiters = [limiter(cluster, "many", None).await, limiter(cluster, "many", None).await];
+    let patient = async || super::patient().prefix("many").connect(&cluster.url()).await.unwrap();
+    let limiters = [patient().await, patient().await];
     let (everybody, caller) = (policy("everybody", lasting(700)), policy("caller", lasting(20)));
     let passed = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64)

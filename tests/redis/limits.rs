@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower_ratelimit::{Charge, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter, Refund};
 
 use super::redis_server::Server;
-use super::{MINUTE, calls, connect, key, keys, passes, policy, take};
+use super::{MINUTE, calls, connect, key, keys, passes, patient, policy, take};
 
 /// Long enough that nothing drains while a test runs.
 fn lasting(limit: u64) -> Quota {
@@ -113,7 +113,7 @@ async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_co
     let a = key("a");
     let all = [first, second, third].map(|policy| Charge::new(policy, &a));
     for leases in [0, 100] {
-        let limiter = RedisLimiter::builder().leases(leases).denials(0).connect(&server.url()).await.unwrap();
+        let limiter = patient().leases(leases).denials(0).connect(&server.url()).await.unwrap();
         let mut taken = limiter.take(&all).await.unwrap();
         assert!(taken.is_allowed());
         assert_eq!(keys(&server).len(), 1);
@@ -198,8 +198,8 @@ async fn a_changed_quota_keeps_what_was_used_on_every_side() {
 #[tokio::test]
 async fn limiters_with_another_prefix_are_apart() {
     let server = Server::start();
-    let one = RedisLimiter::builder().prefix("one").connect(&server.url()).await.unwrap();
-    let two = RedisLimiter::builder().prefix("two").connect(&server.url()).await.unwrap();
+    let one = patient().prefix("one").connect(&server.url()).await.unwrap();
+    let two = patient().prefix("two").connect(&server.url()).await.unwrap();
     let policy = policy("test", lasting(1));
     assert!(passes(&one, &policy, "a").await && !passes(&one, &policy, "a").await && passes(&two, &policy, "a").await);
     for prefix in ["", "with{brace", "with}brace", &"long".repeat(100)] {
@@ -213,7 +213,7 @@ async fn hashed_keys_are_nowhere_in_clear_and_are_the_same_for_all() {
     let server = Server::start();
     let mut limiters = Vec::new();
     for _ in 0..2 {
-        let builder = RedisLimiter::builder().key_secret(*b"a secret of ours");
+        let builder = patient().key_secret(*b"a secret of ours");
         limiters.push(builder.connect(&server.url()).await.unwrap());
     }
     let policy = policy("keys", lasting(1));

@@ -24,12 +24,17 @@ mod redis_server;
 use std::time::Duration;
 
 use redis_server::Server;
-use tower_ratelimit::{Charge, Decision, Key, Limiter, Policy, Quota, RedisError, RedisLimiter};
+use tower_ratelimit::{Charge, Decision, Key, Limiter, Policy, Quota, RedisError, RedisLimiter, RedisLimiterBuilder};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// With a deadline that a busy machine keeps.
+fn patient() -> RedisLimiterBuilder {
+    RedisLimiter::builder().deadline(Duration::from_secs(20))
+}
+
 async fn connect(server: &Server) -> RedisLimiter {
-    RedisLimiter::connect(&server.url()).await.expect("the server is there")
+    patient().connect(&server.url()).await.expect("the server is there")
 }
 
 fn key(name: &str) -> Key {

@@ -27,7 +27,7 @@ impl Subject for OnRedis {
 
     async fn limiter(&self) -> RedisLimiter {
         // Not remembered here: the clock of denials is not the one that is advanced.
-        let builder = RedisLimiter::builder().clock(self.clock.clone()).denials(0);
+        let builder = super::patient().clock(self.clock.clone()).denials(0);
         let builder = builder.prefix(format!("ratelimit:suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
         let builder = if self.readable { builder.readable_keys() } else { builder };
         builder.connect(&self.server.url()).await.expect("the server is there")

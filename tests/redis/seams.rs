@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_ratelimit::{Limiter, LimiterEvent, ManualClock, Observer, Quota, RedisErrorKind, RedisLimiter};
 
 use super::redis_server::Server;
-use super::{connect, key, keys, passes, policy, take};
+use super::{connect, key, keys, passes, patient, policy, take};
 
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
@@ -51,7 +51,7 @@ async fn a_value_that_cannot_be_converted_fails_no_other_check() {
     let admin = connect(&server).await;
     assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
     acl(&server, documented());
-    let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+    let limiter = patient().connect(&url(&server)).await.unwrap();
     // From now on it may run the scripts that are known already, and not the one that converts.
     acl(&server, &without("+eval"));
     let checks = (0..20).map(|at| {
@@ -67,7 +67,7 @@ async fn a_value_that_cannot_be_converted_fails_no_other_check() {
 #[tokio::test]
 async fn a_password_that_changes_is_no_outage() {
     let server = Server::start();
-    let limiter = connect(&server).await;
+    let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
     let policy = policy("p", Quota::per_hour(100));
     assert!(passes(&limiter, &policy, "a").await);
     let mut admin = server.connection();
@@ -154,7 +154,7 @@ async fn a_right_taken_away_later_is_an_error_and_an_event() {
         acl(&server, documented());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
         let seen = Seen::default();
-        let mut builder = RedisLimiter::builder().observer(seen.clone());
+        let mut builder = patient().observer(seen.clone());
         let clock = ManualClock::new();
         if right != "+time" {
             builder = builder.clock(clock.clone());
@@ -201,7 +201,7 @@ async fn the_rights_that_are_advised_are_enough() {
     let server = Server::start();
     for rights in [documented().to_owned(), advised(&server).await] {
         acl(&server, &rights);
-        let limiter = RedisLimiter::connect(&url(&server)).await.unwrap();
+        let limiter = patient().connect(&url(&server)).await.unwrap();
         for (at, quota) in quotas().into_iter().enumerate() {
             for name in ["same", &format!("p{at}")] {
                 let policy = policy(name, quota);

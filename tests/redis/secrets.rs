@@ -170,7 +170,7 @@ async fn secrets_are_nowhere_in_redis() {
 #[tokio::test]
 async fn keys_are_readable_by_choice() {
     let server = Server::start();
-    let limiter = RedisLimiter::builder().readable_keys().connect(&server.url()).await.unwrap();
+    let limiter = super::patient().readable_keys().connect(&server.url()).await.unwrap();
     let key = Key::of("alice").unwrap();
     limiter.take(&[Charge::new(&policy("p", Quota::per_hour(1)), &key)]).await.unwrap();
     assert!(contains(&keys(&server)[0], b"alice"));

@@ -268,7 +268,7 @@ async fn status<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>) -> Stat
 #[tokio::test]
 async fn while_redis_is_away_the_layer_does_what_was_chosen() {
     let mut server = Server::start();
-    let limiter = connect(&server).await;
+    let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
     let quota = Quota::per_hour(4);
     let closed = RateLimitLayer::new(limiter.clone(), quota, extract::global());
     let open = closed.clone().on_error(OnError::Allow);

@@ -1,6 +1,7 @@
 //! The same vectors, with the states in Redis.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
 use tower_ratelimit::{BoxLimiter, ManualClock, RedisLimiter};
@@ -29,7 +30,8 @@ fn every_answer_that_a_replayed_vector_states_is_given_on_redis() {
             let clock = ManualClock::new();
             let mut limiter = None;
             wait(std::pin::pin!(async {
-                let builder = RedisLimiter::builder().prefix(id(vector)).denials(0).clock(clock.clone());
+                let builder = RedisLimiter::builder().deadline(Duration::from_secs(20));
+                let builder = builder.prefix(id(vector)).denials(0).clock(clock.clone());
                 limiter = Some(builder.connect(&server.url()).await.expect("the server is there"));
             }));
             let limiter = BoxLimiter::new(limiter?);
