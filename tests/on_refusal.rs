@@ -166,8 +166,9 @@ fn strikes_that_a_changed_block_meets_count_no_longer_than_its_own_window() {
     let before = policy("block", Quota::block(3, HOUR, MINUTE));
     let after = policy("block", Quota::block(3, 10 * MINUTE, MINUTE));
     assert_eq!((strike(&limiter, &before), strike(&limiter, &before)), (None, None));
-    // From the look on, by which it is met, and not from the next strike.
     assert_eq!(limiter.peek_one(&after, &key(1), 0).remaining(), 1);
+    // From the first charge on, also a denied one, and not from the next strike.
+    assert!(!limiter.take_one(&after, &key(1), 2).is_allowed());
     clock.advance(10 * MINUTE);
     assert_eq!(limiter.peek_one(&after, &key(1), 0).remaining(), 3, "both are over");
 }
@@ -183,6 +184,7 @@ fn a_changed_block_remembers_the_last_one_no_longer_than_its_own_memory() {
     // Met with one strike, and the block of before remembered for ten minutes from now.
     assert_eq!(strike(&limiter, &before), None);
     assert_eq!(limiter.peek_one(&after, &key(1), 0).remaining(), 1);
+    assert!(!limiter.take_one(&after, &key(1), 2).is_allowed());
     clock.advance(11 * one);
     assert_eq!((strike(&limiter, &after), strike(&limiter, &after)), (None, Some(one)), "and not twice as long");
 }

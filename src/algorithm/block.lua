@@ -66,7 +66,7 @@ end
 local function block(now, at, n, m, cost, force, limit, period, length, factor, longest, memory, count_denied)
   local phase, a, b, level, forget, moved = block_view(now, at, n or 0, m or 0, limit, period, memory)
   local function kept(ok)
-    if moved then return ok, block_stored(now, phase, a, b, level, forget, memory) end
+    if moved and cost > 0 then return ok, block_stored(now, phase, a, b, level, forget, memory) end
     return ok
   end
   if phase == 2 then
@@ -87,14 +87,16 @@ local function block(now, at, n, m, cost, force, limit, period, length, factor, 
   return ok, block_stored(now, phase, a, b, level, forget, memory)
 end
 
--- The state of another block, whose memory, strikes and period are these, as one of this.
+-- The state of another block, whose memory, strikes and period are these, as one of this: first whether an instant was moved,
+-- or this closed it.
 local function block_adopt(now, at, n, m, from, limit, period, length, factor, longest, memory)
-  local phase, a, b, level, forget = block_view(now, at, n, m, from.limit, from.period, from.memory)
-  forget = math.min(forget, now + memory)
+  local phase, a, b, level, forget, moved = block_view(now, at, n, m, from.limit, from.period, from.memory)
+  if level > 0 and phase ~= 2 and forget > now + memory then forget, moved = now + memory, true end
   if memory == 0 then level = 0 end
   if phase == 1 then
+    moved = moved or a > now + period or b >= limit
     local strikes, ends = math.min(b, limit), math.min(a, now + period)
     phase, a, b, level = block_struck(now, ends, strikes, level, forget, limit, length, factor, longest, memory)
   end
-  return block_stored(now, phase, a, b, level, forget, memory)
+  return moved, block_stored(now, phase, a, b, level, forget, memory)
 end

@@ -34,6 +34,7 @@ use crate::decision::ChargeDecision;
 use crate::quota::Spec;
 use crate::time::PERIOD_US_MAX;
 
+use super::carry::{Carried, Dated};
 use super::{Answer, Fullness, Layout, Next, Pair, Used};
 #[cfg(feature = "redis")]
 use super::{Numbers, numbers};
@@ -119,7 +120,7 @@ impl Block {
     #[inline(never)]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let view = self.view(state, now);
-        let kept = if view.moved { self.store(view, now) } else { Next::Keep };
+        let kept = if view.moved && cost > 0 { self.store(view, now) } else { Next::Keep };
         let fits_never = cost > self.limit && !force;
         let (end, strikes) = match view.phase {
             Phase::Closed { until, length_us } => {
@@ -166,7 +167,7 @@ impl Block {
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         match view.phase {
-            Phase::Counting { end, strikes } if end == own.at => {
+            Phase::Counting { end, strikes } if end == own.at && units > 0 => {
                 let strikes = strikes.saturating_sub(units);
                 let phase = if strikes > 0 { Phase::Counting { end, strikes } } else { Phase::Quiet };
                 self.store(View { phase, ..view }, now)
@@ -192,27 +193,41 @@ impl Block {
         ])
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        Used::units(self.taken(self.view(Some(state), now)))
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        let view = self.view(Some(state), now);
+        let units = self.taken(view);
+        let dated = match view.phase {
+            Phase::Closed { until, .. } => Some(Dated::new(None, until, units)),
+            Phase::Counting { end, .. } => Some(Dated::new(Some(end.saturating_sub(self.period_us)), end, units)),
+            Phase::Quiet => None,
+        };
+        Carried::new(Used::units(units), dated)
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        let strikes = used.units_ceil().min(self.limit);
+    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let strikes = carried.used.units_ceil().min(self.limit);
         let rest = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
-        self.stored(if strikes == 0 { rest } else { self.struck(rest, now, now + self.period_us, strikes) }, now)
+        let end = carried.until(now, self.period_us);
+        self.stored(if strikes == 0 { rest } else { self.struck(rest, now, end, strikes) }, now)
     }
 
-    /// The state of another block as one of this: what is closed stays closed until then.
-    pub(crate) fn adopt(&self, other: &Self, state: Pair, now: u64) -> Option<Pair> {
+    /// The state of another block as one of this, in which what is closed stays closed until then; and whether an instant
+    /// was moved, or this closed it.
+    pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
         let mut view = other.view(Some(state), now);
-        view.forget = view.forget.min(now + self.memory_us);
+        let mut moved = view.moved;
+        let is_closed = matches!(view.phase, Phase::Closed { .. }); // then the memory is still to begin
+        if view.level > 0 && !is_closed && view.forget > now + self.memory_us {
+            (view.forget, moved) = (now + self.memory_us, true);
+        }
         if self.memory_us == 0 {
             view.level = 0;
         }
         if let Phase::Counting { end, strikes } = view.phase {
+            moved |= end > now + self.period_us || strikes >= self.limit;
             view = self.struck(view, now, end.min(now + self.period_us), strikes.min(self.limit));
         }
-        self.stored(view, now)
+        (self.stored(view, now), moved)
     }
 
     pub(crate) fn could_be(&self, state: Pair) -> bool {

@@ -33,7 +33,7 @@ local function fixed_window(now, at, n, _, cost, bound, limit, most, period, epo
     if count > top then top = count end
     if after > top then after = top end
   end
-  if after == count and not moved then return ok end
+  if after == count and (not moved or cost == 0) then return ok end
   if after == 0 then return ok, -1, 0 end
   return ok, ends, after
 end

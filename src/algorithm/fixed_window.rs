@@ -22,6 +22,7 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
+use super::carry::{Carried, Dated};
 use super::divisor::Divisor;
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
@@ -69,7 +70,7 @@ impl FixedWindow {
     #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let window = self.window(state, now);
-        let kept = if window.moved { self.store(window) } else { Next::Keep };
+        let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };
         let count = window.count.saturating_add(cost);
         if count > self.limit && !force && cost > 0 {
             let retry_us = (cost <= self.limit).then_some(window.end - now);
@@ -89,7 +90,7 @@ impl FixedWindow {
 
     /// Gives back `units` that were counted in the window that ends at `own`, while it lasts.
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        if state.at != own.at || state.at <= now {
+        if state.at != own.at || state.at <= now || units == 0 {
             return Next::Keep;
         }
         self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
@@ -104,13 +105,30 @@ impl FixedWindow {
         numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        Used::units(self.window(Some(state), now).count)
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        let Window { end, count, .. } = self.window(Some(state), now);
+        let dated = Dated::new(Some(end.saturating_sub(self.period_us).min(now)), end, count);
+        Carried::new(Used::units(count), [dated])
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        let count = used.units_ceil().min(self.limit + self.debt);
-        (count > 0).then(|| Pair { at: self.window(None, now).end, n: count })
+    /// All of it comes back at the end of one window: the first that lasts for as long as any of it counts.
+    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let count = carried.used.units_ceil().min(self.limit + self.debt);
+        let until = carried.until(now, self.period_us);
+        let end = match self.anchor {
+            Anchor::FirstRequest => until,
+            Anchor::Epoch => self.window(None, now).end.max(until.next_multiple_of(self.period_us)),
+        };
+        (count > 0).then_some(Pair { at: end, n: count })
+    }
+
+    pub(super) fn most(&self) -> u64 {
+        self.limit + self.debt
+    }
+
+    /// How far ahead the units of another quota may be.
+    pub(super) fn longest_us(&self) -> u64 {
+        2 * self.period_us
     }
 
     pub(crate) fn could_be(&self, state: Pair) -> bool {

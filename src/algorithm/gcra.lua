@@ -20,7 +20,7 @@ local function gcra(now, at, n, _, cost, bound, ceiling, l, cost_n, bound_n, cei
       return false
     end
     if after > ceiling then after = ceiling end
-    if after == us and not clamped then return true end
+    if after == us and (not clamped or cost == 0) then return true end
     return true, now + after, 0
   end
 
@@ -42,6 +42,6 @@ local function gcra(now, at, n, _, cost, bound, ceiling, l, cost_n, bound_n, cei
   if after > ceiling or (after == ceiling and after_n > ceiling_n) then
     after, after_n = ceiling, ceiling_n
   end
-  if after == us and after_n == num and not clamped then return true end
+  if after == us and after_n == num and (not clamped or cost == 0 and cost_n == 0) then return true end
   return true, now + after, after_n
 end

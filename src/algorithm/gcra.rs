@@ -34,6 +34,7 @@ use std::cmp::Ordering;
 use crate::decision::ChargeDecision;
 use crate::quota::{Algorithm, Spec};
 
+use super::carry::{Carried, Dated};
 use super::divisor::Divisor;
 use super::one_unit::OneUnit;
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
@@ -152,7 +153,7 @@ impl Gcra {
         let refused = |wait| {
             let found =
                 Admission { backlog: before, retry_us: wait, units: 0, tail: Pair { at: 0, n: 0 }, met: before, cost };
-            (self.repaired(before, now, clamped), found)
+            (self.repaired(before, now, clamped && cost > 0), found)
         };
         if cost > self.burst && !force {
             return refused(None);
@@ -172,7 +173,11 @@ impl Gcra {
             units = 0;
         }
         let tail = Pair { at: now + after.us, n: after.num };
-        let next = if units == 0 && after == before { self.repaired(before, now, clamped) } else { Next::Set(tail) };
+        let next = if units == 0 && after == before {
+            self.repaired(before, now, clamped && cost > 0)
+        } else {
+            Next::Set(tail)
+        };
         (next, Admission { backlog: after, retry_us: Some(0), units, tail, met: before, cost })
     }
 
@@ -195,10 +200,13 @@ impl Gcra {
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (backlog, clamped) = self.backlog(Some(state), now);
         if self.queue.is_some() && (clamped || state != own) {
-            return self.repaired(backlog, now, clamped);
+            return Next::Keep;
         }
         let (left, _) = self.backlog(Some(own), now);
         let given = self.span_of(units.min(self.burst.saturating_add(self.debt))).min(left).min(backlog);
+        if given == Span::default() {
+            return Next::Keep;
+        }
         let rest = self.sub(backlog, given);
         if rest == Span::default() { Next::Clear } else { Next::Set(Pair { at: now + rest.us, n: rest.num }) }
     }
@@ -243,12 +251,26 @@ impl Gcra {
         (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
+    fn used(&self, state: Pair, now: u64) -> Used {
         let (backlog, _) = self.backlog(Some(state), now);
         Used { parts: self.parts(backlog), of: u128::from(self.p) }
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        let ((backlog, _), used) = (self.backlog(Some(state), now), self.used(state, now));
+        Carried::new(used, [Dated::new(None, now + backlog.ceil_us(), used.units_ceil())])
+    }
+
+    pub(super) fn most(&self) -> u64 {
+        self.burst + self.debt
+    }
+
+    /// How far ahead the units of another quota may be.
+    pub(super) fn longest_us(&self) -> u64 {
+        self.ceiling.us
+    }
+
+    pub(super) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
         if self.burst == 0 {
             return None;
         }
@@ -290,7 +312,7 @@ impl Gcra {
         if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
     }
 
-    /// A clamped state is written even when nothing is taken: else it would be met ahead of the clock for ever.
+    /// A clamped state is written even when a charge is denied: else it would be met ahead of the clock for ever.
     #[inline]
     fn repaired(&self, backlog: Span, now: u64, clamped: bool) -> Next {
         if clamped { Next::Set(Pair { at: now + backlog.us, n: backlog.num }) } else { Next::Keep }

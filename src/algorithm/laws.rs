@@ -6,8 +6,10 @@
 
 mod drift;
 pub(crate) mod key;
+pub(crate) mod plans;
 mod proportion;
 pub(crate) mod quotas;
+mod refunds;
 pub(crate) mod run;
 mod stories;
 

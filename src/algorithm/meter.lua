@@ -17,6 +17,6 @@ local function meter(now, at, n, _, cost, bound, limit, retention)
   if count > most then most = count end
   if after > most then after = most end
   if after > count then return ok, now + retention, after end
-  if moved then return ok, at, count end
+  if moved and cost > 0 then return ok, at, count end
   return ok
 end

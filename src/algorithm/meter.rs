@@ -19,6 +19,7 @@
 use crate::decision::ChargeDecision;
 use crate::quota::Spec;
 
+use super::carry::{Carried, Dated};
 use super::{Answer, Fullness, Layout, Next, Pair, Used};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
@@ -44,7 +45,7 @@ impl Meter {
     #[inline(never)]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let (found, moved) = self.view(state, now);
-        let kept = if moved { Next::Set(found) } else { Next::Keep };
+        let kept = if moved && cost > 0 { Next::Set(found) } else { Next::Keep };
         let wanted = found.n.saturating_add(cost);
         if wanted > self.limit && !force && cost > 0 {
             let retry_us = (cost <= self.limit).then_some(found.at - now);
@@ -62,7 +63,7 @@ impl Meter {
     /// Gives back `units` that were counted while the count was to be kept until `own`, if that is to come.
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
-        if own.at <= now || found.n == 0 {
+        if own.at <= now || found.n == 0 || units == 0 {
             return Next::Keep;
         }
         match found.n.saturating_sub(units) {
@@ -78,13 +79,23 @@ impl Meter {
         numbers(&[cost.min(self.limit + 1), bound, self.limit, self.retention_us])
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        Used::units(self.view(Some(state), now).0.n)
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        let (Pair { at, n }, _) = self.view(Some(state), now);
+        Carried::new(Used::units(n), [Dated::new(Some(at.saturating_sub(self.retention_us)), at, n)])
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        let n = used.units_ceil().min(self.limit);
-        (n > 0).then_some(Pair { at: now + self.retention_us, n })
+    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let n = carried.used.units_ceil().min(self.limit);
+        (n > 0).then_some(Pair { at: carried.until(now, self.retention_us), n })
+    }
+
+    pub(super) fn most(&self) -> u64 {
+        self.limit
+    }
+
+    /// How far ahead the units of another quota may be.
+    pub(super) fn longest_us(&self) -> u64 {
+        2 * self.retention_us
     }
 
     pub(crate) fn could_be(&self, state: Pair) -> bool {

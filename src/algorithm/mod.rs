@@ -23,21 +23,52 @@
 //!    of sliding windows what [`Oldest`](crate::Oldest) says; of a burst that holds one unit, one per interval rounded up
 //!    to the clock's microsecond, since two within an interval is what it forbids.
 //! 3. *The client's promise*: denied with `retry_after = d`, the same cost is denied at every earlier instant and admitted
-//!    at `now + d`, if nobody else came.
-//! 4. A denied request changes nothing, unless the quota counts denied ones, or is the one that refusals are
-//!    [charged to](crate::Effect::OnRefusal). `remaining` is told as it is.
-//! 5. Cost 0 looks: it is allowed unless a block is in the way, and writes nothing. Cost `n` at one instant is `n` times cost 1, all or nothing. A cost above the capacity is denied for good. Windows are
-//!    half-open.
+//!    at `now + d`, if nobody else came and the key's quota did not change.
+//! 4. What takes nothing writes nothing: a look, a peek, a denied request, a refund of nothing. `remaining` is reported as it
+//!    is. The exceptions are quotas that count denied requests, quotas that refusals are
+//!    [charged to](crate::Effect::OnRefusal), and a state that lies further ahead than its quota can put it: a denied
+//!    request brings it back, after a clock stepped back or a quota changed, since it would else stay there.
+//! 5. Cost 0 looks: it is allowed unless a block is in the way, and writes nothing. Cost `n` at one instant is `n` times
+//!    cost 1, all or nothing. A cost above the capacity is denied for good. Windows are half-open.
 //! 6. Several charges: all are taken or none is.
-//! 7. A refund gives back, once, what its own receipt still holds, and is then never laxer than if the charge had not been.
-//!    A leaky queue gives back only what is still its tail, since those behind were told when they depart.
-//!    It does not undo what else the request did: where it anchored windows or steps, which entries it displaced in a log
-//!    that counts denied requests, and which debt was not remembered because it stood in the way.
+//! 7. A refund returns, at most once, what its own receipt still holds. A lone refund, and refunds of one key that come the
+//!    newest charge first, never leave the limit more permissive than if the charges had not been made. A bucket's receipts
+//!    that come in another order can leave it more permissive, by less than they hold.
+//!    A refund to a leaky queue has no effect once another request has queued behind it, because that request has already
+//!    been promised its departure. A refund does not undo what else the request did: where it anchored windows or steps,
+//!    which entries it displaced in a log that counts denied requests, and which debt was not remembered because of it.
 //! 8. Forgetting an expired state changes no decision. A clock that steps back never panics, wraps or over-admits (an edge
 //!    of steps that is crossed again ticks again, and a window that a refund emptied is forgotten), and costs a key at most
 //!    one full drain or one period more.
+//!
+//! # When a quota changes
+//!
+//! A key whose policy has another quota now, such as another plan, keeps what it has used. Until a request is admitted under
+//! the new quota the units come back as under the old one. The first admitted request takes them over:
+//!
+//! | from | to | in use, rounded up to a whole unit | when it comes back |
+//! |---|---|---|---|
+//! | any bucket | token bucket, GCRA, leaky bucket or queue | the same, to the fraction of a unit | at the new rate |
+//! | any other | token bucket, GCRA, leaky bucket or queue | the same | at the new rate |
+//! | step bucket | step bucket | the same | at ticks of the new length, counted from the old one's last tick |
+//! | any other | step bucket | the same | at ticks of the epoch, or counted from the first request |
+//! | window or meter | fixed window, meter or block | the same | a period after it began to count, or when it would have, if that is later; windows of the epoch round up to an edge |
+//! | any other | fixed window, meter or block | the same | one period after the change, or when it would have |
+//! | log or sliding window | log or sliding window | each entry by the instant at which it was taken | as if it had been taken under the new quota |
+//! | any other | log or sliding window | the same | when it would have, but at most one period after the change |
+//! | block | block | the strikes | a closed key stays closed until then |
+//!
+//! The amount never shrinks, so no order of changes frees units that both quotas still count; of windows whose oldest part
+//! is weighted or dropped, the new quota's own rule says what it counts. No unit counts for longer than if it had been taken
+//! at the change, but to the next edge of a window. A quota with
+//! [`in_proportion`](crate::Quota::in_proportion) keeps the share of the capacity in place of the amount.
+//!
+//! A denied request writes none of this, unless the old units would come back later than two periods of the new quota, or
+//! of a bucket later than it can drain: then it takes them over too, so that a key that leaves a quota per day for one per
+//! minute does not wait for a day.
 
 pub(crate) mod block;
+pub(crate) mod carry;
 pub(crate) mod divisor;
 pub(crate) mod fixed_window;
 pub(crate) mod gcra;
@@ -330,27 +361,9 @@ impl PairRules {
         matches!(self, Self::Meter(_))
     }
 
-    /// The state of other rules under these, where more of it can be kept than what is in use.
-    pub(crate) fn adopt(&self, other: &Self, state: Pair, now: u64) -> Option<Option<Pair>> {
-        match (self, other) {
-            (Self::Block(block), Self::Block(other)) => Some(block.adopt(other, state, now)),
-            _ => None,
-        }
-    }
-
     /// Gives back `units` of the charge whose receipt holds `own`.
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         by_type!(self, rules => rules.refund(state, now, units, own))
-    }
-
-    /// What is in use.
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        by_type!(self, rules => rules.used(state, now))
-    }
-
-    /// A state in which so much is in use, at most the capacity and the allowed debt.
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        by_type!(self, rules => rules.with_used(used, now))
     }
 
     /// Whether the quota could have made this state: what comes from outside may be anything.

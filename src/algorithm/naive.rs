@@ -8,6 +8,10 @@ mod closing;
 
 use crate::quota::{Algorithm, Anchor, Oldest, Spec};
 
+use super::PairRules;
+use super::block::{Parts, STRIKES_MAX, unpack};
+use super::laws::key::State;
+
 use closing::Closing;
 
 /// What the definition says about a charge.
@@ -112,6 +116,7 @@ impl Oracle {
     pub(super) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
         // Unless it is where a clock that stepped back has put it.
         let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);
+        let met = self.clone();
         if matches!(self.model, Model::Fluid(_) | Model::Steps(_)) {
             self.meet_clock(now); // a window or an instant is known by its own time, wherever the clock is
         }
@@ -120,9 +125,12 @@ impl Oracle {
         let own_left = Self { spec: self.spec, model: own.0.clone() }.used(now).min(self.ceiling());
         let life_us = self.life_us();
         let is_queue = self.spec.algorithm == Algorithm::LeakyQueue;
+        let nothing = wanted.min(own_left).min(before) == 0 || is_queue && !is_last;
+        if nothing && matches!(self.model, Model::Fluid(_) | Model::Steps(_)) || units == 0 {
+            *self = met; // what gives nothing back writes nothing
+            return;
+        }
         match &mut self.model {
-            // Others have joined the queue since, and know when they depart.
-            Model::Fluid(_) if is_queue && !is_last => {}
             Model::Fluid(level) => {
                 let left = before - wanted.min(own_left).min(before);
                 *level = (left > 0).then_some((left, now));
@@ -169,13 +177,33 @@ impl Oracle {
         (met.used(now), met.scale())
     }
 
-    /// Starts with so much in use.
-    pub(super) fn with_used(spec: &Spec, now: u64, (parts, of): (i128, i128)) -> Self {
+    /// Starts with a state of the code, whose instants are its own.
+    pub(super) fn of(spec: &Spec, now: u64, state: &State) -> Self {
         let mut oracle = Self::new(spec);
-        assert_eq!(oracle.scale() % of, 0, "what is in use is kept exactly");
-        if parts > 0 {
-            oracle.add(now, parts * (oracle.scale() / of));
-        }
+        let scale = oracle.scale();
+        let used = state.used(now);
+        oracle.model = match (oracle.model, state) {
+            (model, State::Pair(_, None)) => model,
+            (Model::Fluid(_), State::Pair(..)) => {
+                assert_eq!(scale % used.of as i128, 0, "what is in use is kept exactly");
+                Model::Fluid(Some((used.parts as i128 * (scale / used.of as i128), now)))
+            }
+            (Model::Steps(_), State::Pair(_, Some(full))) => Model::Steps(Some((used.parts as i128, now, full.at))),
+            (Model::Window(_), State::Pair(_, Some(window))) => Model::Window(Some((window.at, window.n))),
+            (Model::Meter(_), State::Pair(_, Some(meter))) => Model::Meter(Some((meter.at, meter.n))),
+            (Model::Closing(_), State::Pair(_, Some(block))) => {
+                let Parts { span_us, counts } = unpack(block.n);
+                Model::Closing(match counts & STRIKES_MAX {
+                    0 => Closing::closed(spec, block.at - spec.lasting.memory_us, span_us, block.at),
+                    strikes => Closing::counting(block.at, strikes),
+                })
+            }
+            (Model::Dated(_), State::Pair(PairRules::TwoCounters(counters), Some(pair))) => {
+                Model::Dated(counters.live(*pair, now))
+            }
+            (Model::Dated(_), State::Trail(_, log)) => Model::Dated(log.0.clone()),
+            (model, state) => panic!("{state:?} is no state like {model:?}"),
+        };
         oracle
     }
 

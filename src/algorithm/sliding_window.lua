@@ -45,7 +45,7 @@ local function sliding_window(now, at, before, current, cost, bound, limit, most
   end
   if units > cost then units = cost end
   if units <= 0 then
-    if moved then return ok, start + 2 * period, before, current end
+    if moved and cost > 0 then return ok, start + 2 * period, before, current end
     return ok
   end
   current = current + units

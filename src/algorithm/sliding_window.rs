@@ -31,9 +31,10 @@ use crate::quota::{Oldest, Spec};
 
 #[cfg(feature = "redis")]
 use super::Numbers;
+use super::carry::Carried;
 use super::divisor::Divisor;
 use super::trail::{Edit, Entries, Trail};
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+use super::{Answer, Fullness, Layout, Next, Pair, bits};
 
 /// A sliding window of one bucket, whose two counters fit a pair.
 #[derive(Clone, Copy, Debug)]
@@ -156,13 +157,22 @@ impl TwoCounters {
         Pair { at, n: u64::from(before) << self.width | u64::from(current) }
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        self.trail.used(&self.read(Some(state)), now)
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        self.trail.carried(&self.read(Some(state)), now)
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        let counters = Counters(self.trail.with_used(used, now).into_iter().collect());
-        match self.write(&counters, Edit::default()) {
+    pub(super) fn trail(&self) -> &Trail {
+        &self.trail
+    }
+
+    /// The counters that still count.
+    pub(super) fn live(&self, state: Pair, now: u64) -> Vec<(u64, u64)> {
+        self.trail.live(&self.read(Some(state)), now)
+    }
+
+    /// The state of these counters.
+    pub(super) fn of(&self, entries: &[(u64, u64)]) -> Option<Pair> {
+        match self.write(&Counters(entries.iter().copied().collect()), Edit::default()) {
             Next::Set(pair) => Some(pair),
             _ => None,
         }

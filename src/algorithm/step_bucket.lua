@@ -29,7 +29,7 @@ local function step_bucket(now, at, n, _, cost, bound, most, tokens, tick, epoch
   local after = missing + cost
   if after > bound or cost == 0 then
     local ok = after <= bound
-    if clamped then return ok, step_store(missing, next_tick, tokens, tick) end
+    if clamped and cost > 0 then return ok, step_store(missing, next_tick, tokens, tick) end
     return ok
   end
   if after > most then after = most end

@@ -21,6 +21,7 @@
 use crate::decision::ChargeDecision;
 use crate::quota::{Anchor, Spec};
 
+use super::carry::{Carried, Dated};
 use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
 #[cfg(feature = "redis")]
 use super::{Numbers, UNBOUNDED, numbers};
@@ -59,10 +60,8 @@ impl StepBucket {
 
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let level = self.level(state, now);
-        let deny = |retry_us| Answer {
-            decision: self.describe(level, now, retry_us),
-            next: if level.clamped { self.store(level) } else { Next::Keep },
-        };
+        let kept = if level.clamped && cost > 0 { self.store(level) } else { Next::Keep };
+        let deny = |retry_us| Answer { decision: self.describe(level, now, retry_us), next: kept };
         if cost > self.burst && !force {
             return deny(None);
         }
@@ -76,7 +75,7 @@ impl StepBucket {
         let after = Level { missing, ..level };
         let decision = self.describe(after, now, Some(0));
         if cost == 0 {
-            return Answer { decision, next: if level.clamped { self.store(level) } else { Next::Keep } };
+            return Answer { decision, next: kept };
         }
         let next = self.store(after);
         let Next::Set(full) = next else {
@@ -90,7 +89,10 @@ impl StepBucket {
     pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let level = self.level(Some(state), now);
         let left = self.level(Some(own), now).missing;
-        self.store(Level { missing: level.missing - units.min(left).min(level.missing), ..level })
+        match units.min(left).min(level.missing) {
+            0 => Next::Keep,
+            given => self.store(Level { missing: level.missing - given, ..level }),
+        }
     }
 
     /// When the bucket was to be full again without a charge's last `units`.
@@ -109,16 +111,35 @@ impl StepBucket {
         numbers(&[cost.min(most + 1), bound, most, self.tokens, self.tick_us, epoch])
     }
 
-    pub(crate) fn used(&self, state: Pair, now: u64) -> Used {
-        Used::units(self.level(Some(state), now).missing)
+    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+        let level = self.level(Some(state), now);
+        let back = now + self.wait(level, now, level.missing);
+        let dated = Dated::new(None, back, level.missing);
+        let mut carried = Carried::new(Used::units(level.missing), [dated]);
+        carried.tick = Some(level.next_tick.saturating_sub(self.tick_us));
+        carried
     }
 
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        let missing = used.units_ceil().min(self.burst + self.debt);
-        match self.store(Level { missing, ..self.level(None, now) }) {
+    /// What is missing comes back at the ticks of another step bucket, if that is where it was taken.
+    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let mut level =
+            Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };
+        if let (Anchor::FirstRequest, Some(last)) = (self.anchor, carried.tick) {
+            level.next_tick = last + (now.saturating_sub(last) / self.tick_us + 1) * self.tick_us;
+        }
+        match self.store(level) {
             Next::Set(full) => Some(full),
             _ => None,
         }
+    }
+
+    pub(super) fn most(&self) -> u64 {
+        self.burst + self.debt
+    }
+
+    /// How far ahead the units of another quota may be.
+    pub(super) fn longest_us(&self) -> u64 {
+        (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
     }
 
     pub(crate) fn could_be(&self, state: Pair) -> bool {

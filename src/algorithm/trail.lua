@@ -183,7 +183,7 @@ local function trail(x, q)
     retry = -1
     if cost <= q.limit then retry = trail_wait(x, q, q.limit - cost) end
   end
-  x.writes = x.moved or x.add > 0
+  x.writes = x.moved and cost > 0 or x.add > 0
   local remaining, reset, window = trail_describe(x, q, retry)
   x.told = pack('<BBdddddd', 2, ok and 1 or 0, remaining, reset, window, retry, ok and units or 0, x.start)
   return ok

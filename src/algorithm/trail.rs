@@ -9,6 +9,7 @@ use crate::quota::{Algorithm, Oldest, Spec};
 
 #[cfg(feature = "redis")]
 use super::UNBOUNDED;
+use super::carry::{Carried, Dated};
 use super::{Fullness, How, Used};
 
 /// Entries in order of their start, all different, and the sum of their units.
@@ -122,7 +123,7 @@ impl Trail {
         let added = Edit { add: Some((view.start, units)), ..self.cleaned(&view) };
         let decision = self.describe(entries, &view, units, Some(0));
         if units == 0 {
-            return TrailAnswer { decision, edit: self.repaired(&view) };
+            return TrailAnswer { decision, edit: if cost > 0 { self.repaired(&view) } else { None } };
         }
         TrailAnswer { decision: decision.receipted(units, view.start, 0), edit: Some(added) }
     }
@@ -190,14 +191,59 @@ impl Trail {
         self.oldest == Oldest::Weighted && u128::from(self.most() + 1) * u128::from(self.grain_us) >= 1 << 53
     }
 
-    pub(crate) fn used(&self, entries: &impl Entries, now: u64) -> Used {
-        Used::units(self.view(entries, now).used)
+    /// What is in use.
+    pub(super) fn carried(&self, entries: &impl Entries, now: u64) -> Carried {
+        let view = self.view(entries, now);
+        let at = now.max(if view.move_to == u64::MAX { view.start } else { view.move_to });
+        let live = self.edited(entries, &view, 0, u64::MAX);
+        let dated = live.iter().map(|(start, whole)| {
+            let edge = start + self.period_us;
+            let units = if at < edge { whole } else { self.partly(whole, at - edge) };
+            let taken = Some((start + self.grain_us - 1).min(now)); // at the latest
+            Dated { whole, is_exact: true, ..Dated::new(taken, start + self.life_us(), units) }
+        });
+        Carried::new(Used::units(view.used), dated.collect::<Vec<_>>())
     }
 
-    /// The entry of a state that has so much in use.
-    pub(crate) fn with_used(&self, used: Used, now: u64) -> Option<(u64, u64)> {
-        let units = used.units_ceil().min(self.most());
-        (units > 0).then_some((now - now % self.grain_us, units))
+    /// The entries of dated units. Where it is known when they were taken, they count as if that had been under this quota;
+    /// or, if they counted for longer than this quota's period, in full for as long, up to a period from now.
+    pub(super) fn dated(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
+        let grid = |at: u64| at - at % self.grain_us;
+        let (latest, mut most) = (grid(now), carried.used.units_ceil().min(self.most()));
+        let mut entries: Vec<(u64, u64)> = Vec::new();
+        for Dated { taken, is_exact, back, units, whole } in carried.dated.iter().copied() {
+            let (taken, late) = (taken.unwrap_or(0), back.saturating_sub(self.period_us));
+            // One that would count in part only is kept at what it counted.
+            if !is_exact || late > taken + 1 || grid(taken) + self.period_us <= now {
+                let start = now.min(late).next_multiple_of(self.grain_us).min(latest);
+                entries.push((start.max(grid(taken)), units));
+                continue;
+            }
+            most = self.most_kept();
+            entries.push((grid(taken), whole));
+        }
+        carried.scaled(entries.into_iter(), most, self.most())
+    }
+
+    /// How far ahead the units of another quota may be.
+    pub(super) fn longest_us(&self) -> u64 {
+        2 * self.period_us
+    }
+
+    /// The most units of dated entries that are taken over: of a log what it could hold itself.
+    pub(super) fn most_kept(&self) -> u64 {
+        if self.log { self.most() } else { u64::MAX }
+    }
+
+    /// Whether the entries of another are entries of this as they are.
+    pub(crate) fn reads(&self, other: &Self) -> bool {
+        (self.period_us, self.grain_us, self.oldest) == (other.period_us, other.grain_us, other.oldest)
+    }
+
+    /// The entries that still count.
+    pub(super) fn live(&self, entries: &impl Entries, now: u64) -> Vec<(u64, u64)> {
+        let view = self.view(entries, now);
+        self.edited(entries, &view, 0, u64::MAX).iter().collect()
     }
 
     pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {

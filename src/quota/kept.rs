@@ -1,7 +1,6 @@
 //! What of a key's use is kept when its quota changes.
 
 use super::{Algorithm, Quota, QuotaError};
-use crate::algorithm::Used;
 
 impl Quota {
     /// Keeps the share that is used, and not the amount, where a key's state was written under another quota of the same
@@ -24,11 +23,6 @@ impl Quota {
             &[TokenBucket, StepBucket, Gcra, LeakyBucket, LeakyQueue, FixedWindow, SlidingWindow, SlidingLog],
         )?;
         self.with(|spec| spec.proportional = true)
-    }
-
-    /// What is in use of another quota, as this one finds it.
-    pub(crate) fn met(&self, other: &Self, used: Used) -> Used {
-        if self.spec.proportional { used.in_proportion(other.capacity(), self.capacity()) } else { used }
     }
 
     /// The same quota, whose states can have as many units in use as a quota of this capacity: or as many as come back in

@@ -1,5 +1,6 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
+use crate::algorithm::carry::{Held, Kept};
 use crate::algorithm::trail::{Edit, Entries, Trail};
 use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
@@ -124,15 +125,24 @@ impl State {
         match self {
             Self::Pair(_, None) => Used { parts: 0, of: 1 },
             Self::Pair(rules, Some(state)) => rules.used(*state, now),
-            Self::Trail(trail, log) => trail.used(log, now),
+            Self::Trail(trail, log) => trail.carried(log, now).used,
         }
     }
 
-    pub(crate) fn with_used(quota: &Quota, used: Used, now: u64) -> Self {
-        match quota.rules() {
-            Rules::Pair(rules, _) => Self::Pair(*rules, rules.with_used(used, now)),
-            Rules::Trail(trail) => Self::Trail(*trail, Log(trail.with_used(used, now).into_iter().collect())),
-        }
+    /// This state of a quota as another takes it over, and whether it is then written in any case.
+    pub(crate) fn taken_over(&self, from: &Quota, to: &Quota, now: u64) -> (Self, bool) {
+        let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
+        let (kept, ahead) = match self {
+            Self::Pair(_, None) => return (Self::new(to), false),
+            Self::Pair(_, Some(state)) => to.rules().take_over::<Log>(from.rules(), &Held::Pair(*state), now, share),
+            Self::Trail(_, log) => to.rules().take_over(from.rules(), &Held::Trail(log), now, share),
+        };
+        let state = match (Self::new(to), kept) {
+            (Self::Pair(rules, _), Kept::Pair(state)) => Self::Pair(rules, state),
+            (Self::Trail(trail, _), Kept::Trail(entries)) => Self::Trail(trail, Log(entries)),
+            (state, kept) => panic!("{kept:?} is no state like {state:?}"),
+        };
+        (state, ahead)
     }
 
     /// What is told to whoever chooses which state to forget; nothing if there is none.
@@ -184,5 +194,48 @@ fn set(state: &mut Option<Pair>, next: Next) {
         Next::Keep => {}
         Next::Clear => *state = None,
         Next::Set(pair) => *state = Some(pair),
+    }
+}
+
+/// A key under quotas that change: a state, and the quota that it was written under.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) state: State,
+    pub(crate) written: Quota,
+}
+
+impl Planned {
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self { state: State::new(quota), written: *quota }
+    }
+
+    /// The state as this quota finds it, and whether a denied charge would write it.
+    pub(crate) fn under(&self, quota: &Quota, now: u64) -> (State, bool) {
+        match self.written == *quota {
+            true => (self.state.clone(), false),
+            false => self.state.taken_over(&self.written, quota, now),
+        }
+    }
+
+    /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is further
+    /// ahead than it can put it.
+    pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        let (mut state, ahead) = self.under(quota, now);
+        let (decision, wrote) = state.decide(now, cost, force);
+        let writes = wrote || ahead && cost > 0;
+        if writes {
+            *self = Self { state, written: *quota };
+        }
+        (decision, writes)
+    }
+
+    /// Gives back what is there of it; if there is nothing, nothing is written.
+    pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) {
+        let (before, _) = self.under(quota, now);
+        let mut after = before.clone();
+        after.refund(now, receipt, units);
+        if after.words() != before.words() {
+            *self = Self { state: after, written: *quota };
+        }
     }
 }

@@ -61,8 +61,7 @@ proptest! {
             now += later;
             shares.drain(toys[current], later);
             if next != current {
-                let used = quotas[next].met(&quotas[current], state.used(now));
-                state = State::with_used(&quotas[next], used, now);
+                state = state.taken_over(&quotas[current], &quotas[next], now).0;
                 current = next;
             }
             if state.decide(now, cost, false).0.is_allowed() {
@@ -82,7 +81,7 @@ fn who_changes_and_takes_nothing_loses_less_than_a_unit_of_each() {
     for (from, to, taken, found) in [(100, 1_000, 60, 600), (1_000, 100, 600, 60), (1_000, 10, 1, 1), (3, 7, 1, 3)] {
         let mut state = State::new(&quota(from));
         state.decide(0, taken, false);
-        let used = quota(to).met(&quota(from), state.used(0));
-        assert_eq!(State::with_used(&quota(to), used, 0).used(0).units_ceil(), found, "{taken} of {from} in {to}");
+        let state = state.taken_over(&quota(from), &quota(to), 0).0;
+        assert_eq!(state.used(0).units_ceil(), found, "{taken} of {from} in {to}");
     }
 }

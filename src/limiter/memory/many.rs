@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{Answer, How, Layout, Next, Rules};
 use crate::decision::{ChargeDecision, Decision, Several};
-use crate::limiter::{Charge, binds, how, outlives_refusal, stands};
+use crate::limiter::{Charge, Effect, binds, how, outlives_refusal, stands};
 
 use super::large::{Change, Index, Shard};
 use super::news::News;
@@ -32,6 +32,8 @@ enum Held<'a> {
         /// Where the state is, if there is one; or there is one among the words, and no room for it here.
         index: Result<Option<Index>, NoRoom>,
     },
+    /// The state is another quota's, and stays as it is, since nothing is written.
+    Left(ChargeDecision),
     /// Of a (policy, key) that an earlier charge of the set is for: the caller should have summed them.
     Twice,
 }
@@ -211,6 +213,22 @@ impl Store {
         news: &mut News<'_>,
     ) -> Held<'a> {
         let version = self.registry.version(charge.policy);
+        let how = match charge.effect {
+            Effect::Enforce | Effect::Observe => Some(How::IfAllowed),
+            Effect::Force => Some(How::Force),
+            Effect::OnRefusal { .. } => None, // it depends on the others
+        };
+        let shard = self.large.get().and_then(|large| shard_mut(shards, large.shard_of(key)));
+        let foreign = match shard {
+            Some(shard) => self.foreign(shard, key, version, now),
+            None => self.foreign_word(key, version, now),
+        };
+        if let (Some(foreign), Some(how)) = (foreign, how) {
+            let (decision, writes) = foreign.decide(charge.policy.quota().rules(), now, charge.cost, how);
+            if !writes {
+                return Held::Left(decision);
+            }
+        }
         match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
                 let how = How::IfAllowed; // how it is taken is known when it is decided
@@ -288,6 +306,7 @@ impl Held<'_> {
                 let write = if change.writes() { Write::Large(change) } else { Write::Nothing };
                 (decision, write)
             }
+            Self::Left(decision) => (decision.clone(), Write::Nothing),
             Self::Twice => (ChargeDecision::denied(charge.policy.quota().capacity(), 0, None), Write::Nothing),
         }
     }
@@ -328,7 +347,7 @@ impl Held<'_> {
                 news.crowd(&crowd);
                 index.is_some()
             }
-            Self::Twice => true,
+            Self::Left(_) | Self::Twice => true,
         }
     }
 

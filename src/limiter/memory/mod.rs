@@ -4,6 +4,7 @@
 
 mod arena;
 mod builder;
+mod foreign;
 mod give_back;
 mod large;
 #[cfg(all(test, ratelimit_loom))]

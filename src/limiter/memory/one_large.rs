@@ -1,8 +1,10 @@
 //! One charge whose state is larger than a word.
 
-use crate::algorithm::{How, Rules, Used};
+use crate::algorithm::carry::{Held, Kept};
+use crate::algorithm::{How, Rules};
 use crate::decision::ChargeDecision;
 
+use super::foreign::Foreign;
 use super::large::{Change, Crowd, Index, Shard};
 use super::store::Store;
 use super::words::{Fingerprint, Now, version_of};
@@ -23,6 +25,12 @@ impl LargeCharge<'_> {
         let mut news = store.news();
         let (_stripe, mut shard) = store.lock_large(key);
         let now = store.now_after(); // nobody else writes the state from here on
+        if let Some(foreign) = store.foreign(&shard, key, version, now) {
+            let (decision, writes) = foreign.decide(rules, now, self.cost, self.how);
+            if !writes {
+                return decision;
+            }
+        }
         let mut crowd = store.crowd(now);
         let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
             Ok(index) => {
@@ -48,19 +56,14 @@ impl LargeCharge<'_> {
     /// The decision, and whether it would be written.
     pub(super) fn peek(&self) -> (ChargeDecision, bool) {
         let Self { store, key, version, rules, .. } = *self;
-        let mut news = store.news();
-        let (_stripe, mut shard) = store.lock_large(key);
+        let (_stripe, shard) = store.lock_large(key);
         let now = store.now_after(); // nobody else writes the state from here on
-        let mut crowd = store.crowd(now);
-        let settled = store.settle_large(&mut shard, key, version, rules, now, &mut crowd);
-        let (decision, change) =
-            shard.decide(settled.as_ref().copied().unwrap_or(None), rules, now.at, self.cost, self.how);
-        news.crowd(&crowd);
-        match settled {
-            Ok(_) => (decision, change.writes()),
-            Err(NoRoom) if self.cost > 0 => (news.full(decision), false),
-            Err(NoRoom) => (decision, false),
+        if let Some(foreign) = store.foreign(&shard, key, version, now) {
+            return foreign.decide(rules, now, self.cost, self.how);
         }
+        let own = shard.find(key).filter(|(_, written)| *written == version).map(|(index, _)| index);
+        let (decision, change) = shard.decide(own, rules, now.at, self.cost, self.how);
+        (decision, change.writes())
     }
 }
 
@@ -91,16 +94,10 @@ impl Store {
         now: Now,
         crowd: &mut Crowd<'_>,
     ) -> Result<Option<Index>, NoRoom> {
+        let foreign = self.foreign(shard, key, version, now).map(Foreign::into_kept);
         if let Some((index, written)) = shard.find(key) {
             if written != version {
-                let versions = self.registry.versions();
-                match versions.policy(written).map(|policy| policy.quota().rules()) {
-                    Some(old) => {
-                        let met = |used| versions.met(used, written, version);
-                        shard.convert(index, version, rules, now.at, old, met);
-                    }
-                    None => shard.rewrite(index, version, rules, now.at, None),
-                }
+                shard.rewrite(index, version, rules, foreign);
             }
             return Ok(Some(index));
         }
@@ -108,21 +105,21 @@ impl Store {
             return Ok(None);
         }
         let Some(index) = shard.insert(key, version, crowd) else { return Err(NoRoom) };
-        let used = self.take_out_of_words(key).map(|(used, from)| self.registry.versions().met(used, from, version));
-        shard.rewrite(index, version, rules, now.at, used);
+        let kept = self.take_out_of_words(key, version, now);
+        shard.rewrite(index, version, rules, kept);
         Ok(Some(index))
     }
 
-    /// Removes a key's slot among the words, live or not, and says what was in use, under which version.
-    fn take_out_of_words(&self, key: Fingerprint) -> Option<(Used, u16)> {
+    /// Removes a key's slot among the words, live or not, and returns its state as this version takes it over.
+    fn take_out_of_words(&self, key: Fingerprint, to: u16, now: Now) -> Option<Kept> {
         loop {
             let seen = self.words.find(key)?;
-            let now = self.now_after();
             let version = version_of(seen.tag);
-            let (rules, layout) = self.word_rules(version)?;
+            let (_, layout) = self.word_rules(version)?;
             if self.words.lock(seen) {
                 self.words.put_back(seen.emptied());
-                return layout.unpack(seen.word, now).map(|state| (rules.used(state, now.at), version));
+                let state = Held::Pair(layout.unpack(seen.word, now)?);
+                return self.registry.versions().take_over(version, to, &state, now).map(Foreign::into_kept);
             }
         }
     }

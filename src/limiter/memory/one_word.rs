@@ -2,10 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::algorithm::{Answer, How, Layout, Next, Pair, PairRules, Rules, Used, WordLayout};
+use crate::algorithm::carry::Held;
+use crate::algorithm::{Answer, How, Layout, Next, Pair, PairRules, Rules, WordLayout};
 use crate::decision::ChargeDecision;
 
 use super::OnFull;
+use super::foreign::Foreign;
 use super::large::Shard;
 use super::news::News;
 use super::store::Store;
@@ -52,6 +54,10 @@ impl WordCharge<'_> {
             // After the state, and before the lock: no slot is held while a clock is read.
             let now = self.store.now_after();
             if version_of(seen.tag) != self.version {
+                let (decision, writes) = self.look(Some(seen), now);
+                if !writes {
+                    return decision;
+                }
                 self.convert(seen, now);
                 continue;
             }
@@ -70,43 +76,50 @@ impl WordCharge<'_> {
         }
     }
 
-    /// Decides, and writes nothing.
-    pub(super) fn peek(&self) -> Answer {
+    /// Decides, and writes nothing; whether anything would be written is returned too.
+    pub(super) fn peek(&self) -> (ChargeDecision, bool) {
         let seen = self.find();
-        let now = self.store.now_after();
-        self.decide(self.state(seen, now), now)
+        self.look(seen, self.store.now_after())
+    }
+
+    fn look(&self, seen: Option<Seen>, now: Now) -> (ChargeDecision, bool) {
+        let foreign = match seen {
+            Some(seen) if version_of(seen.tag) == self.version => {
+                let Answer { decision, next } = self.decide(self.layout.unpack(seen.word, now), now);
+                return (decision, next != Next::Keep);
+            }
+            Some(seen) => self.foreign(seen, now).map(|foreign| (foreign, now)),
+            None if self.store.registry.is_mixed() => self.store.large.get().and_then(|large| {
+                let shard = large.lock(large.shard_of(self.key));
+                let now = self.store.now_after();
+                Some((self.store.foreign(&shard, self.key, self.version, now)?, now))
+            }),
+            None => None,
+        };
+        match foreign {
+            Some((foreign, now)) => foreign.decide(&self.own_rules(), now, self.cost, self.how),
+            None => {
+                let Answer { decision, next } = self.decide(None, now);
+                (decision, next != Next::Keep)
+            }
+        }
+    }
+
+    /// The state in a slot of another version, as this one takes it over.
+    pub(super) fn foreign(&self, seen: Seen, now: Now) -> Option<Foreign> {
+        let versions = self.store.registry.versions();
+        let written = version_of(seen.tag);
+        let (_, layout) = versions.word_rules(written)?;
+        versions.take_over(written, self.version, &Held::Pair(layout.unpack(seen.word, now)?), now)
+    }
+
+    pub(super) fn own_rules(&self) -> Rules {
+        Rules::Pair(*self.rules, Layout::Word(self.layout))
     }
 
     #[inline]
     pub(super) fn decide(&self, state: Option<Pair>, now: Now) -> Answer {
         self.rules.decide_how(state, now.at, self.cost, self.how)
-    }
-
-    /// The state as this charge's quota would have it, wherever it is and whatever version it has; nothing is moved.
-    fn state(&self, seen: Option<Seen>, now: Now) -> Option<Pair> {
-        let (used, now) = match seen {
-            Some(seen) if version_of(seen.tag) == self.version => return self.layout.unpack(seen.word, now),
-            Some(seen) => {
-                let (rules, layout) = self.store.word_rules(version_of(seen.tag))?;
-                (self.met(rules.used(layout.unpack(seen.word, now)?, now.at), version_of(seen.tag)), now)
-            }
-            None if self.store.registry.is_mixed() => {
-                let large = self.store.large.get()?;
-                let shard = large.lock(large.shard_of(self.key));
-                let now = self.store.now_after();
-                let (index, written) = shard.find(self.key)?;
-                let versions = self.store.registry.versions();
-                let used = shard.used(index, versions.policy(written)?.quota().rules(), now.at)?;
-                (versions.met(used, written, self.version), now)
-            }
-            None => return None,
-        };
-        self.rules.with_used(used, now.at)
-    }
-
-    /// What is in use under another version, as this charge's quota finds it.
-    fn met(&self, used: Used, written: u16) -> Used {
-        self.store.registry.versions().met(used, written, self.version)
     }
 
     /// Finds the key's slot, also one that is just moving.
@@ -124,7 +137,15 @@ impl WordCharge<'_> {
         let _stripe = self.store.lock_stripe(self.store.stripe_of(self.key));
         if self.store.registry.is_mixed() {
             let large = self.store.large(); // made if need be: its lock orders this with who makes the first large state
-            match self.adopt(&mut large.lock(large.shard_of(self.key)), &mut news) {
+            let mut shard = large.lock(large.shard_of(self.key));
+            let now = self.store.now_after();
+            if let Some(foreign) = self.store.foreign(&shard, self.key, self.version, now) {
+                let (decision, writes) = foreign.decide(&self.own_rules(), now, self.cost, self.how);
+                if !writes {
+                    return Some(decision);
+                }
+            }
+            match self.adopt(&mut shard, &mut news) {
                 Adopted::Nothing => {}
                 Adopted::Came => return None,
                 Adopted::NoRoom => return Some(news.full(self.decide(None, self.store.now_after()).decision)),
@@ -150,13 +171,10 @@ impl WordCharge<'_> {
 
     /// Under the key's stripe: a state that lies among the large ones comes over, if there is one and there is room.
     pub(super) fn adopt(&self, shard: &mut Shard, news: &mut News<'_>) -> Adopted {
-        let Some((index, written)) = shard.find(self.key) else { return Adopted::Nothing };
+        let Some((index, _)) = shard.find(self.key) else { return Adopted::Nothing };
         let now = self.store.now_after();
-        let versions = self.store.registry.versions();
-        let used = versions.policy(written).and_then(|old| shard.used(index, old.quota().rules(), now.at));
-        let used = used.map(|used| versions.met(used, written, self.version));
-        drop(versions);
-        if let Some(state) = used.and_then(|used| self.rules.with_used(used, now.at)) {
+        let foreign = shard.foreign(index, &self.store.registry.versions(), self.version, now);
+        if let Some(state) = foreign.and_then(|foreign| foreign.pair()) {
             let word = self.layout.pack(state, now);
             let Some(claimed) = self.claim(now, news) else { return Adopted::NoRoom };
             self.store.words.publish(claimed, self.key.tag(self.version), word);
@@ -167,13 +185,10 @@ impl WordCharge<'_> {
         Adopted::Nothing
     }
 
-    /// Rewrites a slot of another version as one of this, with as much in use. It may fail if the slot changes meanwhile.
+    /// Rewrites a slot of another version as one of this. It may fail if the slot changes meanwhile.
     #[cold]
     pub(super) fn convert(&self, seen: Seen, now: Now) {
-        let Some((rules, layout)) = self.store.word_rules(version_of(seen.tag)) else { return };
-        let used = layout.unpack(seen.word, now).map(|state| rules.used(state, now.at));
-        let used = used.map(|used| self.met(used, version_of(seen.tag)));
-        let state = used.and_then(|used| self.rules.with_used(used, now.at));
+        let state = self.foreign(seen, now).and_then(|foreign| foreign.pair());
         if self.store.words.lock(seen) {
             let word = state.map_or(self.layout.cleared(now), |state| self.layout.pack(state, now));
             self.store.words.publish(seen, self.key.tag(self.version), word);

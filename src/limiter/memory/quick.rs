@@ -127,8 +127,7 @@ impl Store {
         let (mut decision, writes) = match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {
                 let word = WordCharge { store: self, key, version, rules, layout: *layout, cost, how };
-                let Answer { decision, next } = word.peek();
-                (decision, next != Next::Keep)
+                word.peek()
             }
             rules => {
                 let key = if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key };

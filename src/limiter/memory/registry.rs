@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use crate::algorithm::{Layout, PairRules, Rules, Used, WordLayout};
+use crate::algorithm::{Layout, PairRules, Rules, WordLayout};
 use crate::policy::Policy;
 
 use super::words::VERSION_BITS;
@@ -52,14 +52,6 @@ impl Versions {
         match self.policy(version)?.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) => Some((rules, layout)),
             _ => None,
-        }
-    }
-
-    /// What is in use under one version, as another finds it.
-    pub(super) fn met(&self, used: Used, from: u16, to: u16) -> Used {
-        match (self.policy(from), self.policy(to)) {
-            (Some(from), Some(to)) => to.quota().met(from.quota(), used),
-            _ => used,
         }
     }
 

@@ -65,7 +65,16 @@ impl Snapshot {
                 states.push(State { key, policy: usize::from(version) - 1, pair, entries });
             }
         }
-        let policies = store.registry.versions().policies().to_vec();
+        // Only the policies of these states: what was merely asked about leaves no trace.
+        let versions = store.registry.versions();
+        let (mut policies, mut places) = (Vec::new(), HashMap::new());
+        for state in &mut states {
+            state.policy = *places.entry(state.policy).or_insert_with(|| {
+                policies.extend(versions.policies().get(state.policy).cloned());
+                policies.len() - 1 // one for each state's version, so at least one
+            });
+        }
+        drop(versions);
         Self { seeds: store.setup.secret.seeds, policies, states }
     }
 
@@ -170,7 +179,7 @@ fn possible(rules: &PairRules, pair: Pair, now: Now) -> Option<Pair> {
         return None;
     }
     if rules.is_clamped(pair, now.at) {
-        return rules.with_used(rules.used(pair, now.at), now.at);
+        return rules.brought_back(pair, now.at);
     }
     Some(pair)
 }

@@ -1,4 +1,4 @@
--- What was written under another quota: how much of it is in use, and a state of the asked quota in which as much is.
+-- Twin of carry.rs: what was written under another quota, as a state of the asked one.
 
 -- A quota out of what its values begin with, see `form.rs`, and how long that is; nothing if it is none of ours.
 local function quota_of(text)
@@ -51,23 +51,92 @@ end
 
 local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [9] = '<ddd', [10] = '<dd'}
 
--- In use: parts, as digits, of how many.
-local function used_of(q, at, n, m)
-  local kind, units = q.kind, 0
+local function divide_up(list, by)
+  local quotient, rest = divide(list, by)
+  if rest > 0 then return plus(quotient, 1) end
+  return quotient
+end
+
+local function next_multiple(number, grid)
+  local over = number % grid
+  return over == 0 and number or number - over + grid
+end
+
+-- Units that were taken at `taken` at the latest, if that is known, and come back at `back`; `exact` if it was no later than
+-- then, and `whole` if some of them no longer count.
+local function date(c, taken, back, units, whole, exact)
+  if whole <= 0 then return end
+  c.dated[#c.dated + 1] = {taken = taken, back = back, units = units, whole = whole, exact = exact}
+  c.back = back
+end
+
+-- Of a trail: in use, dated, and the entries that still count.
+local function carry_trail(c, x)
+  local q = c.q
+  trail_view(x, q)
+  c.units, c.starts, c.live = x.used, {}, {}
+  local at, number = math.max(now, x.start), x.gone
+  while true do
+    number = number + 1
+    local start, whole = trail_entry(x, number)
+    if not start then break end
+    if whole > 0 then
+      local edge, units = start + q.period, whole
+      if at >= edge then
+        if q.oldest == 0 then
+          units = muldiv(whole, q.grain - (at - edge), q.grain)
+        elseif q.oldest == 1 then
+          units = 0
+        end
+      end
+      date(c, math.min(start + q.grain - 1, now), start + q.life, units, whole, true)
+      c.starts[#c.starts + 1], c.live[#c.live + 1] = start, whole
+    end
+  end
+end
+
+local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [9] = '<ddd', [10] = '<dd'}
+
+local function carry_pair(c, at, n, m)
+  local q, kind = c.q, c.q.kind
   n, m = n or 0, m or 0
-  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 9007199254740992) then return {0}, 1 end
+  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 9007199254740992) then return end
   if kind <= 2 then
-    if at < now then return {0}, 1 end
+    if at < now then return end
     local us, num = at - now, math.min(n, q.l - 1)
     if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
-    return plus(times(digits(us), q.l), num), q.p
+    c.parts, c.of = plus(times(digits(us), q.l), num), q.p
+    local units = number_of(divide_up(c.parts, c.of))
+    date(c, nil, now + us + (num > 0 and 1 or 0), units, units)
   elseif kind == 3 then
-    units = step_level(now, at, n, q.most, q.limit, q.period, q.epoch)
-  elseif kind == 4 or kind == 10 then
-    if at > now then units = n end
+    local missing, next_tick = step_level(now, at, n, q.most, q.limit, q.period, q.epoch)
+    local ticks = math.ceil(missing / math.max(q.limit, 1))
+    c.units, c.tick = missing, math.max(next_tick - q.period, 0)
+    date(c, nil, next_tick + (ticks - 1) * q.period, missing, missing)
+  elseif kind == 4 then
+    if at <= now then return end
+    local ends = at
+    if at - now > 2 * q.period then
+      local past = q.epoch == 1 and now % q.period or 0
+      ends = now - past + q.period
+      if past > 0 then ends = ends + q.period end
+    end
+    c.units = n
+    date(c, math.min(math.max(ends - q.period, 0), now), ends, n, n)
   elseif kind == 9 then
-    local phase, _, strikes = block_view(now, at, n, m, q.limit, q.period, q.memory)
-    units = phase == 2 and q.limit or phase == 1 and strikes or 0
+    local phase, a, strikes = block_view(now, at, n, m, q.limit, q.period, q.memory)
+    if phase == 2 then
+      c.units = q.limit
+      date(c, nil, a, c.units, c.units)
+    elseif phase == 1 then
+      c.units = strikes
+      date(c, math.max(a - q.period, 0), a, strikes, strikes)
+    end
+  elseif kind == 10 then
+    if at <= now then return end
+    at = math.min(at, now + q.period)
+    c.units = n
+    date(c, math.max(at - q.period, 0), at, n, n)
   else
     local start = at - 2 * q.period
     local x = {
@@ -80,93 +149,180 @@ local function used_of(q, at, n, m)
       end
     end
     x.newest, x.newest_units = x.starts[x.have], x.units[x.have]
-    trail_view(x, q)
-    units = x.used
+    carry_trail(c, x)
   end
-  return digits(units), 1
 end
 
-local function divide_up(list, by)
-  local quotient, rest = divide(list, by)
-  if rest > 0 then return plus(quotient, 1) end
-  return quotient
-end
-
--- A state in which so much is in use, or the same share of its capacity as of a capacity of `from`; nothing if that is none.
-local function with_used(q, parts, of, from)
-  local by = 1
-  if from then
-    by = math.max(from, 1)
-    local scaled = times(parts, q.burst or q.limit)
-    if is_beyond_128(scaled) then
-      scaled, of = times(divide_up(parts, of), q.burst or q.limit), 1
-    end
-    parts = scaled
-  end
-  local whole = divide_up(divide_up(parts, of), by)
-  local units = math.min(number_of(whole), q.most)
-  if q.kind <= 2 then
-    if q.burst == 0 then return nil end
-    local scaled = times(parts, q.p)
-    if is_beyond_128(scaled) then
-      scaled = times(whole, q.p)
-    else
-      scaled = divide_up(divide_up(scaled, of), by)
-    end
-    local us, num = divide(scaled, q.l)
-    us = number_of(us)
-    if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
-    if us == 0 and num == 0 then return nil end
-    return now + us, num
-  end
-  if units == 0 then return nil end
-  if q.kind == 3 then
-    local next_tick = now + q.period
-    if q.epoch == 1 then next_tick = next_tick - now % q.period end
-    local at, n = step_store(units, next_tick, q.limit, q.period)
-    if at < 0 then return nil end
-    return at, n
-  elseif q.kind == 4 then
-    local past = 0
-    if q.epoch == 1 then past = now % q.period end
-    return now - past + q.period, units
-  elseif q.kind == 5 then
-    return now - now % q.period + 2 * q.period, 0, units
-  elseif q.kind == 9 then
-    local phase, a, b, level =
-      block_struck(now, now + q.period, units, 0, 0, q.limit, q.length, 1, q.length, q.memory)
-    return block_stored(now, phase, a, b, level, 0, q.memory)
-  elseif q.kind == 10 then
-    return now + q.period, units
-  end
-  return now - now % q.grain, units
-end
-
--- What is in use of a value of ours, and of which capacity, and `false` for none; nothing if it is not ours.
-local function used_of_value(key, text, list)
+-- What is in use of a value of ours; `false` if it is garbled, nothing if it is not ours.
+local function carried(key, text, list)
   local kind = string.byte(text, 1) or 0
   if kind <= 144 or kind >= 155 or kind == 152 then return nil end
   local q, place = quota_of(text)
   if not q or is_list(q.kind) ~= (list ~= nil) then return false end
+  local c = {q = q, capacity = q.burst or q.limit, dated = {}, back = 0, units = 0}
   if list then
     if place ~= #text + 1 then return false end
     local x, garbled = trail_load(key, list, q)
     if garbled then return false end
-    trail_view(x, q)
-    return digits(x.used), 1, q.limit
+    c.x = x
+    return c
   end
   local state = STATES[q.kind]
   if #text ~= place - 1 + #pack(state, 0, 0, 0) then return false end
-  local parts, of = used_of(q, unpack(state, text, place))
-  return parts, of, q.burst or q.limit
+  carry_pair(c, unpack(state, text, place))
+  return c
 end
 
--- The state of another block as one of this, in which what is closed stays so; -1 for none, nothing if it is no block.
-local function adopted(q, text, list)
-  if q.kind ~= 9 or list or string.byte(text, 1) ~= 153 then return nil end
-  local from, place = quota_of(text)
-  if not from or #text ~= place - 1 + 24 then return nil end
-  local at, n, m = unpack('<ddd', text, place)
-  if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 2 ^ 45 and m >= 0 and m < 2 ^ 19) then return nil end
-  return block_adopt(now, at, n, m, from, q[3], q[4], q[5], q[6], q[7], q[8])
+-- These units, the oldest first, as this quota counts them: at most `most` of the newest.
+local function scaled(c, q, starts, units, most, share)
+  local sum, before, list, counts = 0, 0, {}, {}
+  for number = #starts, 1, -1 do
+    sum = sum + units[number]
+    local upto = sum
+    if share then upto = muldiv_up(sum, q.burst or q.limit, math.max(c.capacity, 1)) end
+    if upto > most then upto = most end
+    if #list > 0 and list[#list] == starts[number] then
+      counts[#list] = counts[#list] + upto - before
+    elseif upto > before then
+      list[#list + 1], counts[#list + 1] = starts[number], upto - before
+    end
+    before = upto
+  end
+  local all, of_all = {}, {}
+  for number = #list, 1, -1 do
+    all[#all + 1], of_all[#all + 1] = list[number], math.min(counts[number], q.most)
+  end
+  return all, of_all
+end
+
+-- The entries of dated units, see `Trail::dated`.
+local function dated_entries(c, q, whole, share)
+  local grain, most = q.grain, math.min(whole, q.most)
+  local latest, starts, units = now - now % grain, {}, {}
+  for _, d in ipairs(c.dated) do
+    local taken, late = d.taken or 0, math.max(d.back - q.period, 0)
+    local own = taken - taken % grain
+    if not d.exact or late > taken + 1 or own + q.period <= now then
+      local start = math.min(next_multiple(math.min(now, late), grain), latest)
+      starts[#starts + 1], units[#units + 1] = math.max(start, own), d.units
+    else
+      most = q.log == 1 and q.most or 2 ^ 62
+      starts[#starts + 1], units[#units + 1] = own, d.whole
+    end
+  end
+  return scaled(c, q, starts, units, most, share)
+end
+
+-- Until when all of it counts in a window of one period.
+local function counts_until(c, period)
+  local last = c.dated[#c.dated]
+  local taken = math.min(last and last.taken or now, now)
+  return math.max(taken + period, math.min(c.back, now + period))
+end
+
+-- The state of the asked form `q`, and first a table with `x` if it is a trail, and `ahead` if it is to be written even if
+-- nothing is taken; `false` if what is there is garbled, nothing if it is not ours.
+local function taken_over(key, form, text, list)
+  local c = carried(key, text, list)
+  if not c then return c end
+  local q = quota_of(form.head)
+  if q.kind == 9 and c.q.kind == 9 then
+    local at, n, m = unpack('<ddd', text, #text - 23)
+    if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 2 ^ 45 and m >= 0 and m < 2 ^ 19) then return false end
+    local moved
+    moved, at, n, m = block_adopt(now, at, n, m, c.q, form[3], form[4], form[5], form[6], form[7], form[8])
+    return {ahead = moved}, at, n, m
+  end
+  local alike = c.q.kind >= 5 and c.q.kind <= 7 and q.kind >= 5 and q.kind <= 7 and c.q.period == q.period
+    and c.q.grain == q.grain and c.q.oldest == q.oldest
+  if c.x then
+    local x = c.x
+    if
+      alike and not form.share and c.q.size == q.size and q.most > 0 and (x.newest or 0) <= now
+      and (x.total <= q.most or q.log ~= 1 and q.most >= c.q.most)
+    then
+      -- Its entries are entries of this: they stay where they are.
+      x.rehead = true
+      return {x = x, ahead = false}
+    end
+    carry_trail(c, x)
+  end
+
+  local parts, of, by = c.parts or digits(c.units), c.of or 1, 1
+  if form.share then
+    by = math.max(c.capacity, 1)
+    local product = times(parts, q.burst or q.limit)
+    if is_beyond_128(product) then
+      product, of = times(divide_up(parts, of), q.burst or q.limit), 1
+    end
+    parts = product
+  end
+  local whole = number_of(divide_up(divide_up(parts, of), by))
+  local units = math.min(whole, q.most)
+  local found = {}
+  local function ahead(longest)
+    found.ahead = c.back - now > longest and whole <= q.most
+  end
+  if q.kind <= 2 then
+    ahead(q.ceiling)
+    if q.burst == 0 then return found end
+    local product = times(parts, q.p)
+    if is_beyond_128(product) then
+      product = times(digits(whole), q.p)
+    else
+      product = divide_up(divide_up(product, of), by)
+    end
+    local us, num = divide(product, q.l)
+    us = number_of(us)
+    if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
+    if us == 0 and num == 0 then return found end
+    return found, now + us, num
+  elseif q.kind == 3 then
+    ahead(math.ceil(q.most / math.max(q.limit, 1)) * q.period)
+    local next_tick = now + q.period
+    if q.epoch == 1 then
+      next_tick = next_tick - now % q.period
+    elseif c.tick then
+      next_tick = c.tick + (math.floor(math.max(now - c.tick, 0) / q.period) + 1) * q.period
+    end
+    return found, step_store(units, next_tick, q.limit, q.period)
+  elseif q.kind == 4 then
+    ahead(2 * q.period)
+    if units == 0 then return found end
+    local ends = counts_until(c, q.period)
+    if q.epoch == 1 then ends = math.max(now - now % q.period + q.period, next_multiple(ends, q.period)) end
+    return found, ends, units
+  elseif q.kind == 9 then
+    if units == 0 then return found end
+    local phase, a, b, level =
+      block_struck(now, counts_until(c, q.period), units, 0, 0, q.limit, q.length, 1, q.length, q.memory)
+    return found, block_stored(now, phase, a, b, level, 0, q.memory)
+  elseif q.kind == 10 then
+    ahead(2 * q.period)
+    if units == 0 then return found end
+    return found, counts_until(c, q.period), units
+  end
+
+  ahead(2 * q.period)
+  local starts, counts = {}, {}
+  if q.most > 0 and alike then
+    starts, counts = scaled(c, q, c.starts or {}, c.live or {}, q.log == 1 and q.most or 2 ^ 62, form.share)
+  elseif q.most > 0 then
+    starts, counts = dated_entries(c, q, whole, form.share)
+  end
+  if q.kind == 5 then
+    local current = starts[#starts]
+    if not current then return found end
+    local n, m = 0, 0
+    for number, start in ipairs(starts) do
+      if start == current then m = counts[number] elseif start == current - q.period then n = counts[number] end
+    end
+    return found, current + 2 * q.period, math.min(n, q.most), math.min(m, q.most)
+  end
+  local x = trail_load(key, {}, form)
+  x.starts, x.units, x.have, x.fresh = starts, counts, #starts, true
+  for _, count in ipairs(counts) do x.total = x.total + count end
+  x.newest, x.newest_units, x.last = starts[#starts], counts[#starts], starts[#starts]
+  found.x = x
+  return found
 end

@@ -78,21 +78,32 @@ local function give_back(key, q)
   if q.mode > 3 then return change_packed(key, q) end
   local y, why = look(key, q)
   if not y then return why end
-  if y.x then
-    if y.converted then
-      y.x.drop = 0
-      trail_store(y.x, q, q.head)
+  local x = y.x
+  if x and x.fresh then
+    -- Of what another quota wrote, if it is still there under this one.
+    local left = 0
+    for number = 1, x.have do
+      local start, units = x.starts[number], x.units[number]
+      if start == q.refund.at and start + q.life > now then
+        left = math.min(q.refund.units, units)
+        x.units[number] = units - left
+      end
     end
-    if y.x.newest then refund_list(key, q, q.refund) end
+    if left > 0 then
+      while x.have > 0 and x.units[x.have] <= 0 do
+        x.starts[x.have], x.units[x.have], x.have = nil, nil, x.have - 1
+      end
+      x.drop, x.newest = 0, x.starts[x.have]
+      trail_store(x, q, q.head)
+    end
+    return '\6'
+  elseif x then
+    if x.newest and refund_list(key, q, q.refund) and x.rehead then redis.call('LSET', key, 0, q.head) end
     return '\6'
   end
   local to, p, m
   if y.there then to, p, m = refund_pair(q, q.refund, y.at, y.n, y.m) end
-  if to then
-    write_pair(key, q, to, p, m)
-  elseif y.converted then
-    write_pair(key, q, y.there and y.at, y.n, y.m)
-  end
+  if to then write_pair(key, q, to, p, m) end
   return '\6'
 end
 

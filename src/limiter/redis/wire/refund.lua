@@ -1,4 +1,4 @@
--- Giving back, for all algorithms whose state is a few numbers: the state to write, if one is to be written.
+-- Refunds, for all algorithms whose state is a few numbers: the state to write; nothing if there is nothing to give back.
 -- `q` has the form's numbers; `r` is what is given back: units or their span in `units` and `num`, and of its receipt `at`, `n`.
 
 local function at_most(us, num, us2, num2)
@@ -20,12 +20,13 @@ local function refund_pair(q, r, at, n, m)
     local r_num = r.num
     if r_num < 0 then -- of a queue, so only if it is still the tail
       local own = math.min(n, l - 1) -- without numerators, n means nothing
-      if at > now and (us ~= at - now or num ~= own) then return now + us, num end
+      if at > now and (us ~= at - now or num ~= own) then return nil end
       if at ~= r.at or own ~= math.min(r.n, l - 1) then return nil end
       r_num = -1 - r_num
     end
     local given, given_n = at_most(r.units, r_num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))
     given, given_n = at_most(given, given_n, us, num)
+    if given == 0 and given_n == 0 then return nil end
     us, num = us - given, num - given_n
     if num < 0 then us, num = us - 1, num + l end
     if us == 0 and num == 0 then return -1 end
@@ -34,30 +35,33 @@ local function refund_pair(q, r, at, n, m)
     local most, tokens, tick, epoch = q[3], q[4], q[5], q[6]
     local missing, next_tick = step_level(now, at, n, most, tokens, tick, epoch)
     local left = step_level(now, r.at, r.n, most, tokens, tick, epoch)
-    return step_store(missing - math.min(r.units, left, missing), next_tick, tokens, tick)
+    local given = math.min(r.units, left, missing)
+    if given <= 0 then return nil end
+    return step_store(missing - given, next_tick, tokens, tick)
   elseif kind == 4 then
-    if at ~= r.at or at <= now then return nil end
+    if at ~= r.at or at <= now or r.units <= 0 then return nil end
     local count = math.max(n - r.units, 0)
     if count == 0 then return -1 end
     return at, count
   end
   if kind == 9 then
     local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
-    if phase ~= 1 or ends ~= r.at then return nil end
+    if phase ~= 1 or ends ~= r.at or r.units <= 0 then return nil end
     strikes = math.max(strikes - r.units, 0)
     if strikes == 0 then phase = 0 end
     return block_stored(now, phase, ends, strikes, level, forget, q[8])
   elseif kind == 10 then
-    if at <= now or r.at <= now then return nil end
+    if at <= now or r.at <= now or r.units <= 0 then return nil end
     if n <= r.units then return -1 end
     return math.min(at, now + q[4]), n - r.units
   end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period
   if r.at + life <= now then return nil end
-  if r.at == start then
+  if r.units <= 0 then return nil end
+  if r.at == start and m > 0 then
     m = math.max(m - r.units, 0)
-  elseif r.at == start - period then
+  elseif r.at == start - period and n > 0 then
     n = math.max(n - r.units, 0)
   else
     return nil
@@ -67,7 +71,7 @@ local function refund_pair(q, r, at, n, m)
   return -1
 end
 
--- Takes units out of the entry of a list that starts then.
+-- Takes units out of the entry of a list that starts then. Whether there were any, and something is left, is returned.
 local function refund_list(key, q, r)
   local length = redis.call('LLEN', key)
   local entry = function(number) return unpack(q.entry, redis.call('LINDEX', key, number)) end
@@ -90,7 +94,7 @@ local function refund_list(key, q, r)
   if low < length - 1 then
     redis.call('LSET', key, low, pack(q.entry, start, units - given, 0))
     redis.call('LSET', key, -1, pack(q.entry, newest, newest_units, total))
-    return
+    return true
   end
   units = units - given
   while units <= 0 do
@@ -100,4 +104,5 @@ local function refund_list(key, q, r)
   redis.call('LSET', key, -1, pack(q.entry, start, units, total))
   local left = math.max(start + q.life - now, 0)
   redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
+  return true
 end

@@ -47,7 +47,7 @@ const TRAIL: &str = concat!(
     ", ARGV[1]))\n",
     "  if told then return told end\n",
     "end\n",
-    "local used_of_value, with_used, quota_of, refund_pair, refund_list, adopted, block_view\n",
+    "local taken_over, quota_of, refund_pair, refund_list, block_view\n",
     part!("narrow"),
     twin!("trail"),
     found!(),

@@ -1,5 +1,5 @@
 -- The states of charges of any kind: their forms, and how they are read, decided and written. Before it stand FOUND, the twins
--- as DECIDE, and `used_of_value` and the like, or nil in their place.
+-- as DECIDE, and `taken_over` and the like, or nil in their place.
 
 -- Of values that hold several states, see `packed.lua`.
 local look_packed, decided_packed, write_charges, change_packed
@@ -72,7 +72,7 @@ local function read(key, kind)
       return value or nil
     end
     if not string.find(value.err, 'WRONGTYPE', 1, true) then error(value, 0) end
-    if not used_of_value then return nil, nil, AGAIN end
+    if not taken_over then return nil, nil, AGAIN end
   end
   return nil, nil, FOREIGN
 end
@@ -100,30 +100,26 @@ local function look(key, q)
       return y
     end
   end
-  if not used_of_value then
+  if not taken_over then
     local kind = string.byte(text, 1) or 0
     return nil, kind > 144 and kind < 155 and kind ~= 152 and AGAIN or FOREIGN
   end
-  local at, n, m = adopted(q, text, list)
-  if not at then
-    local parts, of, from = used_of_value(key, text, list)
-    if parts == nil then return nil, FOREIGN end
-    if parts then at, n, m = with_used((quota_of(q.head)), parts, of, q.share and from) end
-  elseif at < 0 then
-    at = nil
-  end
+  -- What another quota wrote: it is read as one of this, and stays as it is until something is taken.
+  local found, at, n, m = taken_over(key, q, text, list)
+  if found == nil then return nil, FOREIGN end
   y.converted = true
-  if not is_list(q.kind) then
-    if at then y.at, y.n, y.m, y.there = at, n, m, true end
+  if not found then
+    if is_list(q.kind) then
+      y.x = trail_load(key, {}, q)
+      y.x.fresh = true
+    end
     return y
   end
-  y.x = trail_load(key, {}, q)
-  y.x.key = key
-  y.x.fresh = true
-  if at then
-    local x = y.x
-    x.starts[1], x.units[1], x.have, x.total = at, n, 1, n
-    x.newest, x.newest_units, x.last = at, n, at
+  y.ahead = found.ahead
+  if found.x then
+    y.x = found.x
+  elseif at and at >= 0 then
+    y.at, y.n, y.m, y.there = at, n, m, true
   end
   return y
 end
@@ -135,6 +131,7 @@ local function decided(y)
   if q.charges then return decided_packed(y) end
   if y.x then
     ok = DECIDE[q.kind](y.x, q)
+    if y.ahead and q.cost > 0 then y.x.writes = true end
     y.told, y.writes = y.x.told, y.x.writes
   else
     y.told = '\0'
@@ -150,6 +147,10 @@ local function decided(y)
       end
     end
     ok, y.to, y.p, y.q2 = DECIDE[q.kind](now, y.at, y.n, y.m, cost, force, q[3], q[4], q[5], q[6], q[7], q[8], q[9])
+    if y.ahead and not y.to and (cost > 0 or q.kind == 2 and q[5] > 0) then
+      -- It lies further ahead than this quota can put it, and would stay there.
+      y.to, y.p, y.q2 = y.there and y.at or -1, y.n, y.m
+    end
     y.writes = y.to ~= nil
   end
   y.denied = not ok
@@ -166,23 +167,14 @@ local function write_pair(key, q, to, p, m)
   redis.call('PSETEX', key, (left - left % 1000) / 1000 + longer, pack(q.layout, q.head, to, p or 0, m or 0))
 end
 
--- Writes: what was decided, if it is to be, and else what was converted.
+-- Writes what was decided, if it is to be.
 local function write(y, taken)
   local q = y.q
   if q.charges then return write_charges(y, taken) end
-  if q.mode == 0 then return end
+  if q.mode == 0 or not y.writes or not (taken or y.refused) then return end
   if y.x then
-    if y.writes and (taken or y.refused) then
-      trail_store(y.x, q, q.head)
-    elseif y.converted then
-      local x = y.x
-      x.add, x.drop, x.cut, x.cut_at, x.gone = 0, 0, 0, 0, 0
-      x.newest = x.last
-      trail_store(x, q, q.head)
-    end
-  elseif y.writes and (taken or y.refused) then
+    trail_store(y.x, q, q.head)
+  else
     write_pair(y.key, q, y.to, y.p, y.q2)
-  elseif y.converted then
-    write_pair(y.key, q, y.there and y.at, y.n, y.m)
   end
 end

@@ -1,5 +1,6 @@
 //! The scripts on a server, against the algorithms themselves.
 
+mod idle;
 mod parity;
 mod sets;
 mod troubles;

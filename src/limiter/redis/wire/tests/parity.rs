@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::{Answer, Ask, Bench};
 use crate::algorithm::laws::beginnings;
-use crate::algorithm::laws::key::State;
+use crate::algorithm::laws::key::{Planned, State};
 use crate::algorithm::laws::quotas::{quota, shapes};
 use crate::algorithm::laws::run::{Step, steps};
 use crate::decision::{ChargeDecision, Decision, Receipt};
@@ -27,9 +27,7 @@ const KEYS: usize = 250;
 /// One key's life, in the algorithm itself.
 struct Life {
     quota: Quota,
-    state: State,
-    /// The quota that the state was written under.
-    written: Quota,
+    planned: Planned,
     now: u64,
     retry_us: u64,
     reset_us: u64,
@@ -47,8 +45,7 @@ impl Life {
     fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
         Self {
             quota,
-            state: State::new(&quota),
-            written: quota,
+            planned: Planned::new(&quota),
             now,
             retry_us: 0,
             reset_us: 0,
@@ -60,23 +57,17 @@ impl Life {
         }
     }
 
-    /// The state under the quota of now.
-    fn converted(&self) -> State {
+    /// A script knows a quota by what gives its states their meaning.
+    fn meet(&mut self) {
         let head = |quota: &Quota| head(Kind::of(quota), quota.spec());
-        if head(&self.written) == head(&self.quota) {
-            // Nothing that the state's meaning depends on has changed.
-            return match (State::new(&self.quota), self.state.clone()) {
+        if head(&self.planned.written) == head(&self.quota) {
+            self.planned.state = match (State::new(&self.quota), self.planned.state.clone()) {
                 (State::Pair(rules, _), State::Pair(_, state)) => State::Pair(rules, state),
                 (State::Trail(rules, _), State::Trail(_, log)) => State::Trail(rules, log),
                 (_, state) => state,
             };
+            self.planned.written = self.quota;
         }
-        if let (State::Pair(rules, _), State::Pair(old, Some(pair))) = (State::new(&self.quota), &self.state) {
-            if let Some(adopted) = rules.adopt(old, *pair, self.now) {
-                return State::Pair(rules, adopted);
-            }
-        }
-        State::with_used(&self.quota, self.quota.met(&self.written, self.state.used(self.now)), self.now)
     }
 
     fn next(&mut self, space: &super::KeySpace) -> Option<Asked> {
@@ -98,7 +89,7 @@ impl Life {
             _ => self.charge(&policy, &stored, self.cost(&step), Effect::Enforce, false),
         };
         let (ask, expected) = asked;
-        self.told.push(format!("{} {:?}: {step:?} -> {expected:?} {:?}", self.now, self.quota, self.state));
+        self.told.push(format!("{} {:?}: {step:?} -> {expected:?} {:?}", self.now, self.quota, self.planned));
         Some((Timestamp::from_micros(self.now), ask, full, expected))
     }
 
@@ -117,12 +108,13 @@ impl Life {
         let charge = Charge::new(policy, &self.key).cost(cost).effect(effect);
         let charges = std::iter::once((&charge, stored));
         let ask = if peek { Ask::peek(charges) } else { Ask::take(charges) };
-        let mut state = self.converted();
-        let (mut decision, _) = state.decide(self.now, cost, effect == Effect::Force);
+        self.meet();
+        let mut planned = self.planned.clone();
+        let (mut decision, _) = planned.decide(&self.quota, self.now, cost, effect == Effect::Force);
         if peek {
             decision.untaken();
         } else {
-            (self.state, self.written) = (state, self.quota);
+            self.planned = planned;
         }
         if let Some(receipt) = decision.take_receipt() {
             self.receipts.push((receipt.units(), receipt.at_us(), receipt.part()));
@@ -141,9 +133,8 @@ impl Life {
         if units == left {
             self.receipts.swap_remove(index);
         }
-        self.state = self.converted();
-        self.written = self.quota;
-        self.state.refund(self.now, &Receipt::new(units, at, part), units);
+        self.meet();
+        self.planned.refund(&self.quota, self.now, &Receipt::new(units, at, part), units);
         let refund = Refund::new(policy.clone(), self.key.clone(), Receipt::new(units, at, part));
         (Ask::refund(vec![(refund, stored)]), None)
     }
@@ -159,9 +150,6 @@ impl Life {
             Algorithm::Block,
             Algorithm::Meter,
         ];
-        if self.written != self.quota {
-            return; // it would skip one that was never written
-        }
         let b = step.b;
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];

@@ -1,0 +1,87 @@
+//! Several charges that are refunded, against a life in which they were not taken.
+
+use proptest::prelude::*;
+
+use crate::decision::Receipt;
+use crate::quota::{Algorithm, Anchor, Quota};
+
+use super::key::State;
+use super::quotas::{quota, shapes};
+use super::run::at_least;
+
+const TODAY: u64 = 1_790_000_000_000_000;
+
+/// Takes at these steps, of which the first three are refunded at later ones, the newest first. Of each step two numbers say
+/// how much later it is, and what it costs and whether it refunds.
+fn refund_newest_first(quota: &Quota, steps: &[(u64, u64)]) {
+    let (mut key, mut without) = (State::new(quota), State::new(quota));
+    let (mut now, period_us) = (TODAY, quota.spec().period_us);
+    let mut receipts: Vec<Receipt> = Vec::new();
+    for (index, (time, what)) in steps.iter().enumerate() {
+        now += match time % 4 {
+            0 => 0,
+            1 => time / 4 % (period_us / quota.limit().max(1) + 2),
+            2 => time / 4 % (period_us + 1),
+            _ => 1,
+        };
+        let cost = 1 + what % quota.capacity().clamp(1, 5);
+        let (mut decision, _) = key.decide(now, cost, false);
+        if index < 3 {
+            receipts.extend(decision.take_receipt());
+        } else if decision.is_allowed() {
+            assert!(without.decide(now, cost, false).0.is_allowed(), "there is more room without them");
+        }
+        if index >= 4 && what / 7 % 2 == 0 {
+            if let Some(newest) = receipts.pop() {
+                key.refund(now, &newest, newest.units());
+            }
+        }
+    }
+    let (used, without) = (key.used(now), without.used(now));
+    assert!(at_least(used, without), "in use {used:?} after the refunds, {without:?} without the takes, of {quota:?}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn refunds_newest_first_are_never_laxer_than_no_takes(
+        algorithm in prop::sample::select(&[
+            Algorithm::TokenBucket,
+            Algorithm::Gcra,
+            Algorithm::LeakyQueue,
+            Algorithm::StepBucket,
+            Algorithm::FixedWindow,
+            Algorithm::SlidingWindow,
+            Algorithm::SlidingLog,
+        ][..]),
+        shape in shapes(),
+        steps in prop::collection::vec((any::<u64>(), any::<u64>()), 5..12),
+    ) {
+        let quota = quota(algorithm, Anchor::Epoch, &shape);
+        // A refused request that counts is what else the refunded ones did.
+        if !quota.counts_denied() {
+            refund_newest_first(&quota, &steps);
+        }
+    }
+}
+
+/// What the promise leaves out: an older charge's units drain before a newer one's, so that a newer receipt, which says when
+/// both have drained, holds too much once the older was refunded.
+#[test]
+fn bucket_refunds_oldest_first_can_be_laxer() {
+    let quota = Quota::token_bucket(1, std::time::Duration::from_secs(1)).and_then(|quota| quota.burst(4)).unwrap();
+    let in_use = |newest_first: bool| {
+        let mut key = State::new(&quota);
+        let mut receipts = [0, 1].map(|_| key.decide(TODAY, 2, false).0.take_receipt().unwrap());
+        if newest_first {
+            receipts.reverse();
+        }
+        let [first, second] = receipts;
+        key.refund(TODAY + 1_000_000, &first, 2);
+        key.decide(TODAY + 1_000_000, 2, false);
+        key.refund(TODAY + 2_000_000, &second, 2);
+        key.look(TODAY + 2_000_000, 0).remaining()
+    };
+    assert!(in_use(true) <= in_use(false));
+}
