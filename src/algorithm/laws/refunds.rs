@@ -65,23 +65,3 @@ proptest! {
         }
     }
 }
-
-/// What the promise leaves out: an older charge's units drain before a newer one's, so that a newer receipt, which says when
-/// both have drained, holds too much once the older was refunded.
-#[test]
-fn bucket_refunds_oldest_first_can_be_laxer() {
-    let quota = Quota::token_bucket(1, std::time::Duration::from_secs(1)).and_then(|quota| quota.burst(4)).unwrap();
-    let in_use = |newest_first: bool| {
-        let mut key = State::new(&quota);
-        let mut receipts = [0, 1].map(|_| key.decide(TODAY, 2, false).0.take_receipt().unwrap());
-        if newest_first {
-            receipts.reverse();
-        }
-        let [first, second] = receipts;
-        key.refund(TODAY + 1_000_000, &first, 2);
-        key.decide(TODAY + 1_000_000, 2, false);
-        key.refund(TODAY + 2_000_000, &second, 2);
-        key.look(TODAY + 2_000_000, 0).remaining()
-    };
-    assert!(in_use(true) <= in_use(false));
-}
