@@ -199,6 +199,7 @@ mod tests {
 
     /// When each layer was compared with each other, a tenth of these took seconds.
     #[test]
+    #[expect(clippy::disallowed_methods, reason = "the time that it takes is what is tested")]
     fn roster_takes_no_longer_for_each_layer_when_there_are_many() {
         let roster = Roster::new();
         let started = std::time::Instant::now();

@@ -289,9 +289,11 @@ impl Default for Headers {
     }
 }
 
-/// Returns what a partition is called, if it is.
+/// Returns the name that a partition has in the header, if it has one.
+type NamePartition = dyn Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync;
+
 #[derive(Clone)]
-struct PartitionKey(Arc<dyn Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync>);
+struct PartitionKey(Arc<NamePartition>);
 
 impl fmt::Debug for PartitionKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -187,7 +187,7 @@ proptest! {
         let own = Case { format: format.clone(), policies: vec![policy.clone()], standings: vec![(0, allowed(100, remaining, secs(30)))], ..Case::default() };
         let own = own.run();
         let ours = (items([own["ratelimit-policy"].as_bytes()].into_iter(), "q").unwrap(), items([own["ratelimit"].as_bytes()].into_iter(), "r").unwrap());
-        let merged = merged(&format, policy, allowed(100, remaining, secs(30)), &existing);
+        let merged = merged(&format, &policy, &allowed(100, remaining, secs(30)), &existing);
         let values = |name| merged.get_all(name).iter().map(HeaderValue::as_bytes);
         // All that is there is valid.
         let all = (items(values("ratelimit-policy"), "q"), items(values("ratelimit"), "r"));
@@ -225,9 +225,9 @@ proptest! {
             _ => Headers::draft_06().and(Headers::draft_11()),
         };
         let existing: Vec<(&'static str, Vec<u8>)> = existing.into_iter().map(|(at, value)| (NAMES[at], value)).collect();
-        let decision = || if status == 200 { allowed(100, remaining, secs(30)) } else { denied(100, secs(30)) };
-        let ours = merged(&format, hundred(), decision(), &[]);
-        let merged = merged(&format, hundred(), decision(), &existing);
+        let decision = if status == 200 { allowed(100, remaining, secs(30)) } else { denied(100, secs(30)) };
+        let ours = merged(&format, &hundred(), &decision, &[]);
+        let merged = merged(&format, &hundred(), &decision, &existing);
         let theirs: HeaderMap = existing.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())).collect();
         for family in ["x-ratelimit-", "ratelimit-"] {
             let of = |headers: &HeaderMap| -> Vec<(String, HeaderValue)> {
@@ -303,8 +303,8 @@ fn items<'a>(lines: impl Iterator<Item = &'a [u8]>, units: &str) -> Option<Vec<N
 /// The fields of a response that has some already.
 fn merged(
     format: &Headers,
-    policy: Policy,
-    decision: ChargeDecision,
+    policy: &Policy,
+    decision: &ChargeDecision,
     existing: &[(&'static str, Vec<u8>)],
 ) -> HeaderMap {
     let mut headers = HeaderMap::new();
@@ -312,9 +312,9 @@ fn merged(
         headers.append(*name, HeaderValue::from_bytes(value).unwrap());
     }
     let refuses = !decision.is_allowed();
-    let views = [View { policy: &policy, key: &KEY, decision: &decision, refuses }];
+    let views = [View { policy, key: &KEY, decision, refuses }];
     let status = if refuses { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
-    let prepared = format.prepare(std::slice::from_ref(&policy));
+    let prepared = format.prepare(std::slice::from_ref(policy));
     prepared.write(&mut headers, &views, status, refuses, 0, &|| Timestamp::from_micros(NOW));
     headers
 }
