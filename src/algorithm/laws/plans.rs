@@ -99,7 +99,9 @@ fn looking_from_another_plan_changes_nothing() {
     for from in plans(10) {
         for to in plans(3) {
             let mut key = Planned::new(&from);
-            (0..5).for_each(|_| drop(key.decide(&from, TODAY, 1, false)));
+            for _ in 0..5 {
+                let _ = key.decide(&from, TODAY, 1, false);
+            }
             let before = key.state.words();
             for later in 0..50 {
                 let now = TODAY + later * SECOND_US;
