@@ -337,6 +337,9 @@ pub enum LimiterEvent {
     },
     /// A new key was denied because the table is full.
     Full,
+    /// More quotas have live states than a limiter can tell apart (16,383). Those beyond are kept all the same, but a key
+    /// whose quota changes to or from one of them starts afresh. Reported at most every ten seconds.
+    TooManyQuotas,
     /// The first of two limiters could not answer, and the second was asked.
     FellBack {
         /// What the first said.

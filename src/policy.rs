@@ -39,6 +39,8 @@ struct Inner {
     name_fingerprint: u64,
     /// Of the name and the quota.
     fingerprint: u64,
+    /// Of the name and of what a quota's states mean.
+    state_fingerprint: u64,
     #[cfg_attr(not(feature = "redis"), allow(dead_code, reason = "only a store keeps states together"))]
     siblings: Option<Siblings>,
     origin: Origin,
@@ -212,6 +214,12 @@ impl Policy {
         self.0.fingerprint
     }
 
+    /// Of the name and of what the quota's states mean: policies that agree in it read each other's states as their own.
+    /// Good within one process only.
+    pub(crate) fn state_fingerprint(&self) -> u64 {
+        self.0.state_fingerprint
+    }
+
     fn build(name: String, quota: Quota, siblings: Option<Siblings>) -> Self {
         Self::build_as(name, quota, siblings, Origin::Named)
     }
@@ -220,8 +228,18 @@ impl Policy {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
+        let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint()));
         let name = name.into_boxed_str();
-        Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, siblings, origin }))
+        Self(Arc::new(Inner {
+            name,
+            quota,
+            unit: None,
+            name_fingerprint,
+            fingerprint,
+            state_fingerprint,
+            siblings,
+            origin,
+        }))
     }
 }
 

@@ -34,7 +34,7 @@ fn quotas(limit: u64) -> Result<Vec<Quota>, QuotaError> {
         Quota::token_bucket(limit, HOUR)?.burst(limit)?,
         Quota::gcra(limit, HOUR)?.burst(limit)?,
         Quota::leaky_bucket(limit, HOUR)?,
-        Quota::token_bucket(99_999, HOUR)?.burst(limit)?, // two words
+        Quota::token_bucket(99_991, HOUR)?.burst(limit)?, // two words
         Quota::step_bucket(limit, HOUR)?,
         Quota::fixed_window(limit, HOUR)?,
         Quota::fixed_window(limit, HOUR)?.anchor(Anchor::FirstRequest)?,

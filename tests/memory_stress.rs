@@ -190,3 +190,63 @@ fn a_flood_of_fresh_keys_neither_hangs_nor_frees_a_throttled_key() {
         }
     }
 }
+
+#[test]
+fn churn_with_refunds_never_charges_another_key() {
+    // Nearly as many keys as slots, which come and go: a slot is another key's within microseconds, and often with the very
+    // state that a thread has read before.
+    const KEYS: u64 = 225;
+    for quota in [Quota::per_hour(LIMIT as u32), Quota::fixed_window(LIMIT, HOUR).expect("the quota is possible")] {
+        let limiter = limiter(1_000);
+        let policy = policy("a", quota);
+        on_threads(8, |thread| {
+            for n in 0..60_000 {
+                let key = key(thread * KEYS + n * 7 % KEYS);
+                let mut decision = limiter.take_one(&policy, &key, 1);
+                assert!(decision.remaining() >= LIMIT - 1, "{quota}: somebody else's unit is on this key");
+                if let Some(receipt) = decision.take_receipt() {
+                    limiter.refund_now(&[Refund::new(policy.clone(), key, receipt)]);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn snapshot_has_every_state_that_lives_throughout_it() {
+    let clock = ManualClock::new();
+    let limiter = limiter(1_000);
+    let policy = policy("a", Quota::per_hour(LIMIT as u32));
+    let (small, large) =
+        (Quota::per_hour(LIMIT as u32), Quota::sliding_log(LIMIT, HOUR).expect("the quota is possible"));
+    let [small, large] = [small, large].map(|quota| Policy::new("moves", quota).expect("a name"));
+    for n in 0..200 {
+        assert!(limiter.take_one(&policy, &key(n), LIMIT).is_allowed());
+    }
+    assert!(limiter.take_one(&small, &key(0), 1).is_allowed());
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Newcomers push others into their other line; and one key goes to and fro between the tables.
+        scope.spawn(|| {
+            for n in 1_000.. {
+                let _ = limiter.take_one(&policy, &key(n), 1);
+                let changed = if n % 2 == 0 { &small } else { &large };
+                let _ = limiter.take_one(changed, &key(0), 1);
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+        for _ in 0..300 {
+            let restored = MemoryLimiter::builder().capacity(20_000).clock(clock.clone()).restore(limiter.snapshot());
+            let restored = restored.build().expect("the snapshot is whole");
+            let missing = (0..200).filter(|n| restored.peek_one(&policy, &key(*n), 1).is_allowed()).count();
+            let moving = restored.peek_one(&small, &key(0), 0).remaining();
+            if missing > 0 || moving == LIMIT {
+                stop.store(true, Ordering::Relaxed);
+            }
+            assert_eq!((missing, moving < LIMIT), (0, true), "states are missing");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}

@@ -193,7 +193,7 @@ pub(crate) enum Layout {
 
 /// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.
 ///
-/// The instant takes `49 − shift` bits, the number `13 + shift`, and two are the table's own. A shift above 0 is for instants that lie on a grid,
+/// The instant takes `49 − shift` bits, the number `15 + shift`. A shift above 0 is for instants that lie on a grid,
 /// at most one of whose points is in each unit, so that rounding loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
@@ -203,7 +203,7 @@ pub(crate) struct WordLayout {
 }
 
 /// Bits of a word's number when its instant is in microseconds.
-pub(crate) const NUMBER_BITS: u32 = 13;
+pub(crate) const NUMBER_BITS: u32 = 15;
 
 /// How far ahead a word's instant may lie. Four times that is what its bits hold, see [`Layout::of`].
 pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;

@@ -95,6 +95,17 @@ impl Quota {
 }
 
 impl Quota {
+    /// The quota of which only that is told which its states depend on: how long a block is, and whether it begins anew,
+    /// a block's state says itself.
+    pub(crate) fn of_states(self) -> Self {
+        let mut spec = *self.spec();
+        if spec.algorithm == Algorithm::Block {
+            spec.lasting = Lasting { memory_us: spec.lasting.memory_us, length_us: 1, factor: 1, longest_us: 1 };
+            spec.count_denied = false;
+        }
+        Self::from_spec(spec)
+    }
+
     /// The block of a key that is closed by hand for a time, rounded up so that there are few different ones: each is
     /// another quota to a limiter.
     pub(crate) fn closing_for(self, lasting: Duration) -> Self {

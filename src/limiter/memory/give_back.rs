@@ -8,13 +8,13 @@ use crate::policy::Policy;
 use super::one_word::WordCharge;
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Fingerprint, Now, Seen, version_of};
+use super::words::{Fingerprint, NO_STATE, Seen, version_of};
 
 impl Store {
     /// Gives back what a receipt still holds, as an act of the policy that was charged.
     pub(super) fn refund(&self, refund: &Refund) {
         let (policy, receipt) = (&refund.policy, &refund.receipt);
-        let version = self.registry.version(policy);
+        let version = self.version(policy);
         let key = self.fingerprint(policy, &refund.key);
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         match policy.quota().rules() {
@@ -44,18 +44,17 @@ impl Store {
 
     /// Forgets a key's state under a policy's name, whatever its quota was.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
-        let now = self.now();
-        let version = self.registry.version(policy);
+        let version = self.version(policy);
         let named = self.fingerprint(policy, key);
-        self.forget(if version == UNNAMED { Self::unnamed(named, policy) } else { named }, now);
+        self.forget(if version == UNNAMED { Self::unnamed(named, policy) } else { named });
     }
 
     /// Forgets a key's state, wherever it is.
-    pub(super) fn forget(&self, key: Fingerprint, now: Now) {
+    pub(super) fn forget(&self, key: Fingerprint) {
         let _stripe = self.lock_stripe(self.stripe_of(key));
         while let Some(seen) = self.words.find(key) {
-            let Some((_, layout)) = self.word_rules(version_of(seen.tag)) else { break };
-            if self.words.replace(seen, layout.cleared(now)) {
+            if self.words.lock(seen) {
+                self.words.put_back(seen.emptied());
                 break;
             }
         }
@@ -84,7 +83,7 @@ impl WordCharge<'_> {
             let word = match self.rules.refund(state, now.at, units, own) {
                 Next::Keep => return,
                 Next::Set(state) => self.layout.pack(state, now),
-                Next::Clear => self.layout.cleared(now),
+                Next::Clear => NO_STATE,
             };
             if self.store.words.replace(seen, word) {
                 return;

@@ -16,7 +16,7 @@ use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::arena::{Arena, Trail};
 use super::foreign::Foreign;
-use super::registry::{Registry, Versions};
+use super::registry::{Numbers, Registry, Versions};
 use super::words::{Fingerprint, Now, version_of};
 use super::worth::Worth;
 
@@ -353,13 +353,17 @@ impl Shard {
     }
 
     fn worth(&self, index: Index, versions: &Versions, now: u64) -> Option<Worth> {
-        let rules = versions.policy(version_of(self.slot(index)[TAG]))?.quota().rules();
+        let expires = self.slot(index)[EXPIRES];
+        let Some(policy) = versions.policy(version_of(self.slot(index)[TAG])) else {
+            return Some(Worth::unknown(expires));
+        };
+        let rules = policy.quota().rules();
         let fullness = match (rules, self.stored(index, rules)) {
             (Rules::Pair(rules, _), Stored::Pair(pair)) => rules.fullness(pair, now),
             (Rules::Trail(rules), Stored::Trail(trail)) => rules.fullness(&self.arena.view(&trail), now),
             _ => return None,
         };
-        Some(Worth::new(rules, fullness, self.slot(index)[EXPIRES]))
+        Some(Worth::new(rules, fullness, expires))
     }
 
     /// Replaces a state by one of another version.
@@ -400,6 +404,21 @@ impl Shard {
                     }
                 }
                 self.write_trail(index, rules, trail);
+            }
+        }
+    }
+
+    /// Forgets the expired states of these versions, and takes out of them those that have live ones.
+    pub(super) fn forget_versions(&mut self, unused: &mut Numbers, now: u64) {
+        for index in (0..self.slots.len()).map(Index) {
+            let version = version_of(self.slot(index)[TAG]);
+            if self.is_free(index) || !unused.contains(version) {
+                continue;
+            }
+            if self.expired(index, now) {
+                self.forget(index);
+            } else {
+                unused.remove(version);
             }
         }
     }

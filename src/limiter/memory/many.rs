@@ -12,7 +12,7 @@ use super::one_large::NoRoom;
 use super::one_word::{Adopted, WordCharge};
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Fingerprint, Now, Seen, version_of};
+use super::words::{Fingerprint, NO_STATE, Now, Seen, version_of};
 use crate::sync::MutexGuard;
 
 /// So many charges of a request need no memory of their own.
@@ -92,20 +92,24 @@ impl Store {
             return allowed;
         }
         let mut news = self.news();
-        let mut stripes: SmallVec<[usize; INLINE]> =
-            charges.iter().map(|charge| self.stripe_of(self.key_of(charge))).collect();
+        let versions: SmallVec<[u16; INLINE]> = charges.iter().map(|charge| self.version(charge.policy)).collect();
+        let keys: SmallVec<[Fingerprint; INLINE]> =
+            charges.iter().zip(&versions).map(|(charge, version)| self.key_of(charge, *version)).collect();
+        let mut stripes: SmallVec<[usize; INLINE]> = keys.iter().map(|key| self.stripe_of(*key)).collect();
         stripes.sort_unstable();
         stripes.dedup();
         let _stripes: SmallVec<[MutexGuard<'_, ()>; INLINE]> =
             stripes.iter().map(|stripe| self.lock_stripe(*stripe)).collect();
-        let mut shards = self.lock_shards(charges);
+        let mut shards = self.lock_shards(charges, &keys, &versions);
         let now = self.now_after();
-        let keys: SmallVec<[Fingerprint; INLINE]> = charges.iter().map(|charge| self.key_of(charge)).collect();
         let mut held: SmallVec<[Held<'_>; INLINE]> = SmallVec::new();
         for (at, charge) in charges.iter().enumerate() {
             let twice = keys[..at].contains(&keys[at]);
-            let next =
-                if twice { Held::Twice } else { self.hold(charge, keys[at], now, &mut shards, &held, &mut news) };
+            let next = if twice {
+                Held::Twice
+            } else {
+                self.hold(charge, keys[at], versions[at], now, &mut shards, &held, &mut news)
+            };
             held.push(next);
         }
 
@@ -179,40 +183,37 @@ impl Store {
         (allowed, if allowed { takes } else { refusals })
     }
 
-    fn key_of(&self, charge: &Charge<'_>) -> Fingerprint {
+    fn key_of(&self, charge: &Charge<'_>, version: u16) -> Fingerprint {
         let key = self.fingerprint(charge.policy, charge.key);
-        if self.registry.version(charge.policy) == UNNAMED { Self::unnamed(key, charge.policy) } else { key }
+        if version == UNNAMED { Self::unnamed(key, charge.policy) } else { key }
     }
 
     /// Locks the shards of the charges that are or may be in one, in order.
-    fn lock_shards(&self, charges: &[Charge<'_>]) -> Shards<'_> {
+    fn lock_shards(&self, charges: &[Charge<'_>], keys: &[Fingerprint], versions: &[u16]) -> Shards<'_> {
         let mixed = self.registry.is_mixed();
         let mut numbers: SmallVec<[usize; INLINE]> = charges
             .iter()
-            .filter(|charge| mixed || !self.is_word(charge))
-            .map(|charge| self.large().shard_of(self.key_of(charge)))
+            .zip(keys.iter().zip(versions))
+            .filter(|(charge, (_, version))| mixed || **version == UNNAMED || !is_word(charge))
+            .map(|(_, (key, _))| self.large().shard_of(*key))
             .collect();
         numbers.sort_unstable();
         numbers.dedup();
         numbers.into_iter().map(|number| (number, self.large().lock(number))).collect()
     }
 
-    fn is_word(&self, charge: &Charge<'_>) -> bool {
-        matches!(charge.policy.quota().rules().layout(), Layout::Word(_))
-            && self.registry.version(charge.policy) != UNNAMED
-    }
-
     /// Locks a charge's state, after converting it to the charge's quota.
+    #[expect(clippy::too_many_arguments, reason = "what the set has locked so far, and what this charge needs")]
     fn hold<'a>(
         &'a self,
         charge: &Charge<'a>,
         key: Fingerprint,
+        version: u16,
         now: Now,
         shards: &mut Shards<'_>,
         held: &[Held<'_>],
         news: &mut News<'_>,
     ) -> Held<'a> {
-        let version = self.registry.version(charge.policy);
         let how = match charge.effect {
             Effect::Enforce | Effect::Observe => Some(How::IfAllowed),
             Effect::Force => Some(How::Force),
@@ -294,7 +295,7 @@ impl Held<'_> {
                 let write = match next {
                     Next::Keep => Write::Nothing,
                     Next::Set(state) => Write::Word(word.layout.pack(state, now)),
-                    Next::Clear => Write::Word(word.layout.cleared(now)),
+                    Next::Clear => Write::Word(NO_STATE),
                 };
                 (decision, write)
             }
@@ -369,6 +370,10 @@ impl Held<'_> {
 
 fn is_allowed(charges: &[Charge<'_>], decisions: &[ChargeDecision]) -> bool {
     (0..charges.len()).all(|at| !binds(charges, at) || !is_denied(decisions, at))
+}
+
+fn is_word(charge: &Charge<'_>) -> bool {
+    matches!(charge.policy.quota().rules().layout(), Layout::Word(_))
 }
 
 fn is_denied(decisions: &[ChargeDecision], at: usize) -> bool {

@@ -13,7 +13,7 @@ use crate::limiter::{Charge, Effect};
 
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Now, Seen};
+use super::words::{Found, NO_STATE, Now, Seen};
 
 /// So many states need no memory of their own.
 const INLINE: usize = 4;
@@ -100,9 +100,9 @@ impl Store {
                 return None;
             }
             let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
-            let version = self.registry.version(charge.policy);
+            let version = self.version(charge.policy);
             let key = self.fingerprint(charge.policy, charge.key);
-            let seen = self.words.find_quietly(key, version)?;
+            let Found::Slot(seen) = self.words.find_quietly(key, version) else { return None };
             if version == UNNAMED {
                 return None;
             }
@@ -162,7 +162,7 @@ fn decide(
     let word = match next {
         Next::Keep => seen.word,
         Next::Set(state) => layout.pack(state, now),
-        Next::Clear => layout.cleared(now),
+        Next::Clear => NO_STATE,
     };
     Some((decision, word))
 }

@@ -34,6 +34,8 @@ impl LargeCharge<'_> {
         let mut crowd = store.crowd(now);
         let (decision, is_kept) = match store.settle_large(&mut shard, key, version, rules, now, &mut crowd) {
             Ok(index) => {
+                // A word that came over was read after the first reading.
+                let now = if store.registry.is_mixed() { store.now_after() } else { now };
                 let (decision, change) = shard.decide(index, rules, now.at, self.cost, self.how);
                 (decision, !change.writes() || self.write(&mut shard, index, &change, now, &mut crowd))
             }
@@ -105,19 +107,21 @@ impl Store {
             return Ok(None);
         }
         let Some(index) = shard.insert(key, version, crowd) else { return Err(NoRoom) };
-        let kept = self.take_out_of_words(key, version, now);
+        let kept = self.take_out_of_words(key, version);
         shard.rewrite(index, version, rules, kept);
+        self.has_moved(key);
         Ok(Some(index))
     }
 
     /// Removes a key's slot among the words, live or not, and returns its state as this version takes it over.
-    fn take_out_of_words(&self, key: Fingerprint, to: u16, now: Now) -> Option<Kept> {
+    fn take_out_of_words(&self, key: Fingerprint, to: u16) -> Option<Kept> {
         loop {
             let seen = self.words.find(key)?;
             let version = version_of(seen.tag);
-            let (_, layout) = self.word_rules(version)?;
+            let now = self.now_after();
             if self.words.lock(seen) {
                 self.words.put_back(seen.emptied());
+                let (_, layout) = self.word_rules(version)?;
                 let state = Held::Pair(layout.unpack(seen.word, now)?);
                 return self.registry.versions().take_over(version, to, &state, now).map(Foreign::into_kept);
             }

@@ -11,7 +11,7 @@ use super::foreign::Foreign;
 use super::large::Shard;
 use super::news::News;
 use super::store::Store;
-use super::words::{Fingerprint, Now, Seen, is_expired, version_of};
+use super::words::{Fingerprint, NO_STATE, Now, Seen, is_expired, version_of};
 use super::worth::Worth;
 
 /// How often a full set is looked through again when another thread was quicker.
@@ -70,7 +70,7 @@ impl WordCharge<'_> {
             match next {
                 Next::Keep => self.store.words.put_back(seen),
                 Next::Set(state) => self.store.words.publish(seen, seen.tag, self.layout.pack(state, now)),
-                Next::Clear => self.store.words.publish(seen, seen.tag, self.layout.cleared(now)),
+                Next::Clear => self.store.words.publish(seen, seen.tag, NO_STATE),
             }
             return decision;
         }
@@ -179,6 +179,7 @@ impl WordCharge<'_> {
             let Some(claimed) = self.claim(now, news) else { return Adopted::NoRoom };
             self.store.words.publish(claimed, self.key.tag(self.version), word);
             shard.forget(index);
+            self.store.has_moved(self.key);
             return Adopted::Came;
         }
         shard.forget(index);
@@ -190,7 +191,7 @@ impl WordCharge<'_> {
     pub(super) fn convert(&self, seen: Seen, now: Now) {
         let state = self.foreign(seen, now).and_then(|foreign| foreign.pair());
         if self.store.words.lock(seen) {
-            let word = state.map_or(self.layout.cleared(now), |state| self.layout.pack(state, now));
+            let word = state.map_or(NO_STATE, |state| self.layout.pack(state, now));
             self.store.words.publish(seen, self.key.tag(self.version), word);
         }
     }
@@ -239,7 +240,8 @@ impl WordCharge<'_> {
         let is_crowded = store.crowding.load(Ordering::Relaxed) >= CROWDED && store.setup.on_full == OnFull::Evict;
         let lot = (self.key.bits() >> 24) as usize % (8 * slots.len().max(1));
         let looked_at = if is_crowded { slots.get(lot..=lot)? } else { slots };
-        let moved = looked_at.iter().find_map(|seen| self.move_away(*seen, self.room_for(*seen, now)?));
+        let vacate = |deeper| looked_at.iter().find_map(|seen| self.vacate(*seen, now, deeper));
+        let moved = vacate(false).or_else(|| if is_crowded { None } else { vacate(true) });
         self.found_room(moved.is_some());
         moved
     }
@@ -254,27 +256,36 @@ impl WordCharge<'_> {
         }
     }
 
-    /// A free slot in the other line of a slot's key.
-    fn room_for(&self, seen: Seen, now: Now) -> Option<Seen> {
-        self.store.words.elsewhere(seen).find(|to| self.is_free(to, now))
+    /// Moves the key of a slot to a free one of its other line, if there is one, and returns the slot, locked; `deeper` moves
+    /// a key of that line further if need be.
+    fn vacate(&self, seen: Seen, now: Now, deeper: bool) -> Option<Seen> {
+        let words = &self.store.words;
+        if let Some(free) = words.elsewhere(seen).find(|to| self.is_free(to, now)) {
+            return if words.lock(free) { self.move_away(seen, free) } else { None };
+        }
+        if !deeper {
+            return None;
+        }
+        let freed = words.elsewhere(seen).find_map(|other| self.vacate(other, now, false))?;
+        self.move_away(seen, freed)
     }
 
-    /// Moves the key of a slot to a free one of its other line, and returns the slot, locked.
+    /// Moves the key of a slot to another, which is locked, and returns the slot, locked. If that fails the other one is
+    /// unlocked.
     ///
     /// It takes that key's stripe, if it can be had at once: whoever misses a key looks again under the stripe, and so does
     /// not miss it because it was moving.
     fn move_away(&self, seen: Seen, to: Seen) -> Option<Seen> {
         let store = self.store;
         let stripe = store.stripe_of(Fingerprint::of_tag(seen.tag));
-        let _held = if stripe == store.stripe_of(self.key) { None } else { Some(store.try_lock_stripe(stripe)?) };
-        if !store.words.lock(to) {
-            return None;
-        }
-        if !store.words.lock(seen) {
+        let own = stripe == store.stripe_of(self.key);
+        let held = if own { None } else { store.try_lock_stripe(stripe) };
+        if !(own || held.is_some()) || !store.words.lock(seen) {
             store.words.put_back(to);
             return None;
         }
         store.words.publish(to, seen.tag, seen.word);
+        store.has_moved(Fingerprint::of_tag(seen.tag));
         Some(seen.emptied())
     }
 

@@ -13,7 +13,7 @@ use super::one_large::LargeCharge;
 use super::one_word::WordCharge;
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Fingerprint, Now};
+use super::words::{Fingerprint, Found, NO_STATE, Now};
 
 /// How often a charge tries again when another thread was quicker. One of them always gets through; who does not for so
 /// long locks the slot.
@@ -23,7 +23,7 @@ impl Store {
     /// Takes one charge.
     #[inline(always)]
     pub(super) fn charge(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
-        let version = self.registry.version(policy);
+        let version = self.version(policy);
         let fingerprint = self.fingerprint(policy, key);
         // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
         let now = self.now();
@@ -35,7 +35,7 @@ impl Store {
                 }
             }
             Rules::Pair(rules, Layout::Word(_)) => {
-                return self.charge_word(policy, rules, fingerprint, now, cost, force);
+                return self.charge_word(policy, rules, fingerprint, version, now, cost, force);
             }
             _ => {}
         }
@@ -47,7 +47,14 @@ impl Store {
     #[inline(always)]
     fn try_unit(&self, unit: &OneUnit, key: Fingerprint, version: u16, now: Now) -> Option<ChargeDecision> {
         for attempt in 0..ATTEMPTS {
-            let seen = self.words.find_quietly(key, version)?;
+            let seen = match self.words.find_quietly(key, version) {
+                Found::Slot(seen) => seen,
+                Found::Nothing => return None,
+                Found::Changing => {
+                    step_aside(attempt);
+                    continue;
+                }
+            };
             let verdict = unit.look(WordLayout::unpack_ahead(seen.word, now))?;
             let written = match verdict {
                 Verdict::Allowed { ahead, .. } => self.words.replace(seen, WordLayout::pack_ahead(ahead, now)),
@@ -68,15 +75,22 @@ impl Store {
         policy: &Policy,
         rules: &PairRules,
         key: Fingerprint,
+        version: u16,
         now: Now,
         cost: u64,
         force: bool,
     ) -> ChargeDecision {
-        let version = self.registry.version(policy);
         if let Layout::Word(layout) = policy.quota().rules().layout() {
             by_type!(rules, rules => {
                 for attempt in 0..ATTEMPTS {
-                    let Some(seen) = self.words.find_quietly(key, version) else { break };
+                    let seen = match self.words.find_quietly(key, version) {
+                        Found::Slot(seen) => seen,
+                        Found::Nothing => break,
+                        Found::Changing => {
+                            step_aside(attempt);
+                            continue;
+                        }
+                    };
                     let state = layout.unpack(seen.word, now);
                     if state.is_some_and(|state| rules.is_clamped(state, now.at)) {
                         break; // `now` may be older than the state
@@ -85,7 +99,7 @@ impl Store {
                     let written = match next {
                         Next::Keep => true,
                         Next::Set(state) => self.words.replace(seen, layout.pack(state, now)),
-                        Next::Clear => self.words.replace(seen, layout.cleared(now)),
+                        Next::Clear => self.words.replace(seen, NO_STATE),
                     };
                     if written {
                         return decision;
@@ -122,7 +136,7 @@ impl Store {
     /// state that is too far ahead.
     pub(super) fn look_at(&self, charge: &Charge<'_>, how: How) -> (ChargeDecision, bool) {
         let key = self.fingerprint(charge.policy, charge.key);
-        let version = self.registry.version(charge.policy);
+        let version = self.version(charge.policy);
         let cost = charge.cost;
         let (mut decision, writes) = match charge.policy.quota().rules() {
             Rules::Pair(rules, Layout::Word(layout)) if version != UNNAMED => {

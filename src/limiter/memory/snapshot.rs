@@ -11,11 +11,11 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 
 use super::builder::{MemoryLimiterError, MemoryLimiterErrorKind};
-use super::large::Stored;
+use super::large::{Index, Large, Shard, Stored};
 use super::one_word::WordCharge;
 use super::registry::UNNAMED;
 use super::store::Store;
-use super::words::{Fingerprint, Now, version_of};
+use super::words::{Fingerprint, Now, Seen, version_of};
 
 const MAGIC: &[u8; 8] = b"trl-snap";
 const VERSION: u8 = 1;
@@ -37,45 +37,69 @@ struct State {
 }
 
 impl Snapshot {
-    /// The live states of a store.
+    /// The live states of a store: each that lives from the beginning to the end, as it was at an instant between.
     pub(super) fn of(store: &Store) -> Self {
         let now = store.now();
-        let mut states = Vec::new();
-        for seen in store.words.iter() {
-            let version = version_of(seen.tag);
-            let Some((_, layout)) = store.word_rules(version) else { continue };
-            if let Some(pair) = layout.unpack(seen.word, now) {
-                let key = Fingerprint::of_tag(seen.tag);
-                states.push(State { key, policy: usize::from(version) - 1, pair, entries: Vec::new() });
+        let snapshot = Self { seeds: store.setup.secret.seeds, policies: Vec::new(), states: Vec::new() };
+        let walk = |mut snapshot: Self| {
+            for seen in store.words.iter() {
+                snapshot.add_word(store, seen, now);
             }
-        }
-        let large = store.large.get();
-        for number in 0..large.map_or(0, |large| large.shards()) {
-            let Some(shard) = large.map(|large| large.lock(number)) else { break };
-            let versions = store.registry.versions();
-            for (index, key, version) in shard.iter() {
-                let Some(policy) = versions.policy(version) else { continue };
-                if shard.expired(index, now.at) {
-                    continue;
+            for number in 0..store.large.get().map_or(0, Large::shards) {
+                let Some(large) = store.large.get() else { break };
+                let shard = large.lock(number);
+                for (index, key, version) in shard.iter() {
+                    snapshot.add_large(store, &shard, index, key, version, now);
                 }
-                let (pair, entries) = match shard.stored(index, policy.quota().rules()) {
-                    Stored::Pair(pair) => (pair, Vec::new()),
-                    Stored::Trail(trail) => (Pair { at: 0, n: 0 }, shard.entries(&trail)),
-                };
-                states.push(State { key, policy: usize::from(version) - 1, pair, entries });
             }
-        }
-        // Only the policies of these states: what was merely asked about leaves no trace.
+            snapshot
+        };
+        // The walk may have missed a key that moved, or have met it twice: the state that is added last is the one that holds.
+        let meet = |snapshot: &mut Self, key| {
+            let _stripe = store.lock_stripe(store.stripe_of(key));
+            if let Some(seen) = store.words.find(key) {
+                snapshot.add_word(store, seen, now);
+            }
+            if let Some(large) = store.large.get() {
+                let shard = large.lock(large.shard_of(key));
+                if let Some((index, version)) = shard.find(key) {
+                    snapshot.add_large(store, &shard, index, key, version, now);
+                }
+            }
+        };
+        store.while_walking(|| walk(snapshot), meet, |snapshot| snapshot.name_policies(store))
+    }
+
+    /// Numbers the states' policies anew: only those of these states, since what was merely asked about leaves no trace.
+    fn name_policies(&mut self, store: &Store) {
         let versions = store.registry.versions();
-        let (mut policies, mut places) = (Vec::new(), HashMap::new());
-        for state in &mut states {
+        let Self { policies, states, .. } = self;
+        let mut places = HashMap::new();
+        for state in states {
             state.policy = *places.entry(state.policy).or_insert_with(|| {
                 policies.extend(versions.policies().get(state.policy).cloned());
                 policies.len() - 1 // one for each state's version, so at least one
             });
         }
-        drop(versions);
-        Self { seeds: store.setup.secret.seeds, policies, states }
+    }
+
+    fn add_word(&mut self, store: &Store, seen: Seen, now: Now) {
+        let version = version_of(seen.tag);
+        let Some((_, layout)) = store.word_rules(version) else { return };
+        if let Some(pair) = layout.unpack(seen.word, now) {
+            let key = Fingerprint::of_tag(seen.tag);
+            self.states.push(State { key, policy: usize::from(version) - 1, pair, entries: Vec::new() });
+        }
+    }
+
+    fn add_large(&mut self, store: &Store, shard: &Shard, index: Index, key: Fingerprint, version: u16, now: Now) {
+        let versions = store.registry.versions();
+        let Some(policy) = versions.policy(version).filter(|_| !shard.expired(index, now.at)) else { return };
+        let (pair, entries) = match shard.stored(index, policy.quota().rules()) {
+            Stored::Pair(pair) => (pair, Vec::new()),
+            Stored::Trail(trail) => (Pair { at: 0, n: 0 }, shard.entries(&trail)),
+        };
+        self.states.push(State { key, policy: usize::from(version) - 1, pair, entries });
     }
 
     /// Puts the states into a new store.
@@ -85,7 +109,7 @@ impl Snapshot {
         let mut versions = HashMap::new();
         for state in &self.states {
             let Some(policy) = self.policies.get(state.policy) else { continue };
-            let version = *versions.entry(state.policy).or_insert_with(|| store.registry.version(policy));
+            let version = *versions.entry(state.policy).or_insert_with(|| store.version(policy));
             if version == UNNAMED {
                 continue;
             }
@@ -96,7 +120,7 @@ impl Snapshot {
                         let (key, cost, how) = (state.key, 0, How::IfAllowed);
                         let word = WordCharge { store, key, version, rules, layout, cost, how };
                         // A key that moved while the states were walked may have been met twice.
-                        store.forget(key, now);
+                        store.forget(key);
                         if let Some(claimed) = word.claim(now, &mut news) {
                             store.words.publish(claimed, key.tag(version), layout.pack(pair, now));
                         }
@@ -110,7 +134,7 @@ impl Snapshot {
     }
 
     fn fill_large(store: &Store, state: &State, version: u16, quota: &Quota, pair: Pair, now: Now) {
-        store.forget(state.key, now);
+        store.forget(state.key);
         let large = store.large();
         let mut shard = large.lock(large.shard_of(state.key));
         let mut crowd = store.crowd(now);

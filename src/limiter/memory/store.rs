@@ -5,8 +5,8 @@
 //! and waits for nobody, since the keys of other sets that wait are under other stripes. The lock of the versions is taken
 //! last, and nothing is locked under it. No lock is held while an observer is told.
 
-use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock, TryLockError};
 
 use foldhash::SharedSeed;
 use smallvec::SmallVec;
@@ -16,15 +16,15 @@ use crate::algorithm::{PairRules, WordLayout};
 use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
 use crate::limiter::Roster;
-use crate::outcome::Observer;
+use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
 use crate::sync::{Mutex, MutexGuard, lock};
 
 use super::OnFull;
 use super::large::{Crowd, Large, Shard};
 use super::news::News;
-use super::registry::Registry;
-use super::words::{Fingerprint, Now, Words};
+use super::registry::{PHASE_US, Registry, UNNAMED};
+use super::words::{Fingerprint, Now, Words, is_expired, version_of};
 
 /// Stripes: a new key's slot is made under one, so that no key ever gets two.
 const STRIPES: usize = 1_024;
@@ -59,6 +59,20 @@ pub(super) struct Store {
     stripes: Box<[Mutex<()>]>,
     /// How many newcomers in a row found the table of words full, up to a bound; only a hint.
     pub(super) crowding: AtomicU32,
+    /// It was reported in this phase that no version is left.
+    is_reported: AtomicBool,
+    /// Held by the thread that walks over all states.
+    walk: Mutex<Walks>,
+    is_walked: AtomicBool,
+    /// Keys whose states moved while they were walked over.
+    moved: Mutex<Vec<Fingerprint>>,
+}
+
+/// What is known of walks over all states.
+#[derive(Default)]
+struct Walks {
+    /// When versions may be looked for again that nobody needs.
+    next_phase_us: u64,
 }
 
 /// What a store is made from; see `builder.rs` for what each is.
@@ -103,6 +117,105 @@ impl Store {
             roster: Roster::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             crowding: AtomicU32::new(0),
+            is_reported: AtomicBool::new(false),
+            walk: Mutex::default(),
+            is_walked: AtomicBool::new(false),
+            moved: Mutex::default(),
+        }
+    }
+
+    // Versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The number of a policy's version. A charge asks once: the answer may be another one later.
+    #[inline]
+    pub(super) fn version(&self, policy: &Policy) -> u16 {
+        match self.registry.cached(policy) {
+            Some(version) => version,
+            None => self.version_slowly(policy),
+        }
+    }
+
+    /// The same where it is not found at once. No lock may be held.
+    #[cold]
+    #[inline(never)]
+    fn version_slowly(&self, policy: &Policy) -> u16 {
+        let mut version = self.registry.look_up(policy);
+        if self.registry.is_crowded() && self.free_versions() && version == UNNAMED {
+            version = self.registry.look_up(policy);
+        }
+        if version == UNNAMED && !self.is_reported.swap(true, Ordering::Relaxed) {
+            if let Some(observer) = &self.setup.observer {
+                observer.on_event(&LimiterEvent::TooManyQuotas);
+            }
+        }
+        version
+    }
+
+    /// Frees the versions that nobody asked for since this was done last, and that have no live states. `false` if that is
+    /// not long ago, or another thread is at it.
+    fn free_versions(&self) -> bool {
+        let mut walks = match self.walk.try_lock() {
+            Ok(walks) => walks,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let now = self.now();
+        // A clock that stepped back is waited for no longer than a phase.
+        if now.at < walks.next_phase_us && walks.next_phase_us <= now.at + PHASE_US {
+            return false;
+        }
+        walks.next_phase_us = now.at + PHASE_US;
+        self.is_reported.store(false, Ordering::Relaxed);
+        let mut unused = self.registry.idle();
+        for seen in self.words.iter() {
+            let version = version_of(seen.tag);
+            if !unused.contains(version) {
+                continue;
+            }
+            // A slot that has expired must not name a version that will mean something else.
+            let expired = is_expired(seen.word, self.registry.shift(version), now);
+            if expired && self.words.lock(seen) {
+                self.words.put_back(seen.emptied());
+            } else {
+                unused.remove(version);
+            }
+        }
+        for number in 0..self.large.get().map_or(0, Large::shards) {
+            let Some(large) = self.large.get() else { break };
+            large.lock(number).forget_versions(&mut unused, now.at);
+        }
+        self.registry.begin_phase(&unused);
+        true
+    }
+
+    // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Walks over all states with `walk`, and then with `meet` over the keys that moved meanwhile; at last `finish` is called.
+    /// No other walk happens until then, so that each version means one thing.
+    pub(super) fn while_walking<T>(
+        &self,
+        walk: impl FnOnce() -> T,
+        mut meet: impl FnMut(&mut T, Fingerprint),
+        finish: impl FnOnce(&mut T),
+    ) -> T {
+        let _one = lock(&self.walk);
+        lock(&self.moved).clear();
+        self.is_walked.store(true, Ordering::Relaxed);
+        // Whoever moves a key holds its stripe. A move that did not see the walk is done after this.
+        (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
+        let mut result = walk();
+        self.is_walked.store(false, Ordering::Relaxed);
+        let moved = std::mem::take(&mut *lock(&self.moved));
+        moved.into_iter().for_each(|key| meet(&mut result, key));
+        finish(&mut result);
+        result
+    }
+
+    /// Under the stripe of a key whose state has moved to another place.
+    pub(super) fn has_moved(&self, key: Fingerprint) {
+        // Relaxed: the stripe orders this, see `while_walking`.
+        if self.is_walked.load(Ordering::Relaxed) {
+            lock(&self.moved).push(key);
         }
     }
 
@@ -185,7 +298,7 @@ impl Store {
 
     /// States of policies without a version have their quota in the fingerprint: another quota is another state.
     pub(super) fn unnamed(key: Fingerprint, policy: &Policy) -> Fingerprint {
-        Fingerprint::new(key.bits() ^ policy.fingerprint().rotate_left(17))
+        Fingerprint::new(key.bits() ^ policy.state_fingerprint().rotate_left(17))
     }
 
     /// The rules of a version whose states are words.

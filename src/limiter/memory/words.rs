@@ -1,4 +1,4 @@
-//! The table of one-word states: flat, set-associative, lock-free.
+//! The table of one-word states: flat, set-associative, with a lock in each slot.
 //!
 //! A slot is two words: a tag (the key's fingerprint, and below it the number of the policy's
 //! [version](super::registry)), and a state (see [`WordLayout`]). Four slots make a line of 64 bytes, and a key may live in
@@ -6,13 +6,12 @@
 //!
 //! # Who may write what
 //!
-//! * A state is replaced by compare-exchange, so a decision takes effect at one instant.
-//! * A tag is written only while its state is [`LOCKED`], by the thread that locked it.
+//! * A slot is locked by a compare-exchange of the state that was read to [`LOCKED`]. The thread that did it reads the tag
+//!   again, and lets go if it is another key's: a thread that lost the processor in between may find the very state that it
+//!   has read in a slot that another key has moved into.
+//! * Tags and states are written only by the thread that has locked their slot. To write a state it needs the lock for
+//!   three instructions; nothing is waited for meanwhile.
 //! * A key's slot is made under the key's stripe (a lock of the limiter), so that no key ever has two.
-//!
-//! A thread that has read a state and loses the processor must not find the same word there when it comes back and another
-//! key has moved in. So a word's lowest bits count who moved in: it takes four newcomers, and then the very same state, to
-//! be mistaken.
 
 use smallvec::SmallVec;
 
@@ -34,12 +33,11 @@ const WORDS_PER_LINE: usize = 2 * SLOTS_PER_LINE;
 const LINE_BYTES: usize = 64;
 const _: () = assert!(WORDS_PER_LINE * size_of::<u64>() == LINE_BYTES);
 
-/// The lowest bits of a word: how many keys have moved into its slot.
-const GENERATION_BITS: u32 = 2;
-const GENERATION_MASK: u64 = (1 << GENERATION_BITS) - 1;
+/// Of a slot that holds nothing, as it is before it was ever used. It has expired, whatever the clock says.
+pub(super) const NO_STATE: u64 = 0;
 
 /// Bits below a word's instant when that is in microseconds.
-const LOWER_BITS: u32 = NUMBER_BITS + GENERATION_BITS;
+const LOWER_BITS: u32 = NUMBER_BITS;
 
 /// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
 /// still there.
@@ -105,18 +103,18 @@ impl WordLayout {
     /// The layout of instants that may be any microsecond.
     pub(super) const MICROSECONDS: Self = Self { shift: 0, grid: Divisor::new(1) };
 
-    /// Packs a state that is not older than the base nor further ahead than a word holds. The generation is left zero.
+    /// Packs a state that is not older than the base nor further ahead than a word holds.
     #[inline]
     pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
         let relative = state.at.saturating_sub(now.base());
         let unit = (1 << self.shift) - 1;
-        ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n << GENERATION_BITS
+        ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n
     }
 
     /// Packs a state that is so far ahead, where instants are microseconds.
     #[inline]
     pub(super) fn pack_ahead(ahead: Ahead, now: Now) -> u64 {
-        (now.relative + ahead.us) << LOWER_BITS | ahead.num << GENERATION_BITS
+        (now.relative + ahead.us) << LOWER_BITS | ahead.num
     }
 
     /// How far the state in a word is ahead, where instants are microseconds. One that has expired is not.
@@ -138,13 +136,7 @@ impl WordLayout {
         let upper = now.base() + ((word >> bits) << self.shift);
         // On a grid, the instant is the last point that is not after the rounded-up unit.
         let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
-        Some(Pair { at, n: (word & ((1 << bits) - 1)) >> GENERATION_BITS })
-    }
-
-    /// A word that has expired.
-    #[inline]
-    pub(super) fn cleared(self, now: Now) -> u64 {
-        ((now.relative >> self.shift) << (LOWER_BITS + self.shift)).saturating_sub(1 << LOWER_BITS) & !GENERATION_MASK
+        Some(Pair { at, n: word & ((1 << bits) - 1) })
     }
 }
 
@@ -167,7 +159,7 @@ pub(super) struct Seen {
 }
 
 /// What was found in a line.
-enum Found {
+pub(super) enum Found {
     Slot(Seen),
     Nothing,
     /// The slot is locked, or changed while it was read.
@@ -178,20 +170,9 @@ impl Seen {
     /// In the place of one.
     pub(super) const NOTHING: Self = Self { place: Place(0), tag: 0, word: 0 };
 
-    /// This word in the generation of the key that was seen.
-    #[inline]
-    fn same_key(self, word: u64) -> u64 {
-        word & !GENERATION_MASK | self.word & GENERATION_MASK
-    }
-
-    /// This word in the next generation.
-    fn next_key(self, word: u64) -> u64 {
-        word & !GENERATION_MASK | self.word.wrapping_add(1) & GENERATION_MASK
-    }
-
     /// The same slot as a locked one is left when its content is elsewhere.
     pub(super) fn emptied(self) -> Self {
-        Self { tag: 0, word: self.next_key(0), ..self }
+        Self { tag: 0, word: NO_STATE, ..self }
     }
 }
 
@@ -204,9 +185,10 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// A table for `keys` keys: twice as many slots, so that of a million live keys fewer than ten are forgotten.
+    /// A table for `keys` keys: five slots for two, so that there is room for twice as many if they come, and of a million
+    /// live keys fewer than ten are forgotten.
     pub(super) fn new(keys: usize) -> Self {
-        let lines = (keys * 2).div_ceil(SLOTS_PER_LINE).max(2);
+        let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
         let words = zeroed((lines + 1) * WORDS_PER_LINE);
         let misaligned = words.as_ptr() as usize % LINE_BYTES;
         let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<u64>();
@@ -230,14 +212,11 @@ impl Words {
         }
     }
 
-    /// Finds the key's slot, if it has one of this version and nobody is changing it.
+    /// Finds the key's slot of this version, and waits for nothing.
     #[inline(always)]
-    pub(super) fn find_quietly(&self, key: Fingerprint, version: u16) -> Option<Seen> {
+    pub(super) fn find_quietly(&self, key: Fingerprint, version: u16) -> Found {
         let tag = key.tag(version);
-        match self.look_for(key, |other| other == tag) {
-            Found::Slot(seen) => Some(seen),
-            Found::Nothing | Found::Changing => None,
-        }
+        self.look_for(key, |other| other == tag)
     }
 
     #[inline(always)]
@@ -270,29 +249,39 @@ impl Words {
         Found::Slot(Seen { place: self.place(line, slot), tag, word })
     }
 
-    /// Replaces the state that was seen, if it is still there.
-    #[inline]
+    /// Replaces the state that was seen, if it is still there, and still the same key's.
+    #[inline(always)]
     pub(super) fn replace(&self, seen: Seen, word: u64) -> bool {
-        self.exchange(seen, seen.same_key(word))
+        self.lock_then(seen, word)
     }
 
     /// Locks a slot as it was seen: until it is unlocked, everybody who looks for its key waits.
     #[inline]
     pub(super) fn lock(&self, seen: Seen) -> bool {
-        self.exchange(seen, LOCKED)
+        self.lock_then(seen, LOCKED)
     }
 
+    /// Locks a slot as it was seen, and leaves this word in it.
     #[inline(always)]
-    fn exchange(&self, seen: Seen, word: u64) -> bool {
-        let Some(state) = self.words.get(seen.place.0 + 1) else { return false };
-        // AcqRel: the winner's reads of the slot are not older than the state it replaced, and what it did before is seen
-        // by whoever reads the new state. Relaxed on failure: the caller reads again.
-        state.compare_exchange(seen.word, word, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    fn lock_then(&self, seen: Seen, word: u64) -> bool {
+        let Some([tag, state]) = self.words.get(seen.place.0..).and_then(|slot| slot.first_chunk()) else {
+            return false;
+        };
+        // Acquire, with the Release of the state in `publish`: the tag that is read next is not older than the state.
+        // Relaxed on failure: the caller reads again.
+        if state.compare_exchange(seen.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let is_same = tag.load(Ordering::Relaxed) == seen.tag;
+        let word = if is_same { word } else { seen.word };
+        if word != LOCKED {
+            state.store(word, Ordering::Release); // with the Acquire of the state in `find`
+        }
+        is_same
     }
 
-    /// Writes the tag and the state of a locked slot, which unlocks it; `seen` is what it held.
+    /// Writes the tag and the state of a locked slot, which unlocks it.
     pub(super) fn publish(&self, seen: Seen, tag: u64, word: u64) {
-        let word = if tag == seen.tag { seen.same_key(word) } else { seen.next_key(word) };
         if let (Some(tags), Some(states)) = (self.words.get(seen.place.0), self.words.get(seen.place.0 + 1)) {
             tags.store(tag, Ordering::Release); // with the Acquire of the tag in `find`
             states.store(word, Ordering::Release); // with the Acquire of the state in `find`
@@ -303,7 +292,7 @@ impl Words {
     #[inline]
     pub(super) fn unlock(&self, seen: Seen, word: u64) {
         if let Some(state) = self.words.get(seen.place.0 + 1) {
-            state.store(seen.same_key(word), Ordering::Release); // with the Acquire of the state in `find`
+            state.store(word, Ordering::Release); // with the Acquire of the state in `find`
         }
     }
 

@@ -30,6 +30,11 @@ impl Worth {
         Self { rank, used: if rank == Rank::Left { fullness.used } else { 0 }, expires }
     }
 
+    /// Of a state whose quota is not known, since there were too many.
+    pub(super) fn unknown(expires: u64) -> Self {
+        Self { rank: Rank::Left, used: 0, expires }
+    }
+
     /// Whether forgetting the state gives its client a fresh allowance.
     pub(super) fn is_throttled(&self) -> bool {
         self.rank != Rank::Left
