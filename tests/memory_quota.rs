@@ -1,4 +1,13 @@
 //! A single client may always use its whole quota: whatever the algorithm, the size of its state and of the limiter.
+//!
+//! What is bounded in the limiter, what happens at the bound, and the test that goes there:
+//!
+//! * slots of each table: a state is evicted, or the newcomer is denied (`tests/memory.rs`, `tests/memory_floods.rs`);
+//! * slots that meters may take, half of those of a key: the new meter is denied (`tests/on_refusal.rs`);
+//! * dated entries: neighbours are folded (`full_arena_refuses_and_forgets_nobody`, and the unit tests of the arena);
+//! * entries of one key: the quota is not supported (`quota_that_never_fits_is_not_supported`);
+//! * numbers of quotas: they are used again, and the last one is reported (`tests/memory_versions.rs`);
+//! * the limiter's time: it stands still at either end (`a_clock_at_either_end_of_time_never_panics`).
 
 use std::time::Duration;
 

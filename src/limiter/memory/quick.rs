@@ -35,7 +35,7 @@ impl Store {
                 }
             }
             Rules::Pair(rules, Layout::Word(_)) => {
-                return self.charge_word(policy, rules, fingerprint, version, now, cost, force);
+                return self.charge_word(policy, rules, fingerprint, now, cost, force);
             }
             _ => {}
         }
@@ -75,11 +75,11 @@ impl Store {
         policy: &Policy,
         rules: &PairRules,
         key: Fingerprint,
-        version: u16,
         now: Now,
         cost: u64,
         force: bool,
     ) -> ChargeDecision {
+        let version = self.version(policy);
         if let Layout::Word(layout) = policy.quota().rules().layout() {
             by_type!(rules, rules => {
                 for attempt in 0..ATTEMPTS {

@@ -251,7 +251,7 @@ impl Registry {
             .filter(|number| unused.contains(*number) && !self.is_asked(*number, phase))
             .collect();
         if !free.is_empty() {
-            versions.numbers.retain(|_, number| !(unused.contains(*number) && !self.is_asked(*number, phase)));
+            versions.numbers.retain(|_, number| !unused.contains(*number) || self.is_asked(*number, phase));
             versions.free.extend(free);
             versions.places.clear();
             let used: Vec<Policy> = versions
