@@ -11,7 +11,7 @@ use http_body_util::Full;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
     Blocks, Key, Limiter, ManualClock, MemoryLimiter, Meters, Misuse, MisuseKind, Mode, Observer, Outcome, OutcomeKind,
-    Policy, Quota, RateLimitLayer, Rule, key,
+    Policy, PolicyErrorKind, Quota, RateLimitLayer, Rule, key,
 };
 
 type Body = Full<Bytes>;
@@ -217,7 +217,7 @@ async fn the_cost_of_a_request_is_metered_as_a_whole() {
 #[tokio::test]
 async fn what_an_inner_layer_refuses_is_taken_off_the_meter() {
     let (limiter, _) = memory();
-    let outer = RateLimitLayer::new(limiter.clone(), api(), key::header("x-user"));
+    let outer = RateLimitLayer::new(limiter.clone(), api(), key::header("x-user")).refund_nested(true);
     let inner = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(3), key::global());
     let service = outer.layer(inner.layer(tower::service_fn(answer)));
     let mut passed = 0;
@@ -262,9 +262,8 @@ async fn what_a_request_cost_in_the_end_is_settled_where_it_was_charged() {
         assert_eq!((4 - left, meters.usage(&alice).await.unwrap()), (used, 0), "{reserved}");
         assert!(limiter.take_one(&quota, &alice, left).is_allowed());
         let beyond = send(&layer, "alice").await;
-        let metered = if reserved > 0 { used } else { 0 }; // what costs nothing at first is within
-        assert_eq!(beyond.kind == OutcomeKind::Overage, reserved > 0);
-        assert_eq!(meters.usage(&alice).await.unwrap(), metered, "{reserved}");
+        assert_eq!(beyond.kind, OutcomeKind::Overage, "a reservation of {reserved} is one of at least 1");
+        assert_eq!(meters.usage(&alice).await.unwrap(), used, "{reserved}");
     }
 }
 
@@ -341,4 +340,21 @@ fn what_makes_no_sense_together_is_refused_with_the_reason() {
         let message = refused.unwrap_err().to_string();
         assert!(message.contains(mend), "{message}");
     }
+}
+
+#[tokio::test]
+async fn block_counts_the_refusals_of_each_of_255_quotas() {
+    let quotas =
+        |count: u64| (0..count).map(|at| Quota::fixed_window(1 + at, MINUTE + Duration::from_secs(at)).unwrap());
+    let several = |count: u64| Policy::several("login", quotas(count)).unwrap().block(block());
+    let error = several(256).unwrap_err();
+    assert_eq!(error.kind(), PolicyErrorKind::Combination);
+    assert!(error.to_string().contains("256 quotas"), "{error}");
+    // Only the first of them, the furthest from the block, refuses.
+    let layer = RateLimitLayer::new(memory().0, several(255).unwrap(), key::header("x-user"));
+    for expected in [OutcomeKind::Allowed, OutcomeKind::Limited, OutcomeKind::Limited, OutcomeKind::Blocked] {
+        assert_eq!(send(&layer, "eve").await.kind, expected);
+    }
+    // Of plans a request is charged to one.
+    assert!(Policy::choose("login", quotas(256), |_| 0).unwrap().block(block()).is_ok());
 }

@@ -44,8 +44,8 @@ impl Rule {
     /// ```
     ///
     /// # Errors
-    /// If the quota is not a block, if the name is that of one of the rule's policies, or if the rule has a block or a meter
-    /// already: what passes beyond its quota is no refusal.
+    /// If the quota is not a block, if the name is that of one of the rule's policies, if the rule has a block or a meter
+    /// already (what passes beyond its quota is no refusal), or if it is of more than 255 [quotas](Policy::several).
     pub fn block(self, block: Policy) -> Result<Self, PolicyError> {
         self.accompanied(block, Algorithm::Block)
     }
@@ -106,6 +106,17 @@ impl Rule {
                 "a rule has one block or one meter: what passes beyond its quota is no refusal; use two rules",
             ));
         }
+        if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {
+            return Err(PolicyError::together(
+                policy.name(),
+                &format!(
+                    "the rule has {} quotas, and a block counts the refusals of no more than {}: give the others a rule \
+                     and a block of their own",
+                    self.policies.len(),
+                    u8::MAX
+                ),
+            ));
+        }
         Ok(Self { companion: Some(Companion { policy, meters: algorithm == Algorithm::Meter }), ..self })
     }
 }
@@ -159,7 +170,7 @@ impl Companions {
 fn join(policy: usize, meters: bool, charges: &mut SmallVec<[OwnedCharge; decision::INLINE]>, first: usize) {
     let Some(last) = charges.last() else { return };
     let (key, cost, mode) = (last.key.clone(), last.cost, last.mode());
-    let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX);
+    let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX); // a rule with a companion has no more
     if meters {
         if mode != Mode::Enforce {
             return;
