@@ -21,8 +21,8 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
-    BoxLimiter, Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observed, Observer, OutcomeKind, Policy, Quota,
-    RateLimitLayer, Refund, Reply, Rule, Timer, key,
+    BoxLimiter, Charge, Decision, Key, Limiter, MemoryLimiter, Mode, Observed, Observer, Outcome, OutcomeKind, Policy,
+    Quota, RateLimitLayer, Refund, Reply, Rule, Timer, key,
 };
 
 #[test]
@@ -240,6 +240,47 @@ fn waiters_that_leave_are_reported() {
     shop.world.pass(100 * MS);
     let kinds: Vec<OutcomeKind> = log.0.lock().unwrap().iter().map(|(kind, _, _)| *kind).collect();
     assert_eq!(kinds, [OutcomeKind::Allowed, OutcomeKind::Abandoned, OutcomeKind::Delayed]);
+}
+
+/// With a block, and with a meter, whose quota is only observed.
+#[test]
+fn refusal_where_too_many_wait_says_when_to_come_back() {
+    let minute = Duration::from_secs(60);
+    let block = Policy::new("block", Quota::block(1, minute, minute).unwrap()).unwrap();
+    let meter = Policy::new("meter", Quota::meter(5, minute).unwrap()).unwrap();
+    for companion in [None, Some(&block), Some(&meter)] {
+        let mut shop = Shop::new(queue(3));
+        let rule = Rule::new(&shop.policy);
+        let rule = match companion {
+            Some(policy) if policy.name() == "block" => rule.block(policy.clone()).unwrap(),
+            Some(policy) => rule.overage(policy.clone()).unwrap(),
+            None => rule,
+        };
+        let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global())
+            .delay(shop.world.timer.clone())
+            .max_waiting(0);
+        let service = layer.layer(service_fn(|_: Request<Body>| {
+            std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))
+        }));
+        for expected in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS, StatusCode::TOO_MANY_REQUESTS] {
+            let service = service.clone();
+            let sent = shop.world.spawn(async move {
+                let response = service.oneshot(Request::new(Body::default())).await.unwrap();
+                if response.status() != StatusCode::OK {
+                    let outcome: &Outcome = response.extensions().get().unwrap();
+                    assert_eq!(outcome.kind(), OutcomeKind::Limited);
+                    assert_eq!(outcome.violated().map(|standing| standing.policy().name()).count(), 1);
+                    assert_eq!(response.headers()["retry-after"], "1");
+                }
+                response.status()
+            });
+            assert_eq!(shop.world.done[sent], Some(expected), "{companion:?}");
+        }
+        if let Some(companion) = companion {
+            let unused = companion.quota().capacity();
+            assert_eq!(shop.limiter.peek_one(companion, &Key::global(), 0).remaining(), unused, "{companion:?}");
+        }
+    }
 }
 
 /// Clients with a key each, whose second request would have to wait.

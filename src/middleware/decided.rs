@@ -105,6 +105,13 @@ impl Charges {
         }
     }
 
+    fn get_mut(&mut self, at: usize) -> Option<&mut OwnedCharge> {
+        match self {
+            Self::One(charge) => (at == 0).then_some(charge),
+            Self::Several(charges) | Self::Unkeyed(charges, _) => charges.get_mut(at),
+        }
+    }
+
     /// Moves them out, and leaves none.
     pub(super) fn take(&mut self) -> Self {
         std::mem::replace(self, Self::Several(SmallVec::new()))
@@ -224,13 +231,13 @@ impl Decided {
     }
 
     /// A charge, and its answer.
-    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&OwnedCharge, &mut ChargeDecision)> {
+    pub(super) fn answer_mut(&mut self, at: usize) -> Option<(&mut OwnedCharge, &mut ChargeDecision)> {
         match &mut self.answer {
             Answer::Nothing | Answer::Owed(_) => None,
             Answer::One { charge, decision } => (at == 0).then_some((charge, decision)),
             Answer::Several(record) => {
                 let Record::Known(Answered { charges, decision }) = &mut **record else { return None };
-                Some((charges.as_slice().get(at)?, decision.as_mut()?.charge_mut(at)?))
+                Some((charges.get_mut(at)?, decision.as_mut()?.charge_mut(at)?))
             }
         }
     }

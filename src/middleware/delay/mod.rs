@@ -16,10 +16,11 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::charging::Shared;
-use super::decided::Decided;
+use super::decided::{Decided, Manner};
 use super::modes::makes_wait;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::Limiter;
+use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::time::{micros_ceil, micros_floor};
 
@@ -126,7 +127,8 @@ impl<L: Limiter> Shared<L> {
             }
             self.take_back(decided);
             for (at, delay) in delays {
-                if let Some((_, decision)) = decided.answer_mut(at) {
+                if let Some((charge, decision)) = decided.answer_mut(at) {
+                    charge.manner = Manner::of(Mode::Enforce); // what waits is not metered instead
                     *decision = ChargeDecision::denied(decision.limit(), decision.remaining(), Some(delay))
                         .with_reset_after(decision.reset_after());
                 }
