@@ -37,12 +37,14 @@ impl PlanOverrides {
     /// Gives a key this plan: its place among the quotas, from 0. A place that is not there is the first, as everywhere.
     /// Returns the plan that it was given before. A key that is missing (`None`) is given nothing.
     pub fn set(&self, key: impl IntoKey, plan: usize) -> Option<usize> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key.into_key()?, plan)
+        let key = key.into_key()?; // not under the lock
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(key, plan)
     }
 
     /// Takes a key's plan back: it has the one that is chosen for it. Returns the plan that it was given.
     pub fn remove(&self, key: impl IntoKey) -> Option<usize> {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&key.into_key()?)
+        let key = key.into_key()?; // not under the lock
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&key)
     }
 
     /// The plan that a key was given.
@@ -88,5 +90,27 @@ impl fmt::Debug for PlanOverrides {
     /// How many, and not who.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PlanOverrides").field("keys", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks into the table when it is made into a key.
+    struct Looks(PlanOverrides);
+
+    impl IntoKey for Looks {
+        fn into_key(self) -> Option<Key> {
+            Key::of(self.0.0.try_read().is_ok())
+        }
+    }
+
+    #[test]
+    fn keys_are_made_when_the_table_is_not_locked() {
+        let table = PlanOverrides::new();
+        table.set(Looks(table.clone()), 1);
+        assert_eq!(table.of(&Key::of(true).unwrap()), Some(1));
+        assert_eq!(table.remove(Looks(table.clone())), Some(1));
     }
 }
