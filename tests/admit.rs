@@ -140,6 +140,29 @@ async fn handler_of_tonic_refuses_with_a_status() {
     assert_eq!(used(&limiter, &rows(10)), 7);
 }
 
+/// Whether the refusal has gRPC's form or was turned into a status.
+#[tokio::test]
+async fn status_of_tonic_tells_clients_nothing_of_the_server() {
+    let failing = Scripted::new();
+    failing.fail(true);
+    let keyless = |_: &Parts| None::<Key>;
+    for refusals in [Refusals::default(), Refusals::default().grpc(false)] {
+        let failed = RateLimitLayer::new(failing.clone(), rows(1), key::global()).refusals(refusals.clone());
+        let missing = RateLimitLayer::new(memory(), rows(1), keyless).refusals(refusals.clone());
+        let limited = RateLimitLayer::new(memory(), rows(0), key::global()).refusals(refusals);
+        let call = tonic::Request::new(());
+        for (status, code, message) in [
+            (failed.admit_call(&call).await, tonic::Code::Unavailable, "cannot accept this request"),
+            (missing.admit_call(&call).await, tonic::Code::InvalidArgument, "identifies clients by"),
+            (limited.admit_call(&call).await, tonic::Code::ResourceExhausted, "rate limit exceeded"),
+        ] {
+            let status = status.unwrap_err();
+            assert_eq!(status.code(), code);
+            assert!(status.message().contains(message), "{}", status.message());
+        }
+    }
+}
+
 #[tokio::test]
 async fn call_of_tonic_is_refused_on_the_wire() {
     let layer = RateLimitLayer::new(memory(), rows(1), key::global());

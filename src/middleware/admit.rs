@@ -15,6 +15,8 @@ use super::delay::Delayed;
 use super::late::{Record, Settling};
 use super::layer::RateLimitLayer;
 use super::modes::kind_of_unkeyed;
+#[cfg(feature = "tonic")]
+use super::refusal::message;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 
@@ -265,7 +267,7 @@ impl From<Refused> for tonic::Status {
                 _ => tonic::Code::ResourceExhausted,
             };
             let metadata = tonic::metadata::MetadataMap::from_headers(head.headers);
-            Self::with_metadata(code, refused.outcome.kind().as_str(), metadata)
+            Self::with_metadata(code, message(&refused.outcome), metadata)
         })
     }
 }

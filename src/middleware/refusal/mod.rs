@@ -20,6 +20,8 @@ use crate::outcome::Outcome;
 use crate::policy::Policy;
 
 pub(crate) use prepared::PreparedRefusals;
+#[cfg(feature = "tonic")]
+pub(crate) use prepared::message;
 pub use protocol::Protocol;
 
 use body::Format;

@@ -138,12 +138,12 @@ impl PreparedRefusals {
     }
 
     fn grpc_status<'a>(&self, reason: Reason, refusal: &Refusal<'a>) -> Status<'a> {
-        let (code, message) = match (reason, self.refusals.grpc_code) {
-            (Reason::Limited, GrpcCode::ResourceExhausted) => (8, "rate limit exceeded"),
-            (Reason::Limited, GrpcCode::Unavailable) => (14, "rate limit exceeded"),
-            (Reason::Denied, _) => (7, DENIED),
-            (Reason::KeyMissing, _) => (3, KEY_MISSING),
-            (Reason::LimiterFailed, _) => (14, LIMITER_FAILED),
+        let code = match (reason, self.refusals.grpc_code) {
+            (Reason::Limited, GrpcCode::ResourceExhausted) => 8,
+            (Reason::Limited, GrpcCode::Unavailable) => 14,
+            (Reason::Denied, _) => 7,
+            (Reason::KeyMissing, _) => 3,
+            (Reason::LimiterFailed, _) => 14,
         };
         let outcome = refusal.outcome;
         let retry_after = refusal.retry_after.filter(|_| reason == Reason::Limited);
@@ -152,7 +152,7 @@ impl PreparedRefusals {
         let details = (reason == Reason::Limited).then_some(Details { retry_after, outcome });
         Status {
             code,
-            message,
+            message: message(outcome),
             pushback: pushback.filter(|_| self.refusals.grpc_pushback),
             details: details.filter(|_| self.refusals.grpc_details),
         }
@@ -214,6 +214,16 @@ impl Reason {
             | OutcomeKind::Abandoned
             | OutcomeKind::FailedOpen => Self::Limited,
         }
+    }
+}
+
+/// What a client is told in a gRPC status.
+pub(crate) fn message(outcome: &Outcome) -> &'static str {
+    match Reason::of(outcome) {
+        Reason::Limited => "rate limit exceeded",
+        Reason::Denied => DENIED,
+        Reason::KeyMissing => KEY_MISSING,
+        Reason::LimiterFailed => LIMITER_FAILED,
     }
 }
 
