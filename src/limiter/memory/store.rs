@@ -222,7 +222,7 @@ impl Store {
     /// A reading of the clock before the state is read: a thread that loses the processor in between meets a state that
     /// is newer. Whoever decides by it gives up when the state is [ahead](PairRules::is_clamped) of it, and decides by
     /// [`now_after`](Self::now_after) instead.
-    #[inline]
+    #[inline(always)] // called from several places, it would be a call in the usual charge (benches/instructions.rs)
     pub(super) fn now(&self) -> Now {
         Now::new(self.setup.clock.now_us(), self.setup.base)
     }
