@@ -101,6 +101,41 @@ fn a_receipt_gives_back_what_was_taken() {
 }
 
 #[test]
+fn refund_of_the_newest_units_moves_the_reset_back() {
+    let seconds = |n: u64| Duration::from_secs(n);
+    for quota in
+        [Quota::sliding_log(40, MINUTE).unwrap(), Quota::sliding_window(40, MINUTE).unwrap().buckets(60).unwrap()]
+    {
+        let policy = Policy::from(quota);
+        // Of 20 requests in 20 seconds the last `refunded` are refunded, the newest of them first or last.
+        for refunded in [1, 6, 7, 8, 15, 19] {
+            for newest_first in [true, false] {
+                let clock = ManualClock::new();
+                let (limiter, other) = (limiter(100, &clock), limiter(100, &clock));
+                let mut receipts = Vec::new();
+                for n in 0..20 {
+                    receipts.extend(limiter.take_one(&policy, &key(1), 1).take_receipt());
+                    if n < 20 - refunded {
+                        let _ = other.take_one(&policy, &key(1), 1);
+                    }
+                    clock.advance(seconds(1));
+                }
+                let mut refunds = receipts.split_off(20 - refunded);
+                if newest_first {
+                    refunds.reverse();
+                }
+                for receipt in refunds {
+                    limiter.refund_now(&[Refund::new(policy.clone(), key(1), receipt)]);
+                }
+                let [left, expected] = [&limiter, &other].map(|limiter| limiter.peek_one(&policy, &key(1), 1));
+                assert_eq!(left.reset_after(), expected.reset_after(), "{quota}: {refunded}, {newest_first}");
+                assert_eq!(left.remaining(), expected.remaining(), "{quota}: {refunded}, {newest_first}");
+            }
+        }
+    }
+}
+
+#[test]
 fn reset_gives_the_whole_quota_back() {
     for quota in quotas() {
         let limiter = limiter(100, &ManualClock::new());

@@ -159,7 +159,23 @@ impl Arena {
         }
         if trail.total == 0 {
             self.clear(owner, trail);
+        } else {
+            self.drop_empty_newest(owner, trail);
         }
+    }
+
+    /// Drops the newest entries that hold no units: the newest one left says when all of the quota is back. It walks the
+    /// trail once.
+    fn drop_empty_newest(&self, owner: Fingerprint, trail: &mut Trail) {
+        if !trail.is_chained() || self.entry(trail.last, trail.filled - 1).1 > 0 {
+            return;
+        }
+        let newest = self.places(trail).filter(|(block, place)| self.entry(*block, *place).1 > 0).last();
+        let Some((block, place)) = newest else { return };
+        if block != trail.last {
+            self.release(owner, self.next(block), trail.last);
+        }
+        (trail.last, trail.filled) = (block, place + 1);
     }
 
     /// Frees all blocks of a trail, in one step.
@@ -559,8 +575,8 @@ mod tests {
                     let taken = 1 + below(units.max(1));
                     arena.remove_units(owner(), &mut trail, date, taken);
                     list.iter_mut().filter(|entry| entry.0 == date).for_each(|entry| entry.1 -= taken.min(entry.1));
-                    if list.iter().all(|entry| entry.1 == 0) {
-                        list.clear();
+                    while list.last().is_some_and(|entry| entry.1 == 0) {
+                        list.pop();
                     }
                 }
                 1 => {
