@@ -18,7 +18,9 @@ pub enum Mode {
     #[default]
     Enforce,
     /// It passes, with the [`Outcome`](crate::Outcome) in its extensions, of the kind
-    /// [`Degraded`](crate::OutcomeKind::Degraded): the service is to serve less.
+    /// [`Degraded`](crate::OutcomeKind::Degraded): the service is to serve less. Its response gets
+    /// `Cache-Control: no-store`, unless the service has set a `Cache-Control` of its own: a cache would serve less to
+    /// others, too.
     Degrade,
     /// It passes, as if there were no such rule, and only the outcome tells, by the kind
     /// [`ShadowLimited`](crate::OutcomeKind::ShadowLimited). Header fields do not: clients would slow down for a limit that

@@ -18,13 +18,13 @@ use support::Scripted;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::{
-    Access, AccessList, Bill, Limiter, MemoryLimiter, Outcome, Policy, Quota, RateLimitLayer, Rule, TokioTimer,
+    Access, AccessList, Bill, Limiter, MemoryLimiter, Mode, Outcome, Policy, Quota, RateLimitLayer, Rule, TokioTimer,
 };
 
 type Body = Full<Bytes>;
 
 /// The first cell of each row of the table, and the test that holds it.
-const ROWS: [(&str, &str); 14] = [
+const ROWS: [(&str, &str); 15] = [
     ("a request over its quota", "over_quota"),
     ("a request without a key", "missing_key"),
     ("the limiter fails", "limiter_fails"),
@@ -37,6 +37,10 @@ const ROWS: [(&str, &str); 14] = [
     ("an access list, and an unknown address", "unknown_address"),
     ("a CORS preflight request", "preflight"),
     ("a refusal, and a cache", "cache"),
+    (
+        "a response in place of the usual one ([degraded](crate::Mode::Degrade), or from an overflow), and a cache",
+        "cache_of_less",
+    ),
     ("a refusal, and gRPC", "grpc_shape"),
     ("what a response carries inside the server", "exposed_outcome"),
 ];
@@ -219,6 +223,23 @@ async fn cache() {
     let _ = service.clone().oneshot(from("192.0.2.1")).await;
     let refused = service.oneshot(from("192.0.2.1")).await.unwrap();
     assert_eq!(refused.headers()[header::CACHE_CONTROL], "no-store");
+}
+
+#[tokio::test]
+async fn cache_of_less() {
+    let policy = one_per_hour("client");
+    let degrading = RateLimitLayer::new(memory(), policy.clone().mode(Mode::Degrade), key::peer_ip());
+    let overflowing = RateLimitLayer::new(memory(), policy, key::peer_ip()).overflow(service_fn(served));
+    for request in 0..2 {
+        let answers = [
+            degrading.layer(service_fn(served)).oneshot(from("192.0.2.1")).await.unwrap(),
+            overflowing.layer(service_fn(served)).oneshot(from("192.0.2.1")).await.unwrap(),
+        ];
+        for answer in answers {
+            let told = answer.headers().get(header::CACHE_CONTROL).map(|value| value.as_bytes());
+            assert_eq!((answer.status(), told), (StatusCode::OK, (request > 0).then_some(&b"no-store"[..])));
+        }
+    }
 }
 
 #[tokio::test]

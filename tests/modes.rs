@@ -99,6 +99,27 @@ async fn a_rule_that_degrades_lets_pass_and_tells_the_service() {
     assert!(!second.headers().contains_key("retry-after"));
 }
 
+/// A cache would serve less to those who are within their quota.
+#[tokio::test]
+async fn degraded_response_is_stored_only_if_the_service_says_so() {
+    for own in [None, Some("max-age=60")] {
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let mut response = Response::new(Body::default());
+            let own = own.map(HeaderValue::from_static);
+            own.into_iter().for_each(|own| drop(response.headers_mut().insert("cache-control", own)));
+            ready(Ok::<_, Infallible>(response))
+        });
+        for rule in [policy("api", 1).mode(Mode::Degrade), policy("api", 1).mode(Mode::Degrade).settle_by_bill()] {
+            let layer = RateLimitLayer::new(memory().0, rule, key::global());
+            for expected in [own, own.or(Some("no-store"))] {
+                let response = layer.layer(service).oneshot(Request::new(Body::default())).await.unwrap();
+                let told = response.headers().get("cache-control").map(|value| value.to_str().unwrap());
+                assert_eq!((response.status(), told), (StatusCode::OK, expected));
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn what_an_enforcing_rule_refuses_is_charged_to_none_and_the_others_do_not_bind() {
     let (limiter, _) = memory();

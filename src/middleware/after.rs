@@ -126,7 +126,9 @@ impl Rule {
     /// goes, [`Quota::max_debt`](crate::Quota::max_debt) says: what is beyond is not remembered.
     ///
     /// If nothing was said, the request stays charged with its reservation. A request that is aborted costs at least its
-    /// reservation, see [`on_aborted`](Self::on_aborted).
+    /// reservation, see [`on_aborted`](Self::on_aborted). A response to `HEAD` ends with its head and is no abort: what was
+    /// said until then is all that it costs. So do not serve `HEAD` by a handler that says its cost bit by bit while it
+    /// sends the body.
     ///
     /// At least one unit is reserved, also if the [cost](Self::cost) is 0: a request passes only while a unit is left, and
     /// none passes in debt. To check now and bill later, reserve nothing more, and call `bill.set(0)` for a request that

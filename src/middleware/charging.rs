@@ -19,6 +19,7 @@ use super::headers::{Layout, Prepared, View};
 use super::late::{self, Afters};
 use super::layer::OnError;
 use super::nested::NestedToken;
+use super::overflow::store_only_if_said;
 use super::refusal::{PreparedRefusals, Refusal};
 use super::screen;
 use super::settings::Settings;
@@ -249,6 +250,9 @@ impl<L> Shared<L> {
     /// Writes the fields of a response to a request that passed.
     pub(super) fn finish<B>(&self, response: &mut Response<B>, decided: &Decided) {
         self.write_headers(response, decided, None);
+        if decided.kind == OutcomeKind::Degraded {
+            store_only_if_said(response.headers_mut());
+        }
         if !self.is_plain && (self.settings.expose_outcome || decided.is_told()) && self.settings.enabled {
             let inner = response.extensions().get().map(Outcome::kind);
             let refused = inner.is_some_and(|inner| !inner.passed());

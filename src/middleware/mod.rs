@@ -100,6 +100,7 @@
 //! | an access list, and an unknown address | the list does not allow it | - |
 //! | a CORS preflight request | it is charged as any other | [`RateLimitLayer::exempt_preflight`] |
 //! | a refusal, and a cache | it has `Cache-Control: no-store` | - |
+//! | a response in place of the usual one ([degraded](crate::Mode::Degrade), or from an overflow), and a cache | it has `Cache-Control: no-store` | a `Cache-Control` that the service sets |
 //! | a refusal, and gRPC | only a request that is gRPC's in every respect gets gRPC's status 200 | - |
 //! | what a response carries inside the server | no outcome, so nothing that middleware could leak | [`RateLimitLayer::expose_outcome`] |
 //!

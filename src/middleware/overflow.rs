@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use http::header::{CACHE_CONTROL, Entry};
 use http::request::Parts;
-use http::{HeaderValue, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response};
 use tower_service::Service;
 
 use super::body::RefusalBody;
@@ -95,6 +95,14 @@ pub(super) enum TurnedAway<F, E> {
     Failed(E),
 }
 
+/// What is served in place of the usual response is not stored, unless the service says so: clients within their quota are
+/// not meant to get it.
+pub(super) fn store_only_if_said(headers: &mut HeaderMap) {
+    if let Ok(Entry::Vacant(vacant)) = headers.try_entry(CACHE_CONTROL) {
+        let _ = vacant.try_insert(HeaderValue::from_static("no-store"));
+    }
+}
+
 impl<L> Shared<L> {
     /// Answers a request that does not pass, or hands it to the overflow if that has room for it now.
     #[inline(never)]
@@ -129,12 +137,10 @@ impl<L> Shared<L> {
         }
     }
 
-    /// Writes the fields of a response from the overflow: those of a refusal. Its `Cache-Control` is the service's own;
-    /// without one it is not stored, since clients within their quota are not meant to get it.
+    /// Writes the fields of a response from the overflow: those of a refusal. Its `Cache-Control` is the service's own, if
+    /// it has one.
     pub(super) fn finish_overflow<B>(&self, response: &mut Response<B>, decided: &Decided) {
-        if let Ok(Entry::Vacant(vacant)) = response.headers_mut().try_entry(CACHE_CONTROL) {
-            let _ = vacant.try_insert(HeaderValue::from_static("no-store"));
-        }
+        store_only_if_said(response.headers_mut());
         self.write_refusals_headers(response, decided);
         // A limit within the overflow may have refused the request in turn.
         let is_refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
