@@ -17,22 +17,23 @@ use crate::decision::{self, ChargeDecision, Receipt};
 use crate::limiter::{Limiter, Refund};
 use crate::outcome::{Outcome, OutcomeKind};
 
-/// The token of a layer that refunds, in a request's extensions. A copy of the request has a copy of the token.
-pub(super) struct NestedToken(Arc<Copies>);
+/// The token of the layers that refund, in a request's extensions: the counters of each, the outermost first. A copy of the
+/// request has a copy of the token.
+pub(super) struct NestedToken(SmallVec<[Arc<Copies>; 2]>);
 
 /// Counts the copies of a request that no limit within a layer has refused.
-pub(super) struct Copies {
-    unrefused: AtomicUsize,
-    /// Those of the next outer layer that refunds: each copy here is one of its copies, too.
-    outer: Option<Arc<Self>>,
-}
+pub(super) struct Copies(AtomicUsize);
 
 impl NestedToken {
-    /// Puts a layer's token into a request's extensions. It takes the place of an outer layer's token, and stands for it.
+    /// Puts a layer's counter into a request's extensions.
     fn put(extensions: &mut Extensions) -> Arc<Copies> {
-        let outer = extensions.remove::<Self>().map(|Self(outer)| outer);
-        let copies = Arc::new(Copies { unrefused: AtomicUsize::new(1), outer });
-        extensions.insert(Self(Arc::clone(&copies)));
+        let copies = Arc::new(Copies(AtomicUsize::new(1)));
+        match extensions.get_mut::<Self>() {
+            Some(Self(layers)) => layers.push(Arc::clone(&copies)),
+            None => {
+                extensions.insert(Self(SmallVec::from_iter([Arc::clone(&copies)])));
+            }
+        }
         copies
     }
 
@@ -41,32 +42,27 @@ impl NestedToken {
         if !matches!(refusal, OutcomeKind::Limited | OutcomeKind::Blocked) {
             return;
         }
-        if let Some(Self(copies)) = extensions.remove() {
-            copies.outward().for_each(|copies| {
-                copies.unrefused.fetch_sub(1, Ordering::AcqRel);
-            });
+        if let Some(Self(layers)) = extensions.remove() {
+            for copies in layers {
+                copies.0.fetch_sub(1, Ordering::AcqRel);
+            }
         }
     }
 }
 
 impl Clone for NestedToken {
     fn clone(&self) -> Self {
-        self.0.outward().for_each(|copies| {
-            copies.unrefused.fetch_add(1, Ordering::AcqRel);
-        });
-        Self(Arc::clone(&self.0))
+        for copies in &self.0 {
+            copies.0.fetch_add(1, Ordering::AcqRel);
+        }
+        Self(self.0.clone())
     }
 }
 
 impl Copies {
-    /// These, and those of the outer layers that refund.
-    fn outward(&self) -> impl Iterator<Item = &Self> {
-        std::iter::successors(Some(self), |copies| copies.outer.as_deref())
-    }
-
     /// Whether limits within have refused every copy. Then there is none left to be copied, so it stays so.
     pub(super) fn are_refused(&self) -> bool {
-        self.unrefused.load(Ordering::Acquire) == 0
+        self.0.load(Ordering::Acquire) == 0
     }
 }
 
@@ -220,6 +216,19 @@ mod tests {
         assert_eq!(refused(&copies), [false; 2]);
         refuse(&mut third);
         assert_eq!(refused(&copies), [true; 2]);
+    }
+
+    /// A service may send a request through its layers again and again.
+    #[test]
+    fn token_of_very_many_layers_is_dropped_without_recursion() {
+        let mut extensions = Extensions::new();
+        let mut outermost = None;
+        for _ in 0..300_000 {
+            let copies = NestedToken::put(&mut extensions);
+            outermost.get_or_insert(copies);
+        }
+        refuse(&mut extensions);
+        assert!(outermost.is_some_and(|copies| copies.are_refused()));
     }
 
     #[test]
