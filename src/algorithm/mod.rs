@@ -60,7 +60,8 @@
 //!
 //! The amount never shrinks, so no order of changes frees units that both quotas still count; of windows whose oldest part
 //! is weighted or dropped, the new quota's own rule says what it counts. No unit counts for longer than if it had been taken
-//! at the change, but to the next edge of a window. A quota with
+//! at the change, but to the next edge of a window. So a key that changes at each request between a bucket and a sliding
+//! window of few sub-windows gets less than under either: give such plans one algorithm. A quota with
 //! [`in_proportion`](crate::Quota::in_proportion) keeps the share of the capacity in place of the amount.
 //!
 //! A denied request writes none of this, unless the old units would come back later than two periods of the new quota, or

@@ -79,8 +79,8 @@ fn plans_of_any_kinds_lock_nobody_out_and_lend_nothing() {
         for (one_least, one_most, one) in others {
             for (other_least, other_most, other) in &twenties {
                 let passed = passed([Some(one), Some(other)], 30);
-                // A bucket and a sliding window of one bucket take each other's units for taken at each change.
-                let least = one_least.min(other_least) / 8;
+                // Each admitted change between a bucket and a sliding window of one bucket dates their units anew.
+                let least = one_least.min(other_least) / 10;
                 // A window whose oldest part counts in full gets less alone than its limit in each period.
                 let each_minute = 61 * one.capacity().max(other.capacity());
                 let most = *one_most.max(other_most).max(&each_minute);
