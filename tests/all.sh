@@ -129,11 +129,12 @@ from_wheel() {
 }
 
 # from_debian NAME SUITE PACKAGE PROGRAM: out of another version of Debian, with all libraries it needs, without installing
-# any of it. apt checks the signatures.
+# any of it. It comes from the mirror that this machine uses, and apt checks the signatures.
 from_debian() {
-    local to=$servers/$1 keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    local to=$servers/$1 keys=/usr/share/keyrings/debian-archive-keyring.gpg mirror
+    mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -v security | sort -u | tail -n 1)
     mkdir -p "$to/lists/partial" "$to/cache/archives/partial" "$to/root"
-    printf 'deb [signed-by=%s] http://deb.debian.org/debian %s main\n' "$keys" "$2" >"$to/sources.list"
+    printf 'deb [signed-by=%s] %s %s main\n' "$keys" "$mirror" "$2" >"$to/sources.list"
     local apt=(apt-get -q -o "Dir::Etc::sourcelist=$to/sources.list" -o Dir::Etc::sourceparts=/dev/null
         -o "Dir::State::lists=$to/lists" -o "Dir::Cache=$to/cache" -o Dir::State::status=/dev/null -o Debug::NoLocking=1)
     run "${apt[@]}" update
