@@ -24,8 +24,8 @@ const MOST: u64 = u64::MAX - 2;
 /// response's body has ended or was dropped, and what is said after that comes too late.
 ///
 /// A request that passes without being charged, since no such rule applied to it or the limiter failed, has a bill that
-/// nobody settles: what is said comes to nothing. Only a layer that is not [enabled](crate::RateLimitLayer::enabled) leaves
-/// requests without one.
+/// nobody settles: what is said comes to nothing. A request has no bill if the layer is not
+/// [enabled](crate::RateLimitLayer::enabled), or if it goes to the [overflow](crate::RateLimitLayer::overflow).
 ///
 /// If several rules are settled by bills, also those of several layers, the request has one bill for all of them, and
 /// [`of`](Self::of) is the bill of one.
