@@ -1,4 +1,4 @@
-//! What of a key's use another quota takes over: how much, and when it comes back.
+//! The part of a key's use that another quota takes over: how much, and when it comes back.
 
 use smallvec::SmallVec;
 

@@ -131,7 +131,7 @@ fn first_v6(address: u128, length: u8) -> u128 {
     address & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
 }
 
-/// Whether no NAT64 translates the address, so that it is not somebody's of that network. RFC 6052 section 3.1 forbids it.
+/// Whether no NAT64 translates the address, so that no host of that network can have it. RFC 6052 section 3.1 forbids it.
 fn is_internal(address: Ipv4Addr) -> bool {
     let [first, second, ..] = address.octets();
     let is_shared = first == 100 && (64..128).contains(&second);

@@ -34,7 +34,7 @@ pub(crate) fn plans(limit: u64) -> Vec<Quota> {
     plans.into_iter().map(|quota| quota.holding(21)).collect()
 }
 
-/// What passes in an hour if in each second, from the first on, so many units are asked for one by one, under the plans in
+/// Returns what passes in an hour if each second asks for this many units one by one, under the plans in
 /// turn; `None` asks for nothing.
 fn passed(plans: [Option<&Quota>; 2], asked: u64) -> u64 {
     let mut key = Planned::new(plans[0].or(plans[1]).unwrap());

@@ -52,7 +52,7 @@ pub(super) struct Arena {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Trail {
     pub(super) total: u64,
-    /// Of a lone entry, which holds all units and takes no block.
+    /// The date of a lone entry, which holds all units and takes no block.
     lone: u64,
     first: u32,
     last: u32,

@@ -26,7 +26,7 @@ const SLOTS_PER_SET: usize = 8;
 /// Four slots for each key of the capacity: sets are half full when twice as many keys are live.
 const SLOTS_PER_KEY: usize = 4;
 
-/// Of a key's two sets so many slots may be pinned, so that the others' keys find room.
+/// The number of slots that may be pinned in a key's two sets, so that other keys find room.
 const PINNED_MAX: usize = SLOTS_PER_SET;
 
 /// A slot: what its four words hold.
@@ -44,7 +44,7 @@ const SHARDS_MAX: usize = 64;
 /// Below this many keys a shard is not split further.
 const KEYS_PER_SHARD_MIN: usize = 1_024;
 
-/// When the arena is full, so many of its blocks are drawn in one call at most.
+/// The number of blocks that one call draws at most when the arena is full.
 const DRAWS_MAX: usize = 16;
 
 /// What decides who goes when there is no room.
@@ -70,7 +70,7 @@ impl Crowd<'_> {
         pins(&self.registry.versions(), version)
     }
 
-    /// Of these states the one of least [worth](Worth), if any may go.
+    /// Returns the state of least [worth](Worth) among these, if any may go.
     fn choose(&mut self, shard: &Shard, states: impl Iterator<Item = Index>) -> Option<Index> {
         if !self.evict {
             return None;

@@ -22,7 +22,7 @@ pub(super) const UNNAMED: u16 = 0;
 const CACHED: usize = 1_024;
 
 const NUMBERS: usize = 1 << VERSION_BITS;
-/// With so many in use, those that nobody needs are looked for.
+/// From this number of versions in use on, the limiter looks for unused ones.
 const CROWDED: usize = NUMBERS / 4 * 3;
 
 /// The least time between two looks for numbers that nobody needs.

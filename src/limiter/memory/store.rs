@@ -135,7 +135,7 @@ impl Store {
         }
     }
 
-    /// The same where it is not found at once. No lock may be held.
+    /// Looks for the key in every place, if it is not found at once. The caller must hold no lock.
     #[cold]
     #[inline(never)]
     fn version_slowly(&self, policy: &Policy) -> u16 {

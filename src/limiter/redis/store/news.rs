@@ -67,7 +67,7 @@ impl News {
             RedisErrorKind::Timeout => 1,
             RedisErrorKind::Overloaded => 2,
             RedisErrorKind::Foreign => 3,
-            RedisErrorKind::Misconfigured => return, // told by what is to be mended
+            RedisErrorKind::Misconfigured => return, // reported by what is to be fixed
         };
         if self.observer.is_some() && self.failed[kind].is_due() {
             self.tell(|| LimiterEvent::StoreFailed { error: error.to_string() });
@@ -124,7 +124,7 @@ mod tests {
             for kind in [Unavailable, Timeout, Overloaded, Foreign, Misconfigured].into_iter().cycle().take(50) {
                 news.failed(&RedisError::new(kind, "wrong"));
             }
-            assert_eq!(*count.0.lock().unwrap() - before, 4, "misconfigurations are told by what is to be mended");
+            assert_eq!(*count.0.lock().unwrap() - before, 4, "misconfigurations are reported by what is to be fixed");
             tokio::time::advance(AGAIN).await;
         }
     }

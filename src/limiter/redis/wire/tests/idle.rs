@@ -9,7 +9,7 @@ use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::time::Timestamp;
 
-/// No state ends as late as this, so whoever wrote it has ended it earlier.
+/// No state ends as late as this, so the thread that wrote it has ended it earlier.
 const LATE_MS: i64 = 40_000_000;
 
 fn value(bench: &mut Bench, stored: &Stored, what: &str) -> Vec<u8> {
