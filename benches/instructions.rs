@@ -21,7 +21,9 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use tower::{Layer, Service};
-use tower_ratelimit::{Charge, Headers, Key, ManualClock, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, clock::ManualClock, key, limiter::Charge,
+};
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
 

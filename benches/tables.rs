@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use hashbrown::HashTable;
 use support::{Contender, Numbers, is_wanted, print_case, race};
-use tower_ratelimit::{Key, ManualClock, MemoryLimiter, Policy, Quota};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, clock::ManualClock};
 
 const SHARDS: usize = 64;
 const NOW_US: u64 = 1_000_000_000;

@@ -1,4 +1,5 @@
-//! The client's address behind a reverse proxy, by two networks' sizes, with a limit for each API key beside them.
+//! Limits by the client's address behind a reverse proxy, for single hosts and for whole networks,
+//! and a limit by API key.
 //!
 //! ```sh
 //! cargo run --example client_ip
@@ -15,14 +16,14 @@ use tower_ratelimit::{MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // The proxy runs on this host. It appends the address it was called from to X-Forwarded-For; what stands left of
-    // that is the client's own claim, and is not read.
+    // The proxy runs on this host. It appends the address it was called from to `X-Forwarded-For`.
+    // Entries to the left of that are the client's own claim and are not read.
     let proxies = TrustedProxies::networks(["127.0.0.0/8", "::1"])?;
 
     let address = Policy::new("address", Quota::per_minute(10))?;
-    // Some are given whole /48 networks; ten times as much for these.
+    // Some customers have a whole /48 network. Each network gets ten times as much as one address.
     let network = Policy::new("network", Quota::per_minute(100))?;
-    // Requests with an API key have a limit of their own besides; others do not need one.
+    // Requests with an API key have another limit besides. Requests without one skip that rule.
     let api_key = Policy::new("api-key", Quota::per_hour(1_000))?.missing_key(MissingKey::Exempt);
 
     let limit = RateLimitLayer::new(MemoryLimiter::new(), address, key::client_ip(proxies.clone()))

@@ -1,12 +1,13 @@
-//! A limit in a Redis Cluster: a global policy and one for each API key, whose states are on different servers.
+//! Limits in a Redis Cluster: one policy for all clients and one for each API key. Their states are
+//! on different servers.
 //!
 //! ```sh
 //! REDIS_URL=redis-cluster://127.0.0.1:7000 cargo run --example cluster --features redis
 //! curl -si -H 'x-api-key: alice' http://127.0.0.1:3000/
 //! ```
 //!
-//! Both policies are asked at once. If one refuses, what the other took is given back; meanwhile somebody else may be
-//! refused early, and nobody is admitted over a limit.
+//! Both servers are asked at once. If one policy refuses, the charge of the other is refunded. In
+//! between, another client may be refused early, but none is admitted over a limit.
 
 use axum::Router;
 use axum::routing::get;
@@ -18,11 +19,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let limiter = RedisLimiter::builder()
         .prefix("cluster")
-        // Redis sees hashes of API keys in any case. With a secret, nobody who reads it can try which keys are used.
+        // Redis always stores hashes of API keys. With a secret, a reader of Redis cannot find a
+        // key by trying candidates.
         .key_secret(*b"change me please")
-        // So many sets of callers, each on one slot, instead of a slot for each caller: fuller calls.
+        // Callers share 16 slots instead of having one each, so more checks share a call.
         .groups(16)
-        // The policy of everybody is the busiest key there is: each process takes up to 500 units at a time.
+        // The key of the shared policy is the busiest one. Each process leases up to 500 of its
+        // units at a time.
         .leases(500)
         .connect(&url)
         .await?;
@@ -31,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let caller = Policy::new("caller", Quota::per_minute(60).burst(10)?)?;
     let limit = RateLimitLayer::new(limiter, everybody, key::global())
         .and(caller, key::header("x-api-key"))
-        // While the caller's part of the cluster fails over, requests pass.
+        // Requests pass while the caller's part of the cluster fails over.
         .on_error(OnError::Allow);
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
 

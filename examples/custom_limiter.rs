@@ -1,8 +1,9 @@
-//! A limiter from nothing: fixed windows in a `Mutex<HashMap>`.
+//! A limiter written from nothing: fixed windows in a `Mutex<HashMap>`.
 //!
-//! It implements the contract of [`Limiter`] in the plainest way, and passes the conformance suite, below. Compared with
-//! `MemoryLimiter` its memory has no bound within a day, and it supports one kind of quota: fixed windows that divide a day,
-//! without options. `Limiter::supports` says so, and charges for other quotas are errors.
+//! It implements the contract of [`Limiter`] in the simplest way and passes the conformance suite
+//! at the end of this file. Unlike `MemoryLimiter` it has no memory bound within a day. It supports
+//! one kind of quota: fixed windows that divide a day, without options. `Limiter::supports` says
+//! so, and charges for other quotas are errors.
 //!
 //! ```sh
 //! cargo run --example custom_limiter
@@ -18,13 +19,19 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    Algorithm, Charge, ChargeDecision, Clock, Decision, Effect, Key, Limiter, MonotonicClock, Policy, Quota,
-    RateLimitLayer, Receipt, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind, key,
+    Key, Policy, Quota, RateLimitLayer,
+    clock::{Clock, MonotonicClock},
+    key,
+    limiter::{
+        Charge, ChargeDecision, Decision, Effect, Limiter, Receipt, Refund, Reply, UnsupportedQuota,
+        UnsupportedQuotaKind,
+    },
+    quota::Algorithm,
 };
 
 const DAY_US: u64 = 86_400_000_000;
 
-/// Clones share the windows, as the contract demands: they are behind one `Arc`.
+/// The limiter. Clones share the counts, as the contract demands.
 #[derive(Clone)]
 struct Windows {
     clock: Arc<dyn Clock>,
@@ -33,13 +40,13 @@ struct Windows {
 
 #[derive(Default)]
 struct Counts {
-    /// Units taken, by the policy's name and the key, and the end of the window in which they were taken.
+    /// For each policy's name and key the end of the current window and the units taken in it.
     taken: HashMap<(String, Key), (u64, u64)>,
     day: u64,
 }
 
-/// One charge as it stands before anything is taken.
-struct Standing {
+/// The current window of one charge, before anything is taken.
+struct Window {
     id: (String, Key),
     used: u64,
     limit: u64,
@@ -53,50 +60,50 @@ impl Windows {
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
-        // Each change is one insertion, so a thread that panicked left nothing half done.
+        // Each change is one insertion, so a thread that panicked left no partial change.
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn decide(&self, charges: &[Charge<'_>], take: bool) -> Decision {
         let mut counts = self.counts();
-        // Read under the lock: no state is newer than the clock's reading.
+        // The clock is read under the lock, so no state is newer than the reading.
         let now_us = self.clock.now().as_micros();
         counts.sweep(now_us);
-        let standings: Vec<Standing> = charges.iter().map(|charge| counts.standing(charge, now_us)).collect();
+        let windows: Vec<Window> = charges.iter().map(|charge| counts.window(charge, now_us)).collect();
 
-        let fits = |charge: &Charge<'_>, standing: &Standing| {
+        let fits = |charge: &Charge<'_>, window: &Window| {
             charge.effect == Effect::Force
                 || charge.cost == 0
-                || charge.cost <= standing.limit.saturating_sub(standing.used)
+                || charge.cost <= window.limit.saturating_sub(window.used)
         };
         let allowed = charges
             .iter()
-            .zip(&standings)
-            .all(|(charge, standing)| charge.effect != Effect::Enforce || fits(charge, standing));
+            .zip(&windows)
+            .all(|(charge, window)| charge.effect != Effect::Enforce || fits(charge, window));
 
         let answers: Vec<ChargeDecision> = charges
             .iter()
-            .zip(standings)
-            .map(|(charge, standing)| {
-                let left = standing.limit.saturating_sub(standing.used);
-                if !fits(charge, &standing) {
-                    let helps = charge.cost <= standing.limit;
-                    return ChargeDecision::denied(standing.limit, left, helps.then_some(standing.ends_in))
-                        .with_reset_after(standing.ends_in);
+            .zip(windows)
+            .map(|(charge, window)| {
+                let left = window.limit.saturating_sub(window.used);
+                if !fits(charge, &window) {
+                    let helps = charge.cost <= window.limit;
+                    return ChargeDecision::denied(window.limit, left, helps.then_some(window.ends_in))
+                        .with_reset_after(window.ends_in);
                 }
                 if !allowed {
-                    return ChargeDecision::allowed(standing.limit, left).with_effective_window(standing.ends_in);
+                    return ChargeDecision::allowed(window.limit, left).with_effective_window(window.ends_in);
                 }
-                // Forced charges go into debt, as far as the quota's capacity.
-                let used = standing.used.saturating_add(charge.cost).min(2 * standing.limit);
-                let answer = ChargeDecision::allowed(standing.limit, standing.limit.saturating_sub(used))
-                    .with_reset_after(standing.ends_in)
-                    .with_effective_window(standing.ends_in);
+                // Forced charges go into debt, at most by the quota's capacity.
+                let used = window.used.saturating_add(charge.cost).min(2 * window.limit);
+                let answer = ChargeDecision::allowed(window.limit, window.limit.saturating_sub(used))
+                    .with_reset_after(window.ends_in)
+                    .with_effective_window(window.ends_in);
                 if !take || charge.cost == 0 {
                     return answer;
                 }
-                counts.taken.insert(standing.id, (standing.ends_us, used));
-                answer.with_receipt(&Receipt::new(charge.cost, standing.ends_us, 0))
+                counts.taken.insert(window.id, (window.ends_us, used));
+                answer.with_receipt(&Receipt::new(charge.cost, window.ends_us, 0))
             })
             .collect();
         Decision::new(allowed, answers)
@@ -104,17 +111,19 @@ impl Windows {
 }
 
 impl Counts {
-    fn standing(&self, charge: &Charge<'_>, now_us: u64) -> Standing {
+    fn window(&self, charge: &Charge<'_>, now_us: u64) -> Window {
         let quota = charge.policy.quota();
         let period_us = u64::try_from(quota.period().as_micros()).unwrap_or(DAY_US).max(1);
         let ends_us = now_us - now_us % period_us + period_us;
         let id = (charge.policy.name().to_owned(), charge.key.clone());
-        // A window of another length was written under a quota that was changed since: its units count until it ends.
+        // The quota may have been changed since. Units of a window of another length count until
+        // that window ends.
         let used = self.taken.get(&id).filter(|(ends_us, _)| now_us < *ends_us).map_or(0, |(_, used)| *used);
-        Standing { id, used, limit: quota.limit(), ends_us, ends_in: Duration::from_micros(ends_us - now_us) }
+        Window { id, used, limit: quota.limit(), ends_us, ends_in: Duration::from_micros(ends_us - now_us) }
     }
 
-    /// Forgets everything when a new day begins: every window that divides the day has ended then.
+    /// Forgets everything when a new day begins, because every window that divides the day has
+    /// ended.
     fn sweep(&mut self, now_us: u64) {
         let day = now_us / DAY_US;
         if day > self.day {
@@ -124,7 +133,7 @@ impl Counts {
     }
 }
 
-/// The limiter was asked for what it does not support.
+/// The error of a charge that the limiter does not support.
 #[derive(Debug)]
 enum Unsupported {
     Quota(UnsupportedQuota),
@@ -142,7 +151,7 @@ impl fmt::Display for Unsupported {
 
 impl std::error::Error for Unsupported {}
 
-/// An unknown charge is an error; it is never ignored.
+/// Returns an error for a charge that the limiter does not support. Such a charge is never ignored.
 fn known(charges: &[Charge<'_>]) -> Result<(), Unsupported> {
     for charge in charges {
         supported(charge.policy.quota()).map_err(Unsupported::Quota)?;
@@ -183,7 +192,7 @@ impl Limiter for Windows {
         let mut counts = self.counts();
         for refund in refunds {
             let id = (refund.policy.name().to_owned(), refund.key);
-            // A window that has ended has returned its units already.
+            // The units of a window that has ended are available again already.
             if let Some((ends_us, used)) = counts.taken.get_mut(&id) {
                 if *ends_us == refund.receipt.at_us() {
                     *used = used.saturating_sub(refund.receipt.units());
@@ -217,7 +226,7 @@ async fn main() -> std::io::Result<()> {
 mod tests {
     use std::time::Duration;
 
-    use tower_ratelimit::ManualClock;
+    use tower_ratelimit::clock::ManualClock;
     use tower_ratelimit::conformance::{Subject, check};
 
     use super::Windows;

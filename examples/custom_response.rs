@@ -1,4 +1,5 @@
-//! Refusals answered with the application's own error type, and what a handler can learn about the limit.
+//! Answers refusals with the application's own error type, and shows a handler how the client
+//! stands.
 //!
 //! ```sh
 //! cargo run --example custom_response
@@ -10,7 +11,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
 use http::{StatusCode, header};
-use tower_ratelimit::{MemoryLimiter, Outcome, OutcomeKind, Policy, Quota, RateLimitLayer, Refusal, Refusals, key};
+use tower_ratelimit::{
+    MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, key,
+    middleware::Refusal,
+    observe::{Outcome, OutcomeKind},
+};
 
 /// The errors of this application: a JSON object with a code and a message.
 #[derive(Debug)]
@@ -45,17 +50,17 @@ impl IntoResponse for AppError {
     }
 }
 
-/// With `expose_outcome`, a request carries what was decided about it.
+/// With `expose_outcome`, the request carries the layer's outcome.
 async fn home(Extension(outcome): Extension<Outcome>) -> String {
     match outcome.binding() {
-        Some(standing) => format!("{} more requests\n", standing.decision().remaining()),
+        Some(status) => format!("{} more requests\n", status.decision().remaining()),
         None => "no limit\n".to_owned(),
     }
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // The layer adds `Retry-After`, the rate-limit headers and `Cache-Control: no-store`.
+    // The layer adds `Retry-After`, the rate limit headers and `Cache-Control: no-store`.
     let limit = RateLimitLayer::new(
         MemoryLimiter::new(),
         Policy::new("api-key", Quota::per_minute(5))?,

@@ -1,5 +1,5 @@
-//! Who asks for too much is served less: fewer results, from what is at hand, instead of a refusal. Only who asks for far
-//! too much is refused.
+//! A client over its first limit gets fewer results instead of a refusal. Only a client over its
+//! second, larger limit is refused.
 //!
 //! ```sh
 //! cargo run --example degrade
@@ -11,9 +11,9 @@ use std::net::SocketAddr;
 
 use axum::routing::get;
 use axum::{Extension, Router};
-use tower_ratelimit::{MemoryLimiter, Mode, Outcome, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key, observe::Outcome};
 
-/// Only a request that is to be served less carries an outcome.
+/// Only a request over the first limit carries an outcome.
 async fn search(degraded: Option<Extension<Outcome>>) -> String {
     let results = if degraded.is_some() { 3 } else { 50 };
     format!("{results} results\n")

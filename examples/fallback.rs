@@ -1,9 +1,10 @@
-//! A limit in Redis that goes on without it: while Redis is away, each of two processes lets half of the limit pass.
+//! A limit in Redis that survives an outage: while Redis is away, each of two processes admits half
+//! of the limit.
 //!
 //! ```sh
 //! redis-server --save "" & cargo run --example fallback --features redis
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # ten pass
-//! kill %1                                                                                       # no more Redis
+//! kill %1                                                                                       # stops Redis
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # five pass
 //! ```
 
@@ -13,13 +14,15 @@ use std::num::NonZeroU32;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    FallbackLimiter, LimiterEvent, MemoryLimiter, Observer, Policy, Quota, RateLimitLayer, RedisLimiter, key,
+    MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, key,
+    limiter::FallbackLimiter,
+    observe::{LimiterEvent, Observer},
 };
 
-/// How many processes like this one there are.
+/// The number of processes that share the limit.
 const PROCESSES: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-/// Tells the changes of Redis' health, and not each of the requests that fell back.
+/// Logs when Redis goes away and returns, but not each request that fell back.
 struct Health;
 
 impl Observer for Health {

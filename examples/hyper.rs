@@ -1,4 +1,5 @@
-//! Plain hyper and Tower, without a framework: the server says who the peer is.
+//! Plain hyper and Tower, without a framework: the server inserts the peer's address into each
+//! request.
 //!
 //! ```sh
 //! cargo run --example hyper
@@ -23,7 +24,7 @@ async fn hello(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible
 
 #[tokio::main]
 async fn main() -> std::io::Result<()> {
-    // Made once: all connections share the layer's limiter.
+    // The layer is made once, so all connections share its limiter.
     let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(10), key::peer_ip());
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -35,11 +36,11 @@ async fn main() -> std::io::Result<()> {
                 request.extensions_mut().insert(PeerAddr::from(peer));
                 request
             })
-            .layer(limit.clone())
+            .layer(limit.clone().wrap_body())
             .service(service_fn(hello));
         tokio::spawn(async move {
             let connection = Builder::new(TokioExecutor::new());
-            // A client that hangs up in the middle is not the server's trouble.
+            // An error means that the client disconnected early; the server ignores it.
             let _ = connection.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await;
         });
     }

@@ -1,7 +1,8 @@
-//! A login that counts failed attempts only: five an hour for each account, twenty for each address. A client that knows the
-//! password is never limited, and a hundred attempts at once are five.
+//! A login that counts only failed attempts: five an hour for each account, twenty for each
+//! address. Correct logins are refunded. Of a hundred attempts sent at once, five reach the
+//! password check.
 //!
-//! The account is in the body of the request, so its limit is asked in the handler.
+//! The account is in the body of the request, so the handler asks the limit for it.
 //!
 //! ```sh
 //! cargo run --example login
@@ -18,11 +19,11 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::routing::post;
 use axum::{Form, Router};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Refused, key};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key, middleware::Refused};
 
 type Limit = RateLimitLayer<MemoryLimiter>;
 
-/// The name of an account, for the limit.
+/// The name of an account, which is the key of a limit.
 #[derive(Clone)]
 struct Account(String);
 
@@ -34,10 +35,10 @@ async fn login(
     let (Some(name), Some(password)) = (fields.get("name"), fields.get("password")) else {
         return Ok((StatusCode::BAD_REQUEST, "send a name and a password\n"));
     };
-    // One account, however it is written.
+    // All spellings of a name share one limit.
     head.extensions.insert(Account(name.to_lowercase()));
     let attempt = attempts.admit(&head).await?;
-    // In place of a database and a slow hash.
+    // Stands in for a database and a slow password hash.
     if password == "hunter2" {
         attempt.refund();
         Ok((StatusCode::OK, "welcome\n"))
@@ -52,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = MemoryLimiter::new();
     let by_account = Limit::new(limiter.clone(), Policy::new("failed-account", Quota::per_hour(5))?, account);
     let failed =
-        Policy::new("failed-address", Quota::per_hour(20))?.give_back_when(|response| response.status.is_success());
+        Policy::new("failed-address", Quota::per_hour(20))?.refund_when(|response| response.status.is_success());
     let by_address = Limit::new(limiter, failed, key::peer_ip());
 
     let app = Router::new().route("/login", post(login).layer(by_address)).with_state(by_account);

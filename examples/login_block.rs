@@ -1,6 +1,8 @@
-//! Logins: a few tries a minute for each address, and an address that keeps failing is out for longer each time.
+//! Logins with a few attempts a minute for each address. An address that keeps failing is blocked,
+//! longer each time.
 //!
-//! A wrong password is a strike, and so is a try that the limit refuses. An operator opens an address again.
+//! A wrong password is a strike, and so is an attempt that the limit refuses. An operator can
+//! unblock an address.
 //!
 //! ```sh
 //! cargo run --example login_block
@@ -16,7 +18,7 @@ use axum::Router;
 use axum::extract::{ConnectInfo, Path, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, post};
-use tower_ratelimit::{Blocks, Key, MemoryLimiter, Policy, Quota, RateLimitLayer};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, limiter::Blocks};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -24,7 +26,8 @@ const DAY: Duration = Duration::from_secs(86_400);
 
 type AddressBlocks = Blocks<MemoryLimiter>;
 
-/// Whose tries are counted, by the layer and by the handler: this server listens on IPv4, where an address is one host's.
+/// Returns the key of the address. The layer and the handler both use it. This server listens on
+/// IPv4, where an address belongs to one host.
 fn address_of(peer: SocketAddr) -> IpAddr {
     peer.ip()
 }
@@ -43,7 +46,7 @@ async fn login(
     Err(StatusCode::UNAUTHORIZED)
 }
 
-/// In earnest this asks who you are.
+/// A real service authenticates the operator here.
 async fn unblock(State(blocks): State<AddressBlocks>, Path(address): Path<IpAddr>) -> StatusCode {
     let Some(address) = Key::of(address) else { return StatusCode::NOT_FOUND };
     match blocks.unblock(&address).await {
@@ -55,7 +58,8 @@ async fn unblock(State(blocks): State<AddressBlocks>, Path(address): Path<IpAddr
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = MemoryLimiter::new();
-    // Three strikes within ten minutes: out for an hour, then two, four and so on, if it happens again within a week.
+    // Three strikes within ten minutes block an address for an hour. Each further block within a
+    // week lasts twice as long.
     let block = Policy::new("login-block", Quota::block(3, 10 * MINUTE, HOUR)?.growing(2, DAY, 7 * DAY)?)?;
     let rule = Policy::new("login", Quota::per_minute(5))?.block(block.clone())?;
     let blocks = Blocks::new(limiter.clone(), block)?;

@@ -1,4 +1,5 @@
-//! What is too much is done later: requests over the limit go into a queue, and are answered with 202 and where to look.
+//! Requests over the limit are done later: they go into a queue and are answered with 202 and the
+//! place of the result.
 //!
 //! ```sh
 //! cargo run --example overflow_202
@@ -20,10 +21,10 @@ use axum::routing::{get, post};
 use tokio::sync::mpsc;
 use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 
-/// How many jobs may wait; beyond it clients are refused.
+/// The length of the queue. When it is full, clients are refused.
 const QUEUE: usize = 3;
 
-/// How many reports are kept for those who asked for them.
+/// The number of reports kept for clients to fetch.
 const KEPT: u64 = 1_000;
 
 struct Job {
@@ -31,7 +32,7 @@ struct Job {
     body: Bytes,
 }
 
-/// The jobs that were put off, and what became of them.
+/// The jobs in the queue, and the reports of those that are done.
 #[derive(Clone)]
 struct Jobs {
     waiting: mpsc::Sender<Job>,
@@ -41,7 +42,7 @@ struct Jobs {
 
 type Answer = (StatusCode, [(HeaderName, String); 1], String);
 
-/// The overflow: the whole request comes here, with its body unread.
+/// The overflow, which gets the whole request with its body unread.
 async fn enqueue(State(jobs): State<Jobs>, body: Bytes) -> Answer {
     let number = jobs.last.fetch_add(1, Ordering::Relaxed) + 1;
     let location = format!("/jobs/{number}");
@@ -72,7 +73,7 @@ fn report(body: &[u8]) -> String {
     format!("a report on {} bytes\n", body.len())
 }
 
-/// Does what was put off, at its own pace.
+/// Works on the queue, one job at a time.
 async fn work(mut waiting: mpsc::Receiver<Job>, done: Arc<Mutex<HashMap<u64, Option<String>>>>) {
     while let Some(job) = waiting.recv().await {
         tokio::time::sleep(Duration::from_secs(2)).await;

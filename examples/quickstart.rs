@@ -1,4 +1,4 @@
-//! The shortest use with axum: ten requests a minute for each address.
+//! The shortest program with axum: ten requests a minute for each address.
 //!
 //! ```sh
 //! cargo run --example quickstart
@@ -19,6 +19,6 @@ async fn main() -> std::io::Result<()> {
     println!("http://127.0.0.1:3000/  ten requests a minute; to see it refuse the eleventh:");
     println!("for i in $(seq 11); do curl -si http://127.0.0.1:3000/ | grep -iE '^(HTTP|ratelimit|retry)'; done");
 
-    // The address of the peer is known to requests only if it is asked for here.
+    // Without this connect info no request has the peer's address.
     axum::serve(listener, app.into_make_service_with_connect_info::<SocketAddr>()).await
 }

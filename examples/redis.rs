@@ -1,4 +1,4 @@
-//! One limit for two processes: ten requests a minute for each address, whichever of them is asked.
+//! One limit for two processes: ten requests a minute for each address, over both together.
 //!
 //! ```sh
 //! redis-server --save "" &
@@ -13,9 +13,12 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::{LimiterEvent, Observer, Quota, RateLimitLayer, RedisLimiter, key};
+use tower_ratelimit::{
+    Quota, RateLimitLayer, RedisLimiter, key,
+    observe::{LimiterEvent, Observer},
+};
 
-/// Says when Redis goes away and comes back.
+/// Logs when Redis goes away and returns.
 struct Log;
 
 impl Observer for Log {
@@ -29,7 +32,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let port: u16 = std::env::args().nth(1).unwrap_or_else(|| "3000".to_owned()).parse()?;
     let url = std::env::var("REDIS_URL").unwrap_or_else(|_| "redis://127.0.0.1:6379".to_owned());
 
-    // If Redis is not up yet, this works none the less: requests are answered with 503 until it is.
+    // Connecting succeeds even if Redis is not up yet. Requests are then answered with 503 until it
+    // is.
     let limiter = RedisLimiter::builder().prefix("example").observer(Log).connect(&url).await?;
     let limit = RateLimitLayer::new(limiter, Quota::per_minute(10), key::peer_ip());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);

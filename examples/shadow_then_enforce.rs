@@ -1,4 +1,5 @@
-//! A new limit is first only looked at: metrics say whom it would refuse. Then it is enforced, without a restart.
+//! A new limit runs in shadow mode at first, and metrics count the requests that it would refuse.
+//! Then it is enforced, without a restart.
 //!
 //! ```sh
 //! cargo run --example shadow_then_enforce
@@ -16,9 +17,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
-use tower_ratelimit::{MemoryLimiter, Mode, ModeSwitch, Observed, Observer, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{
+    MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key,
+    middleware::ModeSwitch,
+    observe::{Observed, Observer},
+};
 
-/// In place of metrics: how often each outcome was.
+/// Counts each outcome, in place of metrics.
 #[derive(Clone, Default)]
 struct Counts(Arc<Mutex<BTreeMap<&'static str, u64>>>);
 
@@ -27,7 +32,7 @@ impl Observer for Counts {
         let outcome = observed.outcome();
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(outcome.kind().as_str()).or_default() += 1;
-        // Before anybody is refused, for a mail to the customer, say.
+        // Warns before a client is refused, for example to send the customer a mail.
         if outcome.is_near() {
             *counts.entry("near the limit").or_default() += 1;
         }
@@ -44,11 +49,11 @@ impl Counts {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let (mode, counts) = (ModeSwitch::new(Mode::Shadow), Counts::default());
-    let client = Policy::new("client", Quota::per_minute(3))?.mode(&mode).near_percent(34);
+    let client = Policy::new("client", Quota::per_minute(3))?.mode(&mode).warn_at_percent(34);
     let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).observer(counts.clone());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
 
-    // Where only operators come.
+    // A separate port for operators.
     let switch = move |wanted: String| async move {
         let wanted = match wanted.trim() {
             "shadow" => Mode::Shadow,

@@ -1,4 +1,5 @@
-//! A fragile backend gets five requests a second and never two at once: the others wait for their turn, up to two seconds.
+//! A fragile backend gets five requests a second, never two at once. Other requests wait for their
+//! turn, up to two seconds.
 //!
 //! ```sh
 //! cargo run --example shaping --features tokio
@@ -11,15 +12,19 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::{MemoryLimiter, Observed, Observer, OutcomeKind, Policy, Quota, RateLimitLayer, TokioTimer, key};
+use tower_ratelimit::{
+    MemoryLimiter, Policy, Quota, RateLimitLayer, key,
+    middleware::TokioTimer,
+    observe::{Observed, Observer, OutcomeKind},
+};
 
-/// In place of metrics.
+/// Prints each outcome, in place of metrics.
 struct Log;
 
 impl Observer for Log {
     fn on_outcome(&self, observed: &Observed<'_>) {
         let outcome = observed.outcome();
-        let position = outcome.binding().map_or(0, |standing| standing.decision().position());
+        let position = outcome.binding().map_or(0, |status| status.decision().position());
         match outcome.kind() {
             OutcomeKind::Delayed => println!("waited {:?}, behind {position}", outcome.delay()),
             OutcomeKind::Abandoned => println!("its client has disconnected while it waited"),

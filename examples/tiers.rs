@@ -1,5 +1,6 @@
-//! What a gateway does: one limit for all clients, one for a costly endpoint, and for each client the quotas of its plan.
-//! They are one layer, so a request takes from all of them or from none. Another layer protects the look-up of customers.
+//! The limits of a gateway: one for all clients together, one for a costly endpoint, and for each
+//! client that of its plan. They are in one layer, so a request is charged to all of them or to
+//! none. Another layer protects the customer look-up.
 //!
 //! ```sh
 //! cargo run --example tiers
@@ -32,7 +33,7 @@ enum Plan {
     Pro,
 }
 
-/// In place of a look-up in a database.
+/// Stands in for a look-up in a database.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let token = request.headers().get("authorization").and_then(|value| value.to_str().ok());
     let customer = match token.and_then(|value| value.strip_prefix("Bearer ")) {
@@ -55,25 +56,27 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let limiter = MemoryLimiter::new();
     let address = key::peer_ip();
 
-    // Each address, before its customer is looked up. This layer keeps what it takes, also for requests that the limits
-    // further in refuse: so it bounds the look-ups.
+    // By address, before the customer is looked up. This layer keeps its charge even if a limit
+    // further in refuses the request, so it bounds the look-ups.
     let look_ups = Policy::new("look-ups", Quota::per_second(50))?;
     let look_ups = RateLimitLayer::new(limiter.clone(), look_ups, address.clone());
 
-    // All clients together.
+    // For all clients together.
     let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
-    // Each client, within its plan: a customer by its number, any other client by address.
+    // For each client by its plan. The key of a customer is its number, that of other clients their
+    // address.
     let quotas = [Quota::per_minute(5), Quota::per_minute(60), Quota::per_minute(600)];
-    let plan = Policy::choose("client", quotas, |request| {
+    let plan = Policy::plans("client", quotas, |request| {
         customer(request).map_or(Plan::Anonymous, |customer| customer.plan) as usize
     })?;
     let client = move |request: &Parts| match customer(request) {
         Some(customer) => Key::of(("customer", customer.id)),
         None => Key::of(("address", address(request)?)),
     };
-    let search = Policy::several("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
+    let search = Policy::all_of("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
         .when(|request| request.uri.path() == "/search");
-    // In one layer: a client over its own limit does not use up the limit that all share.
+    // One layer holds all three, so a client over its own limit does not use up the limit that all
+    // clients share.
     let tiers = RateLimitLayer::new(limiter, everyone, key::global()).and(plan, client.clone()).and(search, client);
 
     let app = Router::new()

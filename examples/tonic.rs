@@ -1,10 +1,12 @@
-//! A gRPC service with limits, without a `.proto` file and a build step: its messages are written by hand.
+//! A gRPC service with limits. Its messages are written by hand, so it needs no `.proto` file and
+//! no build step.
 //!
 //! ```sh
 //! cargo run --example tonic
 //! ```
 //!
-//! Any gRPC client can call it. In Python, with `pip install grpcio` (each message has one field, a text):
+//! Any gRPC client can call it, for example in Python, with `pip install grpcio`. Each message has
+//! one text field:
 //!
 //! ```python
 //! import grpc
@@ -47,7 +49,7 @@ async fn greet(request: tonic::Request<GreetRequest>) -> Result<tonic::Response<
     Ok(tonic::Response::new(GreetReply { greeting }))
 }
 
-/// What `tonic-build` would have made from a `.proto` file.
+/// The service that `tonic-build` would generate from a `.proto` file.
 #[derive(Clone)]
 pub(crate) struct Greeter;
 

@@ -1,11 +1,12 @@
-//! A file store with quotas in bytes: an upload costs what its `Content-Length` says, a download what was sent of it, and at
-//! least 64 KiB if its client disconnects. What the server fails to store is refunded.
+//! A file store with quotas in bytes. An upload costs its `Content-Length`, and is refunded if the
+//! server fails to store it. A download costs the bytes that were sent, and at least 64 KiB if the
+//! client disconnects.
 //!
 //! ```sh
 //! cargo run --example upload_bytes
 //! head -c 400000 /dev/zero > /tmp/file
 //! for i in $(seq 3); do curl -si http://127.0.0.1:3000/files -T /tmp/file | grep -iE '^(HTTP|ratelimit:|retry)'; done
-//! # Each response says what is left after the download before it.
+//! # The headers of each response report what is left after the previous download.
 //! for i in $(seq 5); do curl -s http://127.0.0.1:3000/files -o /dev/null -D - | grep -iE '^(HTTP|ratelimit:)'; done
 //! ```
 
@@ -27,7 +28,7 @@ fn content_length(request: &Parts) -> Option<u64> {
     request.headers.get("content-length")?.to_str().ok()?.parse().ok()
 }
 
-/// Without a length there is nothing to charge by.
+/// Refuses an upload without a length, because its cost would be unknown.
 async fn want_length(
     request: axum::extract::Request,
     next: middleware::Next,
@@ -49,14 +50,14 @@ async fn load() -> Body {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // A megabyte an hour each way. One file of a whole megabyte passes at once.
+    // A megabyte an hour in each direction. A file of a whole megabyte passes at once.
     let hour = Duration::from_secs(3_600);
     let uploads = Policy::new("uploads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::PUT)
         .cost(|request| content_length(request).unwrap_or(0))
         .unit("content-bytes")?
-        .give_back_when(|response| response.status.is_server_error());
-    // 64 KiB are reserved while it is not known how much will be sent.
+        .refund_when(|response| response.status.is_server_error());
+    // 64 KiB are reserved until it is known how many bytes are sent.
     let downloads = Policy::new("downloads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::GET)
         .cost(|_| 64 << 10)

@@ -1,4 +1,5 @@
-//! The only place that reads a clock.
+//! Clocks, from which limiters in memory get their time. Only this module reads the operating
+//! system's clocks.
 
 #[cfg(feature = "tokio")]
 mod tokio;
@@ -8,18 +9,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::time::Timestamp;
-
 #[cfg(feature = "tokio")]
 pub use self::tokio::TokioClock;
+pub use crate::time::Timestamp;
 
-/// A clock, as a limiter in memory reads it: once for a usual decision, and again after it has found a state that is
-/// ahead of that reading.
+/// A clock of a limiter. A limiter in memory reads it once for each decision, and again if it finds
+/// a state that is ahead of the first reading.
 ///
-/// It should not step back; if it does, nothing over-admits and a key loses at most one full drain of its bucket or one
-/// period. It must not ask the limiter that reads it: it may be read under one of that limiter's locks.
+/// It should not step back. If it does, no limit over-admits, and a key loses at most one full
+/// drain of its bucket or one period. It must not call the limiter that reads it, because the
+/// limiter may hold a lock.
 pub trait Clock: fmt::Debug + Send + Sync {
-    /// The time now.
+    /// Returns the current time.
     fn now(&self) -> Timestamp;
 }
 
@@ -29,10 +30,11 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
     }
 }
 
-/// The default clock: the operating system's monotonic clock, set to the calendar's time once, when it is made.
+/// The default clock: the operating system's monotonic clock, set to the calendar time once, when
+/// it is made.
 ///
-/// It never steps back and never follows a change of the calendar's time, so windows aligned to the epoch drift from the
-/// calendar by what the system's clock was corrected since.
+/// It never steps back and does not follow corrections of the calendar time. So windows aligned to
+/// the epoch drift from the calendar by those corrections.
 #[derive(Clone, Debug)]
 pub struct MonotonicClock {
     started: Instant,
@@ -40,7 +42,7 @@ pub struct MonotonicClock {
 }
 
 impl MonotonicClock {
-    /// A monotonic clock that shows the calendar's time now.
+    /// Makes a clock that shows the current calendar time.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
     pub fn new() -> Self {
@@ -63,15 +65,15 @@ impl Clock for MonotonicClock {
     }
 }
 
-/// A clock that reads the CPU's time stamp counter: about 12 ns faster than the monotonic one.
+/// A clock that reads the CPU's time stamp counter, about 12 ns faster than [`MonotonicClock`].
 ///
-/// The counters of several cores may differ. The clock therefore remembers the latest time it told, to the millisecond,
-/// and never tells an earlier one.
+/// The counters of several cores may differ. So the clock remembers the latest time it returned, to
+/// the millisecond, and never returns an earlier one.
 #[cfg(feature = "fast-clock")]
 #[derive(Debug)]
 pub struct FastClock {
     clock: quanta::Clock,
-    /// Microseconds of one of the counter's ticks, in 2^64ths.
+    /// The microseconds in one tick of the counter, in units of 2^-64.
     per_tick: u64,
     started: u64,
     epoch: Timestamp,
@@ -80,12 +82,14 @@ pub struct FastClock {
 
 #[cfg(feature = "fast-clock")]
 impl FastClock {
-    /// A fast clock that shows the calendar's time now. Making one calibrates the counter, once in a process.
+    /// Makes a clock that shows the current calendar time. The first one in a process calibrates
+    /// the counter.
     #[must_use]
     pub fn new() -> Self {
         const TICKS: u32 = 40;
         let clock = quanta::Clock::new();
-        // Of so many ticks the nanoseconds are exact enough: in a century the quotient is off by less than a second.
+        // Over 2^40 ticks the nanoseconds are exact enough: the quotient is off by less than a
+        // second in a century.
         let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS));
         let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
         let started = clock.raw();
@@ -95,8 +99,8 @@ impl FastClock {
 
 #[cfg(feature = "fast-clock")]
 impl FastClock {
-    /// The time, read after every load that this thread has done so far: without the fence the processor may read the
-    /// counter while an earlier load still waits for memory.
+    /// Returns the time, read after every earlier load of this thread. Without the fence the
+    /// processor may read the counter while an earlier load still waits for memory.
     pub(crate) fn now_in_order(&self) -> Timestamp {
         std::sync::atomic::fence(Ordering::SeqCst);
         self.now()
@@ -118,7 +122,7 @@ impl Clock for FastClock {
         let ticks = self.clock.raw().saturating_sub(self.started);
         let passed = ((u128::from(ticks) * u128::from(self.per_tick)) >> 64) as u64; // below 2^64
         let now = self.epoch.as_micros().saturating_add(passed);
-        // Relaxed: the value alone is what is shared, nothing is read through it.
+        // Relaxed: only the value itself is shared, no other data is published with it.
         let latest = self.latest.load(Ordering::Relaxed);
         if now >= latest + COARSE_US {
             self.latest.fetch_max(now, Ordering::Relaxed);
@@ -127,11 +131,11 @@ impl Clock for FastClock {
     }
 }
 
-/// A clock that stands still until it is moved, for tests. Clones show the same time.
+/// A clock for tests, which stands still until it is moved. Clones show the same time.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{Clock, ManualClock, Timestamp};
+/// use tower_ratelimit::clock::{Clock, ManualClock, Timestamp};
 ///
 /// let clock = ManualClock::new();
 /// let shared = clock.clone();
@@ -142,26 +146,27 @@ impl Clock for FastClock {
 pub struct ManualClock(Arc<AtomicU64>);
 
 impl ManualClock {
-    /// A clock that shows 2025-01-01 00:00:00 UTC.
+    /// Makes a clock that shows 2025-01-01 00:00:00 UTC.
     #[must_use]
     pub fn new() -> Self {
         Self::at(Timestamp::from_micros(1_735_689_600_000_000))
     }
 
-    /// A clock that shows `now`.
+    /// Makes a clock that shows `now`.
     #[must_use]
     pub fn at(now: Timestamp) -> Self {
         Self(Arc::new(AtomicU64::new(now.as_micros())))
     }
 
-    /// Moves the clock forward, in whole microseconds rounded up; saturates.
+    /// Moves the clock forward, rounded up to whole microseconds. Saturates.
     pub fn advance(&self, by: Duration) {
         self.set(self.now().saturating_add(by));
     }
 
-    /// Sets the clock, also back.
+    /// Sets the clock, forward or back.
     pub fn set(&self, now: Timestamp) {
-        // Release, with the Acquire in `now`: whoever sees the new time sees what was done before it was set.
+        // Release, with the Acquire in `now`: a thread that sees the new time sees what was done
+        // before it was set.
         self.0.store(now.as_micros(), Ordering::Release);
     }
 }
@@ -178,7 +183,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// The calendar's time.
+/// Returns the calendar time.
 #[expect(clippy::disallowed_methods, reason = "this is the file that may read clocks")]
 pub(crate) fn wall_now() -> Timestamp {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -201,7 +206,8 @@ mod tests {
         }
         let (least, to, most) = (monotonic.now(), fast.now(), monotonic.now());
         let (least, passed, most) = (since(after, least), since(from, to), since(before, most));
-        // The counter is calibrated to a thousandth or better, and both tell whole microseconds.
+        // The counter is calibrated to a thousandth or better, and both clocks return whole
+        // microseconds.
         assert!(passed + 2 + passed / 500 >= least, "{passed} of at least {least} µs");
         assert!(passed <= most + 2 + most / 500, "{passed} of at most {most} µs");
     }

@@ -1,35 +1,36 @@
-//! A limiter's answer.
+//! Decisions: a limiter's answer to a set of charges.
 
 use std::fmt;
 use std::time::Duration;
 
 use smallvec::SmallVec;
 
-/// Bits of a receipt's number; those above are notes.
+/// The bits of a receipt's number. The bits above hold notes.
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
-/// In place of a position, of a charge that was not asked about.
+/// The position of a charge that was not asked about.
 const UNASKED: u64 = u64::MAX;
 
-/// In place of a wait that never ends.
+/// A wait that never ends.
 const NEVER: u64 = u64::MAX;
 
-/// A limiter's answer to a set of charges: all are taken or none is.
+/// A limiter's answer to a set of charges, of which all are taken or none.
 ///
-/// The set is allowed when every enforced charge is; see [`Effect`](crate::Effect).
+/// The set is allowed if every enforced charge is allowed; see [`Effect`](crate::limiter::Effect).
 pub struct Decision {
     allowed: bool,
     answers: Answers,
 }
 
-/// The answers for so many charges need no memory of their own.
+/// The number of charges whose answers need no allocation.
 pub(crate) const INLINE: usize = 4;
 
 /// The answers for several charges.
 pub(crate) type Several = SmallVec<[ChargeDecision; INLINE]>;
 
-/// The answer for one charge is apart from the others, so that it is not moved as if there were several.
+/// The answer for one charge has a variant of its own, so that moving it does not move the space
+/// for several.
 #[expect(clippy::large_enum_variant, reason = "boxes are what the room for several is there to avoid")]
 enum Answers {
     One(ChargeDecision),
@@ -37,14 +38,14 @@ enum Answers {
 }
 
 impl Decision {
-    /// The answer for one charge.
+    /// Makes the answer for one charge.
     #[inline]
     #[must_use]
     pub fn one(allowed: bool, charge: ChargeDecision) -> Self {
         Self { allowed, answers: Answers::One(charge) }
     }
 
-    /// The answer for several charges, in their order.
+    /// Makes the answer for several charges, in their order.
     #[must_use]
     pub fn new(allowed: bool, charges: impl IntoIterator<Item = ChargeDecision>) -> Self {
         let mut charges: Several = charges.into_iter().collect();
@@ -57,13 +58,14 @@ impl Decision {
         }
     }
 
-    /// The answer for several charges that are in their place already.
+    /// Makes the answer from charges that are in place already.
     #[inline]
     pub(crate) fn of(allowed: bool, charges: Several) -> Self {
         Self { allowed, answers: Answers::Several(charges) }
     }
 
-    /// The answers for several charges, written where they stay: they are large. It is told whether the set is allowed.
+    /// Makes the answer by writing the charges in place, because they are large. `make` returns
+    /// whether the set is allowed.
     #[inline(always)]
     pub(crate) fn made(make: impl FnOnce(&mut Several) -> bool) -> Self {
         let mut decision = Self::of(false, Several::new());
@@ -73,28 +75,13 @@ impl Decision {
         decision
     }
 
-    /// Moves it out, and leaves one without charges.
-    pub(crate) fn take(&mut self) -> Self {
-        std::mem::replace(self, Self::of(self.allowed, Several::new()))
-    }
-
-    /// Whether the charge was taken, and the answer for it, if there is one charge and it was told as such.
-    #[inline]
-    #[expect(clippy::result_large_err, reason = "it is this value itself, and no error")]
-    pub(crate) fn into_one(self) -> Result<(bool, ChargeDecision), Self> {
-        match self.answers {
-            Answers::One(charge) => Ok((self.allowed, charge)),
-            answers => Err(Self { answers, ..self }),
-        }
-    }
-
-    /// Whether the charges were taken: all of them, or none.
+    /// Returns whether the charges were taken: all of them or none.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// The answer for each charge, in the order in which they were given.
+    /// Returns the answer for each charge, in the order of the charges.
     #[must_use]
     pub fn charges(&self) -> &[ChargeDecision] {
         match &self.answers {
@@ -103,20 +90,20 @@ impl Decision {
         }
     }
 
-    fn charges_mut(&mut self) -> &mut [ChargeDecision] {
+    pub(crate) fn charges_mut(&mut self) -> &mut [ChargeDecision] {
         match &mut self.answers {
             Answers::One(charge) => std::slice::from_mut(charge),
             Answers::Several(charges) => charges,
         }
     }
 
-    /// The receipt of each charge that was taken, in their order. Each can be had once.
+    /// Takes the receipt of each charge out, in order. Each can be taken once.
     #[must_use]
-    pub fn take_receipts(&mut self) -> SmallVec<[Option<Receipt>; 2]> {
+    pub fn take_receipts(&mut self) -> Vec<Option<Receipt>> {
         self.charges_mut().iter_mut().map(ChargeDecision::take_receipt).collect()
     }
 
-    /// The answers, taken out.
+    /// Takes the answers out.
     #[cfg(feature = "redis")]
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
         let (one, several) = match self.answers {
@@ -126,7 +113,7 @@ impl Decision {
         one.into_iter().chain(several)
     }
 
-    /// Mutable access to the answer for one charge, for taking its receipt.
+    /// Returns the answer for one charge, for taking its receipt out.
     pub fn charge_mut(&mut self, index: usize) -> Option<&mut ChargeDecision> {
         self.charges_mut().get_mut(index)
     }
@@ -140,7 +127,7 @@ impl fmt::Debug for Decision {
 
 /// A limiter's answer for one charge: what its quota allows, and what is left of it.
 ///
-/// `remaining` is rounded down, every wait is rounded up to a microsecond.
+/// `remaining` is rounded down, and every wait is rounded up to a microsecond.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ChargeDecision {
     limit: u64,
@@ -162,27 +149,29 @@ struct RawReceipt {
 }
 
 impl ChargeDecision {
-    /// A charge that its quota allows: of a capacity of `limit`, `remaining` could still pass after it.
+    /// Makes the answer of a quota that allows the charge. `remaining` units of a capacity of
+    /// `limit` are left after it.
     #[must_use]
     pub fn allowed(limit: u64, remaining: u64) -> Self {
         Self { retry_us: 0, limit, remaining, ..Self::blank() }
     }
 
-    /// A charge that its quota denies, until `retry_after` has passed; `None` if no wait helps.
+    /// Makes the answer of a quota that denies the charge until `retry_after` has passed. `None`
+    /// means that no wait helps.
     #[must_use]
     pub fn denied(limit: u64, remaining: u64, retry_after: Option<Duration>) -> Self {
         let retry_us = retry_after.map_or(NEVER, |wait| crate::time::micros_ceil(wait).clamp(1, NEVER - 1));
         Self { retry_us, limit, remaining, window_us: if retry_us == NEVER { 0 } else { retry_us }, ..Self::blank() }
     }
 
-    /// A charge that was not asked about, since another of its set is known to be denied: it is not in the way, and
-    /// nothing else is known of it.
+    /// Makes the answer for a charge that was not asked about, because another charge of its set is
+    /// known to be denied. It counts as allowed, and nothing else is known of it.
     #[must_use]
     pub fn unasked(limit: u64) -> Self {
         Self { retry_us: 0, limit, position: UNASKED, ..Self::blank() }
     }
 
-    /// Sets the time until the whole quota is back.
+    /// Sets the time until the whole quota is available.
     #[must_use]
     pub fn with_reset_after(mut self, reset_after: Duration) -> Self {
         self.reset_us = crate::time::micros_ceil(reset_after);
@@ -196,7 +185,7 @@ impl ChargeDecision {
         self
     }
 
-    /// Sets how long the request is to wait for its departure, and behind how many.
+    /// Sets how long the request has to wait for its departure, and behind how many units.
     #[must_use]
     pub fn with_delay(mut self, delay: Duration, position: u64) -> Self {
         self.delay_us = crate::time::micros_ceil(delay);
@@ -204,45 +193,48 @@ impl ChargeDecision {
         self
     }
 
-    /// Puts the receipt in, for the one who asked to take out.
+    /// Adds the receipt, which the caller can take out.
     #[must_use]
     pub fn with_receipt(mut self, receipt: &Receipt) -> Self {
         self.receipt = receipt.0;
         self
     }
 
-    /// Whether this charge's own quota allows it. One that is only observed may be denied in a decision that is allowed.
+    /// Returns whether the charge's own quota allows it. An observed charge may be denied in a
+    /// decision that is allowed.
     #[must_use]
     pub fn is_allowed(&self) -> bool {
         self.retry_us == 0
     }
 
-    /// Whether the quota was asked at all: see [`unasked`](Self::unasked). If it was not, only the limit is known.
+    /// Returns whether the quota was asked; see [`unasked`](Self::unasked). If it was not, only the
+    /// limit is known.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.position != UNASKED
     }
 
-    /// The capacity: the most units that can pass at one instant.
+    /// Returns the capacity: the most units that can pass at one instant.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Units that could still pass now, rounded down.
+    /// Returns the units that could still pass now, rounded down.
     #[must_use]
     pub fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// The time until the whole quota is back, if nothing else comes.
+    /// Returns the time until the whole quota is available, if nothing else is charged.
     #[must_use]
     pub fn reset_after(&self) -> Duration {
         Duration::from_micros(self.reset_us)
     }
 
-    /// If denied, the time after which the same cost would be admitted, if nobody else came. Nothing if it was allowed,
-    /// and nothing if no wait helps; [`is_never`](Self::is_never) tells these apart.
+    /// Returns the time after which the same cost would be admitted, if nothing else is charged.
+    /// Returns `None` if the charge is allowed, and if no wait helps; [`is_never`](Self::is_never)
+    /// says which.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self.retry_us {
@@ -251,32 +243,36 @@ impl ChargeDecision {
         }
     }
 
-    /// Denied, and no wait helps: the cost is above the capacity.
+    /// Returns whether the charge is denied and no wait helps, because the cost is above the
+    /// capacity.
     #[must_use]
     pub fn is_never(&self) -> bool {
         self.retry_us == NEVER
     }
 
-    /// Within this time no more than [`remaining`](Self::remaining) may be used: the `t` of the `RateLimit` header since
-    /// draft 11. Not the time until the quota is back: after one of 100 per minute it is 59.4 s.
+    /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of
+    /// the `RateLimit` header since draft 11. It is not the time until the quota is full: after one
+    /// of 100 per minute it is 59.4 s.
     #[must_use]
     pub fn effective_window(&self) -> Duration {
         Duration::from_micros(self.window_us)
     }
 
-    /// How long the admitted request is to wait for its departure from a leaky queue; zero for every other algorithm.
+    /// Returns how long the admitted request has to wait for its departure from a leaky queue. Zero
+    /// for other algorithms.
     #[must_use]
     pub fn delay(&self) -> Duration {
         Duration::from_micros(self.delay_us)
     }
 
-    /// How many units wait ahead of this request in a leaky queue.
+    /// Returns how many units wait ahead of this request in a leaky queue.
     #[must_use]
     pub fn position(&self) -> u64 {
         if self.is_known() { self.position } else { 0 }
     }
 
-    /// Takes the receipt out: enough to give back what this charge took, once. Nothing if it took nothing.
+    /// Takes the receipt out, with which the charge can be refunded once. Returns `None` if the
+    /// charge took nothing.
     #[inline]
     #[must_use]
     pub fn take_receipt(&mut self) -> Option<Receipt> {
@@ -288,7 +284,7 @@ impl ChargeDecision {
         self.receipt = receipt.0;
     }
 
-    /// In the place of a decision: denies for good.
+    /// Makes a placeholder, which denies for good.
     pub(crate) const fn blank() -> Self {
         Self {
             limit: 0,
@@ -302,7 +298,8 @@ impl ChargeDecision {
         }
     }
 
-    /// What an algorithm found, all in microseconds; `retry_us` is 0 if allowed and `None` if no wait helps.
+    /// Makes the answer of an algorithm. Times are in microseconds. `retry_us` is 0 if allowed and
+    /// `None` if no wait helps.
     #[inline]
     pub(crate) fn found(limit: u64, remaining: u64, reset_us: u64, window_us: u64, retry_us: Option<u64>) -> Self {
         let retry_us = retry_us.unwrap_or(NEVER);
@@ -320,13 +317,13 @@ impl ChargeDecision {
         self
     }
 
-    /// Nothing was taken after all: another charge of the set was denied.
+    /// Removes the receipt, because another charge of the set was denied and nothing was taken.
     #[inline]
     pub(crate) fn untaken(&mut self) {
         self.receipt = RawReceipt::default();
     }
 
-    /// The same, told so much later.
+    /// Returns the answer as it is `passed_us` later.
     #[cfg(feature = "redis")]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
         let left = |us: u64, least: u64| if us == NEVER { NEVER } else { us.saturating_sub(passed_us).max(least) };
@@ -338,20 +335,20 @@ impl ChargeDecision {
         }
     }
 
-    /// The same, with more left: what a process holds of it.
+    /// Returns the answer with `more` units added to what remains: those that the process holds.
     #[cfg(feature = "redis")]
     pub(crate) fn with_more_remaining(&self, more: u64) -> Self {
         Self { remaining: self.remaining.saturating_add(more).min(self.limit), ..self.clone() }
     }
 
-    /// How it stands without so many units that are or would be taken, whose receipt stays here: what is left exactly, and no
-    /// wait shorter than it is.
+    /// Changes the answer to that of a charge that took nothing: adds the `taken` units to what
+    /// remains, and keeps the receipt. `remaining` is exact, and no wait is too short.
     #[cfg(feature = "redis")]
     pub(crate) fn stand(&mut self, taken: u64) {
         *self = Self { receipt: self.receipt, ..self.with_cost_changed(taken, 0) };
     }
 
-    /// The same, where the cost was `actual` instead of `charged`.
+    /// Returns the answer for a cost of `actual` instead of `charged`.
     pub(crate) fn with_cost_changed(&self, charged: u64, actual: u64) -> Self {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         Self { remaining, ..self.clone() }
@@ -371,62 +368,64 @@ impl ChargeDecision {
 }
 
 impl Clone for ChargeDecision {
-    /// The clone carries no receipt: what was taken can be given back once.
+    /// The clone has no receipt, because a charge can be refunded only once.
     fn clone(&self) -> Self {
         Self { receipt: RawReceipt::default(), ..*self }
     }
 }
 
-/// What a charge took, in the store's time: enough to give it back exactly, and once, since it cannot be cloned.
+/// Records what a charge took, so that it can be refunded exactly. It cannot be cloned, so it is
+/// refunded at most once.
 ///
-/// Its meaning is the limiter's own: a bucket's receipt holds the instant at which the charge's own units have drained,
-/// a window's the window, a log's the instant.
+/// Each limiter defines what its numbers mean. In this crate a bucket's receipt holds the instant
+/// at which the charge's own units have drained, a window's the window, and a log's the instant of
+/// the charge.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt(RawReceipt);
 
 impl Receipt {
-    /// Of nothing.
-    pub(crate) const NOTHING: Self = Self(RawReceipt { units: 0, at_us: 0, part: 0 });
-
-    /// A receipt for `units`, with an instant and a number whose meaning is the limiter's own. Of the number 56 bits are
-    /// kept: in the upper ones a [`FallbackLimiter`](crate::FallbackLimiter) notes which of its limiters it came from.
+    /// Makes a receipt for `units`, with an instant and a number whose meanings the limiter
+    /// defines. 56 bits of the number are kept. In the others a
+    /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) notes which of its limiters the receipt
+    /// came from.
     #[must_use]
     pub fn new(units: u64, at_us: u64, part: u64) -> Self {
         Self(RawReceipt { units, at_us, part: part & PART })
     }
 
-    /// Notes one of two, above what was noted before.
+    /// Adds a note of one bit above the earlier notes.
     pub(crate) fn noted(self, second: bool) -> Self {
         let notes = (self.0.part & !PART) << 1 | u64::from(second) << PART_BITS;
         Self(RawReceipt { part: self.0.part & PART | notes, ..self.0 })
     }
 
-    /// Takes the latest note off.
+    /// Removes the latest note and returns it.
     pub(crate) fn unnoted(self) -> (Self, bool) {
         let notes = self.0.part >> PART_BITS;
         let part = self.0.part & PART | notes >> 1 << PART_BITS;
         (Self(RawReceipt { part, ..self.0 }), notes & 1 == 1)
     }
 
-    /// How many units were taken.
+    /// Returns the units that were taken.
     #[must_use]
     pub fn units(&self) -> u64 {
         self.0.units
     }
 
-    /// The instant, in microseconds.
+    /// Returns the instant, in microseconds.
     #[must_use]
     pub fn at_us(&self) -> u64 {
         self.0.at_us
     }
 
-    /// The number that goes with the instant.
+    /// Returns the number that goes with the instant.
     #[must_use]
     pub fn part(&self) -> u64 {
         self.0.part & PART
     }
 
-    /// The same receipt for fewer units, for giving back a part; the rest is kept.
+    /// Returns a receipt for at most `units` of these units, to refund a part. The rest stays
+    /// charged.
     #[must_use]
     pub fn split(self, units: u64) -> Self {
         Self(RawReceipt { units: self.0.units.min(units), ..self.0 })

@@ -1,9 +1,9 @@
-//! Rate limiting for Tower services: a layer that takes a key from each request, asks a limiter, and lets the request
-//! through or refuses it, over HTTP and gRPC, with the header fields that clients read.
+//! Rate limiting for Tower services. A layer takes a key from each request and asks a limiter. It
+//! then passes the request on, or answers it with 429 or the gRPC equivalent, with standard
+//! headers.
 //!
 //! ```
-//! use axum::Router;
-//! use axum::routing::get;
+//! use axum::{Router, routing::get};
 //! use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
@@ -11,113 +11,107 @@
 //! let limit = RateLimitLayer::new(MemoryLimiter::new(), everyone, key::global()).and(client, key::peer_ip());
 //!
 //! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
-//! // Served with `app.into_make_service_with_connect_info::<SocketAddr>()`: else no request has a peer's address.
+//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`, or no request has a peer's address.
 //! # Ok(()) }
 //! ```
 //!
+//! **Start with the [guide]:** one page for each task, from choosing an algorithm to running Redis.
+//!
 //! # Concepts
 //!
-//! * A [`Quota`] is how much: a limit per period, an [algorithm], and its options.
-//! * A [`Policy`] is a *named* quota. The name is in header fields, in outcomes, and part of what a limiter stores.
-//! * A [`Key`] is whose allowance is charged. An extractor takes it from the request: one of those in [`key`], or a closure.
-//! * The cost is how many units a request takes, by default 1.
-//! * A [`Limiter`] keeps the states and decides. [`MemoryLimiter`] does so in this process, `RedisLimiter` for many.
-//! * A [`Decision`] is the limiter's answer, an [`Outcome`] is what the middleware did with the request.
+//! * A [`Quota`] says how much: a limit per period, an algorithm and its options.
+//! * A [`Policy`] is a *named* quota. The name is in headers, in metrics, and part of the stored
+//!   state.
+//! * A [`Rule`] is a policy as a layer applies it: to which requests, at what cost, in which
+//!   [`Mode`].
+//! * A [`Key`] says whose allowance is charged. An extractor takes it from the request.
+//! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does so for
+//!   one process, `RedisLimiter` for many.
+//! * A [`Decision`](limiter::Decision) is the limiter's answer. An [`Outcome`](observe::Outcome) is
+//!   what the layer did with the request.
 //!
-//! `remaining` is rounded down and every wait is rounded up. All charges of a request are taken, or none is.
+//! A request is charged to all of its policies or to none. `remaining` is rounded down, and every
+//! wait is rounded up.
 //!
-//! # Organised as follows
+//! # Modules
 //!
-//! * [`RateLimitLayer`] is where to begin; [`middleware`] says where in a stack it belongs, and what to know when deploying.
-//! * [`Quota`] and [`algorithm`]: how to write a limit, and which algorithm to choose.
-//! * [`key`]: ready-made extractors, trusted proxies, prefixes of addresses.
-//! * [`Headers`] and [`Refusals`]: what clients are told.
-//! * [`limiter`]: the [`Limiter`] trait with its contract, [`limiter::memory`], `limiter::redis`, and [`FallbackLimiter`].
-//! * [`QuotaSwitch`]: a quota that changes while requests come.
-//! * [`Mode`] and [`ModeSwitch`]: rules that only look, or let pass and say so; [`RateLimitLayer::delay`] and
-//!   [`RateLimitLayer::overflow`]: what else may become of what is too much.
-//! * [`Outcome`] and [`Observer`]: what happened, for handlers, logs and metrics.
-//! * [`Clock`]: where a limiter's time comes from, [`ManualClock`] for tests.
+//! The crate root has what the first hour needs. The rest is in modules:
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`guide`] | documentation only: a page for each task |
+//! | [`middleware`] | the service and its parts: switches, access lists, usage, refusals, timers |
+//! | [`key`] | extractors, trusted proxies, address prefixes |
+//! | [`quota`] | options and errors of quotas |
+//! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory and on Redis, fallback, blocks, meters |
+//! | [`observe`] | outcomes, events, setup warnings, and the `Observer` that sees them |
+//! | [`clock`] | clocks, also for tests |
+//! | `conformance` | the suite for limiters of your own (feature `conformance`) |
 //!
 //! # What it does not do
 //!
-//! * It waits only if it is told to: by a [leaky queue](Quota::leaky_queue), in a layer with a [timer](RateLimitLayer::delay).
-//! * It is no load shedder and no concurrency limiter; `tower` has those.
+//! * It is not a load shedder and not a concurrency limiter. `tower` has both.
+//! * Requests wait only if you ask for it, with a [leaky queue](Quota::leaky_queue) in a layer with
+//!   a [timer](RateLimitLayer::delay).
 //!
-//! # Crate features
+//! # Features
 //!
-//! None is on by default, and none changes what the crate does without it.
+//! No feature is on by default, and none changes what the crate does without it.
 //!
-//! * **`axum`**: [`key::peer_ip`] and its kin find the `ConnectInfo<SocketAddr>` that axum puts into requests, and
-//!   [`key::original_uri`] finds the `OriginalUri`. It depends on axum 0.8 without its default features. Without it the layer works in axum all the same, for other keys.
-//! * **`tonic`**: they find the `TcpConnectInfo` that tonic puts into requests. It depends on tonic 0.14 without its
-//!   transport. gRPC requests are recognised and refused as such without it.
-//! * **`tokio`**: `TokioClock`, which a test can stop and move with Tokio's time, and `TokioTimer`, by which requests wait for their departure from a leaky queue. It depends on tokio with its
-//!   timer alone.
-//! * **`tracing`**: a [`Misuse`] that no observer sees is a warning of `tracing`. It depends on tracing without its default
-//!   features.
-//! * **`fast-clock`**: `FastClock`, a clock that reads the CPU's time stamp counter, about 12 ns faster for each decision. It
-//!   depends on quanta. A counter that differs between cores makes it stand still for a moment, never go back by a
-//!   millisecond or more.
-//! * **`redis`**: `RedisLimiter`, whose states are in Redis, for one limit across many processes. It depends on fred without
-//!   its default features and on tokio. **`redis-rustls`**, **`redis-rustls-ring`** and **`redis-native-tls`** choose how
-//!   `rediss://` is reached; take one.
-//! * **`serde`**: [`Quota`] in configuration files, as its words. It depends on serde_core.
-//! * **`conformance`**: the suite that a limiter of one's own has to pass. It depends on nothing, and may grow stricter in
-//!   any release.
+//! | feature | what it adds | dependency |
+//! |---|---|---|
+//! | `axum` | [`key::peer_ip`] finds axum's `ConnectInfo<SocketAddr>`, [`key::original_uri`] its `OriginalUri`; limited services can answer with axum's [`Body`](middleware::ResponseBody) | axum 0.8 without default features |
+//! | `tonic` | [`key::peer_ip`] finds tonic's `TcpConnectInfo`; `RateLimitLayer::admit_call`; limited services can answer with tonic's [`Body`](middleware::ResponseBody) | tonic 0.14 without transport |
+//! | `tokio` | `TokioTimer`, so that requests can wait; `TokioClock` for tests | tokio with its timer |
+//! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing` | tracing |
+//! | `fast-clock` | `FastClock`, which reads the CPU's time stamp counter and saves about 12 ns for each decision | quanta |
+//! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
+//! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
+//! | `serde` | [`Quota`] in configuration files, as text | serde_core |
+//! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
+//!
+//! Without `axum` and `tonic` the layer works in both frameworks all the same, for keys other than
+//! the peer's address.
 //!
 //! # Rust version
 //!
-//! 1.85 or later.
+//! 1.85 or later. A higher version is a minor release.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod algorithm;
-mod clock;
+pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod decision;
+#[cfg(any(doc, doctest))]
+pub mod guide;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
-mod misuse;
 mod mode;
+pub mod observe;
 mod outcome;
 mod policy;
-mod quota;
+pub mod quota;
+mod setup_warning;
 mod sync;
 mod time;
 
-#[cfg(feature = "fast-clock")]
-pub use clock::FastClock;
-#[cfg(feature = "tokio")]
-pub use clock::TokioClock;
-pub use clock::{Clock, ManualClock, MonotonicClock};
-pub use decision::{ChargeDecision, Decision, Receipt};
-pub use key::{IntoKey, Key};
+pub use key::value::Key;
 pub use limiter::memory::MemoryLimiter;
 #[cfg(feature = "redis")]
-pub use limiter::redis::{RedisError, RedisErrorKind, RedisFuture, RedisLimiter, RedisLimiterBuilder};
-pub use limiter::{
-    Atomicity, Blocks, BoxLimiter, Charge, Effect, FallbackLimiter, Limiter, LimiterError, Meters, Refund, Reply,
-    ReplyFuture, Roster, UnsupportedQuota, UnsupportedQuotaKind,
-};
-#[cfg(feature = "tokio")]
-pub use middleware::TokioTimer;
-pub use middleware::{
-    Access, AccessList, AccessListError, AccessListErrorKind, Admission, Bill, GrpcCode, Headers, HeadersError,
-    HeadersErrorKind, IntoRule, Jitter, LegacyHeaders, MissingKey, OnAborted, OnError, PlanOverrides, Protocol,
-    QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, RateLimitLayer, Refusal, Refusals, Refused,
-    ResetEncoding, ResetMeaning, Rule, Timer, When,
-};
-pub use misuse::{Misuse, MisuseKind};
-pub use mode::{Mode, ModeSwitch};
-pub use outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, Standing};
-pub use policy::{Policy, PolicyError, PolicyErrorKind};
-pub use quota::{Algorithm, Anchor, Oldest, Quota, QuotaError, QuotaErrorKind};
-pub use time::Timestamp;
+pub use limiter::redis::RedisLimiter;
+pub use middleware::layer::RateLimitLayer;
+pub use middleware::respond::headers::Headers;
+pub use middleware::respond::refusal::Refusals;
+pub use middleware::rule::definition::{MissingKey, Rule};
+pub use middleware::settings::OnError;
+pub use mode::Mode;
+pub use policy::Policy;
+pub use quota::Quota;
 
-/// The examples of the README are run as those of the documentation are; they use Redis, too.
+/// Runs the README's code blocks as documentation tests. Some of them use Redis.
 #[cfg(all(doctest, feature = "redis"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,47 +1,37 @@
-//! What a policy does with a request that is over its quota.
+//! Modes: what a rule does with a request that is over its quota.
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::limiter::Effect;
-
 /// What a rule does with a request that is over its quota, or that has no key where it needs one.
 ///
-/// Whatever the mode, the quota decides in the same way: a policy that is alone in its layer gives the same decisions,
-/// request by request, in each of them. A request that passes is charged by every policy that has room for it; one that an
-/// enforcing policy refuses is charged by none.
+/// The mode does not change how the quota decides: a policy that is alone in its layer makes the
+/// same decisions in every mode. A request that passes is charged to every policy that has room for
+/// it. A request that an enforcing policy refuses is charged to none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Mode {
-    /// It is refused. The default.
+    /// The request is refused. The default.
     #[default]
     Enforce,
-    /// It passes, with the [`Outcome`](crate::Outcome) in its extensions, of the kind
-    /// [`Degraded`](crate::OutcomeKind::Degraded): the service is to serve less. Its response gets
-    /// `Cache-Control: no-store`, unless the service has set a `Cache-Control` of its own: a cache would serve less to
-    /// others, too.
+    /// The request passes, and the service should answer with less. The request carries an
+    /// [`Outcome`](crate::outcome::Outcome) of the kind
+    /// [`Degraded`](crate::outcome::OutcomeKind::Degraded) in its extensions. The response gets
+    /// `Cache-Control: no-store` unless the service sets its own, so that no cache serves the
+    /// reduced response to other clients.
     Degrade,
-    /// It passes, as if there were no such rule, and only the outcome tells, by the kind
-    /// [`ShadowLimited`](crate::OutcomeKind::ShadowLimited). Header fields do not: clients would slow down for a limit that
-    /// is not there yet.
+    /// The request passes as if the rule did not exist. Only the outcome reports it, with the kind
+    /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not, because
+    /// clients would slow down for a limit that is not enforced yet.
     Shadow,
 }
 
 impl Mode {
-    /// From the strictest to the mildest.
+    /// All modes, from the strictest to the mildest.
     const ALL: [Self; 3] = [Self::Enforce, Self::Degrade, Self::Shadow];
 
-    /// What a denial by the quota does to the decision of a request.
-    #[inline]
-    pub(crate) fn effect(self) -> Effect {
-        match self {
-            Self::Enforce => Effect::Enforce,
-            Self::Degrade | Self::Shadow => Effect::Observe,
-        }
-    }
-
-    /// The milder of two: that which interferes less.
+    /// Returns the milder of two modes, which interferes less.
     pub(crate) fn milder(self, other: Self) -> Self {
         if self.number() < other.number() { other } else { self }
     }
@@ -60,19 +50,19 @@ impl Mode {
     }
 }
 
-/// A [`Mode`] that can be switched while requests come, by any clone; no state is lost, since every mode charges alike.
+/// A [`Mode`] that can be switched while requests are served, by any clone. No state is lost,
+/// because every mode charges alike.
 ///
-/// A request is decided in the mode that it meets. One that is on its way when the mode is switched may still go by the
-/// one before.
+/// A request that is being decided while the mode is switched may still use the previous mode.
 ///
 /// ```
-/// use tower_ratelimit::{MemoryLimiter, Mode, ModeSwitch, Policy, Quota, RateLimitLayer, key};
+/// use tower_ratelimit::{key, middleware::ModeSwitch, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mode = ModeSwitch::new(Mode::Shadow);
 /// let client = Policy::new("client", Quota::per_minute(100))?.mode(mode.clone());
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
 ///
-/// // Later, when the metrics say that it would refuse nobody but those it is there for:
+/// // Later, when metrics show that it would refuse only the clients that it should:
 /// mode.set(Mode::Enforce);
 /// # Ok(()) }
 /// ```
@@ -80,21 +70,21 @@ impl Mode {
 pub struct ModeSwitch(Arc<AtomicU8>);
 
 impl ModeSwitch {
-    /// A switch that is set to `mode`.
+    /// Makes a switch that is set to `mode`.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self(Arc::new(AtomicU8::new(mode.number())))
     }
 
-    /// The mode.
+    /// Returns the mode.
     #[must_use]
     pub fn get(&self) -> Mode {
-        // Nothing else is published with it.
+        // Relaxed: no other data is published with the mode.
         let number = self.0.load(Ordering::Relaxed);
         Mode::of_number(number)
     }
 
-    /// Sets the mode, and returns the one before.
+    /// Sets the mode and returns the previous one.
     pub fn set(&self, mode: Mode) -> Mode {
         let number = self.0.swap(mode.number(), Ordering::Relaxed);
         Mode::of_number(number)
@@ -102,7 +92,7 @@ impl ModeSwitch {
 }
 
 impl From<Mode> for ModeSwitch {
-    /// A switch that nobody else holds.
+    /// Makes a new switch that is set to this mode.
     fn from(mode: Mode) -> Self {
         Self::new(mode)
     }

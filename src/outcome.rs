@@ -1,4 +1,4 @@
-//! What the middleware did with a request, and the hook that sees it.
+//! Outcomes: what the middleware did with a request, and the observer that sees them.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,58 +8,70 @@ use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
 use crate::key::Key;
-use crate::misuse::Misuse;
 use crate::mode::Mode;
 use crate::policy::Policy;
+use crate::setup_warning::SetupWarning;
 
-/// What the middleware did with a request, and how each policy stands.
+/// Describes what the middleware did with a request, and the status of each policy.
 ///
-/// It is in the extensions of a refused request's response, of a request that is degraded or goes to the
-/// overflow and of its response, of every request and response if the layer's `expose_outcome` asks for it, and in the hands of responders and of an [`Observer`].
+/// It is in the extensions of
+///
+/// * the response of a refused request,
+/// * a request that is degraded or goes to the overflow, and its response,
+/// * every request that passes and its response, if the layer
+///   [exposes](crate::RateLimitLayer::expose_outcome) outcomes.
+///
+/// Responders and an [`Observer`] get it, too.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     kind: OutcomeKind,
-    standings: SmallVec<[Standing; 2]>,
+    policies: SmallVec<[PolicyStatus; 2]>,
 }
 
-/// What the middleware did with a request.
+/// The kind of an [`Outcome`]: what the middleware did with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OutcomeKind {
-    /// It was within every quota, and passed.
+    /// The request was within every quota and passed.
     Allowed,
-    /// It was within every quota, waited for its departure from a queue, and passed.
+    /// The request was within every quota, waited for its departure from a queue, and passed.
     Delayed,
-    /// It waited for its departure from a queue, and was dropped before: its client disconnected. What it took is refunded.
+    /// The request waited for its departure from a queue and was dropped before, because the client
+    /// disconnected. Its charges are refunded.
     Abandoned,
-    /// It was over a quota, and refused.
+    /// The request was over a quota and refused.
     Limited,
-    /// Its key is closed by a [block](crate::Rule::block), since it was refused too often, and it was refused: the request
-    /// that was refused last before that, too.
+    /// The request was refused because its key is closed by a [block](crate::Rule::block). The
+    /// refusal that closes the key has this kind, too.
     Blocked,
-    /// It was beyond the quota of a rule that [meters](crate::Rule::overage) it, and passed.
+    /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
+    /// and passed.
     Overage,
-    /// It was over a quota of a rule that [degrades](Mode::Degrade), or had no key for one, and passed, to be served less.
+    /// The request was over the quota of a rule in [`Mode::Degrade`], or had no key for it, and
+    /// passed for a reduced response.
     Degraded,
-    /// It was over a quota of a rule that only [looks](Mode::Shadow), or had no key for one, and passed.
+    /// The request was over the quota of a rule in [`Mode::Shadow`], or had no key for it, and
+    /// passed.
     ShadowLimited,
-    /// It was over a quota, and went to the [overflow](crate::RateLimitLayer::overflow) instead of the service.
+    /// The request was over a quota and went to the [overflow](crate::RateLimitLayer::overflow)
+    /// instead of the service.
     Overflowed,
-    /// No policy applied to it, and it passed.
+    /// No policy applied to the request, and it passed.
     Exempt,
-    /// It was denied by a list, and refused.
+    /// An access list denied the client, and the request was refused.
     Denied,
-    /// It had no key, and was refused.
+    /// The request had no key and was refused.
     KeyMissing,
-    /// The limiter failed, and it passed.
+    /// The limiter failed, and the request passed.
     FailedOpen,
-    /// The limiter failed, and it was refused.
+    /// The limiter failed, and the request was refused.
     FailedClosed,
 }
 
 impl OutcomeKind {
-    /// The name in metrics and logs: `allowed`, `delayed`, `abandoned`, `limited`, `blocked`, `overage`, `degraded`,
-    /// `shadow_limited`, `overflowed`, `exempt`, `denied`, `key_missing`, `failed_open`, `failed_closed`.
+    /// Returns the label for metrics and logs: `allowed`, `delayed`, `abandoned`, `limited`,
+    /// `blocked`, `overage`, `degraded`, `shadow_limited`, `overflowed`, `exempt`, `denied`,
+    /// `key_missing`, `failed_open`, `failed_closed`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -80,13 +92,14 @@ impl OutcomeKind {
         }
     }
 
-    /// Whether services are told of it in any case: it is to be served otherwise than usual.
+    /// Returns whether the service always gets the outcome, because it should answer otherwise than
+    /// usual.
     #[inline]
     pub(crate) fn is_told(self) -> bool {
         matches!(self, Self::Degraded | Self::Overflowed)
     }
 
-    /// Whether the request went on to a service: that within the layer, or the overflow.
+    /// Returns whether the request reached a service: the inner one or the overflow.
     #[must_use]
     pub fn passed(self) -> bool {
         match self {
@@ -100,9 +113,9 @@ impl OutcomeKind {
     }
 }
 
-/// How one policy stands after a decision.
+/// The status of one policy after a decision.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct PolicyStatus {
     pub(crate) policy: Policy,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
@@ -112,132 +125,138 @@ pub struct Standing {
 }
 
 impl Outcome {
-    pub(crate) fn new(kind: OutcomeKind, standings: SmallVec<[Standing; 2]>) -> Self {
-        Self { kind, standings }
+    pub(crate) fn new(kind: OutcomeKind, policies: SmallVec<[PolicyStatus; 2]>) -> Self {
+        Self { kind, policies }
     }
 
-    /// What was done.
+    /// Returns what the middleware did with the request.
     #[must_use]
     pub fn kind(&self) -> OutcomeKind {
         self.kind
     }
 
-    /// How each policy that applied stands.
+    /// Returns the status of each policy that applied.
     #[must_use]
-    pub fn standings(&self) -> &[Standing] {
-        &self.standings
+    pub fn policies(&self) -> &[PolicyStatus] {
+        &self.policies
     }
 
-    /// The policies that refused the request.
-    pub fn violated(&self) -> impl Iterator<Item = &Standing> {
-        self.standings.iter().filter(|standing| standing.refuses())
+    /// Iterates over the policies that refused the request.
+    pub fn violated(&self) -> impl Iterator<Item = &PolicyStatus> {
+        self.policies.iter().filter(|status| status.refuses())
     }
 
-    /// The policies whose quotas the request was over: those that refused it, and those whose [`Mode`] let it pass.
-    pub fn exceeded(&self) -> impl Iterator<Item = &Standing> {
-        self.standings.iter().filter(|standing| standing.is_exceeded())
+    /// Iterates over the policies whose quotas the request exceeded: those that refused it, and
+    /// those whose [`Mode`] let it pass.
+    pub fn exceeded(&self) -> impl Iterator<Item = &PolicyStatus> {
+        self.policies.iter().filter(|status| status.is_exceeded())
     }
 
-    /// Whether a policy is [near](Standing::is_near) its limit.
+    /// Returns whether a policy is [near](PolicyStatus::is_near) its limit.
     #[must_use]
     pub fn is_near(&self) -> bool {
-        self.standings.iter().any(Standing::is_near)
+        self.policies.iter().any(PolicyStatus::is_near)
     }
 
-    /// The policy that binds: of those that refused the one with the longest wait, else the one with the least remaining.
-    /// One in shadow never does.
+    /// Returns the policy that binds: the refusing one with the longest wait, or if none refused,
+    /// the one with the least remaining. A policy in shadow mode never binds.
     #[must_use]
-    pub fn binding(&self) -> Option<&Standing> {
-        let refusing = self.violated().max_by_key(|standing| standing.decision.retry_us());
-        let seen = self.standings.iter().filter(|standing| standing.mode != Mode::Shadow);
-        refusing.or_else(|| seen.min_by_key(|standing| standing.decision.remaining()))
+    pub fn binding(&self) -> Option<&PolicyStatus> {
+        let refusing = self.violated().max_by_key(|status| status.decision.retry_us());
+        let seen = self.policies.iter().filter(|status| status.mode != Mode::Shadow);
+        refusing.or_else(|| seen.min_by_key(|status| status.decision.remaining()))
     }
 
-    /// If refused for its rate, the time after which the same request would pass, if nothing else came: the longest of the
-    /// refusing policies. Nothing if no wait helps.
+    /// Returns the time after which the same request would pass if no other request came: the
+    /// longest wait of the policies that refused. Returns `None` if no policy refused, or if no
+    /// wait helps.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         if self.is_never() {
             return None;
         }
-        self.violated().filter_map(|standing| standing.decision.retry_after()).max()
+        self.violated().filter_map(|status| status.decision.retry_after()).max()
     }
 
-    /// How long the request was to wait for its departure when it was admitted: the longest wait of the enforced queues. It
-    /// has waited for less if it moved up, and for nothing without [a timer](crate::RateLimitLayer::delay). Zero if it was
-    /// not admitted.
+    /// Returns how long the request had to wait for its departure when it was admitted: the longest
+    /// wait of the enforced queues. The actual wait is shorter if the request moved up, and zero in
+    /// a layer without a [timer](crate::RateLimitLayer::delay). Returns zero if the request was not
+    /// admitted.
     #[must_use]
     pub fn delay(&self) -> Duration {
         if self.violated().next().is_some() {
             return Duration::ZERO;
         }
-        let waited = |standing: &&Standing| standing.mode == Mode::Enforce && standing.cost > 0;
-        self.standings.iter().filter(waited).map(|standing| standing.decision.delay()).max().unwrap_or_default()
+        let waited = |status: &&PolicyStatus| status.mode == Mode::Enforce && status.cost > 0;
+        self.policies.iter().filter(waited).map(|status| status.decision.delay()).max().unwrap_or_default()
     }
 
-    /// Refused, and no wait helps: a cost is above its policy's capacity.
+    /// Returns whether the request was refused and no wait helps, because a cost is above its
+    /// policy's capacity.
     #[must_use]
     pub fn is_never(&self) -> bool {
-        self.violated().any(|standing| standing.decision.is_never())
+        self.violated().any(|status| status.decision.is_never())
     }
 }
 
-impl Standing {
-    /// The policy.
+impl PolicyStatus {
+    /// Returns the policy.
     #[must_use]
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// The cost that was asked for.
+    /// Returns the cost that was charged or would have been.
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// What the policy's own quota says.
+    /// Returns the decision of the policy's own quota.
     #[must_use]
     pub fn decision(&self) -> &ChargeDecision {
         &self.decision
     }
 
-    /// The mode that the policy's rule was in.
+    /// Returns the mode that the policy's rule was in.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// Whether this policy refused the request.
+    /// Returns whether this policy refused the request.
     #[must_use]
     pub fn refuses(&self) -> bool {
         self.refuses
     }
 
-    /// Whether the request was over this policy's quota, whatever the policy's mode made of it.
+    /// Returns whether the request exceeded this policy's quota, whatever the policy's mode.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
         !self.decision.is_allowed()
     }
 
-    /// Whether what remains is as little as [`Rule::near_percent`](crate::Rule::near_percent) asked to be told of. Without
-    /// that it never is.
+    /// Returns whether no more remains than [`Rule::warn_at_percent`](crate::Rule::warn_at_percent)
+    /// says. Without that setting it returns `false`.
     #[must_use]
     pub fn is_near(&self) -> bool {
         self.near
     }
 }
 
-/// A request that was decided, as an [`Observer`] sees it: what was done with it, its head, and the keys it was charged to.
+/// A decided request as an [`Observer`] sees it: its outcome, its head, and the keys it was charged
+/// to.
 ///
 /// ```
-/// use tower_ratelimit::{Observed, Observer};
+/// use tower_ratelimit::observe::{Observed, Observer};
 ///
 /// struct Log;
 ///
 /// impl Observer for Log {
 ///     fn on_outcome(&self, observed: &Observed<'_>) {
-///         let request = observed.request();
-///         println!("{} {} {}", observed.outcome().kind().as_str(), request.method, request.uri.path());
+///         let (outcome, request) = (observed.outcome(), observed.request());
+///         let policies: Vec<&str> = outcome.violated().map(|status| status.policy().name()).collect();
+///         println!("{} {} {policies:?}", outcome.kind().as_str(), request.uri.path());
 ///     }
 /// }
 /// ```
@@ -256,21 +275,23 @@ impl<'a> Observed<'a> {
         Self { outcome, request, keys: keys.collect() }
     }
 
-    /// What was done with the request, and how each policy stands.
+    /// Returns what was done with the request, and the status of each policy.
     #[must_use]
     pub fn outcome(&self) -> &'a Outcome {
         self.outcome
     }
 
-    /// The request's head, as the layer found it. Its headers may carry secrets.
+    /// Returns the request's head as the layer got it. Its headers may carry secrets.
     #[must_use]
     pub fn request(&self) -> &'a Parts {
         self.request
     }
 
-    /// The key that a policy of this name was charged for; `None` if the policy did not apply to the request.
+    /// Returns the key that the policy of this name was charged for, or `None` if the policy did
+    /// not apply to the request.
     ///
-    /// A key may be a secret or personal data, such as a token or an address: it should not be in logs or metrics as it is.
+    /// A key may be a secret or personal data, such as a token or an address. Do not write it to
+    /// logs or metrics unchanged.
     #[must_use]
     pub fn key(&self, policy: &str) -> Option<&'a Key> {
         self.keys.iter().find(|(of, _)| of.name() == policy).map(|(_, key)| *key)
@@ -278,7 +299,7 @@ impl<'a> Observed<'a> {
 }
 
 impl fmt::Debug for Observed<'_> {
-    /// Without the headers and the keys: they may be secrets.
+    /// Leaves out the headers and the keys, because they may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Observed")
             .field("outcome", &self.outcome)
@@ -288,24 +309,24 @@ impl fmt::Debug for Observed<'_> {
     }
 }
 
-/// Sees what the middleware does and what happens to a limiter. Metrics and logs are built on it.
+/// Sees what the middleware does and what happens to a limiter. Build metrics and logs on it.
 ///
-/// The methods run on the request's path: they should be quick, and must not block. A layer without an observer pays
-/// nothing for them. An `Arc` of an observer is an observer, so that a layer and its limiters can have one in common.
+/// The methods run while a request is served, so they should be quick and must not block. An `Arc`
+/// of an observer is an observer, so a layer and its limiters can share one.
 pub trait Observer: Send + Sync {
-    /// A request was decided.
+    /// Called when a request was decided.
     fn on_outcome(&self, observed: &Observed<'_>) {
         let _ = observed;
     }
 
-    /// A layer has noticed that it cannot be meant as it is set up. Called once for each layer and kind.
+    /// Called when a layer detects a likely misconfiguration: once for each layer and kind.
     ///
-    /// Unless an observer does otherwise, it is reported as without an observer; see [`Misuse`].
-    fn on_misuse(&self, misuse: &Misuse) {
-        misuse.report();
+    /// By default it is reported as without an observer; see [`SetupWarning`].
+    fn on_setup_warning(&self, setup_warning: &SetupWarning) {
+        setup_warning.report();
     }
 
-    /// Something befell a limiter.
+    /// Called when something happened to a limiter.
     fn on_event(&self, event: &LimiterEvent) {
         let _ = event;
     }
@@ -317,8 +338,8 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
         (**self).on_outcome(observed);
     }
 
-    fn on_misuse(&self, misuse: &Misuse) {
-        (**self).on_misuse(misuse);
+    fn on_setup_warning(&self, setup_warning: &SetupWarning) {
+        (**self).on_setup_warning(setup_warning);
     }
 
     fn on_event(&self, event: &LimiterEvent) {
@@ -326,52 +347,54 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
     }
 }
 
-/// Something that befell a limiter.
+/// Something that happened to a limiter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimiterEvent {
-    /// A key that still counted was forgotten to make room for another.
+    /// A key with a live state was forgotten to make room for another.
     Evicted {
-        /// It was out of allowance: forgetting it gave its client a fresh one.
+        /// Whether the key had no allowance left. Its client then got a fresh allowance.
         throttled: bool,
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter can tell apart (16,383). Those beyond are kept all the same, but a key
-    /// whose quota changes to or from one of them starts afresh. Reported at most every ten seconds.
+    /// More quotas have live states than a limiter can tell apart (16,383). The quotas beyond that
+    /// hold as well, but a key whose quota changes to or from one of them starts afresh. Reported
+    /// at most every ten seconds.
     TooManyQuotas,
     /// The first of two limiters could not answer, and the second was asked.
     FellBack {
-        /// What the first said.
+        /// The error of the first limiter.
         error: String,
     },
     /// The limiter could not answer.
     Failed {
-        /// What it said.
+        /// The error of the limiter.
         error: String,
     },
-    /// A server does not answer any more: until it does, checks that need it fail at once.
+    /// A server stopped answering. Until it answers again, checks that need it fail at once.
     StoreDown {
-        /// Its host and port.
+        /// The server's host and port.
         server: String,
-        /// What was met last.
+        /// The last error.
         error: String,
     },
-    /// A server that did not answer does again.
+    /// A server answers again.
     StoreUp {
         /// Its host and port.
         server: String,
     },
-    /// A check failed at the store: no answer came in time, the server is read-only, loading or out of memory, too many checks
-    /// wait already, or a value is not one of this crate's. Told once a minute for each kind of error.
+    /// A check failed at the store: no answer came in time, the server is read-only, loading or out
+    /// of memory, too many checks wait already, or a stored value was not written by this crate.
+    /// Reported once a minute for each kind of error.
     StoreFailed {
-        /// What was met.
+        /// The error.
         error: String,
     },
-    /// A server answers, but somebody has to mend something before it can be used: a password, a right, a URL. Told once a
-    /// minute for each kind of trouble.
+    /// A server answers, but an operator has to fix something before it can be used: a password, a
+    /// right or a URL. Reported once a minute for each kind of error.
     StoreMisconfigured {
-        /// What is wrong, and what to do.
+        /// The error, and how to fix it.
         error: String,
     },
 }

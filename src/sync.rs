@@ -1,21 +1,22 @@
-//! Atomics and locks: the standard library's, or loom's where an interleaving is modelled.
+//! Atomics and locks of the standard library, or of loom in tests that model interleavings.
 
 #[cfg(ratelimit_loom)]
-pub(crate) use loom::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 #[cfg(not(ratelimit_loom))]
-pub(crate) use std::sync::atomic::{AtomicU64, Ordering};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(ratelimit_loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-/// Locks. A thread that panicked under the lock left whole values behind, so poison is no reason to stop.
+/// Locks a mutex. Poison is ignored, because a thread that panicked under the lock left complete
+/// values behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Waits a moment for another thread that holds a slot: first spinning, then giving the processor away, since that
-/// thread may have lost it.
+/// Waits a moment for another thread that holds a slot. Spins at first, then yields the processor,
+/// because that thread may have been preempted.
 #[derive(Default)]
 pub(crate) struct Backoff(u32);
 
@@ -34,9 +35,9 @@ impl Backoff {
     }
 }
 
-/// Leaves a slot to the thread that was quicker, for longer the more often that happened. Threads that all go on take the
-/// slot's cache line from each other for each charge; one that steps aside for half a microsecond lets another do ten charges
-/// as if it were alone, so together they do twice as many.
+/// Backs off after a lost race for a slot, for longer the more often that happened. Threads that
+/// retry at once transfer the slot's cache line for each charge. If one steps aside for half a
+/// microsecond, another does ten charges without a transfer, so together they do twice as many.
 #[cold]
 #[inline(never)]
 pub(crate) fn step_aside(times: usize) {

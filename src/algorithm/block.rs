@@ -7,10 +7,9 @@
 //! one is remembered, it is longer by the factor, up to the longest. Half-open: free again at exactly `begin + length`.
 //!
 //! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit` times
-//! two and the whole spans in it of the period or the length, whichever is shorter. What is denied while closed changes
-//! nothing, unless denied requests count: then each begins the block anew, as
-//! long as it would be now. A forced charge takes what is left and is told
-//! as a look after it would be: whether the key is closed now.
+//! two and the whole spans in it of the period or the length, whichever is shorter. A request that is denied by a block
+//! changes nothing, unless denied requests count: then it begins the block anew, as long as it would be now. A forced
+//! charge takes what is left. Its decision says whether the key is closed after it.
 //!
 //! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period unpunished.
 //!
@@ -31,13 +30,13 @@
 //! A refund of strikes takes them off while their window counts. It never opens what is closed.
 
 use crate::decision::ChargeDecision;
-use crate::quota::Spec;
+use crate::quota::spec::{Lasting, Spec};
 use crate::time::PERIOD_US_MAX;
 
-use super::carry::{Carried, Dated};
-use super::{Answer, Fullness, Layout, Next, Pair, Used};
+use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
 #[cfg(feature = "redis")]
-use super::{Numbers, numbers};
+use super::state::{Numbers, numbers};
+use super::used::{Carried, Dated, Used};
 
 /// The most strikes.
 pub(crate) const STRIKES_MAX: u64 = (1 << STRIKE_BITS) - 1;
@@ -56,12 +55,12 @@ pub(crate) struct Parts {
     pub(crate) counts: u64,
 }
 
-/// Puts a state's number together.
+/// Packs the parts of a state's number.
 pub(crate) fn pack(parts: Parts) -> u64 {
     parts.counts << SPAN_BITS | parts.span_us
 }
 
-/// Takes a state's number apart.
+/// Unpacks the parts of a state's number.
 pub(crate) fn unpack(n: u64) -> Parts {
     Parts { span_us: n & ((1 << SPAN_BITS) - 1), counts: n >> SPAN_BITS }
 }
@@ -71,10 +70,7 @@ pub(crate) fn unpack(n: u64) -> Parts {
 pub(crate) struct Block {
     limit: u64,
     period_us: u64,
-    length_us: u64,
-    factor: u64,
-    longest_us: u64,
-    memory_us: u64,
+    lasting: Lasting,
     count_denied: bool,
 }
 
@@ -86,7 +82,7 @@ struct View {
     level: u64,
     /// When they are forgotten; of no meaning while closed, when that is still to begin.
     forget: u64,
-    /// The clock stepped back, and instants were moved.
+    /// The clock stepped back, and instants were moved with it.
     moved: bool,
 }
 
@@ -99,26 +95,135 @@ enum Phase {
 
 impl Block {
     pub(crate) fn new(spec: &Spec) -> Self {
-        let lasting = spec.lasting;
-        Self {
-            limit: spec.limit,
-            period_us: spec.period_us,
-            length_us: lasting.length_us,
-            factor: lasting.factor,
-            longest_us: lasting.longest_us,
-            memory_us: lasting.memory_us,
-            count_denied: spec.count_denied,
-        }
+        let Spec { limit, period_us, lasting, count_denied, .. } = *spec;
+        Self { limit, period_us, lasting, count_denied }
     }
 
     pub(crate) fn layout(&self) -> Layout {
         Layout::Pair
     }
 
-    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    /// Returns the state of another block as one of this block, and whether that moved an instant or closed the key. A key
+    /// that is closed stays closed until the same instant.
+    pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
+        let mut view = other.view(Some(state), now);
+        let mut moved = view.moved;
+        let is_closed = matches!(view.phase, Phase::Closed { .. }); // then the memory is still to begin
+        if view.level > 0 && !is_closed && view.forget > now + self.lasting.memory_us {
+            (view.forget, moved) = (now + self.lasting.memory_us, true);
+        }
+        if self.lasting.memory_us == 0 {
+            view.level = 0;
+        }
+        if let Phase::Counting { end, strikes } = view.phase {
+            moved |= end > now + self.period_us || strikes >= self.limit;
+            view = self.struck(view, now, end.min(now + self.period_us), strikes.min(self.limit));
+        }
+        (self.stored(view, now), moved)
+    }
 
+    // Phases ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    fn view(&self, state: Option<Pair>, now: u64) -> View {
+        let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
+        let Some(state) = state.filter(|state| state.at > now) else { return quiet };
+        let Parts { span_us, counts } = unpack(state.n);
+        let (strikes, level) = (counts & STRIKES_MAX, counts >> (STRIKE_BITS + 1));
+        if strikes == 0 {
+            let end = state.at.saturating_sub(self.lasting.memory_us);
+            let moved = end > now + span_us;
+            let until = if moved { now + span_us } else { end };
+            let phase = if until > now { Phase::Closed { until, length_us: span_us } } else { Phase::Quiet };
+            return View { phase, level, forget: until + self.lasting.memory_us, moved };
+        }
+        let other = state.at.saturating_sub(span_us);
+        let memory_is_later = counts >> STRIKE_BITS & 1 == 1;
+        let (end, forget) = match (level, memory_is_later) {
+            (0, _) => (state.at, 0),
+            (_, true) => (other, state.at),
+            (_, false) => (state.at, other),
+        };
+        let (latest_end, latest_forget) = (now + self.period_us, now + self.lasting.memory_us);
+        let moved = end > latest_end || forget > latest_forget;
+        let (end, forget) = (end.min(latest_end), forget.min(latest_forget));
+        let level = if forget > now { level } else { 0 };
+        // A state that was stored outside may be anything.
+        let strikes = strikes.min(self.limit - 1);
+        let phase = if end > now && strikes > 0 { Phase::Counting { end, strikes } } else { Phase::Quiet };
+        View { phase, level, forget, moved }
+    }
+
+    /// Returns the view with this many strikes in the window that ends then.
+    fn struck(&self, view: View, now: u64, end: u64, strikes: u64) -> View {
+        if strikes < self.limit {
+            return View { phase: Phase::Counting { end, strikes }, ..view };
+        }
+        let level = if view.forget > now { view.level } else { 0 };
+        let length_us = self.grown_us(level);
+        let level = if self.lasting.memory_us > 0 { (level + 1).min(LEVEL_MAX) } else { 0 };
+        View { phase: Phase::Closed { until: now + length_us, length_us }, level, ..view }
+    }
+
+    /// Returns the length of a block when `level` blocks are remembered.
+    fn grown_us(&self, level: u64) -> u64 {
+        let mut length_us = self.lasting.length_us;
+        for _ in 0..level {
+            length_us = (length_us * self.lasting.factor).min(self.lasting.longest_us); // below 2^45 · 1,000
+            if self.lasting.factor == 1 || length_us == self.lasting.longest_us {
+                break;
+            }
+        }
+        length_us
+    }
+
+    fn store(&self, view: View, now: u64) -> Next {
+        self.stored(view, now).map_or(Next::Clear, Next::Set)
+    }
+
+    fn stored(&self, view: View, now: u64) -> Option<Pair> {
+        let remembered = view.level > 0 && view.forget > now;
+        let (level, forget) = if remembered { (view.level, view.forget) } else { (0, 0) };
+        let pair = |at, level: u64, later: bool, strikes, span_us| Pair {
+            at,
+            n: pack(Parts { span_us, counts: level << (STRIKE_BITS + 1) | u64::from(later) << STRIKE_BITS | strikes }),
+        };
+        match view.phase {
+            Phase::Closed { until, length_us } => {
+                Some(pair(until + self.lasting.memory_us, view.level, false, 0, length_us))
+            }
+            Phase::Counting { end, strikes } if level == 0 => Some(pair(end, 0, false, strikes, 0)),
+            Phase::Counting { end, strikes } if forget > end => Some(pair(forget, level, true, strikes, forget - end)),
+            Phase::Counting { end, strikes } => Some(pair(end, level, false, strikes, end - forget)),
+            Phase::Quiet if remembered => Some(pair(forget, level, false, 0, 0)),
+            Phase::Quiet => None,
+        }
+    }
+
+    fn taken(&self, view: View) -> u64 {
+        match view.phase {
+            Phase::Closed { .. } => self.limit,
+            Phase::Counting { strikes, .. } => strikes,
+            Phase::Quiet => 0,
+        }
+    }
+
+    fn describe(&self, view: View, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let left_us = match view.phase {
+            Phase::Closed { until: end, .. } | Phase::Counting { end, .. } => end - now,
+            Phase::Quiet => 0,
+        };
+        let window_us = match (retry_us, view.phase) {
+            (Some(wait), _) if wait > 0 => wait,
+            (_, Phase::Quiet) => self.period_us,
+            _ => left_us,
+        };
+        ChargeDecision::found(self.limit, self.limit - self.taken(view), left_us, window_us, retry_us)
+    }
+}
+
+impl PairAlgorithm for Block {
     #[inline(never)]
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let view = self.view(state, now);
         let kept = if view.moved && cost > 0 { self.store(view, now) } else { Next::Keep };
         let fits_never = cost > self.limit && !force;
@@ -156,15 +261,19 @@ impl Block {
         Answer { decision, next: self.store(after, now) }
     }
 
-    /// A charge that is a strike if other charges of its set were refused, and else looks.
-    pub(crate) fn on_refusal(&self, state: Option<Pair>, now: u64, cost: u64, refused: bool) -> Answer {
+    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it looks.
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+        let How::OnRefusal { refused } = how else {
+            let (cost, force) = how.plainly(cost);
+            return self.decide(state, now, cost, force);
+        };
         let closed = matches!(self.view(state, now).phase, Phase::Closed { .. });
         let counts = refused || (closed && self.count_denied);
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Gives back `units` that were counted in the window that ends at `own`, while it counts.
-    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+    /// Refunds strikes that were counted in the window that ends at `own`, while it counts.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
         match view.phase {
             Phase::Counting { end, strikes } if end == own.at && units > 0 => {
@@ -176,24 +285,23 @@ impl Block {
         }
     }
 
-    /// What the Lua twin is told of a charge.
     #[cfg(feature = "redis")]
-    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let count_denied = u64::from(self.count_denied);
         numbers(&[
             cost.min(self.limit + 1),
             u64::from(force),
             self.limit,
             self.period_us,
-            self.length_us,
-            self.factor,
-            self.longest_us,
-            self.memory_us,
+            self.lasting.length_us,
+            self.lasting.factor,
+            self.lasting.longest_us,
+            self.lasting.memory_us,
             count_denied,
         ])
     }
 
-    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+    fn carried(&self, state: Pair, now: u64, _sliced: bool) -> Carried {
         let view = self.view(Some(state), now);
         let units = self.taken(view);
         let dated = match view.phase {
@@ -204,142 +312,30 @@ impl Block {
         Carried::new(Used::units(units), dated)
     }
 
-    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let strikes = carried.used.units_ceil().min(self.limit);
         let rest = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
         let end = carried.until(now, self.period_us);
         self.stored(if strikes == 0 { rest } else { self.struck(rest, now, end, strikes) }, now)
     }
 
-    /// The state of another block as one of this, in which what is closed stays closed until then; and whether an instant
-    /// was moved, or this closed it.
-    pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
-        let mut view = other.view(Some(state), now);
-        let mut moved = view.moved;
-        let is_closed = matches!(view.phase, Phase::Closed { .. }); // then the memory is still to begin
-        if view.level > 0 && !is_closed && view.forget > now + self.memory_us {
-            (view.forget, moved) = (now + self.memory_us, true);
-        }
-        if self.memory_us == 0 {
-            view.level = 0;
-        }
-        if let Phase::Counting { end, strikes } = view.phase {
-            moved |= end > now + self.period_us || strikes >= self.limit;
-            view = self.struck(view, now, end.min(now + self.period_us), strikes.min(self.limit));
-        }
-        (self.stored(view, now), moved)
-    }
-
-    pub(crate) fn could_be(&self, state: Pair) -> bool {
+    fn could_be(&self, state: Pair) -> bool {
         let Parts { span_us, counts } = unpack(state.n);
         counts & STRIKES_MAX < self.limit && span_us <= PERIOD_US_MAX
     }
 
     /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the quota's
     /// own, and is clamped by its own length.
-    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        state.at.saturating_sub(now) > PERIOD_US_MAX + self.memory_us
+    fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }
 
-    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let view = self.view(Some(state), now);
-        let throttled = matches!(view.phase, Phase::Closed { .. });
-        Fullness { throttled, used: super::share(self.taken(view), self.limit) }
+    /// Blocks take over the strikes of any quota, and owe nothing.
+    fn most(&self) -> u64 {
+        0
     }
 
-    // Phases ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    fn view(&self, state: Option<Pair>, now: u64) -> View {
-        let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
-        let Some(state) = state.filter(|state| state.at > now) else { return quiet };
-        let Parts { span_us, counts } = unpack(state.n);
-        let (strikes, level) = (counts & STRIKES_MAX, counts >> (STRIKE_BITS + 1));
-        if strikes == 0 {
-            let end = state.at.saturating_sub(self.memory_us);
-            let moved = end > now + span_us;
-            let until = if moved { now + span_us } else { end };
-            let phase = if until > now { Phase::Closed { until, length_us: span_us } } else { Phase::Quiet };
-            return View { phase, level, forget: until + self.memory_us, moved };
-        }
-        let other = state.at.saturating_sub(span_us);
-        let memory_is_later = counts >> STRIKE_BITS & 1 == 1;
-        let (end, forget) = match (level, memory_is_later) {
-            (0, _) => (state.at, 0),
-            (_, true) => (other, state.at),
-            (_, false) => (state.at, other),
-        };
-        let (latest_end, latest_forget) = (now + self.period_us, now + self.memory_us);
-        let moved = end > latest_end || forget > latest_forget;
-        let (end, forget) = (end.min(latest_end), forget.min(latest_forget));
-        let level = if forget > now { level } else { 0 };
-        // What somebody else wrote may be anything.
-        let strikes = strikes.min(self.limit - 1);
-        let phase = if end > now && strikes > 0 { Phase::Counting { end, strikes } } else { Phase::Quiet };
-        View { phase, level, forget, moved }
-    }
-
-    /// With so many strikes in the window that ends then.
-    fn struck(&self, view: View, now: u64, end: u64, strikes: u64) -> View {
-        if strikes < self.limit {
-            return View { phase: Phase::Counting { end, strikes }, ..view };
-        }
-        let level = if view.forget > now { view.level } else { 0 };
-        let length_us = self.grown_us(level);
-        let level = if self.memory_us > 0 { (level + 1).min(LEVEL_MAX) } else { 0 };
-        View { phase: Phase::Closed { until: now + length_us, length_us }, level, ..view }
-    }
-
-    /// The length of a block when so many are remembered.
-    fn grown_us(&self, level: u64) -> u64 {
-        let mut length_us = self.length_us;
-        for _ in 0..level {
-            length_us = (length_us * self.factor).min(self.longest_us); // below 2^45 · 1,000
-            if self.factor == 1 || length_us == self.longest_us {
-                break;
-            }
-        }
-        length_us
-    }
-
-    fn store(&self, view: View, now: u64) -> Next {
-        self.stored(view, now).map_or(Next::Clear, Next::Set)
-    }
-
-    fn stored(&self, view: View, now: u64) -> Option<Pair> {
-        let remembered = view.level > 0 && view.forget > now;
-        let (level, forget) = if remembered { (view.level, view.forget) } else { (0, 0) };
-        let pair = |at, level: u64, later: bool, strikes, span_us| Pair {
-            at,
-            n: pack(Parts { span_us, counts: level << (STRIKE_BITS + 1) | u64::from(later) << STRIKE_BITS | strikes }),
-        };
-        match view.phase {
-            Phase::Closed { until, length_us } => Some(pair(until + self.memory_us, view.level, false, 0, length_us)),
-            Phase::Counting { end, strikes } if level == 0 => Some(pair(end, 0, false, strikes, 0)),
-            Phase::Counting { end, strikes } if forget > end => Some(pair(forget, level, true, strikes, forget - end)),
-            Phase::Counting { end, strikes } => Some(pair(end, level, false, strikes, end - forget)),
-            Phase::Quiet if remembered => Some(pair(forget, level, false, 0, 0)),
-            Phase::Quiet => None,
-        }
-    }
-
-    fn taken(&self, view: View) -> u64 {
-        match view.phase {
-            Phase::Closed { .. } => self.limit,
-            Phase::Counting { strikes, .. } => strikes,
-            Phase::Quiet => 0,
-        }
-    }
-
-    fn describe(&self, view: View, now: u64, retry_us: Option<u64>) -> ChargeDecision {
-        let left_us = match view.phase {
-            Phase::Closed { until: end, .. } | Phase::Counting { end, .. } => end - now,
-            Phase::Quiet => 0,
-        };
-        let window_us = match (retry_us, view.phase) {
-            (Some(wait), _) if wait > 0 => wait,
-            (_, Phase::Quiet) => self.period_us,
-            _ => left_us,
-        };
-        ChargeDecision::found(self.limit, self.limit - self.taken(view), left_us, window_us, retry_us)
+    fn longest_us(&self) -> u64 {
+        u64::MAX
     }
 }

@@ -1,4 +1,4 @@
-//! Division by a number that is known beforehand.
+//! Division by a number that is known in advance.
 
 /// A number to divide by, and its reciprocal: two multiplications instead of a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,19 +9,19 @@ pub(crate) struct Divisor {
 }
 
 impl Divisor {
-    /// A divisor; 0 is taken for 1.
+    /// Returns a divisor; 0 counts as 1.
     pub(crate) const fn new(by: u64) -> Self {
         let by = if by == 0 { 1 } else { by };
         Self { by, reciprocal: u64::MAX / by }
     }
 
-    /// The number itself.
+    /// Returns the number itself.
     #[inline]
     pub(crate) const fn get(self) -> u64 {
         self.by
     }
 
-    /// `⌊n / by⌋`, for `n` below 2^63. The estimate is at most one too small: `2^64 − by·reciprocal ≤ by`, so it misses
+    /// Returns `⌊n / by⌋`, for `n` below 2^63. The estimate is at most one too small: `2^64 − by·reciprocal ≤ by`, so it misses
     /// less than `n / 2^64 < 1`.
     #[inline]
     pub(crate) const fn floor(self, n: u64) -> u64 {
@@ -29,7 +29,7 @@ impl Divisor {
         estimate + (n - estimate * self.by >= self.by) as u64
     }
 
-    /// The largest multiple that is at most `n`, for `n` below 2^63.
+    /// Returns the largest multiple that is at most `n`, for `n` below 2^63.
     #[inline]
     pub(crate) const fn round_down(self, n: u64) -> u64 {
         self.floor(n) * self.by

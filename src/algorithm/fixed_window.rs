@@ -6,8 +6,8 @@
 //! so at exactly `start + period` the key is free again.
 //!
 //! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known weakness:
-//! twice the limit can pass around an edge. Choose it for budgets per day or per hour, where that is meant. A period has a
-//! fixed length, so windows of calendar months, or of days in another time zone than UTC, are not offered.
+//! twice the limit can pass around an edge. Choose it for budgets per day or per hour. A period has a fixed length, so there
+//! are no windows of calendar months, or of days in another time zone than UTC.
 //!
 //! # 2 Parameters
 //!
@@ -16,17 +16,17 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the window's end, and the count. A clock that steps back into an earlier window stays in the later one,
-//! if that begins within a period; else the count moves to the window that ends at the first edge at least a period away.
-//! Either costs a key at most one period, and neither lets it use the same time twice.
+//! if that begins within a period. Otherwise the count moves to the window that ends at the first edge at least a period
+//! away. Either costs a key at most one period, and neither lets it use the same time twice.
 
 use crate::decision::ChargeDecision;
-use crate::quota::{Anchor, Spec};
+use crate::quota::spec::{Anchor, Spec};
 
-use super::carry::{Carried, Dated};
 use super::divisor::Divisor;
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
 #[cfg(feature = "redis")]
-use super::{Numbers, UNBOUNDED, numbers};
+use super::state::{Numbers, UNBOUNDED, numbers};
+use super::used::{Carried, Dated, Used};
 
 /// Quotas that count per window.
 #[derive(Clone, Copy, Debug)]
@@ -50,100 +50,13 @@ struct Window {
 
 impl FixedWindow {
     pub(crate) fn new(spec: &Spec) -> Self {
-        Self {
-            limit: spec.limit,
-            period_us: spec.period_us,
-            grid: Divisor::new(spec.period_us),
-            debt: spec.debt,
-            anchor: spec.anchor,
-            count_denied: spec.count_denied,
-        }
+        let Spec { limit, period_us, debt, anchor, count_denied, .. } = *spec;
+        Self { limit, period_us, grid: Divisor::new(period_us), debt, anchor, count_denied }
     }
 
     pub(crate) fn layout(&self) -> Layout {
         let grid = (self.anchor == Anchor::Epoch).then_some(self.period_us);
         Layout::of(bits(self.limit + self.debt), grid, 2 * self.period_us)
-    }
-
-    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    #[inline]
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        let window = self.window(state, now);
-        let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };
-        let count = window.count.saturating_add(cost);
-        if count > self.limit && !force && cost > 0 {
-            let retry_us = (cost <= self.limit).then_some(window.end - now);
-            let counted = Window { count: window.count.max(count.min(self.limit)), ..window };
-            let seen = if self.count_denied { counted } else { window };
-            let next = if self.count_denied { self.store(counted) } else { kept };
-            return Answer { decision: self.describe(seen, now, retry_us), next };
-        }
-        let count = count.min((self.limit + self.debt).max(window.count));
-        let after = Window { count, ..window };
-        let decision = self.describe(after, now, Some(0));
-        if count == window.count {
-            return Answer { decision, next: kept };
-        }
-        Answer { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
-    }
-
-    /// Gives back `units` that were counted in the window that ends at `own`, while it lasts.
-    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        if state.at != own.at || state.at <= now || units == 0 {
-            return Next::Keep;
-        }
-        self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
-    }
-
-    /// What the Lua twin is told of a charge.
-    #[cfg(feature = "redis")]
-    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
-        let most = self.limit + self.debt;
-        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
-        let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
-        numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
-    }
-
-    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
-        let Window { end, count, .. } = self.window(Some(state), now);
-        let dated = Dated::new(Some(end.saturating_sub(self.period_us).min(now)), end, count);
-        Carried::new(Used::units(count), [dated])
-    }
-
-    /// All of it comes back at the end of one window: the first that lasts for as long as any of it counts.
-    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
-        let count = carried.used.units_ceil().min(self.limit + self.debt);
-        let until = carried.until(now, self.period_us);
-        let end = match self.anchor {
-            Anchor::FirstRequest => until,
-            Anchor::Epoch => self.window(None, now).end.max(until.next_multiple_of(self.period_us)),
-        };
-        (count > 0).then_some(Pair { at: end, n: count })
-    }
-
-    pub(super) fn most(&self) -> u64 {
-        self.limit + self.debt
-    }
-
-    /// How far ahead the units of another quota may be.
-    pub(super) fn longest_us(&self) -> u64 {
-        2 * self.period_us
-    }
-
-    pub(crate) fn could_be(&self, state: Pair) -> bool {
-        state.n <= self.limit + self.debt && (self.anchor == Anchor::FirstRequest || state.at % self.period_us == 0)
-    }
-
-    /// Whether a decision at `now` would rewind this state.
-    #[inline]
-    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        state.at.saturating_sub(now) > 2 * self.period_us
-    }
-
-    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let count = self.window(Some(state), now).count;
-        Fullness { throttled: count >= self.limit, used: super::share(count, self.limit) }
     }
 
     // Windows ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -179,5 +92,80 @@ impl FixedWindow {
         let remaining = self.limit.saturating_sub(window.count);
         let reset_us = if window.count == 0 { 0 } else { left_us };
         ChargeDecision::found(self.limit, remaining, reset_us, left_us, retry_us)
+    }
+}
+
+impl PairAlgorithm for FixedWindow {
+    #[inline]
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let window = self.window(state, now);
+        let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };
+        let count = window.count.saturating_add(cost);
+        if count > self.limit && !force && cost > 0 {
+            let retry_us = (cost <= self.limit).then_some(window.end - now);
+            let counted = Window { count: window.count.max(count.min(self.limit)), ..window };
+            let seen = if self.count_denied { counted } else { window };
+            let next = if self.count_denied { self.store(counted) } else { kept };
+            return Answer { decision: self.describe(seen, now, retry_us), next };
+        }
+        let count = count.min((self.limit + self.debt).max(window.count));
+        let after = Window { count, ..window };
+        let decision = self.describe(after, now, Some(0));
+        if count == window.count {
+            return Answer { decision, next: kept };
+        }
+        Answer { decision: decision.receipted(count - window.count, window.end, 0), next: self.store(after) }
+    }
+
+    /// Refunds `units` that were counted in the window that ends at `own`, while it lasts.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        if state.at != own.at || state.at <= now || units == 0 {
+            return Next::Keep;
+        }
+        self.store(Window { end: state.at, count: state.n.saturating_sub(units), moved: false })
+    }
+
+    #[cfg(feature = "redis")]
+    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        let most = self.limit + self.debt;
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        let (epoch, count_denied) = (u64::from(self.anchor == Anchor::Epoch), u64::from(self.count_denied));
+        numbers(&[cost.min(most + 1), bound, self.limit, most, self.period_us, epoch, count_denied])
+    }
+
+    fn carried(&self, state: Pair, now: u64, _sliced: bool) -> Carried {
+        let Window { end, count, .. } = self.window(Some(state), now);
+        let dated = Dated::new(Some(end.saturating_sub(self.period_us).min(now)), end, count);
+        Carried::new(Used::units(count), [dated])
+    }
+
+    /// Counts all of it in one window: the first one that lasts as long as any of it would have counted.
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let count = carried.used.units_ceil().min(self.limit + self.debt);
+        let until = carried.until(now, self.period_us);
+        let end = match self.anchor {
+            Anchor::FirstRequest => until,
+            Anchor::Epoch => self.window(None, now).end.max(until.next_multiple_of(self.period_us)),
+        };
+        (count > 0).then_some(Pair { at: end, n: count })
+    }
+
+    fn most(&self) -> u64 {
+        self.limit + self.debt
+    }
+
+    /// How far ahead the units of another quota may be.
+    fn longest_us(&self) -> u64 {
+        2 * self.period_us
+    }
+
+    fn could_be(&self, state: Pair) -> bool {
+        state.n <= self.limit + self.debt && (self.anchor == Anchor::FirstRequest || state.at % self.period_us == 0)
+    }
+
+    /// Whether a decision at `now` would rewind this state.
+    #[inline]
+    fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        state.at.saturating_sub(now) > 2 * self.period_us
     }
 }

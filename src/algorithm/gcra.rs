@@ -20,375 +20,459 @@
 //! # 2 Parameters
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
-//! interval is rounded: waits are rounded up to a microsecond when they are told, `remaining` down. A bucket that is met
-//! full loses what would overflow, as it should; with a burst of 1 that is the part of a microsecond by which each request
-//! comes later than it might. With a burst of 2 or more a client that waits as told gets the rate to the last unit.
+//! interval is rounded: reported waits are rounded up to a microsecond, `remaining` is rounded down. A bucket that is
+//! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later than
+//! it could. With a burst of 2 or more, a client that waits for `retry_after` gets the rate to the last unit.
+//!
+//! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
 //!
 //! # 3 State
 //!
 //! A [`Pair`]: the instant in microseconds, and the numerator. An instant that is not ahead of now is no state.
-//! A clock that steps back is met by a clamp: an instant is never further ahead than a full bucket and its allowed debt.
+//! After a clock stepped back, an instant further ahead than a full bucket and its allowed debt is clamped to that.
 
-use std::cmp::Ordering;
+use std::fmt::Debug;
+use std::ops::{Add, Sub};
 
 use crate::decision::ChargeDecision;
-use crate::quota::{Algorithm, Spec};
+use crate::quota::spec::{Algorithm, Spec};
 
-use super::carry::{Carried, Dated};
 use super::divisor::Divisor;
-use super::one_unit::OneUnit;
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+use super::state::{Answer, Fullness, Layout, Next, Pair, PairAlgorithm, bits, share};
 #[cfg(feature = "redis")]
-use super::{Numbers, UNBOUNDED, numbers};
+use super::state::{Numbers, UNBOUNDED, numbers};
+use super::used::{Carried, Dated, Used};
 
-/// A span of time, or an instant: whole microseconds and a numerator over `l`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Span {
+/// A span of time, counted in parts of `1/l` µs.
+///
+/// `u64` is the faster one (`benches/instructions.rs`); `u128` holds the spans of every quota.
+pub(crate) trait Parts:
+    Copy + Debug + Ord + From<u64> + Into<u128> + TryFrom<u128> + Add<Output = Self> + Sub<Output = Self>
+{
+    /// A number to divide spans by.
+    type Divisor: Copy + Debug;
+
+    fn divisor(by: u64) -> Self::Divisor;
+
+    fn number(divisor: Self::Divisor) -> u64;
+
+    /// Returns `a · b`, for products up to the longest span.
+    fn product(a: u64, b: u64) -> Self;
+
+    /// Returns the quotient, rounded down.
+    fn floor(self, by: Self::Divisor) -> u64;
+}
+
+impl Parts for u64 {
+    type Divisor = Divisor;
+
+    #[inline]
+    fn divisor(by: u64) -> Divisor {
+        Divisor::new(by)
+    }
+
+    #[inline]
+    fn number(divisor: Divisor) -> u64 {
+        divisor.get()
+    }
+
+    #[inline]
+    fn product(a: u64, b: u64) -> Self {
+        a * b // below 2^62, see `is_narrow`
+    }
+
+    #[inline]
+    fn floor(self, by: Divisor) -> u64 {
+        by.floor(self)
+    }
+}
+
+impl Parts for u128 {
+    type Divisor = u64;
+
+    fn divisor(by: u64) -> u64 {
+        by
+    }
+
+    fn number(divisor: u64) -> u64 {
+        divisor
+    }
+
+    fn product(a: u64, b: u64) -> Self {
+        Self::from(a) * Self::from(b)
+    }
+
+    fn floor(self, by: u64) -> u64 {
+        (self / Self::from(by)) as u64 // microseconds of a full drain, or units of a full bucket with its debt
+    }
+}
+
+/// How far an instant is ahead of now: whole microseconds, and the parts beyond.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ahead {
+    pub(crate) us: u64,
+    pub(crate) num: u64,
+}
+
+/// A span in parts, and as whole microseconds with the parts beyond.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span<N> {
+    parts: N,
     us: u64,
     num: u64,
 }
 
-impl Ord for Span {
+impl<N> Span<N> {
     #[inline]
-    fn cmp(&self, other: &Self) -> Ordering {
-        // One comparison of 128 bits instead of two with a branch between them.
-        let whole = |span: &Self| u128::from(span.us) << 64 | u128::from(span.num);
-        whole(self).cmp(&whole(other))
+    pub(crate) fn ahead(&self) -> Ahead {
+        Ahead { us: self.us, num: self.num }
     }
-}
 
-impl PartialOrd for Span {
+    /// Returns the instant that is this far ahead of now.
     #[inline]
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
+    fn of(&self, now: u64) -> Pair {
+        Pair { at: now + self.us, n: self.num }
     }
-}
 
-impl Span {
     #[inline]
-    fn ceil_us(self) -> u64 {
+    fn ceil_us(&self) -> u64 {
         self.us + u64::from(self.num > 0)
     }
 }
 
 /// Quotas whose state is one instant.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Gcra {
+pub(crate) struct Gcra<N: Parts> {
     /// The interval between two units is `p/l` µs, in lowest terms.
-    l: u64,
-    p: u64,
-    interval: Span,
-    capacity: Span,
-    /// The furthest an instant may be ahead: the capacity and the allowed debt.
-    ceiling: Span,
+    l: N::Divisor,
+    p: N::Divisor,
+    capacity: Span<N>,
+    /// The furthest that an instant may be ahead: the capacity and the allowed debt.
+    ceiling: Span<N>,
     burst: u64,
     debt: u64,
-    /// For dividing by `p`, if a full bucket is below 2^63 of the interval's parts.
-    quick: Option<Divisor>,
     /// How many units of a queue pass at once behind the one that is due; `None` if this is no queue.
     queue: Option<u64>,
-    /// For charges of one unit, unless this is a queue.
-    pub(crate) one_unit: Option<OneUnit>,
 }
 
-/// What deciding has found, before it is told.
+/// The result of a charge, before it is described.
 #[derive(Clone, Copy, Debug)]
-struct Admission {
-    /// After the charge, if it is admitted.
-    backlog: Span,
-    retry_us: Option<u64>,
-    units: u64,
-    tail: Pair,
-    /// The backlog that the charge met.
-    met: Span,
-    cost: u64,
+pub(crate) enum Verdict<N> {
+    Admitted { met: N, after: Span<N>, units: u64 },
+    Denied { met: Span<N>, retry_us: Option<u64> },
 }
 
-impl Gcra {
+/// Returns the interval between two units in lowest terms: the parts `l` of a microsecond, and how many of them it has.
+fn interval(spec: &Spec) -> (u64, u64) {
+    if spec.limit == 0 {
+        return (1, 1);
+    }
+    let common = gcd(spec.limit, spec.period_us);
+    (spec.limit / common, spec.period_us / common)
+}
+
+/// Returns whether all sums of a quota's spans are below 2^63, as [`Divisor`] wants them.
+pub(super) fn is_narrow(spec: &Spec) -> bool {
+    let (l, p) = interval(spec);
+    u128::from(spec.burst + spec.debt + 1) * u128::from(p) + u128::from(l) < 1 << 62
+}
+
+impl<N: Parts> Gcra<N> {
     pub(crate) fn new(spec: &Spec) -> Self {
-        let (l, p) = if spec.limit == 0 {
-            (1, 1)
-        } else {
-            let common = gcd(spec.limit, spec.period_us);
-            (spec.limit / common, spec.period_us / common)
-        };
-        let span = |units: u64| span_of(units, l, p);
-        let capacity = span(spec.burst);
-        let queue = (spec.algorithm == Algorithm::LeakyQueue).then_some(spec.delay_after);
-        let narrow = (u128::from(capacity.us) + 1) * u128::from(l) < 1 << 63;
+        let (l, p) = interval(spec);
+        let (l, p) = (N::divisor(l), N::divisor(p));
+        let span = |units| cut(N::product(units, N::number(p)), l);
         Self {
             l,
             p,
-            interval: span(1),
-            capacity,
+            capacity: span(spec.burst),
             ceiling: span(spec.burst + spec.debt),
             burst: spec.burst,
             debt: spec.debt,
-            quick: narrow.then(|| Divisor::new(p)),
-            queue,
-            one_unit: if queue.is_none() { OneUnit::new(l, p, spec.burst) } else { None },
+            queue: (spec.algorithm == Algorithm::LeakyQueue).then_some(spec.delay_after),
         }
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout::of(bits(self.l - 1), None, self.ceiling.us)
+        Layout::of(bits(N::number(self.l) - 1), None, self.ceiling.us)
     }
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    #[inline]
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        if let Some(unit) = self.one_unit.as_ref().filter(|_| cost == 1 && !force) {
-            if let Some(answer) = unit.decide(state, now) {
-                return answer;
-            }
-        }
-        let (next, found) = self.admit(state, now, cost, force);
-        Answer { decision: self.tell(found), next }
-    }
-
-    /// The first half of deciding: what is to be written.
-    fn admit(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> (Next, Admission) {
-        let (before, clamped) = self.backlog(state, now);
-        let refused = |wait| {
-            let found =
-                Admission { backlog: before, retry_us: wait, units: 0, tail: Pair { at: 0, n: 0 }, met: before, cost };
-            (self.repaired(before, now, clamped && cost > 0), found)
-        };
-        if cost > self.burst && !force {
-            return refused(None);
-        }
-        let mut units = cost.min(self.burst.saturating_add(self.debt));
-        let mut after = self.add(before, self.span_of(units));
-        if after > self.capacity {
-            if !force && cost > 0 {
-                return refused(Some(self.sub(after, self.capacity).ceil_us()));
-            }
-            if after > self.ceiling {
-                // Not remembered, so not to be given back either.
-                (after, units) = (self.ceiling, self.whole_units(self.sub(self.ceiling, before)));
-            }
-        }
-        if after == before {
-            units = 0;
-        }
-        let tail = Pair { at: now + after.us, n: after.num };
-        let next = if units == 0 && after == before {
-            self.repaired(before, now, clamped && cost > 0)
-        } else {
-            Next::Set(tail)
-        };
-        (next, Admission { backlog: after, retry_us: Some(0), units, tail, met: before, cost })
-    }
-
-    /// The second half: the decision, from what the first found.
-    fn tell(&self, found: Admission) -> ChargeDecision {
-        let mut decision =
-            self.describe(found.backlog, found.retry_us).receipted(found.units, found.tail.at, found.tail.n);
-        if let Some(delay_after) = self.queue {
-            // The last of its units is the one that has to be within what passes at once.
-            let at_once = self.span_of(delay_after.saturating_sub(found.cost.saturating_sub(1)));
-            let is_delayed = found.retry_us == Some(0) && found.met > at_once;
-            let wait = if is_delayed { self.sub(found.met, at_once) } else { Span::default() };
-            decision.set_delay(wait.ceil_us(), self.units_ceil(wait));
-        }
-        decision
-    }
-
-    /// Gives back `units` of a charge whose own units have drained at `own`: the part that has not. In a queue only if
-    /// nothing was taken since: those behind were told when they depart, and whoever came next would depart with the last.
-    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        let (backlog, clamped) = self.backlog(Some(state), now);
-        if self.queue.is_some() && (clamped || state != own) {
-            return Next::Keep;
-        }
-        let (left, _) = self.backlog(Some(own), now);
-        let given = self.span_of(units.min(self.burst.saturating_add(self.debt))).min(left).min(backlog);
-        if given == Span::default() {
-            return Next::Keep;
-        }
-        let rest = self.sub(backlog, given);
-        if rest == Span::default() { Next::Clear } else { Next::Set(Pair { at: now + rest.us, n: rest.num }) }
-    }
-
-    /// The instant at which a charge's units have drained without its last `units`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn own_without(&self, own: Pair, units: u64) -> Pair {
-        let (own, last) = (Span { us: own.at, num: own.n.min(self.l - 1) }, self.span_of(units));
-        if last > own {
-            return Pair { at: 0, n: 0 };
-        }
-        let own = self.sub(own, last);
-        Pair { at: own.us, n: own.num }
-    }
-
-    /// Whether intervals are whole microseconds, so that no state has a numerator.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_whole(&self) -> bool {
-        self.l == 1
-    }
-
-    /// What the Lua twin is told of a charge.
-    #[cfg(feature = "redis")]
-    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
-        // One more than could ever pass is as good as any above.
-        let most = if force { self.burst.saturating_add(self.debt) } else { self.burst.saturating_add(1) };
-        let span = self.span_of(cost.min(most));
-        let bound = if force || cost == 0 { Span { us: UNBOUNDED, num: 0 } } else { self.capacity };
-        let mut numbers = numbers(&[span.us, bound.us, self.ceiling.us, self.l]);
-        if !self.is_whole() {
-            numbers.extend([span.num as f64, bound.num as f64, self.ceiling.num as f64]);
-        }
-        numbers
-    }
-
-    /// What it is told of units to give back: their span. In a queue, where only the tail can be given back, the second
-    /// number is negative: −1 less the numerator.
-    #[cfg(feature = "redis")]
-    pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
-        let span = self.span_of(units.min(self.burst.saturating_add(self.debt)));
-        let num = span.num as f64; // below 2^50
-        (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
-    }
-
-    fn used(&self, state: Pair, now: u64) -> Used {
-        let (backlog, _) = self.backlog(Some(state), now);
-        Used { parts: self.parts(backlog), of: u128::from(self.p) }
-    }
-
-    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
-        let ((backlog, _), used) = (self.backlog(Some(state), now), self.used(state, now));
-        Carried::new(used, [Dated::new(None, now + backlog.ceil_us(), used.units_ceil())])
-    }
-
-    pub(super) fn most(&self) -> u64 {
-        self.burst + self.debt
-    }
-
-    /// How far ahead the units of another quota may be.
-    pub(super) fn longest_us(&self) -> u64 {
-        self.ceiling.us
-    }
-
-    pub(super) fn with_used(&self, used: Used, now: u64) -> Option<Pair> {
-        if self.burst == 0 {
+    /// Returns what a charge does to a state that is this far ahead of now. [`describe`](Self::describe) makes the decision
+    /// of it. It returns `None` if the state is further ahead than the quota can put it.
+    ///
+    /// They are two functions so that a limiter first tries to write, and describes once.
+    #[inline(always)]
+    pub(crate) fn look(&self, Ahead { us, num }: Ahead, cost: u64, force: bool) -> Option<Verdict<N>> {
+        let l = N::number(self.l);
+        if us > self.ceiling.us || num >= l {
             return None;
         }
-        let parts = used.scaled_ceil(u128::from(self.p));
-        let l = u128::from(self.l);
-        let us = u64::try_from(parts / l).unwrap_or(u64::MAX);
-        let num = (parts % l) as u64; // below l
-        let span = Span { us, num }.min(self.ceiling);
-        (span != Span::default()).then_some(Pair { at: now + span.us, n: span.num })
+        let parts = N::product(us, l) + N::from(num);
+        (parts <= self.ceiling.parts).then(|| self.judge(Span { parts, us, num }, cost, force))
     }
 
-    pub(crate) fn could_be(&self, state: Pair) -> bool {
-        state.n < self.l
+    #[inline(always)]
+    fn judge(&self, met: Span<N>, cost: u64, force: bool) -> Verdict<N> {
+        let fits = cost <= self.burst;
+        if cost > 1 && !fits && !force {
+            return Verdict::Denied { met, retry_us: None };
+        }
+        let mut units = if force { cost.min(self.most()) } else { cost };
+        let mut after = met.parts + self.span(units);
+        if after > self.capacity.parts {
+            if cost > 0 && !force {
+                let wait = self.ceil_us(after - self.capacity.parts);
+                return Verdict::Denied { met, retry_us: fits.then_some(wait) };
+            }
+            if after > self.ceiling.parts {
+                // Units beyond the allowed debt are not remembered, so they are not refunded either.
+                after = self.ceiling.parts;
+                units = (after - met.parts).floor(self.p);
+            }
+        }
+        Verdict::Admitted { met: met.parts, after: cut(after, self.l), units }
     }
 
-    /// Whether a decision at `now` would rewind this state.
-    #[inline]
-    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        self.backlog(Some(state), now).1
-    }
-
-    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let (backlog, _) = self.backlog(Some(state), now);
-        Fullness {
-            throttled: self.add(backlog, self.interval) > self.capacity,
-            used: super::share(backlog.ceil_us(), self.capacity.ceil_us()),
+    /// Returns the decision on a charge of `cost`.
+    #[inline(always)]
+    pub(crate) fn describe(&self, verdict: &Verdict<N>, now: u64, cost: u64) -> ChargeDecision {
+        match verdict {
+            // Less than one unit is left.
+            Verdict::Denied { met, retry_us: Some(wait) } if cost == 1 => {
+                ChargeDecision::found(self.burst, 0, met.ceil_us(), *wait, Some(*wait))
+            }
+            Verdict::Denied { met, retry_us } => self.standing(met, *retry_us),
+            Verdict::Admitted { met, after, units } => {
+                let Pair { at, n } = after.of(now);
+                let decision = self.standing(after, Some(0)).receipted(*units, at, n);
+                match self.queue {
+                    Some(delay_after) => self.delayed(decision, *met, cost, delay_after),
+                    None => decision,
+                }
+            }
         }
     }
 
-    // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// How far the state is ahead of now, and whether it had to be clamped.
-    #[inline]
-    fn backlog(&self, state: Option<Pair>, now: u64) -> (Span, bool) {
-        let Some(tail) = state.filter(|tail| tail.at >= now) else {
-            return (Span::default(), false);
-        };
-        let backlog = Span { us: tail.at - now, num: tail.n.min(self.l - 1) }; // a receipt may be of another quota
-        if backlog > self.ceiling { (self.ceiling, true) } else { (backlog, false) }
-    }
-
-    /// A clamped state is written even when a charge is denied: else it would be met ahead of the clock for ever.
-    #[inline]
-    fn repaired(&self, backlog: Span, now: u64, clamped: bool) -> Next {
-        if clamped { Next::Set(Pair { at: now + backlog.us, n: backlog.num }) } else { Next::Keep }
-    }
-
-    fn describe(&self, backlog: Span, retry_us: Option<u64>) -> ChargeDecision {
-        let (remaining, room_us) = if backlog > self.capacity {
+    /// Describes a backlog.
+    #[inline(always)]
+    fn standing(&self, backlog: &Span<N>, retry_us: Option<u64>) -> ChargeDecision {
+        let capacity = self.capacity;
+        let (remaining, room_us) = if backlog.parts > capacity.parts {
             (0, 0)
         } else {
-            let room = self.sub(self.capacity, backlog);
-            (self.units_floor(room), room.ceil_us())
+            let room_us = capacity.us - backlog.us + u64::from(capacity.num > backlog.num); // rounded up
+            ((capacity.parts - backlog.parts).floor(self.p), room_us)
         };
         let window_us = match retry_us {
             Some(wait) if wait > 0 => wait,
             _ if remaining > 0 => room_us,
             _ if self.burst == 0 => 0,
-            _ => self.sub(self.add(backlog, self.interval), self.capacity).ceil_us(),
+            _ => self.ceil_us(backlog.parts + self.span(1) - capacity.parts),
         };
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
-    #[inline]
-    fn span_of(&self, units: u64) -> Span {
-        if units == 1 { self.interval } else { span_of(units, self.l, self.p) }
-    }
-
-    #[inline]
-    fn add(&self, a: Span, b: Span) -> Span {
-        let num = a.num + b.num; // both below l, which is at most 10^15
-        let carry = u64::from(num >= self.l);
-        Span { us: a.us + b.us + carry, num: num - carry * self.l } // at most twice the ceiling and an interval
-    }
-
-    /// `a − b`, where `a ≥ b`.
-    #[inline]
-    fn sub(&self, a: Span, b: Span) -> Span {
-        let borrow = u64::from(a.num < b.num);
-        Span { us: a.us - b.us - borrow, num: a.num + borrow * self.l - b.num }
-    }
-
-    /// The span in parts of `1/l` µs.
-    fn parts(&self, span: Span) -> u128 {
-        u128::from(span.us) * u128::from(self.l) + u128::from(span.num)
-    }
-
-    /// How many whole units fit into a span of at most the capacity.
-    #[inline]
-    fn units_floor(&self, span: Span) -> u64 {
-        match self.quick {
-            Some(quick) => quick.floor(span.us * self.l + span.num), // below 2^63, see `new`
-            None => (self.parts(span) / u128::from(self.p)) as u64,  // at most burst
+    /// Adds when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
+    fn delayed(&self, mut decision: ChargeDecision, met: N, cost: u64, delay_after: u64) -> ChargeDecision {
+        // The last of its units has to be within what passes at once.
+        let at_once = self.span(delay_after.saturating_sub(cost.saturating_sub(1)));
+        if met > at_once {
+            decision.set_delay(self.ceil_us(met - at_once), self.ceil_units(met - at_once));
         }
+        decision
     }
 
-    /// As [`Self::units_floor`], for a span of at most the ceiling.
-    fn whole_units(&self, span: Span) -> u64 {
-        (self.parts(span) / u128::from(self.p)) as u64 // at most burst + debt
+    /// Returns whether intervals are whole microseconds, so that no state has a numerator.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_whole(&self) -> bool {
+        N::number(self.l) == 1
     }
 
-    fn units_ceil(&self, span: Span) -> u64 {
-        self.parts(span).div_ceil(u128::from(self.p)) as u64 // at most burst
+    /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, where only the newest charge is
+    /// refunded, the second number is negative: −1 less the numerator.
+    #[cfg(feature = "redis")]
+    pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
+        let span = cut(self.span(units.min(self.most())), self.l);
+        let num = span.num as f64; // below 2^50
+        (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
+    }
+
+    // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns how far the state is ahead of now, and whether that was more than the quota allows.
+    #[inline]
+    fn backlog(&self, state: Option<Pair>, now: u64) -> (Span<N>, bool) {
+        let Some(tail) = state.filter(|tail| tail.at >= now) else {
+            return (Span { parts: N::from(0), us: 0, num: 0 }, false);
+        };
+        let l = N::number(self.l);
+        let (us, num) = (tail.at - now, tail.n.min(l - 1)); // a receipt may be of another quota
+        if us > self.ceiling.us {
+            return (self.ceiling, true);
+        }
+        let parts = N::product(us, l) + N::from(num);
+        if parts > self.ceiling.parts { (self.ceiling, true) } else { (Span { parts, us, num }, false) }
+    }
+
+    #[inline]
+    fn span(&self, units: u64) -> N {
+        N::product(units, N::number(self.p))
+    }
+
+    #[inline]
+    fn ceil_us(&self, span: N) -> u64 {
+        (span + N::from(N::number(self.l) - 1)).floor(self.l)
+    }
+
+    fn ceil_units(&self, span: N) -> u64 {
+        (span + N::from(N::number(self.p) - 1)).floor(self.p)
     }
 }
 
-fn span_of(units: u64, l: u64, p: u64) -> Span {
-    match units.checked_mul(p) {
-        Some(parts) if l == 1 => Span { us: parts, num: 0 },
-        Some(parts) => Span { us: parts / l, num: parts % l },
-        None => {
-            let (parts, l) = (u128::from(units) * u128::from(p), u128::from(l));
-            // Units are at most burst + debt, whose drain is below 2^49 µs; the remainder is below l.
-            Span { us: (parts / l) as u64, num: (parts % l) as u64 }
+impl<N: Parts> PairAlgorithm for Gcra<N> {
+    #[inline]
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let (met, is_clamped) = self.backlog(state, now);
+        let verdict = self.judge(met, cost, force);
+        let next = match verdict {
+            Verdict::Admitted { after, .. } if after.parts > met.parts => Next::Set(after.of(now)),
+            // A clamped state is written even if the charge is denied: otherwise it would stay ahead of the clock.
+            _ if is_clamped && cost > 0 => Next::Set(met.of(now)),
+            _ => Next::Keep,
+        };
+        Answer { decision: self.describe(&verdict, now, cost), next }
+    }
+
+    /// Refunds the part of the charge's units that has not drained. In a queue only if nothing was taken since: the
+    /// requests behind it have been promised their departures, and another one would depart together with the last.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let (backlog, is_clamped) = self.backlog(Some(state), now);
+        if self.queue.is_some() && (is_clamped || state != own) {
+            return Next::Keep;
+        }
+        let (left, _) = self.backlog(Some(own), now);
+        let given = self.span(units.min(self.most())).min(left.parts).min(backlog.parts);
+        match backlog.parts - given {
+            _ if given == N::from(0) => Next::Keep,
+            rest if rest == N::from(0) => Next::Clear,
+            rest => Next::Set(cut(rest, self.l).of(now)),
         }
     }
+
+    fn could_be(&self, state: Pair) -> bool {
+        state.n < N::number(self.l)
+    }
+
+    #[inline]
+    fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        self.backlog(Some(state), now).1
+    }
+
+    fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let (backlog, _) = self.backlog(Some(state), now);
+        Fullness {
+            throttled: backlog.parts + self.span(1) > self.capacity.parts,
+            used: share(backlog.ceil_us(), self.capacity.ceil_us()),
+        }
+    }
+
+    fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried {
+        let (backlog, _) = self.backlog(Some(state), now);
+        let used = Used { parts: backlog.parts.into(), of: u128::from(N::number(self.p)) };
+        let carried = Carried::new(used, [Dated::new(None, now + backlog.ceil_us(), used.units_ceil())]);
+        let in_use = |later| self.ceil_units(self.backlog(Some(backlog.of(now)), later).0.parts);
+        if sliced { carried.sliced(now, in_use) } else { carried }
+    }
+
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let parts = carried.used.scaled_ceil(u128::from(N::number(self.p)));
+        let parts = N::try_from(parts).map_or(self.ceiling.parts, |parts| parts.min(self.ceiling.parts));
+        (parts > N::from(0)).then(|| cut(parts, self.l).of(now))
+    }
+
+    fn most(&self) -> u64 {
+        self.burst + self.debt
+    }
+
+    fn longest_us(&self) -> u64 {
+        self.ceiling.us
+    }
+
+    #[cfg(feature = "redis")]
+    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        // A cost of one more than could ever pass is denied like any above it.
+        let most = if force { self.most() } else { self.burst + 1 };
+        let span = cut(self.span(cost.min(most)), self.l);
+        let (bound, bound_num) =
+            if force || cost == 0 { (UNBOUNDED, 0) } else { (self.capacity.us, self.capacity.num) };
+        let mut numbers = numbers(&[span.us, bound, self.ceiling.us, N::number(self.l)]);
+        if !self.is_whole() {
+            numbers.extend([span.num, bound_num, self.ceiling.num].map(|num| num as f64));
+        }
+        numbers
+    }
+
+    #[cfg(feature = "redis")]
+    fn own_without(&self, own: Pair, last: u64) -> Pair {
+        let (last, l) = (cut(self.span(last.min(self.most())), self.l), N::number(self.l));
+        let num = own.n.min(l - 1);
+        let borrowed = u64::from(num < last.num);
+        match own.at.checked_sub(last.us + borrowed) {
+            Some(at) => Pair { at, n: num + borrowed * l - last.num },
+            None => Pair { at: 0, n: 0 },
+        }
+    }
+}
+
+#[inline]
+fn cut<N: Parts>(parts: N, l: N::Divisor) -> Span<N> {
+    let us = parts.floor(l);
+    let num: u128 = (parts - N::product(us, N::number(l))).into();
+    Span { parts, us, num: num as u64 } // below l
 }
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::quota::Quota;
+
+    #[test]
+    fn both_widths_decide_alike() {
+        let mut x = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut below = move |bound: u64| {
+            x = x.wrapping_mul(0xd129_0f59_6c1d_4b4d).wrapping_add(0x1b87_3593);
+            ((u128::from(x) * u128::from(bound)) >> 64) as u64
+        };
+        let now = 1_735_689_600_000_000;
+        let mut decided = 0;
+        for _ in 0..20_000 {
+            let (digits, places) = (1 + below(9) as u32, 1 + below(10) as u32); // small
+            let limit = 1 + below(10_u64.pow(digits));
+            let period = Duration::from_micros(1 + below(10_u64.pow(places)));
+            let quota = Quota::token_bucket(limit, period).and_then(|quota| quota.burst(1 + below(2 * limit)));
+            let Some(spec) = quota.ok().map(|quota| *quota.spec()).filter(is_narrow) else { continue };
+            let (narrow, wide) = (Gcra::<u64>::new(&spec), Gcra::<u128>::new(&spec));
+            for us in [0, 1, below(narrow.ceiling.us + 2), narrow.capacity.us, narrow.capacity.us.saturating_sub(1)] {
+                let state = Some(Pair { at: now + us, n: below(<u64 as Parts>::number(narrow.l) + 1) });
+                for (state, cost) in [(None, 1), (state, 1), (state, below(spec.burst + 2))] {
+                    let force = below(4) == 0;
+                    let [one, other] = [&narrow as &dyn PairAlgorithm, &wide].map(|rules| {
+                        let answer = rules.decide(state, now, cost, force);
+                        (answer.decision, answer.next)
+                    });
+                    assert_eq!(one, other, "{spec:?}, {state:?}, cost {cost}, force {force}");
+                    decided += 1;
+                }
+            }
+        }
+        assert!(decided > 100_000, "{decided} were compared");
+    }
 }

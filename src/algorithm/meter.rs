@@ -3,7 +3,7 @@
 //! # 1 Definition and laws
 //!
 //! Units are counted until the limit is reached. The count is forgotten when nothing was added to it for one period, the
-//! retention, and not before: it is what somebody means to read, settle and reset.
+//! retention, and not before: an operator reads, settles and resets it.
 //!
 //! It guarantees: every unit is counted once, and none above the limit.
 //!
@@ -17,12 +17,12 @@
 //! retention from then.
 
 use crate::decision::ChargeDecision;
-use crate::quota::Spec;
+use crate::quota::spec::Spec;
 
-use super::carry::{Carried, Dated};
-use super::{Answer, Fullness, Layout, Next, Pair, Used};
+use super::state::{Answer, How, Layout, Next, Pair, PairAlgorithm};
 #[cfg(feature = "redis")]
-use super::{Numbers, UNBOUNDED, numbers};
+use super::state::{Numbers, UNBOUNDED, numbers};
+use super::used::{Carried, Dated, Used};
 
 /// Quotas that only count.
 #[derive(Clone, Copy, Debug)]
@@ -40,10 +40,26 @@ impl Meter {
         Layout::Pair
     }
 
-    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    /// Returns the count, and whether the clock stepped back.
+    fn view(&self, state: Option<Pair>, now: u64) -> (Pair, bool) {
+        let latest = now + self.retention_us;
+        match state {
+            Some(state) if state.at > latest => (Pair { at: latest, ..state }, true),
+            Some(state) if state.at > now => (state, false),
+            _ => (Pair { at: latest, n: 0 }, false),
+        }
+    }
 
+    fn describe(&self, found: Pair, now: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let left_us = found.at - now;
+        let reset_us = if found.n == 0 { 0 } else { left_us };
+        ChargeDecision::found(self.limit, self.limit.saturating_sub(found.n), reset_us, left_us, retry_us)
+    }
+}
+
+impl PairAlgorithm for Meter {
     #[inline(never)]
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let (found, moved) = self.view(state, now);
         let kept = if moved && cost > 0 { Next::Set(found) } else { Next::Keep };
         let wanted = found.n.saturating_add(cost);
@@ -60,8 +76,14 @@ impl Meter {
         Answer { decision, next: Next::Set(after) }
     }
 
-    /// Gives back `units` that were counted while the count was to be kept until `own`, if that is to come.
-    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+    /// A charge on refusal counts what the limit allows, and is denied beyond it.
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+        let (cost, _) = how.plainly(cost);
+        self.decide(state, now, cost, how == How::Force)
+    }
+
+    /// Refunds `units` that were counted when the count was to be kept until `own`, until then.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let (found, _) = self.view(Some(state), now);
         if own.at <= now || found.n == 0 || units == 0 {
             return Next::Keep;
@@ -72,59 +94,37 @@ impl Meter {
         }
     }
 
-    /// What the Lua twin is told of a charge.
     #[cfg(feature = "redis")]
-    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
+    fn numbers(&self, cost: u64, force: bool) -> Numbers {
         let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
         numbers(&[cost.min(self.limit + 1), bound, self.limit, self.retention_us])
     }
 
-    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
+    fn carried(&self, state: Pair, now: u64, _sliced: bool) -> Carried {
         let (Pair { at, n }, _) = self.view(Some(state), now);
         Carried::new(Used::units(n), [Dated::new(Some(at.saturating_sub(self.retention_us)), at, n)])
     }
 
-    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
         let n = carried.used.units_ceil().min(self.limit);
         (n > 0).then_some(Pair { at: carried.until(now, self.retention_us), n })
     }
 
-    pub(super) fn most(&self) -> u64 {
+    fn most(&self) -> u64 {
         self.limit
     }
 
     /// How far ahead the units of another quota may be.
-    pub(super) fn longest_us(&self) -> u64 {
+    fn longest_us(&self) -> u64 {
         2 * self.retention_us
     }
 
-    pub(crate) fn could_be(&self, state: Pair) -> bool {
+    fn could_be(&self, state: Pair) -> bool {
         state.n <= self.limit
     }
 
     /// Whether a decision at `now` would rewind this state.
-    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
+    fn is_clamped(&self, state: Pair, now: u64) -> bool {
         self.view(Some(state), now).1
-    }
-
-    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let (found, _) = self.view(Some(state), now);
-        Fullness { throttled: found.n >= self.limit, used: super::share(found.n, self.limit) }
-    }
-
-    /// The count, and whether the clock stepped back.
-    fn view(&self, state: Option<Pair>, now: u64) -> (Pair, bool) {
-        let latest = now + self.retention_us;
-        match state {
-            Some(state) if state.at > latest => (Pair { at: latest, ..state }, true),
-            Some(state) if state.at > now => (state, false),
-            _ => (Pair { at: latest, n: 0 }, false),
-        }
-    }
-
-    fn describe(&self, found: Pair, now: u64, retry_us: Option<u64>) -> ChargeDecision {
-        let left_us = found.at - now;
-        let reset_us = if found.n == 0 { 0 } else { left_us };
-        ChargeDecision::found(self.limit, self.limit.saturating_sub(found.n), reset_us, left_us, retry_us)
     }
 }

@@ -6,7 +6,7 @@
 //! a timer would do, computed when a request comes. Ticks lie at whole multiples of the period since the Unix epoch, or
 //! count from the key's first request after rest. A tick at exactly now has happened.
 //!
-//! It guarantees: at most `burst + limit·ticks` units in any interval that holds so many ticks, and exactly `burst` at
+//! It guarantees: at most `burst + limit·ticks` units in any interval with this number of ticks, and exactly `burst` at
 //! once from rest.
 //!
 //! # 2 Parameters
@@ -19,12 +19,12 @@
 //! `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is no state, and forgets its anchor.
 
 use crate::decision::ChargeDecision;
-use crate::quota::{Anchor, Spec};
+use crate::quota::spec::{Anchor, Spec};
 
-use super::carry::{Carried, Dated};
-use super::{Answer, Fullness, Layout, Next, Pair, Used, bits};
+use super::state::{Answer, Layout, Next, Pair, PairAlgorithm, bits};
 #[cfg(feature = "redis")]
-use super::{Numbers, UNBOUNDED, numbers};
+use super::state::{Numbers, UNBOUNDED, numbers};
+use super::used::{Carried, Dated, Used};
 
 /// Quotas whose tokens come in steps.
 #[derive(Clone, Copy, Debug)]
@@ -54,106 +54,6 @@ impl StepBucket {
         let grid = (self.anchor == Anchor::Epoch).then_some(self.tick_us);
         let ticks = (self.burst + self.debt).div_ceil(self.tokens.max(1));
         Layout::of(bits(self.tokens.saturating_sub(1)), grid, ticks.saturating_mul(self.tick_us))
-    }
-
-    // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        let level = self.level(state, now);
-        let kept = if level.clamped && cost > 0 { self.store(level) } else { Next::Keep };
-        let deny = |retry_us| Answer { decision: self.describe(level, now, retry_us), next: kept };
-        if cost > self.burst && !force {
-            return deny(None);
-        }
-        let mut missing = level.missing.saturating_add(cost);
-        if missing > self.burst {
-            if !force && cost > 0 {
-                return deny(Some(self.wait(level, now, missing - self.burst)));
-            }
-            missing = missing.min(self.burst + self.debt);
-        }
-        let after = Level { missing, ..level };
-        let decision = self.describe(after, now, Some(0));
-        if cost == 0 {
-            return Answer { decision, next: kept };
-        }
-        let next = self.store(after);
-        let Next::Set(full) = next else {
-            return Answer { decision, next }; // a closed quota: nothing was taken
-        };
-        // What is beyond the allowed debt is not remembered, so not to be given back either.
-        Answer { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
-    }
-
-    /// Gives back `units` of a charge after which the bucket was to be full at `own`: those not yet replaced.
-    pub(crate) fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
-        let level = self.level(Some(state), now);
-        let left = self.level(Some(own), now).missing;
-        match units.min(left).min(level.missing) {
-            0 => Next::Keep,
-            given => self.store(Level { missing: level.missing - given, ..level }),
-        }
-    }
-
-    /// When the bucket was to be full again without a charge's last `units`.
-    #[cfg(feature = "redis")]
-    pub(crate) fn own_without(&self, own: Pair, units: u64) -> Pair {
-        let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
-        Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }
-    }
-
-    /// What the Lua twin is told of a charge.
-    #[cfg(feature = "redis")]
-    pub(crate) fn numbers(&self, cost: u64, force: bool) -> Numbers {
-        let most = self.burst + self.debt;
-        let bound = if force || cost == 0 { UNBOUNDED } else { self.burst };
-        let epoch = u64::from(self.anchor == Anchor::Epoch);
-        numbers(&[cost.min(most + 1), bound, most, self.tokens, self.tick_us, epoch])
-    }
-
-    pub(super) fn carried(&self, state: Pair, now: u64) -> Carried {
-        let level = self.level(Some(state), now);
-        let back = now + self.wait(level, now, level.missing);
-        let dated = Dated::new(None, back, level.missing);
-        let mut carried = Carried::new(Used::units(level.missing), [dated]);
-        carried.tick = Some(level.next_tick.saturating_sub(self.tick_us));
-        carried
-    }
-
-    /// What is missing comes back at the ticks of another step bucket, if that is where it was taken.
-    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
-        let mut level =
-            Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };
-        if let (Anchor::FirstRequest, Some(last)) = (self.anchor, carried.tick) {
-            level.next_tick = last + (now.saturating_sub(last) / self.tick_us + 1) * self.tick_us;
-        }
-        match self.store(level) {
-            Next::Set(full) => Some(full),
-            _ => None,
-        }
-    }
-
-    pub(super) fn most(&self) -> u64 {
-        self.burst + self.debt
-    }
-
-    /// How far ahead the units of another quota may be.
-    pub(super) fn longest_us(&self) -> u64 {
-        (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
-    }
-
-    pub(crate) fn could_be(&self, state: Pair) -> bool {
-        state.n < self.tokens && (self.anchor == Anchor::FirstRequest || state.at % self.tick_us == 0)
-    }
-
-    /// Whether a decision at `now` would rewind this state.
-    pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        self.level(Some(state), now).clamped
-    }
-
-    pub(crate) fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let missing = self.level(Some(state), now).missing;
-        Fullness { throttled: missing >= self.burst, used: super::share(missing, self.burst) }
     }
 
     // Ticks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +90,7 @@ impl StepBucket {
         Next::Set(Pair { at: level.next_tick + (ticks - 1) * self.tick_us, n: ticks * self.tokens - level.missing })
     }
 
-    /// The time until `units` have come.
+    /// Returns the time until `units` have come.
     fn wait(&self, level: Level, now: u64, units: u64) -> u64 {
         match units.div_ceil(self.tokens.max(1)) {
             0 => 0,
@@ -208,5 +108,95 @@ impl StepBucket {
         };
         let reset_us = self.wait(level, now, level.missing);
         ChargeDecision::found(self.burst, remaining, reset_us, window_us, retry_us)
+    }
+}
+
+impl PairAlgorithm for StepBucket {
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
+        let level = self.level(state, now);
+        let kept = if level.clamped && cost > 0 { self.store(level) } else { Next::Keep };
+        let deny = |retry_us| Answer { decision: self.describe(level, now, retry_us), next: kept };
+        if cost > self.burst && !force {
+            return deny(None);
+        }
+        let mut missing = level.missing.saturating_add(cost);
+        if missing > self.burst {
+            if !force && cost > 0 {
+                return deny(Some(self.wait(level, now, missing - self.burst)));
+            }
+            missing = missing.min(self.burst + self.debt);
+        }
+        let after = Level { missing, ..level };
+        let decision = self.describe(after, now, Some(0));
+        if cost == 0 {
+            return Answer { decision, next: kept };
+        }
+        let next = self.store(after);
+        let Next::Set(full) = next else {
+            return Answer { decision, next }; // a closed quota: nothing was taken
+        };
+        // Units beyond the allowed debt are not remembered, so they are not refunded either.
+        Answer { decision: decision.receipted(missing - level.missing, full.at, full.n), next }
+    }
+
+    /// Refunds those units of a charge that no tick has replaced yet. `own` is when the bucket was to be full after it.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
+        let level = self.level(Some(state), now);
+        let left = self.level(Some(own), now).missing;
+        match units.min(left).min(level.missing) {
+            0 => Next::Keep,
+            given => self.store(Level { missing: level.missing - given, ..level }),
+        }
+    }
+
+    #[cfg(feature = "redis")]
+    fn own_without(&self, own: Pair, units: u64) -> Pair {
+        let (spare, tokens) = (own.n.saturating_add(units), self.tokens.max(1));
+        Pair { at: own.at.saturating_sub((spare / tokens).saturating_mul(self.tick_us)), n: spare % tokens }
+    }
+
+    #[cfg(feature = "redis")]
+    fn numbers(&self, cost: u64, force: bool) -> Numbers {
+        let most = self.burst + self.debt;
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.burst };
+        let epoch = u64::from(self.anchor == Anchor::Epoch);
+        numbers(&[cost.min(most + 1), bound, most, self.tokens, self.tick_us, epoch])
+    }
+
+    fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried {
+        let level = self.level(Some(state), now);
+        let back = now + self.wait(level, now, level.missing);
+        let mut carried = Carried::new(Used::units(level.missing), [Dated::new(None, back, level.missing)]);
+        carried.tick = Some(level.next_tick.saturating_sub(self.tick_us));
+        let full = self.store(level).state();
+        if sliced { carried.sliced(now, |later| self.level(full, later).missing) } else { carried }
+    }
+
+    /// Keeps the ticks of the old bucket, if that was a step bucket, too.
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
+        let mut level =
+            Level { missing: carried.used.units_ceil().min(self.burst + self.debt), ..self.level(None, now) };
+        if let (Anchor::FirstRequest, Some(last)) = (self.anchor, carried.tick) {
+            level.next_tick = last + (now.saturating_sub(last) / self.tick_us + 1) * self.tick_us;
+        }
+        self.store(level).state()
+    }
+
+    fn most(&self) -> u64 {
+        self.burst + self.debt
+    }
+
+    /// How far ahead the units of another quota may be.
+    fn longest_us(&self) -> u64 {
+        (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
+    }
+
+    fn could_be(&self, state: Pair) -> bool {
+        state.n < self.tokens && (self.anchor == Anchor::FirstRequest || state.at % self.tick_us == 0)
+    }
+
+    /// Whether a decision at `now` would rewind this state.
+    fn is_clamped(&self, state: Pair, now: u64) -> bool {
+        self.level(Some(state), now).clamped
     }
 }

@@ -1,19 +1,20 @@
-//! Tokio's time as a limiter's clock.
+//! A clock that follows Tokio's time.
 
 use tokio::time::Instant;
 
 use super::{Clock, wall_now};
 use crate::time::Timestamp;
 
-/// Tokio's clock, set to the calendar's time once, when it is made.
+/// Tokio's clock, set to the calendar time once, when it is made.
 ///
-/// It is the monotonic clock, until a test stops Tokio's time with `tokio::time::pause`: then `tokio::time::advance` and
-/// `tokio::time::sleep` move the limiter along with everything else. It has to be made and read within the runtime whose
-/// time is stopped; outside of any runtime it shows the operating system's time.
+/// It is the monotonic clock until a test stops Tokio's time with `tokio::time::pause`. Then
+/// `tokio::time::advance` and `tokio::time::sleep` move the limiter along with everything else.
+/// Make and read it within the runtime whose time is stopped. Outside of any runtime it shows the
+/// operating system's time.
 ///
 /// ```
 /// use std::time::Duration;
-/// use tower_ratelimit::{Charge, Key, MemoryLimiter, Policy, Quota, TokioClock};
+/// use tower_ratelimit::{clock::TokioClock, limiter::Charge, Key, MemoryLimiter, Policy, Quota};
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = MemoryLimiter::builder().clock(TokioClock::new()).build()?;
@@ -31,7 +32,7 @@ pub struct TokioClock {
 }
 
 impl TokioClock {
-    /// A clock that shows the calendar's time now.
+    /// Makes a clock that shows the current calendar time.
     #[must_use]
     pub fn new() -> Self {
         Self { started: Instant::now(), epoch: wall_now() }

@@ -1,4 +1,4 @@
-//! The promises of a limiter, each with the case that tests it.
+//! The cases of the suite, each of which tests one promise of the contract.
 
 use std::fmt::Debug;
 use std::panic::Location;
@@ -14,13 +14,13 @@ use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota, QuotaError};
 
-/// Tasks that ask at the same time.
+/// The number of concurrent tasks.
 const TASKS: usize = 4;
 
-/// Peeks that may pass until a settlement that was sent off has arrived.
+/// The number of peeks until a settlement that was sent must have arrived.
 const PEEKS: usize = 10_000;
 
-/// Declares the cases, and the function that runs them: there is no other list of them.
+/// Declares the cases and the function that runs them. There is no other list of cases.
 macro_rules! cases {
     ($(#[doc = $about:literal])+ fn $run:ident;
      $($(#[doc = $promise:literal])+ #[fix = $fix:literal] async fn $name:ident($bench:ident) $body:block)+) => {
@@ -42,20 +42,20 @@ macro_rules! cases {
     };
 }
 
-/// One case's limiter and quota.
+/// The limiter and the quota of one case.
 struct Bench<'a, S: Subject> {
     subject: &'a S,
     limiter: S::Limiter,
     quota: Quota,
 }
 
-/// Fails with what was found, and where.
+/// Fails a case if a condition does not hold.
 #[track_caller]
 fn ensure(kept: bool, found: &str) -> Result<(), String> {
     if kept { Ok(()) } else { Err(format!("{found} ({})", Location::caller())) }
 }
 
-/// Fails with what was found instead of what was expected, and where.
+/// Fails a case if two values differ.
 #[track_caller]
 fn same<T: PartialEq + Debug + Copy>(what: &str, found: T, expected: T) -> Result<(), String> {
     ensure(found == expected, &format!("{what}: expected {expected:?}, found {found:?}"))
@@ -102,7 +102,7 @@ impl<S: Subject> Bench<'_, S> {
     }
 }
 
-/// An answer has one part for each charge.
+/// Checks that an answer has one part for each charge.
 fn answered<E: std::fmt::Display>(
     verb: &str,
     answer: Result<Decision, E>,
@@ -174,18 +174,18 @@ cases! {
     }
 
     /// The shortcut for one enforced charge, if there is one, answers as a take and takes as much.
-    #[fix = "let take_at_once decide by the same function as take, or return None"]
+    #[fix = "let try_take_one decide by the same function as take, or return None"]
     async fn shortcut_is_a_take(bench) {
         let (policy, quick, slow) = (bench.policy("shortcut")?, key("quick"), key("slow"));
         for cost in [0, 2, 1, CAPACITY, 2, 1, u64::MAX] {
-            let Some(quickly) = bench.limiter.take_at_once(&policy, &quick, cost) else { return Ok(()) };
+            let Some(quickly) = bench.limiter.try_take_one(&policy, &quick, cost) else { return Ok(()) };
             let taken = bench.take(&[Charge::new(&policy, &slow).cost(cost)]).await?;
             same("is_allowed of the shortcut", quickly.is_allowed(), taken.is_allowed())?;
             same("remaining of the shortcut", quickly.remaining(), taken.charges()[0].remaining())?;
             let left = [bench.remaining(&policy, &quick).await?, bench.remaining(&policy, &slow).await?];
             same("remaining after the shortcut", left[0], left[1])?;
         }
-        let Some(mut quickly) = bench.limiter.take_at_once(&policy, &key("back"), 2) else { return Ok(()) };
+        let Some(mut quickly) = bench.limiter.try_take_one(&policy, &key("back"), 2) else { return Ok(()) };
         same("units of the shortcut's receipt", quickly.take_receipt().map(|receipt| receipt.units()), Some(2))
     }
 
@@ -266,7 +266,8 @@ cases! {
         ensure(bench.take(&[]).await?.is_allowed(), "a set without charges was denied")
     }
 
-    /// Refusals are counted and close the key, each in the step that refuses, and a closed key opens when it was told.
+    /// Refusals are counted and close the key, each in the step that refuses, and a closed key
+    /// opens when it was told.
     #[fix = "see Effect::OnRefusal and Quota::block, or let Limiter::supports return an error for blocks"]
     async fn block_counts_refusals_and_closes_the_key(bench) {
         if !bench.supports(block()) {

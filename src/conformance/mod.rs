@@ -1,16 +1,19 @@
-//! The suite that every [`Limiter`] has to pass: run it against your own.
+//! The suite that every [`Limiter`] has to pass. Run it against your own.
 //!
-//! It checks the contract of [`Limiter`] and the laws of the [algorithms](crate::algorithm), through the public interface
-//! only, with one quota or more of every algorithm. It leaves out the quotas that the limiter does not
-//! [support](Limiter::supports), and names them in its [`Report`]; a limiter that supports none of them fails. This module
-//! may grow stricter in any release: it is outside the promise of semantic versioning.
+//! It checks the contract of [`Limiter`] and the [laws of the
+//! algorithms](crate::guide::choosing_an_algorithm#guarantees), through the public interface only,
+//! with at least one quota of every algorithm. It skips quotas that the limiter does not
+//! [support](Limiter::supports), and lists them in its [`Report`]. A limiter that supports none of
+//! them fails. The suite may become stricter in any release; it is outside of the promise of
+//! semantic versioning.
 //!
-//! `examples/custom_limiter.rs` is a limiter with one algorithm that passes.
+//! `examples/custom_limiter.rs` has one algorithm and passes. The
+//! [guide](crate::guide::writing_a_backend) explains how to write a limiter.
 //!
 //! ```
 //! use std::time::Duration;
 //! use tower_ratelimit::conformance::{self, Subject};
-//! use tower_ratelimit::{ManualClock, MemoryLimiter};
+//! use tower_ratelimit::{clock::ManualClock, MemoryLimiter};
 //!
 //! struct Mine(ManualClock);
 //!
@@ -35,6 +38,7 @@
 
 mod cases;
 mod report;
+mod subject;
 mod threads;
 
 use std::time::Duration;
@@ -43,39 +47,18 @@ use crate::limiter::Limiter;
 use crate::quota::{Anchor, Oldest, Quota, QuotaError};
 
 pub use report::{Failure, Failures, FailuresKind, Report};
-pub use threads::Task;
+pub use subject::{Subject, Task};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
 
-/// The units of every quota of the suite that can pass at one instant.
+/// The capacity of every quota of the suite.
 const CAPACITY: u64 = 5;
-
-/// A limiter to be checked, and the time that it lives in.
-#[expect(async_fn_in_trait, reason = "the suite awaits where it is called, and needs no Send")]
-pub trait Subject {
-    /// The limiter.
-    type Limiter: Limiter + Clone;
-
-    /// Returns a limiter without any state: a new one, or one with a prefix of its own.
-    async fn limiter(&self) -> Self::Limiter;
-
-    /// Lets time pass for all limiters of this subject: moves the clock that they were given, or waits.
-    async fn advance(&self, by: Duration);
-
-    /// Runs a task of the suite beside the others, on a thread of its own by default.
-    ///
-    /// Change this if the limiter's futures need a runtime, to `tokio::spawn(task)` for example, and call the suite in a
-    /// runtime of several threads: tasks that take turns on one thread hide races.
-    fn spawn(&self, task: Task) {
-        threads::spawn(task);
-    }
-}
 
 /// Runs every case with every quota of the suite that the limiter supports.
 ///
 /// # Errors
-/// If a promise was not kept, or if the limiter supports no quota of the suite.
+/// Returns the failed cases. Also fails if the limiter supports no quota of the suite.
 pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
     let mut report = Report { tested: Vec::new(), skipped: Vec::new() };
     let mut failures = Vec::new();
@@ -92,7 +75,7 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
             }
         }
     }
-    // Blocks close keys for longer than a quota does. They are tested beside every other quota.
+    // Blocks are tested together with every other quota.
     match block().map(|block| (block, limiter.supports(&block))) {
         Ok((block, Ok(()))) => report.tested.push(block),
         Ok((_, Err(unsupported))) => report.skipped.push(unsupported),
@@ -106,7 +89,7 @@ pub async fn check<S: Subject>(subject: &S) -> Result<Report, Failures> {
     Err(Failures { kind, failures, skipped: report.skipped })
 }
 
-/// At least one quota of each algorithm but the block, all of the same capacity.
+/// Returns at least one quota of each algorithm except the block, all of the same capacity.
 fn quotas() -> [Result<Quota, QuotaError>; 14] {
     [
         Quota::token_bucket(CAPACITY, MINUTE),
@@ -130,12 +113,13 @@ fn quotas() -> [Result<Quota, QuotaError>; 14] {
     ]
 }
 
-/// Two refusals within an hour close a key for an hour, the second time for two.
+/// Returns a block: two refusals within an hour close a key for an hour, the second time for two
+/// hours.
 fn block() -> Result<Quota, QuotaError> {
     Quota::block(2, HOUR, HOUR).and_then(|block| block.growing(2, 2 * HOUR, MINUTE))
 }
 
-/// For units beyond a quota.
+/// Returns a meter for units beyond a quota.
 fn meter() -> Result<Quota, QuotaError> {
     Quota::meter(10, HOUR)
 }

@@ -1,11 +1,11 @@
-//! What the suite found.
+//! The results of the suite.
 
 use std::fmt;
 
 use crate::limiter::UnsupportedQuota;
 use crate::quota::Quota;
 
-/// What was tested, and what was left out: every promise was kept.
+/// The result of a limiter that passed: the quotas that were tested and those that were skipped.
 #[derive(Clone, Debug)]
 #[must_use = "it names the quotas that were not tested"]
 pub struct Report {
@@ -14,13 +14,14 @@ pub struct Report {
 }
 
 impl Report {
-    /// The quotas that the limiter was tested with.
+    /// Returns the quotas that the limiter was tested with.
     #[must_use]
     pub fn tested(&self) -> &[Quota] {
         &self.tested
     }
 
-    /// The quotas that the limiter does not [support](crate::Limiter::supports), and the reasons that it gave.
+    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports),
+    /// with its reasons.
     #[must_use]
     pub fn skipped(&self) -> &[UnsupportedQuota] {
         &self.skipped
@@ -35,7 +36,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What the suite found wrong.
+/// The result of a limiter that did not pass.
 #[derive(Clone, Debug)]
 pub struct Failures {
     pub(super) kind: FailuresKind,
@@ -43,29 +44,30 @@ pub struct Failures {
     pub(super) skipped: Vec<UnsupportedQuota>,
 }
 
-/// What kind of thing the suite found wrong.
+/// The kind of [`Failures`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FailuresKind {
-    /// The limiter broke promises of the contract.
+    /// The limiter broke the contract.
     BrokenPromises,
     /// The limiter supports none of the suite's quotas, so nothing was tested.
     NothingSupported,
 }
 
 impl Failures {
-    /// What kind of thing was wrong.
+    /// Returns the kind of the failures.
     #[must_use]
     pub fn kind(&self) -> FailuresKind {
         self.kind
     }
 
-    /// One for each promise that was not kept, with each quota that showed it.
+    /// Iterates over the failures: one for each failed case and quota.
     pub fn iter(&self) -> impl Iterator<Item = &Failure> {
         self.failures.iter()
     }
 
-    /// The quotas that the limiter does not [support](crate::Limiter::supports), and the reasons that it gave.
+    /// Returns the quotas that the limiter does not [support](crate::limiter::Limiter::supports),
+    /// with its reasons.
     #[must_use]
     pub fn skipped(&self) -> &[UnsupportedQuota] {
         &self.skipped
@@ -76,7 +78,7 @@ impl fmt::Display for Failures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             FailuresKind::BrokenPromises => {
-                writeln!(f, "{} promises of tower_ratelimit::Limiter were not kept:", self.failures.len())?;
+                writeln!(f, "{} promises of tower_ratelimit::limiter::Limiter were not kept:", self.failures.len())?;
                 self.failures.iter().try_for_each(|failure| writeln!(f, "\n{failure}"))
             }
             FailuresKind::NothingSupported => {
@@ -93,7 +95,7 @@ impl fmt::Display for Failures {
 
 impl std::error::Error for Failures {}
 
-/// A promise that was not kept.
+/// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
     pub(super) case: &'static str,
@@ -104,13 +106,13 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The name of the case.
+    /// Returns the name of the case.
     #[must_use]
     pub fn case(&self) -> &'static str {
         self.case
     }
 
-    /// The quota that it was tried with.
+    /// Returns the quota of the case.
     #[must_use]
     pub fn quota(&self) -> &Quota {
         &self.quota

@@ -1,21 +1,16 @@
-//! Tasks that really run at the same time.
+//! Tasks that run concurrently, on threads.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::{self, Thread};
+use std::task::{Poll, Waker};
 
-use super::Subject;
+use super::subject::Subject;
 
-/// A task of the suite, to be run beside the others: see [`Subject::spawn`](super::Subject::spawn).
-pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// What the tasks of one crowd share.
+/// The shared state of tasks that run together.
 struct Crowd<T> {
     count: usize,
-    /// Tasks that have begun, or have ended without.
+    /// The number of tasks that have begun, or ended before they began.
     begun: AtomicUsize,
     ended: Mutex<Ended<T>>,
 }
@@ -44,7 +39,7 @@ impl<T> Crowd<T> {
     }
 }
 
-/// A task's place in its crowd: also a task that panics or is dropped ends.
+/// A task's place in its crowd. Dropping it ends the task, also if the task panics or is dropped.
 struct Place<T> {
     crowd: Arc<Crowd<T>>,
     has_begun: bool,
@@ -73,7 +68,7 @@ impl<T> Drop for Place<T> {
     }
 }
 
-/// Runs `count` tasks at the same time, where the subject spawns them, and returns what each returned.
+/// Runs `count` tasks concurrently with the subject's `spawn`, and returns their results.
 pub(super) async fn together<S, T, F>(subject: &S, count: usize, task: impl Fn(usize) -> F) -> Result<Vec<T>, String>
 where
     S: Subject,
@@ -106,23 +101,4 @@ where
     } else {
         Err(format!("{} of {count} concurrent tasks panicked or were dropped", count - outputs.len()))
     }
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Runs a task to its end on a thread of its own.
-pub(super) fn spawn(mut task: Task) {
-    thread::spawn(move || {
-        let waker = Waker::from(Arc::new(Unpark(thread::current())));
-        let mut context = Context::from_waker(&waker);
-        while task.as_mut().poll(&mut context).is_pending() {
-            thread::park();
-        }
-    });
 }

@@ -6,8 +6,8 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster, UnsupportedQuota};
-use crate::decision::{ChargeDecision, Decision, Receipt};
+use super::{Atomicity, Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -15,10 +15,11 @@ use crate::quota::Quota;
 type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T, LimiterError>> + Send>>;
 type BoxReply<T> = Reply<T, LimiterError, BoxFuture<T>>;
 
-/// Any limiter behind one type, for choosing the backend at run time. Answers that are known at once are not boxed.
+/// Hides the type of a limiter, so that the backend can be chosen at run time. Answers that are
+/// known at once are not boxed.
 ///
 /// ```
-/// use tower_ratelimit::{BoxLimiter, MemoryLimiter};
+/// use tower_ratelimit::{limiter::BoxLimiter, MemoryLimiter};
 ///
 /// let limiter: BoxLimiter = BoxLimiter::new(MemoryLimiter::new());
 /// ```
@@ -48,12 +49,8 @@ impl Limiter for BoxLimiter {
         self.0.take(charges)
     }
 
-    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        self.0.take_at_once(policy, key, cost)
-    }
-
-    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
-        self.0.take_quietly(charges, receipts)
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        self.0.try_take_one(policy, key, cost)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
@@ -80,22 +77,21 @@ impl Limiter for BoxLimiter {
         self.0.atomicity()
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        self.0.roster()
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        self.0.policy_registry()
     }
 }
 
 trait ErasedLimiter: Send + Sync {
     fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
-    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
-    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool;
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
     fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
     fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
     fn atomicity(&self) -> Atomicity;
-    fn roster(&self) -> Option<&Roster>;
+    fn policy_registry(&self) -> Option<&PolicyRegistry>;
 }
 
 impl<L: Limiter> ErasedLimiter for L {
@@ -103,12 +99,8 @@ impl<L: Limiter> ErasedLimiter for L {
         erase(Limiter::take(self, charges))
     }
 
-    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        Limiter::take_at_once(self, policy, key, cost)
-    }
-
-    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
-        Limiter::take_quietly(self, charges, receipts)
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        Limiter::try_take_one(self, policy, key, cost)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
@@ -135,8 +127,8 @@ impl<L: Limiter> ErasedLimiter for L {
         Limiter::atomicity(self)
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        Limiter::roster(self)
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        Limiter::policy_registry(self)
     }
 }
 
@@ -149,9 +141,9 @@ fn erase<T: 'static, E: Error + Send + Sync + 'static>(
     }
 }
 
-/// The error of a [`BoxLimiter`]'s limiter.
+/// The error of the limiter in a [`BoxLimiter`].
 ///
-/// Its kind is that of the limiter's own error, which [`downcast_ref`](Self::downcast_ref) returns.
+/// [`downcast_ref`](Self::downcast_ref) returns the limiter's own error, which has a kind.
 #[derive(Debug)]
 pub struct LimiterError(Box<dyn Error + Send + Sync>);
 
@@ -162,13 +154,13 @@ impl LimiterError {
         Self(Box::new(error))
     }
 
-    /// The limiter's own error, if it is an `E`.
+    /// Returns the limiter's own error if its type is `E`.
     #[must_use]
     pub fn downcast_ref<E: Error + 'static>(&self) -> Option<&E> {
         self.0.downcast_ref()
     }
 
-    /// The limiter's own error.
+    /// Returns the limiter's own error.
     #[must_use]
     pub fn get_ref(&self) -> &(dyn Error + Send + Sync + 'static) {
         &*self.0

@@ -1,4 +1,4 @@
-//! Another limiter for when the first cannot answer.
+//! A limiter that asks a second one while the first fails.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,28 +9,32 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
-use super::{Atomicity, Charge, Effect, Limiter, Refund, Reply, Roster, UnsupportedQuota};
-use crate::decision::{ChargeDecision, Decision, Receipt};
+use super::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// So many policies' shares are remembered; one more, and they are worked out anew.
+/// The number of policies whose shares are remembered. At one more, all are forgotten and
+/// calculated again.
 const REMEMBERED: usize = 1_024;
 
-/// Asks one limiter, and another when the first fails: Redis, and while it is away memory with a share of each quota.
+/// Asks a first limiter, and a second one when the first fails: for example Redis, and memory while
+/// Redis is away.
 ///
-/// The second is asked with every quota divided by the number of processes ([`Quota::share`](crate::Quota::share)), since
-/// each then counts for itself. While the first is away, all processes together admit per period at most the larger of the
-/// quota and their number, besides what the first had admitted before; what the second admits is not told to the first
-/// when it is back. Of blocks and meters each process counts strikes and units of its own meanwhile, which the first is
-/// not told either.
+/// The second limiter is asked with every quota divided by the number of processes
+/// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself.
+/// While the first limiter is away, all processes together admit per period at most the larger of
+/// the quota and the number of processes, besides what the first had admitted before.
+///
+/// When the first limiter is back, it does not learn what the second admitted. The same holds for
+/// strikes of blocks and units of meters, which each process counts for itself meanwhile.
 ///
 /// ```
 /// use std::num::NonZeroU32;
-/// use tower_ratelimit::{FallbackLimiter, MemoryLimiter};
-/// # fn with(first: impl tower_ratelimit::Limiter + Clone) {
+/// use tower_ratelimit::{limiter::FallbackLimiter, MemoryLimiter};
+/// # fn with(first: impl tower_ratelimit::limiter::Limiter + Clone) {
 /// let four = NonZeroU32::new(4).unwrap();
 /// let limiter = FallbackLimiter::new(first, MemoryLimiter::new(), four);
 /// # }
@@ -44,11 +48,11 @@ pub struct FallbackLimiter<P, S> {
 struct Shared {
     processes: NonZeroU32,
     observer: Option<Box<dyn Observer>>,
-    /// The policies that the second limiter is asked with, by the fingerprints of those that the first is.
+    /// The policies for the second limiter, by the fingerprints of those for the first.
     shares: RwLock<HashMap<u64, (Policy, Policy)>>,
 }
 
-/// A charge that outlives the call.
+/// A charge that owns its policy and key.
 struct OwnedCharge {
     policy: Policy,
     key: Key,
@@ -59,13 +63,14 @@ struct OwnedCharge {
 type BoxFuture<T, E> = Pin<Box<dyn Future<Output = Result<T, E>> + Send>>;
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Asks `second` when `first` fails, in each of so many processes.
+    /// Makes a limiter that asks `second` when `first` fails. `processes` is the number of
+    /// processes that share the quotas.
     #[must_use]
     pub fn new(first: P, second: S, processes: NonZeroU32) -> Self {
         Self { first, second, shared: Arc::new(Shared { processes, observer: None, shares: RwLock::default() }) }
     }
 
-    /// Sets who sees each use of the second limiter.
+    /// Sets the observer that sees each use of the second limiter.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         let shared =
@@ -73,12 +78,12 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         Self { shared: Arc::new(shared), ..self }
     }
 
-    /// The limiter that is asked first.
+    /// Returns the limiter that is asked first.
     pub fn first(&self) -> &P {
         &self.first
     }
 
-    /// The limiter that is asked when the first fails.
+    /// Returns the limiter that is asked when the first fails.
     pub fn second(&self) -> &S {
         &self.second
     }
@@ -150,7 +155,7 @@ impl Shared {
         }
     }
 
-    /// The policy with this process' share of the quota.
+    /// Returns the policy with this process' share of the quota.
     fn share(&self, policy: &Policy) -> Policy {
         if let Some((of, share)) = self.shares.read().unwrap_or_else(PoisonError::into_inner).get(&policy.fingerprint())
         {
@@ -178,7 +183,7 @@ impl OwnedCharge {
     }
 }
 
-/// Receipts note which limiter they came from.
+/// Notes in each receipt which limiter it came from.
 fn noted(mut decision: Decision, second: bool) -> Decision {
     for index in 0..decision.charges().len() {
         if let Some(charge) = decision.charge_mut(index) {
@@ -196,7 +201,7 @@ fn note(charge: &mut ChargeDecision, second: bool) {
 
 #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
 impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S> {
-    /// The second limiter's: what befalls the first is told to the observer.
+    /// The error of the second limiter. Errors of the first go to the observer.
     type Error = S::Error;
     type Future<T: Send + 'static> = BoxFuture<T, S::Error>;
 
@@ -204,33 +209,24 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.ask(charges, Verb::Take)
     }
 
-    /// The first limiter's shortcut, if it has one and can answer.
-    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        let mut answer = self.first.take_at_once(policy, key, cost)?;
+    /// Uses the first limiter's shortcut, if it has one and can answer.
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        let mut answer = self.first.try_take_one(policy, key, cost)?;
         note(&mut answer, false);
         Some(answer)
-    }
-
-    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
-        if !self.first.take_quietly(charges, receipts) {
-            return false;
-        }
-        for receipt in receipts.iter_mut().take(charges.len()).filter(|receipt| receipt.units() > 0) {
-            *receipt = std::mem::replace(receipt, Receipt::NOTHING).noted(false);
-        }
-        true
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.ask(charges, Verb::Peek)
     }
 
-    /// The second is asked if the first fails at once, or if the answer is waited for.
+    /// Asks the second limiter if the first fails, either at once or when its future is polled.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.ask(charges, Verb::Settle)
     }
 
-    /// Each receipt goes back to the limiter that it came from. What the first cannot take back is told to the observer.
+    /// Sends each receipt to the limiter that it came from. A refund that the first limiter cannot
+    /// take is reported to the observer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
         for refund in refunds {
@@ -246,12 +242,12 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.both(first, second)
     }
 
-    /// Forgets it in both.
+    /// Forgets the state in both limiters.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
         self.both(Some(self.first.reset(policy, key)), Some(self.second.reset(&self.shared.share(policy), key)))
     }
 
-    /// Both must support it, the second with its share.
+    /// Checks that both limiters support the quota, the second one with its share.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         self.first.supports(quota)?;
         self.second.supports(&quota.share(self.shared.processes))
@@ -264,13 +260,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         }
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        self.first.roster().or_else(|| self.second.roster())
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        self.first.policy_registry().or_else(|| self.second.policy_registry())
     }
 }
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Both answers; the first's error is only told.
+    /// Waits for both answers. An error of the first limiter is only reported.
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,

@@ -6,14 +6,15 @@ use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
-/// A limiter's answer: known now, or to be awaited.
+/// A limiter's answer: known now, or coming with a future.
 ///
-/// `.await` gives the answer in both cases. A reply that is dropped may leave everything undone: a limiter may wait until
-/// its future is polled. See [`Limiter`](crate::Limiter) for what [`refund`](crate::Limiter::refund) and
-/// [`settle`](crate::Limiter::settle) promise beyond that.
+/// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
+/// nothing, because it may do its work when its future is polled. Only
+/// [`refund`](crate::limiter::Limiter::refund) and [`settle`](crate::limiter::Limiter::settle)
+/// promise more.
 ///
 /// ```
-/// use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota};
+/// use tower_ratelimit::{limiter::Limiter, Key, MemoryLimiter, Policy, Quota};
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = MemoryLimiter::new();
@@ -26,7 +27,7 @@ use pin_project_lite::pin_project;
 ///
 /// ```compile_fail
 /// #![deny(unused_must_use)]
-/// # use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota};
+/// # use tower_ratelimit::{limiter::Limiter, Key, MemoryLimiter, Policy, Quota};
 /// # fn forgotten(limiter: &MemoryLimiter, policy: &Policy, key: &Key) {
 /// Limiter::reset(limiter, policy, key);
 /// # }
@@ -77,7 +78,7 @@ impl<T, E, F: Future<Output = Result<T, E>>> Future for ReplyFuture<T, E, F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T, E>> {
         match self.project().state.project() {
-            // Pending for ever after the answer was taken, as no caller polls again.
+            // Pending forever after the answer was returned, because no caller may poll again.
             StateProjection::Now { answer } => answer.take().map_or(Poll::Pending, Poll::Ready),
             StateProjection::Later { future } => future.poll(context),
         }

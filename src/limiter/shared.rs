@@ -1,9 +1,9 @@
-//! A limiter behind an `Arc` is a limiter.
+//! `Limiter` for an `Arc` of a limiter.
 
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, Refund, Reply, Roster, UnsupportedQuota};
-use crate::decision::{ChargeDecision, Decision, Receipt};
+use super::{Atomicity, Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -19,13 +19,8 @@ impl<L: Limiter + ?Sized> Limiter for Arc<L> {
     }
 
     #[inline]
-    fn take_at_once(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        (**self).take_at_once(policy, key, cost)
-    }
-
-    #[inline]
-    fn take_quietly(&self, charges: &[Charge<'_>], receipts: &mut [Receipt]) -> bool {
-        (**self).take_quietly(charges, receipts)
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        (**self).try_take_one(policy, key, cost)
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
@@ -52,7 +47,7 @@ impl<L: Limiter + ?Sized> Limiter for Arc<L> {
         (**self).atomicity()
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        (**self).roster()
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        (**self).policy_registry()
     }
 }

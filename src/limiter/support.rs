@@ -1,10 +1,10 @@
-//! Which quotas a limiter supports.
+//! The error for quotas that a limiter does not support.
 
 use std::fmt;
 
 use crate::quota::Quota;
 
-/// A limiter does not support a quota: see [`Limiter::supports`](crate::Limiter::supports).
+/// The error of a quota that a limiter does not [support](crate::limiter::Limiter::supports).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnsupportedQuota {
     kind: UnsupportedQuotaKind,
@@ -12,27 +12,27 @@ pub struct UnsupportedQuota {
     reason: Box<str>,
 }
 
-/// Why a limiter does not support a quota.
+/// The kind of an [`UnsupportedQuota`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum UnsupportedQuotaKind {
-    /// The limiter does not have its algorithm.
+    /// The limiter does not have the algorithm.
     Algorithm,
-    /// The limiter has its algorithm, but not with one of its options.
+    /// The limiter has the algorithm, but not with one of the quota's options.
     Option,
     /// The limiter has no room for what one key needs.
     TooLarge,
 }
 
 impl UnsupportedQuota {
-    /// For a limiter that does not support `quota`. The reason completes "this limiter does not support the quota: ", and
-    /// says what to use instead.
+    /// Makes the error for `quota`. The reason completes "this limiter does not support the quota:
+    /// ", and says what to use instead.
     #[must_use]
     pub fn new(kind: UnsupportedQuotaKind, quota: &Quota, reason: impl Into<String>) -> Self {
         Self { kind, quota: quota.to_string().into(), reason: reason.into().into() }
     }
 
-    /// Why the quota is not supported.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> UnsupportedQuotaKind {
         self.kind

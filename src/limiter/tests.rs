@@ -11,7 +11,7 @@ use super::*;
 #[derive(Clone, Default)]
 struct Probe {
     called: Arc<Mutex<BTreeSet<&'static str>>>,
-    roster: Arc<Roster>,
+    registry: Arc<PolicyRegistry>,
 }
 
 type Never = std::convert::Infallible;
@@ -36,14 +36,9 @@ impl Limiter for Probe {
         Reply::Now(Ok(Self::decision(charges)))
     }
 
-    fn take_at_once(&self, _: &Policy, _: &Key, _: u64) -> Option<ChargeDecision> {
-        self.note("take_at_once");
+    fn try_take_one(&self, _: &Policy, _: &Key, _: u64) -> Option<ChargeDecision> {
+        self.note("try_take_one");
         Some(ChargeDecision::allowed(1, 0))
-    }
-
-    fn take_quietly(&self, _: &[Charge<'_>], _: &mut [Receipt]) -> bool {
-        self.note("take_quietly");
-        true
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Never, Self::Future<Decision>> {
@@ -76,9 +71,9 @@ impl Limiter for Probe {
         Atomicity::Compensated
     }
 
-    fn roster(&self) -> Option<&Roster> {
-        self.note("roster");
-        Some(&self.roster)
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        self.note("registry");
+        Some(&self.registry)
     }
 }
 
@@ -89,15 +84,14 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     let charges = [Charge::new(&policy, &key)];
     let refund = Refund::new(policy.clone(), key.clone(), Receipt::new(1, 0, 0));
     assert!(limiter.take(&charges).await.unwrap().is_allowed());
-    assert!(limiter.take_at_once(&policy, &key, 1).is_some());
-    assert!(limiter.take_quietly(&charges, &mut [Receipt::NOTHING]));
+    assert!(limiter.try_take_one(&policy, &key, 1).is_some());
     assert!(limiter.peek(&charges).await.unwrap().is_allowed());
     limiter.refund(vec![refund]).await.unwrap();
     assert!(limiter.settle(&charges).await.unwrap().is_allowed());
     limiter.reset(&policy, &key).await.unwrap();
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
-    assert_eq!(limiter.roster().map(Roster::id), Some(probe.roster.id()));
+    assert_eq!(limiter.policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
     std::mem::take(&mut probe.called.lock().unwrap())
 }
 
@@ -125,7 +119,7 @@ async fn fallback_returns_receipts_of_the_shortcut_to_the_first() {
     let limiter = FallbackLimiter::new(first.clone(), second, NonZeroU32::MIN);
     let (policy, key) = (Policy::new("short", Quota::per_day(5)).unwrap(), Key::of("alice").unwrap());
     let left = || first.peek_now(&[Charge::new(&policy, &key).cost(0)]).charges()[0].remaining();
-    let receipt = limiter.take_at_once(&policy, &key, 3).and_then(|mut answer| answer.take_receipt()).unwrap();
+    let receipt = limiter.try_take_one(&policy, &key, 3).and_then(|mut answer| answer.take_receipt()).unwrap();
     assert_eq!(left(), 2);
     limiter.refund(vec![Refund::new(policy.clone(), key.clone(), receipt)]).await.unwrap();
     assert_eq!(left(), 5);

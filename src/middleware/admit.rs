@@ -2,21 +2,18 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::sync::Arc;
 
 use http::request::Parts;
 use http::{Extensions, Method, Response};
 
-use super::bill::Bill;
 use super::body::RefusalBody;
-use super::charging::Shared;
-use super::decided::{Answer, Asking, Decided};
-use super::delay::Delayed;
-use super::late::{Record, Settling};
+use super::decide::delay::Delayed;
 use super::layer::RateLimitLayer;
-use super::modes::kind_of_unkeyed;
 #[cfg(feature = "tonic")]
-use super::refusal::message;
+use super::respond::refusal::message;
+use super::settle::pending::OpenTicket;
+use super::settle::usage::Usage;
+use super::ticket::Ticket;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 
@@ -27,7 +24,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// The rules read the request's head, so the handler puts what it knows into its extensions. The layer is not around any
     /// service for this; it is kept in the application's state.
     ///
-    /// * The observer, access lists, modes, blocks and [`OnError`](super::OnError) are as in the layer. A request that has to
+    /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that has to
     ///   [wait](Self::delay) waits here.
     /// * There is no response that the layer sees. What was taken stays charged, unless the [`Admission`] says otherwise.
     /// * Layers around the handler keep what they took, also if they [refund](Self::refund_nested) what an inner layer
@@ -38,7 +35,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// use axum::Json;
     /// use axum::extract::State;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, Refused, key};
+    /// use tower_ratelimit::{key, middleware::Refused, MemoryLimiter, Policy, Quota, RateLimitLayer};
     ///
     /// #[derive(Clone)]
     /// struct Rows(u64);
@@ -64,41 +61,34 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// If the request is refused. The error is the response to return: the layer's own refusal with its headers, in the
     /// protocol of the request.
     pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
-        let shared = &self.shared();
-        if !shared.settings.enabled {
-            return Ok(shared.admission(Decided::nothing()));
+        let layer = self.compiled();
+        let mut ticket = Ticket::new(layer);
+        if ticket.layer.entered.get().is_none() {
+            ticket.layer.look_at_setup(); // as when a layer makes its first service
         }
-        if shared.entered.get().is_none() {
-            shared.look_at_setup(); // as a layer does when it makes its first service
+        if let Some(answer) = ticket.charge(request) {
+            let answer = answer.await;
+            ticket.answer(answer);
         }
-        let mut decided = match shared.ask(request) {
-            Asking::Exempt => Decided::without_charges(OutcomeKind::Exempt),
-            Asking::Unkeyed(mode) => Decided::without_charges(kind_of_unkeyed(mode)),
-            Asking::Denied => Decided::without_charges(OutcomeKind::Denied),
-            Asking::Charges(mut charges) => match shared.decide_unsupported(&mut charges) {
-                Some(decided) => decided,
-                None => {
-                    let mut answer = shared.take(&charges).await;
-                    shared.decide(&mut charges, &mut answer)
-                }
-            },
-        };
-        if let Some(place) = shared.place_to_wait(&mut decided) {
+        if let Some(place) = ticket.place_to_wait() {
             let head = http::Request::from_parts(request.clone(), ());
-            let mut waiting = Waiting { shared, delayed: Some(shared.delay((), head, decided, place)) };
-            poll_fn(|cx| {
-                waiting.delayed.as_mut().map_or(std::task::Poll::Ready(()), |delayed| delayed.poll_departure(cx))
-            })
-            .await;
-            decided = waiting.delayed.take().map_or_else(Decided::nothing, |delayed| delayed.decided);
+            let mut delayed = Delayed::new((), head, ticket, place);
+            poll_fn(|cx| delayed.poll_departure(cx)).await;
+            ticket = match delayed.depart() {
+                Some((_, ticket)) => ticket,
+                None => Ticket::new(self.compiled()), // it is held until it departs
+            };
         }
-        if decided.passes() {
-            shared.tell(request, &decided);
-            return Ok(shared.admission(decided));
+        if ticket.kind.passed() {
+            let mut extensions = Extensions::new();
+            ticket.open(Method::default(), &mut extensions);
+            // After that, because the observer is the application's code and may panic.
+            ticket.report(request);
+            return Ok(Admission { outcome: ticket.outcome(), usage: extensions.remove(), ticket: Box::new(ticket) });
         }
         let mut head = request.clone();
-        let response = shared.refuse(&mut head, &decided);
-        Err(Refused { outcome: shared.outcome(&decided), response: Box::new(response) })
+        let response = ticket.refuse(&mut head);
+        Err(Refused { outcome: ticket.outcome(), response: Box::new(response) })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as the
@@ -131,75 +121,40 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 }
 
-/// Leaves the lines if the handler is dropped while it waits.
-struct Waiting<'a, L: Limiter> {
-    shared: &'a Shared<L>,
-    delayed: Option<Box<Delayed<(), ()>>>,
-}
-
-impl<L: Limiter> Drop for Waiting<'_, L> {
-    fn drop(&mut self) {
-        if let Some(delayed) = &mut self.delayed {
-            self.shared.leave(delayed);
-        }
-    }
-}
-
-impl<L: Limiter> Shared<L> {
-    fn admission(self: &Arc<Self>, mut decided: Decided) -> Admission {
-        let outcome = self.outcome(&decided);
-        let mut extensions = Extensions::new();
-        if self.afters.is_some() {
-            self.take_over(&mut extensions, Method::default(), &mut decided);
-        }
-        Admission { outcome, decided, bill: extensions.remove(), layer: Arc::<Self>::clone(self) }
-    }
-}
-
 /// What a request took that a handler has [admitted](RateLimitLayer::admit).
 ///
-/// It stays charged. A rule that is [settled by a bill](super::Rule::settle_by_bill) is settled by
+/// It stays charged. A rule that is [settled by usage](crate::Rule::settle_by_usage) is settled by
 /// [`settle`](Self::settle); what a rule does by a response's head or body has no effect here. An admission that is dropped
-/// is settled as an aborted request, see [`Rule::on_aborted`](super::Rule::on_aborted): by default its charge stays.
+/// is settled as an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted): by default its charge stays.
 pub struct Admission {
     outcome: Outcome,
-    decided: Decided,
-    bill: Option<Bill>,
-    layer: Arc<dyn Settling>,
+    usage: Option<Usage>,
+    ticket: Box<dyn OpenTicket>,
 }
 
 impl Admission {
-    /// Returns what was decided, and how each policy stands.
+    /// Returns what was decided, and the status of each policy.
     #[must_use]
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
     }
 
-    /// Keeps what was taken, whatever the rules say of aborted requests.
+    /// Keeps what was taken, whatever the rules say about aborted requests.
     pub fn keep(mut self) {
-        self.complete();
+        self.ticket.complete();
     }
 
     /// Refunds what was taken, whatever the rules say: nothing was done for the request.
     pub fn refund(mut self) {
-        let decided = std::mem::replace(&mut self.decided, Decided::nothing());
-        self.layer.give_back(decided);
+        self.ticket.refund();
     }
 
-    /// Settles the rules that are settled by a bill: the request cost this many units. The others keep what they took.
+    /// Settles the rules that are settled by usage: the request cost this many units. The others keep what they took.
     pub fn settle(mut self, units: u64) {
-        if let Some(bill) = &self.bill {
-            bill.set(units);
+        if let Some(usage) = &self.usage {
+            usage.set(units);
         }
-        self.complete();
-    }
-
-    fn complete(&mut self) {
-        if let Answer::Several(record) = &mut self.decided.answer {
-            if let Record::Late(late) = &mut **record {
-                late.complete();
-            }
-        }
+        self.ticket.complete();
     }
 }
 

@@ -1,30 +1,30 @@
-//! The future of a response.
+//! The future of a response: what `call` decided, polled to its end.
 
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::{Body, RefusalBody};
-use super::charging::Shared;
-use super::decided::{Charges, Decided};
-use super::delay::Delayed;
-use super::nested::Copies;
-use super::overflow::{NoOverflow, Overflow, TurnedAway};
+use super::body::{Metered, RefusalBody, ResponseBody};
+use super::decide::delay::Delayed;
+use super::decide::overflow::{NoOverflow, Overflow};
+use super::settle::nested::NestedToken;
+use super::settle::pending::OpenTicket;
+use super::ticket::Ticket;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
+use crate::outcome::{Outcome, OutcomeKind};
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// Dropped before it is ready, it keeps what its request took once the service was called: the service may have done
-    /// all the work. A request that was still waiting for its departure is refunded. Rules that settle may say otherwise,
-    /// see [`Rule::on_aborted`](super::Rule::on_aborted).
+    /// If it is dropped before it is ready, it keeps what its request took once the service was called: the service may have
+    /// done all the work. A request that still waited for its departure is refunded. Rules that settle may say otherwise, see
+    /// [`Rule::on_aborted`](crate::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -34,27 +34,6 @@ pin_project! {
     {
         #[pin]
         state: State<S, L, B, O>,
-        shared: Arc<Shared<L>>,
-    }
-
-    impl<S, L, B, O> PinnedDrop for ResponseFuture<S, L, B, O>
-    where
-        S: Service<Request<B>>,
-        L: Limiter,
-        O: Overflow<S, B>,
-    {
-        fn drop(this: Pin<&mut Self>) {
-            let this = this.project();
-            match this.state.project() {
-                StateProjection::Passing { decided, copies, .. } => {
-                    if let Some(copies) = copies.take() {
-                        this.shared.refund_refused(decided, &copies);
-                    }
-                }
-                StateProjection::Delayed { delayed } => this.shared.leave(delayed),
-                _ => {}
-            }
-        }
     }
 }
 
@@ -66,36 +45,30 @@ pin_project! {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        // The copies of the request if it is refunded once limits within refuse it.
-        Passing { #[pin] response: S::Future, decided: Decided, copies: Option<Arc<Copies>> },
-        // Boxed, since limiters that answer at once would else carry room for it in each future.
-        Deciding { waiting: Pin<Box<Waiting<S, L, B, O>>> },
+        // The ticket is there until the response has come.
+        Passing { #[pin] response: S::Future, ticket: Option<Ticket<L>> },
+        // Boxed: limiters that answer at once would else carry room for it in each future.
+        Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
         // Until it departs.
-        Delayed { delayed: Box<Delayed<S, B>> },
-        Overflowing { #[pin] response: O::Future, decided: Decided },
-        // Or the error of an overflow that could not be called.
+        Delayed { delayed: Box<Delayed<S, B, L>> },
+        Overflowing { #[pin] response: O::Future, ticket: Ticket<L> },
+        // A refusal, or the error of an overflow that is broken.
         Refused { response: Option<Result<Response<RefusalBody>, S::Error>> },
     }
 }
 
 pin_project! {
-    // What waits for the limiter's answer.
-    struct Waiting<S, L, B, O>
+    // Waits for the limiter's answer.
+    struct Deciding<S, L, B, O>
     where
         L: Limiter,
     {
         #[pin]
         answer: L::Future<Decision>,
-        asked: Option<InFlight<S, B, O>>,
+        ready: S,
+        overflow: O,
+        held: Option<(Request<B>, Ticket<L>)>,
     }
-}
-
-/// What was asked, and for whom.
-pub(super) struct InFlight<S, B, O> {
-    pub(super) charges: Charges,
-    pub(super) ready: S,
-    pub(super) request: Request<B>,
-    pub(super) overflow: O,
 }
 
 impl<S, L, B, O> ResponseFuture<S, L, B, O>
@@ -104,119 +77,200 @@ where
     L: Limiter,
     O: Overflow<S, B>,
 {
-    pub(super) fn untouched(response: S::Future, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Passing { response, decided: Decided::nothing(), copies: None }, shared }
-    }
-
-    #[inline(always)]
-    pub(super) fn passing(
-        response: S::Future,
-        decided: Decided,
-        copies: Option<Arc<Copies>>,
-        shared: Arc<Shared<L>>,
+    pub(super) fn deciding(
+        answer: L::Future<Decision>,
+        ready: S,
+        request: Request<B>,
+        ticket: Ticket<L>,
+        overflow: O,
     ) -> Self {
-        Self { state: State::Passing { response, decided, copies }, shared }
+        let deciding = Box::pin(Deciding { answer, ready, overflow, held: Some((request, ticket)) });
+        Self { state: State::Deciding { deciding } }
     }
+}
 
-    pub(super) fn deciding(answer: L::Future<Decision>, asked: InFlight<S, B, O>, shared: Arc<Shared<L>>) -> Self {
-        let waiting = Box::pin(Waiting { answer, asked: Some(asked) });
-        Self { state: State::Deciding { waiting }, shared }
-    }
-
-    pub(super) fn delayed(delayed: Box<Delayed<S, B>>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::Delayed { delayed }, shared }
-    }
-
-    pub(super) fn turned_away(turned_away: TurnedAway<O::Future, S::Error>, shared: Arc<Shared<L>>) -> Self {
-        Self { state: State::turned_away(turned_away), shared }
+impl<S, L, B, O> ResponseFuture<S, L, B, O>
+where
+    S: Service<Request<B>> + Clone,
+    L: Limiter,
+    O: Overflow<S, B>,
+{
+    /// Creates the future of a request that was decided.
+    #[inline]
+    pub(super) fn decided(
+        inner: &mut S,
+        request: Request<B>,
+        ticket: Ticket<L>,
+        overflow: &O,
+        cx: &mut Context<'_>,
+    ) -> Self {
+        Self { state: State::decided(inner, request, ticket, overflow, cx) }
     }
 }
 
 impl<S, L, B, O> State<S, L, B, O>
 where
-    S: Service<Request<B>>,
+    S: Service<Request<B>> + Clone,
     L: Limiter,
     O: Overflow<S, B>,
 {
-    fn turned_away(turned_away: TurnedAway<O::Future, S::Error>) -> Self {
-        match turned_away {
-            TurnedAway::Refused(response) => Self::Refused { response: Some(Ok(response)) },
-            TurnedAway::Overflowing(response, decided) => Self::Overflowing { response, decided },
-            TurnedAway::Failed(error) => Self::Refused { response: Some(Err(error)) },
+    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone takes its
+    /// place, so that what it holds while it is ready (a permit, say) is released.
+    #[inline]
+    fn decided(inner: &mut S, request: Request<B>, mut ticket: Ticket<L>, overflow: &O, cx: &mut Context<'_>) -> Self {
+        if let Some(place) = ticket.place_to_wait() {
+            *inner = inner.clone();
+            Self::Delayed { delayed: Delayed::new(inner.clone(), request, ticket, place) }
+        } else if ticket.kind.passed() {
+            Self::passing(inner, request, ticket)
+        } else {
+            *inner = inner.clone();
+            Self::turned_away(request, ticket, overflow, cx)
         }
     }
+
+    /// Calls the service.
+    #[inline]
+    fn passing(inner: &mut S, mut request: Request<B>, mut ticket: Ticket<L>) -> Self {
+        if ticket.needs_request() {
+            request = prepared(request, &mut ticket);
+        }
+        Self::Passing { response: inner.call(request), ticket: Some(ticket) }
+    }
+
+    /// Sends a request that does not pass to the overflow if that is ready now, else refuses it.
+    #[inline(never)]
+    fn turned_away(request: Request<B>, mut ticket: Ticket<L>, overflow: &O, cx: &mut Context<'_>) -> Self {
+        let (mut parts, body) = request.into_parts();
+        let ready = match ticket.kind {
+            OutcomeKind::Limited => overflow.ready(cx),
+            _ => Poll::Pending,
+        };
+        let Poll::Ready(ready) = ready else {
+            return Self::Refused { response: Some(Ok(ticket.refuse(&mut parts))) };
+        };
+        ticket.kind = OutcomeKind::Overflowed;
+        if let Some(outcome) = ticket.report(&parts) {
+            parts.extensions.insert(outcome);
+        }
+        match ready {
+            Ok(ready) => Self::Overflowing { response: ready.call(Request::from_parts(parts, body)), ticket },
+            Err(error) => Self::Refused { response: Some(Err(error.into())) },
+        }
+    }
+}
+
+impl<L: Limiter> Ticket<L> {
+    /// Whether anything is done with a request before the service is called: it is reported or carries something on.
+    #[inline]
+    fn needs_request(&self) -> bool {
+        self.layer.prepares || self.kind.is_told() || self.layer.diagnostics.looks()
+    }
+}
+
+/// Reports a request that passes, and lets it carry on what the service, its handlers and inner layers need.
+#[inline(never)]
+fn prepared<B, L: Limiter>(request: Request<B>, ticket: &mut Ticket<L>) -> Request<B> {
+    let (mut parts, body) = request.into_parts();
+    // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
+    ticket.open(parts.method.clone(), &mut parts.extensions);
+    if let Some(outcome) = ticket.report(&parts) {
+        // A request that an outer layer degraded stays degraded, also if this layer allows it.
+        let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_told());
+        if ticket.kind.is_told() || !is_degraded {
+            parts.extensions.insert(outcome);
+        }
+    }
+    if ticket.layer.diagnostics.looks() {
+        ticket.look_for_double_charge(&mut parts.extensions);
+    }
+    if ticket.layer.settings.refund_nested {
+        ticket.pending.get_or_insert_default().copies = Some(NestedToken::put(&mut parts.extensions));
+    }
+    Request::from_parts(parts, body)
 }
 
 impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
 where
     S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
-    C: http_body::Body,
+    C: ResponseBody,
     O: Overflow<S, B>,
 {
-    type Output = Result<Response<Body<C>>, S::Error>;
+    type Output = Result<Response<C>, S::Error>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response, decided, copies } => {
-                    let response = ready!(response.poll(cx))?;
-                    let copies = copies.take();
-                    if decided.is_late() {
-                        return Poll::Ready(Ok(this.shared.finish_late(response, decided, copies.as_deref())));
-                    }
-                    // In its last form at once, and what was decided is left where it is: both are large.
-                    let mut response = response.map(Body::inner);
-                    if let Some(copies) = copies {
-                        this.shared.refund_refused(decided, &copies);
-                    }
-                    this.shared.finish(&mut response, decided);
-                    return Poll::Ready(Ok(response));
+                StateProjection::Passing { response, ticket } => {
+                    let mut response = ready!(response.poll(cx))?;
+                    return Poll::Ready(Ok(match ticket {
+                        Some(open) if open.pending.is_some() => finished_open(response, ticket),
+                        Some(ticket) => {
+                            ticket.finish(&mut response);
+                            response
+                        }
+                        None => response,
+                    }));
                 }
-                StateProjection::Deciding { waiting } => {
-                    let waiting = waiting.as_mut().project();
-                    let mut answer = ready!(waiting.answer.poll(cx));
-                    // There until the answer came, and then this state is left.
-                    let Some(InFlight { mut charges, mut ready, request, overflow }) = waiting.asked.take() else {
-                        return Poll::Pending;
-                    };
-                    let mut decided = this.shared.decide(&mut charges, &mut answer);
-                    if let Some(place) = this.shared.place_to_wait(&mut decided) {
-                        // What was ready is let go.
-                        let delayed = this.shared.delay(ready.clone(), request, decided, place);
-                        this.state.set(State::Delayed { delayed });
-                    } else if decided.passes() {
-                        let (response, copies) = this.shared.pass(&mut ready, request, &mut decided);
-                        this.state.set(State::Passing { response, decided, copies });
-                    } else {
-                        let (parts, body) = request.into_parts();
-                        let turned_away = this.shared.turn_away(parts, body, decided, &overflow, cx);
-                        this.state.set(State::turned_away(turned_away));
-                    }
+                StateProjection::Deciding { deciding } => {
+                    let deciding = deciding.as_mut().project();
+                    let answer = ready!(deciding.answer.poll(cx));
+                    // It is held until the answer has come, and then this state ends.
+                    let Some((request, mut ticket)) = deciding.held.take() else { return Poll::Pending };
+                    ticket.answer(answer);
+                    let state = State::decided(deciding.ready, request, ticket, deciding.overflow, cx);
+                    this.state.set(state);
                 }
                 StateProjection::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
                     ready!(delayed.service.poll_ready(cx))?;
-                    // There until it departs, and then this state is left.
-                    let Some(request) = delayed.request.take() else { return Poll::Pending };
-                    let mut decided = std::mem::replace(&mut delayed.decided, Decided::nothing());
-                    let (response, copies) = this.shared.pass(&mut delayed.service, request, &mut decided);
-                    this.state.set(State::Passing { response, decided, copies });
+                    // It is held until it departs, and then this state ends.
+                    let Some((request, ticket)) = delayed.depart() else { return Poll::Pending };
+                    let state = State::passing(&mut delayed.service, request, ticket);
+                    this.state.set(state);
                 }
-                StateProjection::Overflowing { response, decided } => {
+                StateProjection::Overflowing { response, ticket } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;
-                    this.shared.finish_overflow(&mut response, decided);
-                    return Poll::Ready(Ok(response.map(Body::inner)));
+                    ticket.finish_overflow(&mut response);
+                    return Poll::Ready(Ok(response.map(C::from_body)));
                 }
                 StateProjection::Refused { response } => {
-                    // Polled again after it was ready, a future may do anything; this one stays silent.
+                    // A future that is polled again after it was ready may do anything; this one stays pending.
                     return response
                         .take()
-                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(Body::refusal))));
+                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(C::from_body))));
                 }
             }
         }
+    }
+}
+
+/// Finishes a response on which charges depend. What depends on its body too is settled when that ends.
+#[inline(never)]
+fn finished_open<C: ResponseBody, L: Limiter>(response: Response<C>, held: &mut Option<Ticket<L>>) -> Response<C> {
+    let (parts, body) = response.into_parts();
+    if let Some(ticket) = held {
+        ticket.see_head(&parts);
+    }
+    let mut response = Response::from_parts(parts, ());
+    if let Some(ticket) = held {
+        ticket.finish(&mut response);
+    }
+    match held.take() {
+        // A server drops a body that has ended without polling it.
+        Some(mut ticket) if body.is_end_stream() => {
+            ticket.complete();
+            response.map(|()| body)
+        }
+        Some(mut ticket) if ticket.pending.is_some() => {
+            if let Some(pending) = &mut ticket.pending {
+                pending.response.expect(body.size_hint().exact());
+            }
+            response.map(|()| C::from_body(Metered::new(body, ticket)))
+        }
+        _ => response.map(|()| body),
     }
 }
 

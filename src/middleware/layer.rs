@@ -2,29 +2,29 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
 use tower_layer::Layer;
 
-use super::access::{AccessList, BoundList};
-use super::bound::BoundRule;
-use super::charging::Shared;
-use super::delay::Timer;
-use super::headers::Headers;
-use super::overflow::{NoOverflow, OverflowTo};
-use super::refusal::Refusals;
-use super::rule::IntoRule;
+use super::charge::access::{AccessList, BoundList};
+use super::compiled::{Compiled, Live};
+use super::decide::delay::Timer;
+use super::decide::overflow::{NoOverflow, OverflowTo};
+use super::live;
+use super::respond::headers::Headers;
+use super::respond::refusal::Refusals;
+use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
-use super::settings::Settings;
-use super::switch::Live;
+use super::settings::{OnError, Settings};
+use super::wrap_body::WrapBodyLayer;
 use crate::decision::ChargeDecision;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{Charge, Limiter};
-use crate::misuse::Misuse;
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 use crate::policy::Policy;
+use crate::setup_warning::SetupWarning;
 
 /// A [`Layer`] that limits the rate of requests.
 ///
@@ -58,14 +58,22 @@ use crate::policy::Policy;
 /// }
 /// ```
 pub struct RateLimitLayer<L, O = NoOverflow> {
-    shared: Arc<Shared<L>>,
-    /// Where the configuration is found that is in force, if quotas follow switches.
-    live: Option<Arc<Live<L>>>,
+    limiter: Arc<L>,
+    settings: Arc<Settings>,
     overflow: O,
+    /// Compiled when it is first needed, and shared with clones.
+    compiled: Arc<OnceLock<Configuration<L>>>,
 }
 
-impl<L: Limiter + Clone> RateLimitLayer<L> {
-    /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](super::Rule), and `extract` returns the key of a
+/// A compiled configuration.
+struct Configuration<L> {
+    compiled: Arc<Compiled<L>>,
+    /// Where the configuration is that is in force now, if quotas follow switches.
+    live: Option<Arc<Live<L>>>,
+}
+
+impl<L: Limiter> RateLimitLayer<L> {
+    /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](crate::Rule), and `extract` returns the key of a
     /// request: one of those in [`key`](crate::key), or a closure.
     ///
     /// A closure that returns what it borrows wraps it: `|request| Key::of(request.uri.path())`.
@@ -75,12 +83,13 @@ impl<L: Limiter + Clone> RateLimitLayer<L> {
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        let rule = BoundRule::new(rule.into_rule(), extract);
-        Self::of(limiter, Settings::new(rule), NoOverflow)
+        let settings = Arc::new(Settings::new(BoundRule::new(rule.into_rule(), extract)));
+        let layer = Self { limiter: Arc::new(limiter), settings, overflow: NoOverflow, compiled: Arc::default() };
+        layer.entered_in_switches()
     }
 }
 
-impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
+impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
     /// the others either.
     ///
@@ -100,7 +109,7 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         })
     }
 
-    /// Sets which header fields responses get.
+    /// Sets which headers responses get.
     #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         self.change(|settings| settings.headers = headers)
@@ -112,19 +121,19 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refusals = refusals)
     }
 
-    /// Sets what becomes of a request when the limiter fails.
+    /// Sets whether a request passes when the limiter fails.
     #[must_use]
     pub fn on_error(self, on_error: OnError) -> Self {
         self.change(|settings| settings.on_error = on_error)
     }
 
-    /// Sets who sees every outcome, and every failure of the limiter.
+    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
 
-    /// Sets whether the [`Outcome`](crate::Outcome) is put into the extensions of every request that passes, and of its
+    /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes, and of its
     /// response. Off by default; a refusal's response has it always.
     ///
     /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
@@ -136,7 +145,7 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
-    /// Sets a [`Mode`](crate::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
+    /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
     /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
     ///
     /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
@@ -180,17 +189,17 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// password check or another service. Limits that belong together are better put into one layer by
     /// [`and`](Self::and), which takes from all of them or from none.
     ///
-    /// * A refusal counts if its outcome is [`Limited`](crate::OutcomeKind::Limited) or
-    ///   [`Blocked`](crate::OutcomeKind::Blocked), whatever limiter the inner layer has and however deep it lies. A missing
+    /// * A refusal counts if its outcome is [`Limited`](crate::outcome::OutcomeKind::Limited) or
+    ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), whatever limiter the inner layer has and however deep it lies. A missing
     ///   key, a denied client, a failed limiter or an error of the service refunds nothing.
     /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The charge is
     ///   kept if middleware in between replaces the extensions.
     /// * If middleware in between copies the request, to retry it say, the charge is refunded only if a limit refused each
     ///   copy. A handler that calls another limited service with a copy of the extensions is such a case, too.
     /// * The refund comes with the response, whatever middleware in between made of it, or when the response's future is
-    ///   dropped after the refusal. If the service panics in `call`, the charge is kept.
-    /// * The header fields say what is left after the refund: the limiter is asked again if it answers at once, else what
-    ///   remains is calculated. A refund to a leaky queue has no effect once another request has queued behind it.
+    ///   dropped after the refusal, also if the service panics.
+    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once, else the
+    ///   remainder is calculated. A refund to a leaky queue has no effect once another request has queued behind it.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
@@ -207,47 +216,29 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refund_nested = refund_nested)
     }
 
-    /// Sets whether the layer does anything. A layer that is not enabled passes every request and response on untouched,
-    /// with the same types.
+    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, with a timer such
+    /// as `TokioTimer` (feature `tokio`). Without a timer, admitted requests pass at once, and only the length of the queue
+    /// is bounded.
     ///
-    /// Use this where a layer is wanted on some condition: `tower::util::option_layer` does not type-check in a `Router`,
-    /// because responses have another body type with the layer than without it.
+    /// * A request departs at its departure time or later, never earlier. Requests of one key depart one interval of the
+    ///   quota apart, in the order in which they were admitted. If a request is charged to several queues, it departs at the
+    ///   latest of its departure times.
+    /// * A waiting request holds no inner service: a clone is made ready after the wait.
+    /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and cost
+    ///   behind it in this layer move up by one. The last departure time of the line returns to the limiter. If another
+    ///   request, for example in another process, has queued behind it, that time stays unused and the spacing is kept.
+    /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
+    /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
+    /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode do not
+    ///   move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of the largest
+    ///   debt. If it steps forward, later requests depart as if the skipped time had passed.
+    /// * The outcome is [`Delayed`](crate::observe::OutcomeKind::Delayed), reported at the departure, or
+    ///   [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the request is dropped before.
+    /// * A waiting request holds memory until it departs. A request that does not wait takes no lock.
     ///
-    /// ```
-    /// use axum::Router;
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
-    ///
-    /// # fn app(is_limited: bool) -> Router {
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
-    /// Router::new().layer(limit.enabled(is_limited))
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn enabled(self, enabled: bool) -> Self {
-        self.change(|settings| settings.enabled = enabled)
-    }
-
-    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, by this timer, such as
-    /// a `TokioTimer` (feature `tokio`). Without one they go on as soon as they are admitted, and only the queue's bound is
-    /// kept.
-    ///
-    /// * A request departs at the time that the limiter said, never earlier: those of one key one interval of the quota
-    ///   apart, first come first served. If it is charged to several queues, it departs at the latest of its times.
-    /// * It holds nothing while it waits: the service within is made ready afterwards.
-    /// * When a request is dropped while it waits, it gives back what it took, and those of the same policy, key and cost
-    ///   that wait behind it in this layer move up by one. Their last place goes back to the limiter, unless somebody has
-    ///   come after it, in another process say: then it stays empty, and the spacing is kept.
-    /// * No request waits for longer than the queue is long: [`Quota::max_wait`](crate::Quota::max_wait).
-    /// * No more than 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
-    /// * Whoever waits departs when it was told, by the timer, whatever the limiter's clock or the rule's mode do meanwhile.
-    ///   If that clock steps back, the queue is shut for at most one full drain of what may be owed; if it steps forward,
-    ///   those who come after depart as if the time that was skipped had passed.
-    /// * The outcome is [`Delayed`](crate::OutcomeKind::Delayed), which is reported when the request departs, or
-    ///   [`Abandoned`](crate::OutcomeKind::Abandoned) if it is dropped before.
-    /// * Who waits costs memory as long as it waits; whoever does not have to wait asks for no lock.
-    ///
-    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), keep nobody waiting. A layer with a
-    /// timer, and without any queue, is [misuse](crate::MisuseKind::NoQueue), and told so before the first request.
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer with
+    /// a timer but without a queue is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
+    /// [`check`](Self::check) returns.
     #[must_use]
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
@@ -255,38 +246,37 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
 
     /// Sets how many requests of this layer may wait for their departure at a time, over all keys. The default is 1,000.
     ///
-    /// Each waiting request holds its head, its body and its connection, and a client with many keys has a queue for each of
-    /// them. At the bound, a request that would have to wait is refused as over the limit: it takes nothing, its outcome is
-    /// [`Limited`](crate::OutcomeKind::Limited), and `Retry-After` is when it would have departed. A request that does not
-    /// have to wait passes. With 0 no request waits. Without a [timer](Self::delay) this has no effect, since then no request
-    /// waits at all.
+    /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for each.
+    /// At the bound, a request that would have to wait is refused as over the limit: it is not charged, its outcome is
+    /// [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have departed. A
+    /// request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay) the setting has no
+    /// effect, because no request waits.
     #[must_use]
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = max_waiting)
     }
 
-    /// How many requests wait for their departure now, in this layer and its services.
+    /// Returns the number of requests that wait for their departure now, in this layer and its services.
     ///
-    /// How many wait for one key, in all processes, is what a [`peek`](Limiter::peek) says by its
-    /// [`position`](crate::ChargeDecision::position).
+    /// For the number of units that wait for one key in all processes, [`peek`](Limiter::peek) and read the
+    /// [`position`](crate::limiter::ChargeDecision::position).
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.shared.delays.as_ref().map_or(0, |delays| delays.waiting())
+        self.compiled().delays.as_ref().map_or(0, |delays| delays.waiting())
     }
 
     /// Sends requests that are over a quota to another service, whole and with their bodies unread, instead of refusing
     /// them: it may put them into a queue and answer 202, or serve a page from a cache.
     ///
-    /// It takes the requests of the service within the layer and answers with the same type; what is different is made equal
-    /// by the combinators of `tower::ServiceExt`. In an axum application, a `Router` will do, or a `tower::service_fn`.
+    /// The overflow takes the same requests as the inner service, and may answer with any body. In an
+    /// axum application, use a `Router` or a `tower::service_fn`.
     ///
-    /// * The request carries its [`Outcome`](crate::Outcome), of the kind [`Overflowed`](crate::OutcomeKind::Overflowed).
-    /// * Its response gets the header fields of a refusal, `Retry-After` among them: when the same request would pass. It
-    ///   also gets `Cache-Control: no-store`, unless the overflow's service has set a `Cache-Control` of its own.
-    /// * Its errors are handed on as they are, as those of the service.
-    /// * It does not count for the readiness of the layer's service. A clone of it is asked for its own at the moment when
-    ///   it is needed: if it is not ready then, the request is refused as without it. So a concurrency limit around it bounds
-    ///   it, and nobody waits.
+    /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
+    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless the
+    ///   overflow's service has set `Cache-Control`.
+    /// * Its errors are returned as they are, like those of the service.
+    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled once: if
+    ///   it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request waits for it.
     /// * Requests without a key, or refused because the limiter failed, do not go there.
     /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that refusal.
     ///
@@ -305,41 +295,96 @@ impl<L: Limiter + Clone, O> RateLimitLayer<L, O> {
     /// ```
     #[must_use]
     pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
-        RateLimitLayer { shared: self.shared, live: self.live, overflow: OverflowTo::new(service) }
+        RateLimitLayer {
+            limiter: self.limiter,
+            settings: self.settings,
+            overflow: OverflowTo::new(service),
+            compiled: self.compiled,
+        }
     }
 
-    /// Services made before keep what they have.
-    fn change(self, change: impl FnOnce(&mut Settings)) -> Self {
-        let Self { shared, live, overflow } = self;
-        drop(live); // its quotas are read from their switches again
-        let (limiter, mut settings) = match Arc::try_unwrap(shared) {
-            Ok(Shared { limiter, settings, .. }) => (limiter, settings),
-            Err(shared) => (shared.limiter.clone(), shared.settings.clone()),
-        };
-        change(&mut settings);
-        Self::of(limiter, settings, overflow)
+    /// Lets the layer limit services with any response body. It is the last call of the builder.
+    ///
+    /// Without it, a rate-limited service keeps the response body type of the inner service, and that
+    /// must be a [`ResponseBody`](super::ResponseBody). With it, the response body is a
+    /// [`WrappedBody`](super::WrappedBody) of the inner service's body.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Full;
+    /// use tower::util::BoxCloneSyncService;
+    /// use tower::{Layer, service_fn};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    ///     Ok(Response::new(Full::from("hello\n")))
+    /// }
+    ///
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let service = BoxCloneSyncService::new(limit.wrap_body().layer(service_fn(hello)));
+    /// ```
+    ///
+    /// Without `.wrap_body()` the last line does not compile, and the compiler's message names this
+    /// method:
+    ///
+    /// ```compile_fail,E0277
+    /// # use bytes::Bytes;
+    /// # use http::{Request, Response};
+    /// # use http_body_util::Full;
+    /// # use tower::util::BoxCloneSyncService;
+    /// # use tower::{Layer, service_fn};
+    /// # use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    /// # async fn hello(_: Request<Full<Bytes>>) -> Result<Response<Full<Bytes>>, std::io::Error> {
+    /// #     Ok(Response::new(Full::from("hello\n")))
+    /// # }
+    /// # let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip());
+    /// let service = BoxCloneSyncService::new(limit.layer(service_fn(hello)));
+    /// ```
+    #[must_use]
+    pub fn wrap_body(self) -> WrapBodyLayer<Self> {
+        WrapBodyLayer::new(self)
     }
 
-    fn of(limiter: L, settings: Settings, overflow: O) -> Self {
-        let shared = Arc::new(Shared::new(limiter, settings));
-        let live = Live::of(&shared);
-        Self { shared, live, overflow }
-    }
-}
-
-impl<L, O> RateLimitLayer<L, O> {
-    /// The configuration that is in force.
-    pub(super) fn shared(&self) -> Arc<Shared<L>> {
-        self.live.as_ref().map_or_else(|| Arc::clone(&self.shared), |live| live.current())
+    /// Changes a setting. Services that were made before, and clones, keep what they have.
+    fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+        change(Arc::make_mut(&mut self.settings));
+        self.compiled = Arc::default();
+        self.entered_in_switches()
     }
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Whether the layer is set up as it can be meant: returns the first [misuse](crate::MisuseKind) that is noticed, by its
-    /// setup, by that of the other layers that serve with the same limiter, or, if this layer serves, by its requests so far.
+    /// Makes the switches of the rules know the layer, so that a quota that its limiter does not support is refused by the
+    /// switch also before the layer serves.
+    fn entered_in_switches(self) -> Self {
+        if self.settings.rules.iter().any(|bound| bound.rule().switch.is_some()) {
+            self.configuration();
+        }
+        self
+    }
+
+    fn configuration(&self) -> &Configuration<L> {
+        self.compiled.get_or_init(|| {
+            let compiled = Arc::new(Compiled::new(Arc::clone(&self.limiter), Settings::clone(&self.settings)));
+            let live = live::follow_switches(&compiled);
+            Configuration { compiled, live }
+        })
+    }
+
+    /// Returns the configuration that is in force now.
+    pub(super) fn compiled(&self) -> Arc<Compiled<L>> {
+        let Configuration { compiled, live } = self.configuration();
+        live.as_ref().map_or_else(|| Arc::clone(compiled), |live| live.current())
+    }
+}
+
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Checks for likely misconfigurations. Returns the first [warning](crate::observe::SetupWarningKind) about this layer's
+    /// setup, about other layers that serve with the same limiter, or about the requests that this layer has seen.
     ///
-    /// To be called when everything is set up, and in tests after a request. The layer's
-    /// [observer](Self::observer) is told the same.
+    /// Call it when everything is set up, and in tests after a request. The layer's [observer](Self::observer) gets every
+    /// warning.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
@@ -353,25 +398,25 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// # Errors
-    /// If a misuse was noticed; it says how to mend it.
-    pub fn check(&self) -> Result<(), Misuse> {
-        let shared = self.shared();
-        shared.look_at_setup();
-        shared.watch.first().map_or(Ok(()), Err)
+    /// Returns the first warning. Its text says how to fix it.
+    pub fn check(&self) -> Result<(), SetupWarning> {
+        let compiled = self.compiled();
+        compiled.look_at_setup();
+        compiled.diagnostics.first().map_or(Ok(()), Err)
     }
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Returns the layer's policies as the limiter knows them, under the names that they have [in this layer](Self::and):
-    /// those of its rules, in their order, then the [blocks](super::Rule::block) and [meters](super::Rule::overage) that go
+    /// those of its rules, in their order, then the [blocks](crate::Rule::block) and [meters](crate::Rule::overage) that go
     /// with them.
     #[must_use]
     pub fn policies(&self) -> Arc<[Policy]> {
-        Arc::clone(&self.shared().policies)
+        Arc::clone(&self.compiled().policies)
     }
 
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
-    /// [plans](Policy::choose) has an entry for each plan.
+    /// [plans](Policy::plans) has an entry for each plan.
     ///
     /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only, use
     /// [`Limiter::peek`].
@@ -382,12 +427,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         &'a self,
         key: &'a Key,
     ) -> impl Future<Output = Result<Vec<(Policy, ChargeDecision)>, L::Error>> + Send + 'a {
-        let shared = self.shared();
+        let compiled = self.compiled();
         async move {
-            let mut all = Vec::with_capacity(shared.policies.len());
+            let mut all = Vec::with_capacity(compiled.policies.len());
             // One at a time: plans have one name, and a limiter takes no two charges for it together.
-            for policy in &*shared.policies {
-                let decision = shared.limiter.peek(&[Charge::new(policy, key).cost(0)]).await?;
+            for policy in &*compiled.policies {
+                let decision = compiled.limiter.peek(&[Charge::new(policy, key).cost(0)]).await?;
                 all.extend(decision.charges().first().map(|found| (policy.clone(), found.clone())));
             }
             Ok(all)
@@ -422,10 +467,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// # Errors
     /// The limiter's own. Policies after the one that failed are not reset.
     pub fn reset<'a>(&'a self, key: &'a Key) -> impl Future<Output = Result<(), L::Error>> + Send + 'a {
-        let shared = self.shared();
+        let compiled = self.compiled();
         async move {
-            for policy in &*shared.policies {
-                shared.limiter.reset(policy, key).await?;
+            for policy in &*compiled.policies {
+                compiled.limiter.reset(policy, key).await?;
             }
             Ok(())
         }
@@ -436,33 +481,25 @@ impl<S, L: Limiter, O: Clone> Layer<S> for RateLimitLayer<L, O> {
     type Service = RateLimit<S, L, O>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        let shared = self.shared();
-        shared.look_at_setup();
-        RateLimit::of(inner, shared, self.live.clone(), self.overflow.clone())
+        let compiled = self.compiled();
+        compiled.look_at_setup();
+        RateLimit::new(inner, compiled, self.configuration().live.clone(), self.overflow.clone())
     }
 }
 
 impl<L, O: Clone> Clone for RateLimitLayer<L, O> {
     fn clone(&self) -> Self {
-        Self { shared: Arc::clone(&self.shared), live: self.live.clone(), overflow: self.overflow.clone() }
+        Self {
+            limiter: Arc::clone(&self.limiter),
+            settings: Arc::clone(&self.settings),
+            overflow: self.overflow.clone(),
+            compiled: Arc::clone(&self.compiled),
+        }
     }
 }
 
 impl<L, O> fmt::Debug for RateLimitLayer<L, O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RateLimitLayer").field("rules", &self.shared().settings.rules).finish_non_exhaustive()
+        f.debug_struct("RateLimitLayer").field("rules", &self.settings.rules).finish_non_exhaustive()
     }
-}
-
-/// What becomes of a request when the limiter fails to decide.
-///
-/// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::FallbackLimiter).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnError {
-    /// It is refused: `503 Service Unavailable`, or the gRPC equal of it. The default: a limit never silently stops.
-    #[default]
-    Deny,
-    /// It passes, without rate-limit header fields.
-    Allow,
 }

@@ -1,17 +1,16 @@
-//! What a layer is told.
+//! The settings of a layer. Data.
 
 use std::sync::Arc;
 
-use super::access::BoundList;
-use super::bound::BoundRule;
-use super::delay::{MOST_WAITING, Timer};
-use super::headers::Headers;
-use super::layer::OnError;
-use super::refusal::Refusals;
+use super::charge::access::BoundList;
+use super::decide::delay::{MOST_WAITING, Timer};
+use super::respond::headers::Headers;
+use super::respond::refusal::Refusals;
+use super::rule::BoundRule;
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
-/// What a layer is told.
+/// The settings of a layer.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) rules: Vec<BoundRule>,
@@ -23,7 +22,6 @@ pub(super) struct Settings {
     pub(super) exempt_preflight: bool,
     pub(super) refund_nested: bool,
     pub(super) access: Vec<BoundList>,
-    pub(super) enabled: bool,
     pub(super) mode: Option<ModeSwitch>,
     pub(super) timer: Option<Arc<dyn Timer>>,
     pub(super) max_waiting: usize,
@@ -41,10 +39,23 @@ impl Settings {
             exempt_preflight: false,
             refund_nested: false,
             access: Vec::new(),
-            enabled: true,
             mode: None,
             timer: None,
             max_waiting: MOST_WAITING,
         }
     }
+}
+
+/// The fate of a request when the limiter fails to decide.
+///
+/// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::limiter::FallbackLimiter).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnError {
+    /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a limit
+    /// must not stop silently.
+    #[default]
+    Deny,
+    /// Lets the request pass, without rate-limit headers.
+    Allow,
 }

@@ -1,26 +1,28 @@
-//! Quotas that close, and quotas that only count.
+//! Blocks, which close keys, and meters, which only count.
 
 use std::time::Duration;
 
-use super::{Algorithm, Lasting, Quota, QuotaError, QuotaErrorKind};
+use super::builder::Quota;
+use super::error::{QuotaError, QuotaErrorKind};
+use super::spec::{Algorithm, Lasting};
 use crate::algorithm::block::STRIKES_MAX;
 use crate::time::{PERIOD_US_MAX, micros_exact};
 
-/// The largest factor by which blocks grow.
+/// The largest factor by which a further block may be longer.
 const FACTOR_MAX: u32 = 1_000;
 
 impl Quota {
-    /// A block: when `strikes` units were taken within `period`, counted from the first of them, the key is closed for
-    /// the time `lasting`. What is denied meanwhile does not prolong it, unless [`count_denied`](Self::count_denied) is
-    /// asked for.
+    /// Makes a block: when `strikes` units were taken within `period`, counted from the first of
+    /// them, the key is closed for the time `lasting`. Denied requests do not prolong it, unless
+    /// [`count_denied`](Self::count_denied) is set.
     ///
-    /// Alone it is a limit whose end is dearer than its window: after the last of five tries nothing for an hour. As the
-    /// [`OnRefusal`](crate::Effect::OnRefusal) charge of another policy its units are refusals.
+    /// By itself it is a limit such as "five attempts, then nothing for an hour". As the block of a
+    /// [rule](crate::Rule::block) its units are the rule's refusals.
     ///
     /// ```
     /// use std::time::Duration;
     /// use tower_ratelimit::Quota;
-    /// # fn main() -> Result<(), tower_ratelimit::QuotaError> {
+    /// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
     /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
     /// let block = Quota::block(5, 10 * minute, hour)?.growing(2, 24 * hour, 7 * 24 * hour)?;
     /// assert_eq!(block.to_string(), "5 per 10 minutes, for 1 hour, times 2 up to 1 day within 7 days, block");
@@ -28,7 +30,8 @@ impl Quota {
     /// ```
     ///
     /// # Errors
-    /// If there are no strikes or more than 4,095, or a time is out of [range](Self#exactness-and-ranges).
+    /// Returns an error if there are no strikes or more than 4,095, or a time is out of
+    /// [range](Self#exactness-and-ranges).
     pub fn block(strikes: u64, period: Duration, lasting: Duration) -> Result<Self, QuotaError> {
         if strikes == 0 || strikes > STRIKES_MAX {
             return Err(QuotaError::new(
@@ -39,10 +42,11 @@ impl Quota {
         Self::build(strikes, period, Algorithm::Block)?.lasting(lasting)
     }
 
-    /// How long a block lasts, before it [grows](Self::growing).
+    /// Sets how long the first block lasts, before it [grows](Self::growing).
     ///
     /// # Errors
-    /// If the algorithm is not a block, or the time is out of [range](Self#exactness-and-ranges) or above the longest.
+    /// Returns an error if the algorithm is not a block, or the time is out of
+    /// [range](Self#exactness-and-ranges) or above the longest.
     pub fn lasting(self, lasting: Duration) -> Result<Self, QuotaError> {
         self.only("lasting", &[Algorithm::Block])?;
         let length_us = span("a block of", lasting)?;
@@ -58,12 +62,13 @@ impl Quota {
         })
     }
 
-    /// Makes each further block `factor` times as long as the one before, but no longer than `longest`, if it begins within
-    /// `memory` after the end of the last one; then the count begins anew. A key is remembered for so long.
+    /// Makes each further block `factor` times as long as the previous one, but no longer than
+    /// `longest`. A block is a further one if it begins within `memory` after the end of the
+    /// previous one. Keys are remembered for that time.
     ///
     /// # Errors
-    /// If the algorithm is not a block, the factor is 0 or above 1,000, a time is out of
-    /// [range](Self#exactness-and-ranges), or the longest block is shorter than the first.
+    /// Returns an error if the algorithm is not a block, the factor is 0 or above 1,000, a time is
+    /// out of [range](Self#exactness-and-ranges), or the longest block is shorter than the first.
     pub fn growing(self, factor: u32, longest: Duration, memory: Duration) -> Result<Self, QuotaError> {
         self.only("growing", &[Algorithm::Block])?;
         if factor == 0 || factor > FACTOR_MAX {
@@ -80,23 +85,22 @@ impl Quota {
         self.with(|spec| spec.lasting = Lasting { length_us, factor: u64::from(factor), longest_us, memory_us })
     }
 
-    /// A meter: counts units until it is reset, or until nothing was counted for the time `retention`. At `limit` units it
-    /// is full, and denies more.
+    /// Makes a meter, which counts units until it is reset, or until nothing was counted for the
+    /// time `retention`. At `limit` units it is full and denies more.
     ///
-    /// It is for metering what goes beyond another policy, as the [`OnRefusal`](crate::Effect::OnRefusal) charge of it:
-    /// its limit is the most that may. In memory its states are never evicted: where there is no room for another, it is
-    /// denied.
+    /// A [rule](crate::Rule::overage) uses it to count what goes beyond its quota. In memory the
+    /// states of meters are never evicted. If there is no room for a new one, it is denied.
     ///
     /// # Errors
-    /// If the limit or the retention is out of [range](Self#exactness-and-ranges).
+    /// Returns an error if the limit or the retention is out of [range](Self#exactness-and-ranges).
     pub fn meter(limit: u64, retention: Duration) -> Result<Self, QuotaError> {
         Self::build(limit, retention, Algorithm::Meter)
     }
 }
 
 impl Quota {
-    /// The quota of which only that is told which its states depend on: how long a block is, and whether it begins anew,
-    /// a block's state says itself.
+    /// Returns the quota without the options that its states do not depend on. The state of a block
+    /// itself says how long it lasts.
     pub(crate) fn of_states(self) -> Self {
         let mut spec = *self.spec();
         if spec.algorithm == Algorithm::Block {
@@ -106,8 +110,8 @@ impl Quota {
         Self::from_spec(spec)
     }
 
-    /// The block of a key that is closed by hand for a time, rounded up so that there are few different ones: each is
-    /// another quota to a limiter.
+    /// Returns the quota of a key that is closed by hand for a time. The time is rounded up, so
+    /// that there are few different quotas: each is one more quota for a limiter.
     pub(crate) fn closing_for(self, lasting: Duration) -> Self {
         const SECOND_US: u64 = 1_000_000;
         let us = crate::time::micros_ceil(lasting).clamp(1, PERIOD_US_MAX);

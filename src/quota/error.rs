@@ -1,21 +1,20 @@
-//! Why a quota was refused.
+//! The error of an invalid quota.
 
 use std::fmt;
 
-/// Why a quota was refused when it was written: what, and how to mend it.
-///
-/// The type is opaque so that messages can improve; [`kind`](Self::kind) tells the cases apart.
+/// The error of an invalid quota. Its text says what is wrong and how to fix it;
+/// [`kind`](Self::kind) distinguishes the cases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaError {
     kind: QuotaErrorKind,
     message: String,
 }
 
-/// What was wrong with a quota.
+/// The kind of a [`QuotaError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum QuotaErrorKind {
-    /// The limit, the burst or another number of units is outside the range that is exact.
+    /// The limit, the burst or another number of units is out of range.
     Units,
     /// The period is zero, longer than 366 days, or not a whole number of microseconds.
     Period,
@@ -32,7 +31,7 @@ impl QuotaError {
         Self { kind, message: message.into() }
     }
 
-    /// Which case it is.
+    /// Returns the kind of the error.
     #[must_use]
     pub fn kind(&self) -> QuotaErrorKind {
         self.kind

@@ -1,20 +1,20 @@
-//! A quota as words in configuration files.
+//! Quotas as text in configuration files.
 
 use std::fmt;
 
 use serde_core::de::{self, Deserialize, Deserializer, Visitor};
 use serde_core::ser::{Serialize, Serializer};
 
-use super::Quota;
+use super::builder::Quota;
 
-/// As its words: `"100 per minute, burst 20, token bucket"`.
+/// Serializes a quota as its text: `"100 per minute, burst 20, token bucket"`.
 impl Serialize for Quota {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-/// From its words, as [`FromStr`](std::str::FromStr) reads them.
+/// Deserializes a quota from its text, as [`FromStr`](std::str::FromStr) reads it.
 impl<'de> Deserialize<'de> for Quota {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_str(Words)

@@ -5,8 +5,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::*;
-use crate::algorithm::laws::key::State;
-use crate::algorithm::laws::quotas::{quota, shapes};
+use crate::algorithm::properties::key::State;
+use crate::algorithm::properties::quotas::{quota, shapes};
+use crate::time::PERIOD_US_MAX;
 
 const DAY: Duration = Duration::from_secs(86_400);
 const MICROSECOND: Duration = Duration::from_micros(1);
@@ -345,7 +346,8 @@ const OPTIONS: [Choice; 13] = [
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Each quota that can be written, and each share of it, is one that could have been written, and decides.
+    /// Each quota that can be written, and each share of it, is one that could have been written,
+    /// and decides.
     #[test]
     fn quotas_at_their_bounds_and_their_shares_stay_in_range(
         constructor in prop::sample::select(&CONSTRUCTORS[..]),

@@ -1,4 +1,4 @@
-//! A real cluster of three masters and their replicas.
+//! Limits in a real cluster of three masters and their replicas.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -6,10 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tower_ratelimit::{Atomicity, Charge, Limiter, ManualClock, Policy, Quota, RedisErrorKind, RedisLimiter};
+use tower_ratelimit::{
+    Policy, Quota, RedisLimiter,
+    clock::ManualClock,
+    limiter::{Atomicity, Charge, Limiter, redis::RedisErrorKind},
+};
 
-use super::redis_cluster::Cluster;
 use super::{MINUTE, key, policy};
+use crate::support::redis_cluster::Cluster;
 
 const DEADLINE: Duration = Duration::from_millis(100);
 
@@ -35,20 +39,20 @@ async fn remaining(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
     panic!("the cluster does not answer");
 }
 
-/// One cluster for all, since it takes seconds to start.
+/// All parts share one cluster, since it takes seconds to start.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_in_a_cluster() {
+async fn cluster_keeps_a_limit() {
     let mut cluster = tokio::task::block_in_place(Cluster::start);
     callers_are_spread(&cluster).await;
     the_url_of_a_lone_server_is_refused(&cluster).await;
-    the_rights_of_the_readme_are_enough(&cluster).await;
+    rights_of_the_guide_are_enough(&cluster).await;
     what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
     blocks_and_meters_are_with_their_caller(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
 }
 
-/// Each master has some callers, and all policies of one caller are in one slot.
+/// Each master has some keys, and all policies of one key are in one slot.
 async fn callers_are_spread(cluster: &Cluster) {
     for groups in [None, Some(24)] {
         let prefix = format!("spread-{}", groups.unwrap_or(0));
@@ -75,7 +79,7 @@ async fn callers_are_spread(cluster: &Cluster) {
     }
 }
 
-/// Unless it is the one that has the slot which is looked at.
+/// Unless it is the master of the slot in question.
 async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
     let mut refused = 0;
     for server in &cluster.servers[..Cluster::MASTERS] {
@@ -90,8 +94,11 @@ async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
     assert_eq!(refused, Cluster::MASTERS - 1);
 }
 
-async fn the_rights_of_the_readme_are_enough(cluster: &Cluster) {
-    let rights = include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1;
+async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
+    let rights = include_str!("../../src/guide/redis_and_failures.md")
+        .split_once("ACL SETUSER ratelimit on >password ")
+        .unwrap()
+        .1;
     let rights = rights.lines().next().unwrap();
     let give = |more: &str| {
         for server in &cluster.servers {
@@ -138,7 +145,7 @@ async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
     }
 }
 
-/// What was charged in each slot is what passed, when all is quiet again.
+/// Once all is quiet again, the charges of each slot are what passed.
 async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
     let patient = async || super::patient().prefix("many").connect(&cluster.url()).await.unwrap();
     let limiters = [patient().await, patient().await];
@@ -152,7 +159,7 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
                 let (all, one) = (key("all"), key(&format!("caller {}", task / 2)));
                 for _ in 0..40 {
                     let set = [Charge::new(&everybody, &all), Charge::new(&caller, &one)];
-                    // A check that failed may have been charged: it is not, where none is away.
+                    // A failed check may have been charged, but not while every server is up.
                     if limiter.take(&set).await.is_ok_and(|decision| decision.is_allowed()) {
                         passed.fetch_add(1, Ordering::Relaxed);
                     }
@@ -171,12 +178,12 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
         of_callers += 20 - remaining(&limiters[0], &caller, &format!("caller {caller_at}")).await;
     }
     let of_all = 700 - remaining(&limiters[0], &everybody, "all").await;
-    // A busy machine may let checks time out after they were charged: never the other way round.
+    // On a busy machine checks may time out after they were charged, but never pass uncharged.
     assert!(of_callers >= passed && of_all >= passed, "{of_callers} and {of_all} charged for {passed}");
     assert!(of_callers <= passed + 64 && of_all <= passed + 64, "{of_callers} and {of_all} charged for {passed}");
 }
 
-/// So they are written in the step that refuses, as on a lone server.
+/// They are written in the step that refuses, as on a single server.
 async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
     let clock = ManualClock::new();
     let connect = |prefix: &'static str| {
@@ -217,7 +224,8 @@ async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut C
     }
     for (caller, passed) in passed.iter().enumerate() {
         let passed = passed.load(Ordering::Relaxed);
-        // What the replica had not heard of may pass once more: at most what passed before.
+        // Charges that had not reached the replica may pass again: at most as many as passed
+        // before.
         assert!(passed <= 2 * 50, "{passed} of caller {caller}");
         assert!(passed >= 50, "caller {caller} was not served again: {passed} passed");
     }

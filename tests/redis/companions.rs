@@ -1,29 +1,31 @@
-//! Blocks and meters through a layer: what is counted because of a refusal is counted in Redis, in the same step.
+//! Blocks and meters of several processes, counted in Redis in the same step as the refusal.
 
 use std::convert::Infallible;
 use std::future::ready;
 use std::time::Duration;
 
+use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Blocks, Key, ManualClock, Meters, Outcome, OutcomeKind, Quota, RateLimitLayer, RedisLimiter, key,
+    Key, Quota, RateLimitLayer, RedisLimiter,
+    clock::ManualClock,
+    key,
+    limiter::{Blocks, Meters},
+    observe::{Outcome, OutcomeKind},
 };
 
-use super::redis_server::Server;
 use super::{MINUTE, policy};
+use crate::support::redis_server::Server;
 
 const HOUR: Duration = Duration::from_secs(3_600);
-
-type Body = Empty<bytes::Bytes>;
 
 async fn send(layer: &RateLimitLayer<RedisLimiter>, user: &str) -> Outcome {
     let service = layer
         .clone()
         .expose_outcome(true)
-        .layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new())))));
-    let request = Request::builder().header("x-user", user).body(Body::new()).unwrap();
+        .layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty())))));
+    let request = Request::builder().header("x-user", user).body(Body::empty()).unwrap();
     let response = service.oneshot(request).await.unwrap();
     let outcome = response.extensions().get::<Outcome>().expect("it was asked for").clone();
     let passed = response.status() == StatusCode::OK;
@@ -35,14 +37,14 @@ fn user_key(name: &str) -> Key {
     Key::of(http::HeaderValue::from_str(name).unwrap()).unwrap()
 }
 
-/// Two processes count one caller's refusals together, by one quota and by one of several.
+/// Two processes count the refusals of one key together, by one quota and by one of several.
 pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &ManualClock) {
     use OutcomeKind::{Allowed, Blocked, Limited};
     let block = policy("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap());
     let quota = Quota::fixed_window(2, MINUTE).unwrap();
     let rules = [
         policy("login", quota).block(block.clone()),
-        tower_ratelimit::Policy::several("logins", [quota, Quota::fixed_window(100, HOUR).unwrap()])
+        tower_ratelimit::Policy::all_of("logins", [quota, Quota::fixed_window(100, HOUR).unwrap()])
             .and_then(|rule| rule.block(policy("logins-block", *block.quota()))),
     ];
     for rule in rules {
@@ -68,7 +70,7 @@ pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &Ma
     assert_eq!(blocks.blocked_for(&user_key("bob")).await.unwrap(), None);
 }
 
-/// What goes beyond the quota passes and is metered, until the meter is full.
+/// Requests beyond the quota pass and are metered until the meter is full.
 pub(super) async fn what_goes_beyond_is_metered(limiters: [RedisLimiter; 2], clock: &ManualClock) {
     use OutcomeKind::{Allowed, Limited, Overage};
     let meter = policy("api-over", Quota::meter(3, 24 * HOUR).unwrap());
@@ -97,19 +99,19 @@ async fn two(server: &Server, clock: &ManualClock) -> [RedisLimiter; 2] {
 }
 
 #[tokio::test]
-async fn so_many_refusals_by_two_processes_block_a_caller() {
+async fn refusals_of_two_processes_block_a_key() {
     let (server, clock) = (Server::start(), ManualClock::new());
     refusals_close_a_key(two(&server, &clock).await, &clock).await;
 }
 
 #[tokio::test]
-async fn two_processes_meter_what_goes_beyond_together() {
+async fn meter_is_shared_by_two_processes() {
     let (server, clock) = (Server::start(), ManualClock::new());
     what_goes_beyond_is_metered(two(&server, &clock).await, &clock).await;
 }
 
 #[tokio::test]
-async fn a_blocked_key_stays_blocked_when_the_process_that_blocked_it_is_gone() {
+async fn blocked_key_outlives_the_process_that_blocked_it() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let rule = policy("login", Quota::fixed_window(1, MINUTE).unwrap())
         .block(policy("login-block", Quota::block(2, 10 * MINUTE, HOUR).unwrap()))

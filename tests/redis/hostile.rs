@@ -1,25 +1,25 @@
-//! Somebody between this process and Redis who cuts, loses, adds and garbles answers, at moments that a seed chooses.
+//! A proxy cuts, loses, adds and garbles answers of Redis at moments that a seed chooses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::{Quota, RedisErrorKind, RedisLimiter};
+use tower_ratelimit::{Quota, RedisLimiter, limiter::redis::RedisErrorKind};
 
-use super::proxy::{Fault, Proxy};
-use super::redis_server::Server;
 use super::{MINUTE, policy, take};
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::redis_server::Server;
 
-/// Beyond its deadline, for a machine with other things to do.
+/// The time beyond the deadline that a busy machine may take.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// How soon it has to be back.
+/// The time within which every check must succeed again.
 const RECOVERY: Duration = Duration::from_secs(5);
 
 const LIMIT: u64 = 20_000;
 
-/// A generator of numbers, from a seed.
+/// A random number generator with a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -47,7 +47,7 @@ impl Dice {
     }
 }
 
-/// Tasks that check one key until they are told to stop.
+/// Tasks that check one key until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     admitted: Arc<AtomicU64>,
@@ -62,7 +62,7 @@ impl Load {
             tokio::spawn(async move {
                 let (all, own) = (policy("all", lasting()), policy("own", Quota::per_second(1_000_000)));
                 while !stop.load(Ordering::Relaxed) {
-                    // Checks of several shapes share calls.
+                    // Checks of several kinds share calls.
                     let began = Instant::now();
                     if let Ok(decision) = take(&limiter, &all, "all", 1).await {
                         admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Load {
         Self { stop, admitted, tasks }
     }
 
-    /// What was admitted of the shared key.
+    /// Returns the units of the shared key that were admitted.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -92,7 +92,7 @@ fn lasting() -> Quota {
     Quota::fixed_window(LIMIT, 30 * 24 * 60 * MINUTE).unwrap()
 }
 
-/// Every check succeeds again, within a bounded time.
+/// Waits until every check succeeds again, and fails after a bounded time.
 async fn is_back(limiter: &RedisLimiter) {
     let (policy, began) = (policy("back", Quota::per_second(1_000_000)), Instant::now());
     let mut in_a_row = 0;
@@ -109,7 +109,7 @@ async fn is_back(limiter: &RedisLimiter) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_that_garbles_harms_no_limit_and_passes() {
+async fn garbling_proxy_harms_no_limit() {
     let mut server = Server::start();
     let proxy = Proxy::start(server.port());
     let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
@@ -128,7 +128,7 @@ async fn a_proxy_that_garbles_harms_no_limit_and_passes() {
         proxy.behave();
         is_back(&limiter).await;
         let admitted = load.end().await;
-        // An answer may say anything once a bit of it was changed; it holds 64 checks at most.
+        // An answer with a changed bit may say anything. It holds at most 64 checks.
         assert!(admitted <= LIMIT + 64 * garbled, "seed {seed}: {admitted} of {LIMIT}");
         let began = Instant::now();
         while limiter.waiting() > 0 || proxy.open() > 1 {
@@ -144,7 +144,7 @@ async fn a_proxy_that_garbles_harms_no_limit_and_passes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_too_many_fails_few_checks() {
+async fn surplus_answer_fails_few_checks() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let limiter = RedisLimiter::connect(&proxy.url()).await.unwrap();
@@ -166,7 +166,7 @@ async fn an_answer_too_many_fails_few_checks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_is_lost_fails_checks_for_a_bounded_time() {
+async fn lost_answer_fails_checks_for_a_bounded_time() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();

@@ -1,18 +1,21 @@
-//! One limit for many.
+//! One limit for several processes: charges, refunds, leases, denials and changed quotas.
 
 use std::time::Duration;
 
-use tower_ratelimit::{Charge, Limiter, Policy, Quota, RedisErrorKind, RedisLimiter, Refund};
+use tower_ratelimit::{
+    Policy, Quota, RedisLimiter,
+    limiter::{Charge, Limiter, Refund, redis::RedisErrorKind},
+};
 
-use super::redis_server::Server;
 use super::{MINUTE, calls, connect, key, keys, passes, patient, policy, take};
+use crate::support::redis_server::Server;
 
 /// Long enough that nothing drains while a test runs.
 fn lasting(limit: u64) -> Quota {
     Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).unwrap()
 }
 
-/// `tasks` tasks on each of the limiters, all asking for one unit at a time; how many passed.
+/// Runs `tasks` tasks on each limiter, each taking one unit at a time. Returns how many passed.
 async fn storm(limiters: &[RedisLimiter], tasks: usize, each: usize, quota: Quota) -> u64 {
     let policy = policy("storm", quota);
     let mut running = Vec::new();
@@ -36,7 +39,7 @@ async fn storm(limiters: &[RedisLimiter], tasks: usize, each: usize, quota: Quot
 }
 
 async fn slow(server: &Server) -> RedisLimiter {
-    // A busy machine is no reason to fail.
+    // The test must not fail on a busy machine.
     RedisLimiter::builder().deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap()
 }
 
@@ -50,14 +53,14 @@ async fn exactly_the_limit_passes_whoever_asks_and_checks_go_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_leases_the_total_is_never_exceeded_and_calls_are_few() {
+async fn leases_never_exceed_the_total_and_save_calls() {
     let server = Server::start();
     let mut limiters = Vec::new();
     for _ in 0..3 {
         let builder = RedisLimiter::builder().leases(500).deadline(Duration::from_secs(20));
         limiters.push(builder.connect(&server.url()).await.unwrap());
     }
-    // Two of a million are asked for in vain; what is held when the others end goes back.
+    // Two of a million units cannot be leased. Units still held at the end are returned.
     let passed = storm(&limiters, 10, 2_000, lasting(1_000_000)).await;
     assert_eq!(passed, 60_000, "there was room for all");
     let few = calls(&server);
@@ -73,7 +76,7 @@ async fn with_leases_the_total_is_never_exceeded_and_calls_are_few() {
 }
 
 #[tokio::test]
-async fn a_denied_key_costs_no_calls_until_its_wait_is_over() {
+async fn denied_key_costs_no_calls_until_its_wait_is_over() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let (policy, other) = (policy("attacked", lasting(1)), policy("other", lasting(100)));
@@ -90,7 +93,7 @@ async fn a_denied_key_costs_no_calls_until_its_wait_is_over() {
 }
 
 #[tokio::test]
-async fn what_is_given_back_or_reset_passes_again_at_once() {
+async fn refunded_or_reset_units_pass_again_at_once() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let (policy, a) = (policy("back", lasting(2)), key("a"));
@@ -105,10 +108,10 @@ async fn what_is_given_back_or_reset_passes_again_at_once() {
 }
 
 #[tokio::test]
-async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_count() {
+async fn quotas_of_one_rule_each_keep_their_own_count() {
     let server = Server::start();
     let quotas = [lasting(5), Quota::sliding_window(7, 40 * 24 * 60 * MINUTE).unwrap(), Quota::per_day(9)];
-    let rule = Policy::several("client", quotas).unwrap();
+    let rule = Policy::all_of("client", quotas).unwrap();
     let [first, second, third] = rule.policies() else { panic!("three quotas") };
     let a = key("a");
     let all = [first, second, third].map(|policy| Charge::new(policy, &a));
@@ -116,15 +119,15 @@ async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_co
         let limiter = patient().leases(leases).denials(0).connect(&server.url()).await.unwrap();
         let mut taken = limiter.take(&all).await.unwrap();
         assert!(taken.is_allowed());
-        assert_eq!(keys(&server).len(), 1);
-        // One at a time, and in another order.
+        assert_eq!(keys(&server).len(), 3);
+        // One quota at a time, and in another order.
         assert!(limiter.take(&[all[2].cost(2), all[0]]).await.unwrap().is_allowed());
         let left = async || {
             let peeked = limiter.peek(&[all[1].cost(0), all[2].cost(0), all[0].cost(0)]).await.unwrap();
             peeked.charges().iter().map(|charge| charge.remaining()).collect::<Vec<_>>()
         };
         assert_eq!(left().await, [6, 6, 3]);
-        // What would be too much for one takes from none.
+        // A cost that is too high for one quota is charged to none.
         assert!(!limiter.take(&all.map(|charge| charge.cost(4))).await.unwrap().is_allowed());
         assert_eq!(left().await, [6, 6, 3]);
         let receipts = taken.take_receipts();
@@ -140,7 +143,21 @@ async fn several_quotas_of_one_rule_are_one_stored_key_and_each_keeps_its_own_co
 }
 
 #[tokio::test]
-async fn a_refund_whose_answer_nobody_waits_for_is_sent() {
+async fn set_of_too_many_charges_is_a_misconfiguration() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let policies: Vec<Policy> = (0..1_001).map(|at| policy(&format!("p{at}"), lasting(5))).collect();
+    let a = key("a");
+    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &a)).collect();
+    assert!(limiter.take(&charges[..1_000]).await.unwrap().is_allowed());
+    for answer in [limiter.take(&charges).await, limiter.peek(&charges).await, limiter.settle(&charges).await] {
+        assert_eq!(answer.unwrap_err().kind(), RedisErrorKind::Misconfigured);
+    }
+    assert_eq!(keys(&server).len(), 1_000);
+}
+
+#[tokio::test]
+async fn refund_that_is_not_awaited_is_sent() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let (policy, a) = (policy("back", lasting(2)), key("a"));
@@ -158,7 +175,7 @@ async fn a_refund_whose_answer_nobody_waits_for_is_sent() {
 }
 
 #[tokio::test]
-async fn a_take_that_is_dropped_unpolled_takes_nothing() {
+async fn take_dropped_unpolled_charges_nothing() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let (policy, a) = (policy("dropped", lasting(2)), key("a"));
@@ -169,7 +186,7 @@ async fn a_take_that_is_dropped_unpolled_takes_nothing() {
 }
 
 #[tokio::test]
-async fn a_changed_quota_keeps_what_was_used_on_every_side() {
+async fn changed_quota_keeps_what_was_used_in_every_process() {
     let server = Server::start();
     let (old, new) = (connect(&server).await, connect(&server).await);
     let hour = 60 * MINUTE;
@@ -189,7 +206,7 @@ async fn a_changed_quota_keeps_what_was_used_on_every_side() {
         for (used, (limiter, policy)) in [(41, (&new, &after)), (42, (&old, &before)), (43, (&new, &after))] {
             let decision = take(limiter, policy, &name, 1).await.unwrap();
             let left = policy.quota().capacity() - decision.charges()[0].remaining();
-            // Each change rounds up what is in use: one unit at most.
+            // Each change rounds the usage up by at most one unit.
             assert!((used..=used + 3).contains(&left), "{left} used instead of {used}, to and from {quota}");
         }
     }
@@ -239,7 +256,7 @@ async fn keys_of_any_bytes_and_any_length_are_apart() {
 }
 
 #[tokio::test]
-async fn a_foreign_value_fails_its_own_check_and_no_other() {
+async fn foreign_value_fails_only_its_own_check() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let policy = policy("foreign", lasting(10));

@@ -1,4 +1,4 @@
-//! `RedisLimiter` on real servers, from the outside.
+//! Tests of `RedisLimiter` on real servers, through its public API.
 #![cfg(feature = "redis")]
 
 mod cluster;
@@ -12,23 +12,26 @@ mod resharding;
 mod seams;
 mod secrets;
 mod settling;
+mod tls;
 mod troubles;
 
-#[path = "../support/proxy.rs"]
-mod proxy;
-#[path = "../support/redis_cluster.rs"]
-mod redis_cluster;
-#[path = "../support/redis.rs"]
-mod redis_server;
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::time::Duration;
 
-use redis_server::Server;
-use tower_ratelimit::{Charge, Decision, Key, Limiter, Policy, Quota, RedisError, RedisLimiter, RedisLimiterBuilder};
+use support::redis_server::Server;
+use tower_ratelimit::{
+    Key, Policy, Quota, RedisLimiter,
+    limiter::{
+        Charge, Decision, Limiter,
+        redis::{RedisError, RedisLimiterBuilder},
+    },
+};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// With a deadline that a busy machine keeps.
+/// Returns a builder with a deadline that a busy machine keeps.
 fn patient() -> RedisLimiterBuilder {
     RedisLimiter::builder().deadline(Duration::from_secs(20))
 }
@@ -53,7 +56,7 @@ async fn passes(limiter: &RedisLimiter, policy: &Policy, name: &str) -> bool {
     take(limiter, policy, name, 1).await.expect("Redis answers").is_allowed()
 }
 
-/// How often scripts were run.
+/// Returns how often scripts were run.
 fn calls(server: &Server) -> u64 {
     let info: String = redis::cmd("INFO").arg("commandstats").query(&mut server.connection()).unwrap();
     let of = |command: &str| {
@@ -63,7 +66,7 @@ fn calls(server: &Server) -> u64 {
     of("evalsha").unwrap_or(0) + of("eval").unwrap_or(0)
 }
 
-/// Which server this is: `redis 7.0.15`, `valkey 9.1.2`.
+/// Returns the server's name and version: `redis 7.0.15`, `valkey 9.1.2`.
 fn version(server: &Server) -> String {
     let info: String = redis::cmd("INFO").arg("server").query(&mut server.connection()).unwrap();
     let of =
@@ -74,9 +77,10 @@ fn version(server: &Server) -> String {
     }
 }
 
-/// A wrong program must not pass for another: `REDIS_SERVER_VERSION` says what the version begins with.
+/// A wrong program must not pass for another: `REDIS_SERVER_VERSION` says what the version begins
+/// with.
 #[test]
-fn the_server_is_the_one_that_was_meant() {
+fn server_has_the_expected_version() {
     let version = version(&Server::start());
     println!("the server is {version}");
     if let Ok(meant) = std::env::var("REDIS_SERVER_VERSION") {

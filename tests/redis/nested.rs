@@ -1,5 +1,4 @@
-//! Nested layers over Redis: each keeps what it took, and one that refunds takes nothing for a request that a limit within
-//! refuses.
+//! Nested layers over Redis are independent, and an outer layer that refunds is refunded exactly.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -10,16 +9,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use axum::body::Body;
 use http::{HeaderValue, Request, Response};
-use http_body_util::Empty;
 use proptest::prelude::*;
 use tower::{Service, ServiceBuilder, ServiceExt, layer::layer_fn, service_fn};
-use tower_ratelimit::{Charge, Key, Limiter, ManualClock, Quota, RateLimitLayer, RedisLimiter, Rule, Timestamp, key};
+use tower_ratelimit::{
+    Key, Quota, RateLimitLayer, RedisLimiter,
+    clock::{ManualClock, Timestamp},
+    key,
+    limiter::{Charge, Limiter},
+};
 
 use super::policy;
-use super::redis_server::Server;
+use crate::support::redis_server::Server;
+use crate::support::{config, every_algorithm, refuses_dear};
 
-type Body = Empty<bytes::Bytes>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 type Boxed = tower::util::BoxCloneService<Request<()>, Response<Body>, Infallible>;
 
@@ -38,14 +42,14 @@ where
     B: Send + 'static,
 {
     let rebuild = |response: Response<B>| {
-        let mut answer = Response::new(Body::new());
+        let mut answer = Response::new(Body::empty());
         *answer.status_mut() = response.status();
         answer
     };
     ServiceExt::<Request<()>>::boxed_clone(inner.map_response(rebuild))
 }
 
-/// Counts what reaches it, and does what the request says.
+/// Counts the requests that reach it, and does what they say.
 fn handler(reached: Arc<AtomicU64>) -> Boxed {
     ServiceExt::<Request<()>>::boxed_clone(service_fn(move |request: Request<()>| -> Answer {
         let (reached, what) = (Arc::clone(&reached), told(&request, "handler").to_owned());
@@ -54,36 +58,13 @@ fn handler(reached: Arc<AtomicU64>) -> Boxed {
             match what.as_str() {
                 "linger" => pending().await,
                 "panic" => resume_unwind(Box::new("the handler panics")),
-                _ => Ok(Response::new(Body::new())),
+                _ => Ok(Response::new(Body::empty())),
             }
         })
     }))
 }
 
-/// A rule of plenty, but for requests which are too dear for the policy of this name.
-fn plenty(name: &'static str, quota: Quota) -> Rule {
-    policy(name, quota).cost(move |parts| {
-        let dear = parts.headers.get("dear").is_some_and(|dear| dear == name);
-        if dear { 1 << 40 } else { 1 }
-    })
-}
-
-fn every_algorithm() -> Vec<Quota> {
-    let (limit, day) = (5_000, Duration::from_secs(86_400));
-    vec![
-        Quota::token_bucket(limit, day).unwrap(),
-        Quota::step_bucket(limit, day).unwrap(),
-        Quota::gcra(limit, day).unwrap().burst(limit).unwrap(),
-        Quota::leaky_bucket(limit, day).unwrap(),
-        Quota::leaky_queue(limit, day).unwrap(),
-        Quota::fixed_window(limit, day).unwrap(),
-        Quota::sliding_window(limit, day).unwrap(),
-        Quota::sliding_window(limit, day).unwrap().buckets(24).unwrap(),
-        Quota::sliding_log(limit, day).unwrap(),
-    ]
-}
-
-/// Serves a request; if the handler neither answers nor panics, the client goes away.
+/// Serves a request. If the handler neither answers nor panics, the client disconnects.
 async fn serve(stack: &Boxed, request: Request<()>, reached: &AtomicU64) {
     let before = reached.load(Ordering::Relaxed);
     let lingers = told(&request, "handler") == "linger";
@@ -103,13 +84,13 @@ async fn used(limiter: &RedisLimiter, name: &str, quota: Quota) -> u64 {
 }
 
 #[test]
-fn the_sum_of_charges_on_redis_is_what_each_layer_keeps() {
+fn sum_of_charges_on_redis_is_what_each_layer_keeps() {
     let server = Server::start();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let number = AtomicU64::new(0);
     let fates = proptest::collection::vec((0..LAYERS.len(), 0..HANDLER.len()), 1..40);
-    proptest!(ProptestConfig::with_cases(36), |(algorithm in 0..9_usize, refunds in any::<[bool; 3]>(), fates in fates)| {
-        let quota = every_algorithm()[algorithm];
+    proptest!(config(36), |(algorithm in 0..9_usize, refunds in any::<[bool; 3]>(), fates in fates)| {
+        let quota = every_algorithm(5_000, Duration::from_secs(86_400))[algorithm];
         let (charged, expected) = runtime.block_on(async {
             let number = number.fetch_add(1, Ordering::Relaxed);
             let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
@@ -117,7 +98,7 @@ fn the_sum_of_charges_on_redis_is_what_each_layer_keeps() {
             let limiter = builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap();
             let reached = Arc::new(AtomicU64::new(0));
             let limit = |layer: usize| {
-                let rule = plenty(LAYERS[layer + 1], quota);
+                let rule = refuses_dear(LAYERS[layer + 1], quota);
                 RateLimitLayer::new(limiter.clone(), rule, key::global()).refund_nested(refunds[layer])
             };
             let stack = ServiceBuilder::new()
@@ -135,7 +116,7 @@ fn the_sum_of_charges_on_redis_is_what_each_layer_keeps() {
                 request.headers_mut().insert("handler", HeaderValue::from_static(HANDLER[what]));
                 serve(&stack, request, &reached).await;
                 for (layer, expected) in expected.iter_mut().enumerate() {
-                    // It passes the layers outside of the one that refuses it.
+                    // The request passes the layers outside of the one that refuses it.
                     let passes = refused_by == 0 || layer + 1 < refused_by;
                     *expected += u64::from(passes && !(refunds[layer] && refused_by > 0));
                 }

@@ -1,12 +1,15 @@
-//! What every limiter promises.
+//! `RedisLimiter` passes the conformance suite.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::conformance::{Subject, Task, check};
-use tower_ratelimit::{ManualClock, RedisLimiter, Timestamp};
+use tower_ratelimit::{
+    RedisLimiter,
+    clock::{ManualClock, Timestamp},
+};
 
-use super::redis_server::Server;
+use crate::support::redis_server::Server;
 
 struct OnRedis {
     server: Server,
@@ -26,7 +29,7 @@ impl Subject for OnRedis {
     type Limiter = RedisLimiter;
 
     async fn limiter(&self) -> RedisLimiter {
-        // Not remembered here: the clock of denials is not the one that is advanced.
+        // Denials are not cached here, because their clock is not the advanced one.
         let builder = super::patient().clock(self.clock.clone()).denials(0);
         let builder = builder.prefix(format!("ratelimit:suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
         let builder = if self.readable { builder.readable_keys() } else { builder };
@@ -43,7 +46,7 @@ impl Subject for OnRedis {
     }
 }
 
-/// Every key that a script has written says when it ends.
+/// Every key that a script has written has an expiry.
 fn audit(server: &Server) {
     let mut connection = server.connection();
     let keys = super::keys(server);
@@ -55,7 +58,7 @@ fn audit(server: &Server) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limiter_on_redis_keeps_every_promise_and_every_key_ends() {
+async fn limiter_keeps_every_promise_and_every_key_ends() {
     let subject = OnRedis::new(false);
     let report = check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
     assert!(report.skipped().is_empty(), "{report}");
@@ -63,7 +66,7 @@ async fn a_limiter_on_redis_keeps_every_promise_and_every_key_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn so_does_one_whose_keys_are_readable() {
+async fn limiter_with_readable_keys_keeps_every_promise() {
     let subject = OnRedis::new(true);
     let report = check(&subject).await.unwrap_or_else(|failures| panic!("{failures}"));
     assert!(report.skipped().is_empty(), "{report}");

@@ -1,29 +1,28 @@
-//! One queue for many processes: the store says when each request departs, and who waits asks it nothing.
+//! A leaky queue of several processes: Redis decides when each request departs, and a waiting
+//! request sends no command.
 
 use std::convert::Infallible;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use http_body_util::Empty;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Policy, Quota, RateLimitLayer, RedisLimiter, TokioTimer, key};
+use tower_ratelimit::{Policy, Quota, RateLimitLayer, RedisLimiter, key, middleware::TokioTimer};
 
 use super::policy;
-use super::redis_server::Server;
+use crate::support::redis_server::Server;
 
-type Body = Empty<bytes::Bytes>;
-
-/// Between two departures.
+/// The time between two departures.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// However busy the machine is, nothing of this takes longer.
+/// The most time that any part of the test may take on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
-/// What a process has: a limiter of its own, and requests that wait.
+/// A process with its own limiter and its waiting requests.
 struct Process {
     layer: RateLimitLayer<RedisLimiter>,
     departures: Arc<Mutex<Vec<Instant>>>,
@@ -40,9 +39,9 @@ impl Process {
         let departures = Arc::clone(&self.departures);
         let service = self.layer.layer(service_fn(move |_: Request<Body>| {
             departures.lock().unwrap().push(Instant::now());
-            ready(Ok::<_, Infallible>(Response::new(Body::new())))
+            ready(Ok::<_, Infallible>(Response::new(Body::empty())))
         }));
-        tokio::spawn(async move { service.oneshot(Request::new(Body::new())).await.unwrap().status() })
+        tokio::spawn(async move { service.oneshot(Request::new(Body::empty())).await.unwrap().status() })
     }
 
     async fn until_admitted(&self, count: usize) {
@@ -81,7 +80,7 @@ fn keep_the_rate(begin: Instant, departures: impl IntoIterator<Item = Instant>) 
 }
 
 #[tokio::test]
-async fn two_processes_together_keep_one_rate_also_if_those_of_one_leave() {
+async fn queue_of_two_processes_keeps_one_rate_when_requests_leave() {
     let (server, policy) = (Server::start(), queue(100));
     let (first, second) = (Process::start(&server, &policy).await, Process::start(&server, &policy).await);
     let begin = Instant::now();
@@ -100,7 +99,7 @@ async fn two_processes_together_keep_one_rate_also_if_those_of_one_leave() {
 }
 
 #[tokio::test]
-async fn a_server_that_stops_and_requests_that_leave_meanwhile_keep_nobody_waiting() {
+async fn stopped_server_keeps_no_request_waiting() {
     let (server, policy) = (Server::start(), queue(100));
     let process = Process::start(&server, &policy).await;
     let begin = Instant::now();

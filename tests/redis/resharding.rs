@@ -1,4 +1,4 @@
-//! Slots move while requests come.
+//! No request fails while slots of a cluster move to another server.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -6,47 +6,49 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use http_body_util::Empty;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Charge, Key, Limiter, LimiterEvent, ManualClock, Observer, Outcome, Policy, Quota, RateLimitLayer, RedisErrorKind,
-    RedisLimiter, Rule, key,
+    Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule,
+    clock::ManualClock,
+    key,
+    limiter::{Charge, Limiter, redis::RedisErrorKind},
+    observe::{LimiterEvent, Observer, Outcome},
 };
 
-use super::redis_cluster::Cluster;
 use super::{MINUTE, policy};
+use crate::support::redis_cluster::Cluster;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
-/// So long that a busy machine does not need it.
+/// A deadline that a busy machine keeps.
 const DEADLINE: Duration = Duration::from_secs(2);
 
-/// Beyond the deadline, for the same machine.
+/// The time beyond the deadline that a busy machine may take.
 const SLACK: Duration = Duration::from_secs(1);
 
 const TASKS: usize = 64;
 const CALLERS: usize = 18;
 
-/// Of a caller that has used it up before all slots have moved, and of one that never does.
+/// The quotas of a caller that uses its quota up while slots move, and of one that never does.
 const FEW: u64 = 40;
 const MANY: u64 = 1 << 40;
 
-/// As many as a log may have.
+/// The most entries that a log may have.
 const LOGGED: u64 = 10_000;
 
-/// Tasks that charge new policies together, how many before they go on to the next, and what each policy admits.
+/// Tasks that charge new policies together, how many before they go on to the next, and what each
+/// policy admits.
 const NEWCOMERS: usize = 4;
 const TURN: Duration = Duration::from_millis(60);
 const NEW: u64 = 7;
 
-/// Those of the scenario with blocks.
+/// The number of callers in the scenario with blocks.
 const BLOCKED: [&str; 5] = ["ann", "bob", "cid", "dan", "eve"];
 
-type Body = Empty<bytes::Bytes>;
-
-/// What became of a caller's requests.
+/// The results of a caller's requests.
 #[derive(Default)]
 struct Count {
     admitted: AtomicU64,
@@ -74,10 +76,10 @@ fn log(limit: u64) -> Quota {
     Quota::sliding_log(limit, MONTH).unwrap()
 }
 
-/// A caller's rules: of one quota, of several in one stored value, and of two in two, one of which is a list.
+/// The rules of a caller: with one quota, with two, and with two of which one is stored as a list.
 fn rules(caller: usize) -> Vec<Rule> {
     let packed =
-        |name, limit| Policy::several(name, [window(limit), Quota::token_bucket(MANY, MINUTE).unwrap()]).unwrap();
+        |name, limit| Policy::all_of(name, [window(limit), Quota::token_bucket(MANY, MINUTE).unwrap()]).unwrap();
     let rule = |name, quota| policy(name, quota).cost(|_| 1);
     match caller % 6 {
         0 => vec![rule("few", window(FEW))],
@@ -99,13 +101,13 @@ fn layers(limiter: &RedisLimiter, reasons: &Reasons) -> Vec<RateLimitLayer<Redis
     (0..CALLERS).map(layer).collect()
 }
 
-/// A request's status, and the policies that it was charged to.
+/// Returns a request's status, and the policies that it was charged to.
 async fn send(layer: &RateLimitLayer<RedisLimiter>, user: &str) -> (StatusCode, Vec<Policy>) {
-    let service = layer.layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new())))));
-    let request = Request::builder().header("x-user", user).body(Body::new()).unwrap();
+    let service = layer.layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty())))));
+    let request = Request::builder().header("x-user", user).body(Body::empty()).unwrap();
     let response = service.oneshot(request).await.unwrap();
     let outcome = response.extensions().get::<Outcome>().expect("it was asked for");
-    let policies = outcome.standings().iter().map(|standing| standing.policy().clone()).collect();
+    let policies = outcome.policies().iter().map(|status| status.policy().clone()).collect();
     (response.status(), policies)
 }
 
@@ -113,21 +115,21 @@ fn key_of(user: &str) -> Key {
     Key::of(http::HeaderValue::from_str(user).unwrap()).unwrap()
 }
 
-/// How much of a policy's quota is used.
+/// Returns the used units of a policy.
 async fn used(limiter: &RedisLimiter, policy: &Policy, key: &Key) -> u64 {
     let decision = limiter.peek(&[Charge::new(policy, key).cost(0)]).await.unwrap();
     let charge = &decision.charges()[0];
     charge.limit() - charge.remaining()
 }
 
-/// Waits until what refused requests took is given back.
+/// Waits until the charges of refused requests are refunded.
 async fn settle(limiter: &RedisLimiter) {
     while limiter.waiting() > 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
 
-/// The master that has a user's keys, and their slot, found by a request.
+/// Returns the master of a user's keys and their slot, found with a request.
 async fn place(cluster: &Cluster, limiter: &RedisLimiter, user: &str) -> (usize, u16) {
     let (policy, key) = (policy("any", window(MANY)), key_of(user));
     limiter.take(&[Charge::new(&policy, &key)]).await.unwrap();
@@ -147,7 +149,7 @@ async fn probe(cluster: &Cluster) -> RedisLimiter {
     RedisLimiter::builder().prefix("probe").deadline(DEADLINE).connect(&cluster.url()).await.unwrap()
 }
 
-/// Callers of the first master, each in a slot of its own, and one more.
+/// Returns callers of the first master, each in its own slot, and one caller more.
 async fn users(cluster: &Cluster) -> (Vec<String>, Vec<u16>) {
     let limiter = probe(cluster).await;
     let (mut users, mut slots) = (Vec::new(), Vec::new());
@@ -162,7 +164,8 @@ async fn users(cluster: &Cluster) -> (Vec<String>, Vec<u16>) {
     (users, slots)
 }
 
-/// All the slots, with their keys, every other one first: those of a caller with two are apart for a while.
+/// All the slots, with their keys, every other one first: those of a caller with two are apart for
+/// a while.
 fn carry(cluster: &Cluster, slots: &[u16], from: usize, to: usize) {
     let pause = Duration::from_millis(150);
     slots.iter().for_each(|slot| cluster.begin_to_move(*slot, from, to));
@@ -201,8 +204,9 @@ fn new_ones(turn: usize) -> [Policy; 2] {
     [Policy::new(one, window(NEW)).unwrap(), Policy::new(other, log(LOGGED)).unwrap()]
 }
 
-/// A key that moves takes its state along, and is served by one server or the other at any time, whatever becomes of the
-/// caller's other keys: so not one unit more is admitted than the quota has, and as no request fails, not one less.
+/// A key that moves takes its state along, and is served by one server or the other at any time,
+/// whatever becomes of the caller's other keys: so not one unit more is admitted than the quota
+/// has, and as no request fails, not one less.
 async fn nothing_is_lost(cluster: &Cluster) {
     let builder = RedisLimiter::builder().prefix("moves").deadline(DEADLINE).denials(0);
     let limiter = builder.connect(&cluster.url()).await.expect("the cluster is there");
@@ -277,8 +281,8 @@ async fn nothing_is_lost(cluster: &Cluster) {
     }
 }
 
-/// Where each key is new, and so is on the server to which the slot goes, none of a caller's first requests can be decided
-/// in one step: and all the same they are decided as on a lone server.
+/// Where each key is new, and so is on the server to which the slot goes, none of a caller's first
+/// requests can be decided in one step: and all the same they are decided as on a lone server.
 async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
     let limiter = probe(cluster).await;
     let mut moves = Vec::new();
@@ -302,8 +306,8 @@ async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
     }
 }
 
-/// What is deleted on the server that gives its slot away cannot be written there again. So a list is changed without that;
-/// and where a text would have to become a list, nothing is done.
+/// What is deleted on the server that gives its slot away cannot be written there again. So a list
+/// is changed without that; and where a text would have to become a list, nothing is done.
 async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
     let limiter = RedisLimiter::builder().prefix("changes").deadline(DEADLINE).connect(&cluster.url()).await.unwrap();
     let (from, slot) = place(cluster, &probe(cluster).await, "flo").await;
@@ -332,7 +336,7 @@ async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_fails_while_slots_move() {
+async fn requests_never_fail_while_slots_move() {
     let cluster = tokio::task::block_in_place(Cluster::start);
     nothing_is_lost(&cluster).await;
     what_depends_on_refusals_is_decided_key_by_key(&cluster).await;

@@ -1,22 +1,18 @@
-//! What only shows between the parts.
+//! Users and their rights, passwords, deadlines, and values of another type.
 
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
-use tower_ratelimit::{Limiter, LimiterEvent, ManualClock, Observer, Quota, RedisErrorKind, RedisLimiter};
+use tower_ratelimit::{
+    Quota, RedisLimiter,
+    clock::ManualClock,
+    limiter::{Limiter, redis::RedisErrorKind},
+    observe::LimiterEvent,
+};
 
-use super::redis_server::Server;
-use super::{connect, key, keys, passes, patient, policy, take};
-
-#[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
-
-impl Observer for Seen {
-    fn on_event(&self, event: &LimiterEvent) {
-        self.0.lock().unwrap().push(event.clone());
-    }
-}
+use super::{key, keys, passes, patient, policy, take};
+use crate::support::Events;
+use crate::support::redis_server::Server;
 
 fn acl(server: &Server, rights: &str) {
     let mut command = redis::cmd("ACL");
@@ -31,12 +27,18 @@ fn url(server: &Server) -> String {
     format!("redis://app:pass@127.0.0.1:{}", server.port())
 }
 
-/// The rights that the README names.
+/// Returns the rights that the guide names.
 fn documented() -> &'static str {
-    include_str!("../../README.md").split_once("ACL SETUSER ratelimit on >password ").unwrap().1.lines().next().unwrap()
+    include_str!("../../src/guide/redis_and_failures.md")
+        .split_once("ACL SETUSER ratelimit on >password ")
+        .unwrap()
+        .1
+        .lines()
+        .next()
+        .unwrap()
 }
 
-/// The rights that a user without any is told of.
+/// Returns the rights that the error for a user without rights lists.
 async fn advised(server: &Server) -> String {
     acl(server, "");
     let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
@@ -45,27 +47,7 @@ async fn advised(server: &Server) -> String {
 }
 
 #[tokio::test]
-async fn a_value_that_cannot_be_converted_fails_no_other_check() {
-    let server = Server::start();
-    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
-    let admin = connect(&server).await;
-    assert!(passes(&admin, &old, "a").await && passes(&admin, &new, "b").await);
-    acl(&server, documented());
-    let limiter = patient().connect(&url(&server)).await.unwrap();
-    // From now on it may run the scripts that are known already, and not the one that converts.
-    acl(&server, &without("+eval"));
-    let checks = (0..20).map(|at| {
-        let (limiter, new) = (limiter.clone(), new.clone());
-        tokio::spawn(async move { take(&limiter, &new, if at == 10 { "a" } else { "b" }, 1).await })
-    });
-    for (at, check) in checks.collect::<Vec<_>>().into_iter().enumerate() {
-        let answer = check.await.unwrap();
-        assert_eq!(answer.is_ok(), at != 10, "{at}: {answer:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_password_that_changes_is_no_outage() {
+async fn changed_password_causes_no_outage() {
     let server = Server::start();
     let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
     let policy = policy("p", Quota::per_hour(100));
@@ -81,7 +63,7 @@ async fn a_password_that_changes_is_no_outage() {
     assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
 }
 
-/// The commands and the keys among the documented rights.
+/// Returns the commands and the key patterns among the documented rights.
 fn each_right() -> impl Iterator<Item = &'static str> {
     documented().split_whitespace()
 }
@@ -90,9 +72,9 @@ fn without(right: &str) -> String {
     each_right().filter(|other| *other != right).collect::<Vec<_>>().join(" ")
 }
 
-/// What `LimiterEvent::StoreMisconfigured` said.
-fn complaints(seen: &Seen) -> Vec<String> {
-    let seen = seen.0.lock().unwrap();
+/// The texts of `LimiterEvent::StoreMisconfigured`.
+fn complaints(seen: &Events) -> Vec<String> {
+    let seen = seen.lock();
     let error = |event: &LimiterEvent| match event {
         LimiterEvent::StoreMisconfigured { error } => Some(error.clone()),
         _ => None,
@@ -105,7 +87,7 @@ async fn connect_names_each_right_that_is_missing() {
     let server = Server::start();
     for right in each_right() {
         acl(&server, &without(right));
-        let seen = Seen::default();
+        let seen = Events::default();
         let refused = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.err();
         let refused = refused.unwrap_or_else(|| panic!("{right} is not needed"));
         assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{right}: {refused}");
@@ -122,7 +104,7 @@ async fn connect_names_each_right_that_is_missing() {
 }
 
 #[tokio::test]
-async fn every_right_missing_is_named_at_once() {
+async fn missing_rights_are_all_named_at_once() {
     let server = Server::start();
     acl(&server, "+eval +evalsha ~ratelimit:*");
     let refused = RedisLimiter::connect(&url(&server)).await.unwrap_err().to_string();
@@ -131,7 +113,7 @@ async fn every_right_missing_is_named_at_once() {
     }
 }
 
-/// All quotas that differ in what their scripts run.
+/// Returns quotas whose scripts use different commands.
 fn quotas() -> [Quota; 9] {
     let hour = Duration::from_secs(3600);
     [
@@ -148,12 +130,12 @@ fn quotas() -> [Quota; 9] {
 }
 
 #[tokio::test]
-async fn a_right_taken_away_later_is_an_error_and_an_event() {
+async fn right_removed_later_is_an_error_and_an_event() {
     let server = Server::start();
     for right in each_right() {
         acl(&server, documented());
         redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
-        let seen = Seen::default();
+        let seen = Events::default();
         let mut builder = patient().observer(seen.clone());
         let clock = ManualClock::new();
         if right != "+time" {
@@ -172,7 +154,7 @@ async fn a_right_taken_away_later_is_an_error_and_an_event() {
                     Err(error) => outcomes.push(Err(error)),
                     Ok(mut decision) => {
                         if let Some(receipt) = decision.take_receipts().pop().flatten().filter(|_| round % 2 == 1) {
-                            let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
+                            let refund = tower_ratelimit::limiter::Refund::new(policy.clone(), key("a"), receipt);
                             outcomes.push(limiter.refund(vec![refund]).await);
                         }
                     }
@@ -197,7 +179,7 @@ async fn a_right_taken_away_later_is_an_error_and_an_event() {
 }
 
 #[tokio::test]
-async fn the_rights_that_are_advised_are_enough() {
+async fn documented_rights_are_enough() {
     let server = Server::start();
     for rights in [documented().to_owned(), advised(&server).await] {
         acl(&server, &rights);
@@ -208,7 +190,7 @@ async fn the_rights_that_are_advised_are_enough() {
                 let mut taken =
                     take(&limiter, &policy, "a", 1).await.unwrap_or_else(|error| panic!("{rights}: {error}"));
                 let receipt = taken.take_receipts().pop().flatten().unwrap();
-                let refund = tower_ratelimit::Refund::new(policy.clone(), key("a"), receipt);
+                let refund = tower_ratelimit::limiter::Refund::new(policy.clone(), key("a"), receipt);
                 limiter.refund(vec![refund]).await.unwrap();
                 take(&limiter, &policy, "a", 1).await.unwrap();
             }
@@ -222,7 +204,7 @@ async fn slots_that_get_a_server_later_are_found_soon() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     let tell = |words: &[&str]| redis::cmd("CLUSTER").arg(words).exec(&mut server.connection()).unwrap();
     redis::cmd("CONFIG").arg(&["SET", "cluster-require-full-coverage", "no"]).exec(&mut server.connection()).unwrap();
-    // 6.2 knows no ranges.
+    // Redis 6.2 has no ranges.
     let add = |slots: std::ops::Range<u16>| {
         let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
         tell(&std::iter::once("ADDSLOTS").chain(slots.iter().map(String::as_str)).collect::<Vec<_>>());
@@ -241,9 +223,9 @@ async fn slots_that_get_a_server_later_are_found_soon() {
 }
 
 #[tokio::test]
-async fn a_stopped_server_is_noticed_by_callers_who_do_not_wait_for_the_deadline() {
+async fn stopped_server_is_detected_though_callers_leave_early() {
     let server = Server::start();
-    let seen = Seen::default();
+    let seen = Events::default();
     let builder = RedisLimiter::builder().observer(seen.clone()).deadline(Duration::from_millis(100));
     let limiter = builder.connect(&server.url()).await.unwrap();
     let policy = policy("p", Quota::per_hour(100));
@@ -254,22 +236,23 @@ async fn a_stopped_server_is_noticed_by_callers_who_do_not_wait_for_the_deadline
         abandoned += u32::from(timeout(Duration::from_millis(20), take(&limiter, &policy, "a", 1)).await.is_err());
     }
     server.resume();
-    assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.0.lock().unwrap());
+    assert!(abandoned < 100, "{abandoned} of 150 waited in vain: {:?}", seen.lock());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_check_that_is_asked_twice_has_one_deadline() {
+async fn check_sent_twice_has_one_deadline() {
     let server = Server::start();
     let deadline = Duration::from_millis(200);
     let limiter = RedisLimiter::builder().deadline(deadline).connect(&server.url()).await.unwrap();
-    let (old, new) = (policy("p", Quota::per_hour(100)), policy("p", Quota::per_hour(200)));
-    assert!(passes(&limiter, &old, "a").await && passes(&limiter, &old, "b").await);
-    assert!(passes(&limiter, &new, "b").await, "both scripts are known");
+    let policy = policy("p", Quota::per_hour(100));
+    assert!(passes(&limiter, &policy, "a").await);
     let [mut first, mut second] = [server.connection(), server.connection()];
-    // The second pause begins when the first is over, right after the check has been asked once.
+    // So that the check is sent with the script's hash, and again with its text.
+    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut first).unwrap();
+    // The second pause begins right after the first one, when the check has been sent once.
     redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut first).unwrap();
     let began = Instant::now();
-    let check = tokio::spawn(async move { take(&limiter, &new, "a", 1).await.map(drop) });
+    let check = tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.map(drop) });
     sleep(Duration::from_millis(30)).await;
     let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut second).unwrap());
     let answer = check.await.unwrap();

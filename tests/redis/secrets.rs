@@ -1,28 +1,30 @@
-//! Callers' keys may be secrets: Redis sees hashes of them, whatever is done with them.
+//! Redis stores only hashes of keys, because keys may be secrets.
 
 use std::convert::Infallible;
 use std::future::ready;
 use std::time::Duration;
 
+use axum::body::Body;
 use http::{HeaderName, Request, Response};
-use http_body_util::Empty;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Blocks, Charge, Key, Limiter, Meters, Policy, Quota, RateLimitLayer, RedisLimiter, Refund, key};
+use tower_ratelimit::{
+    Key, Policy, Quota, RateLimitLayer, RedisLimiter, key,
+    limiter::{Blocks, Charge, Limiter, Meters, Refund},
+};
 
-use super::redis_server::Server;
 use super::{MINUTE, keys, policy};
+use crate::support::redis_server::Server;
 
 const SECRET: &str = "sk-live-51H8x";
 const ADDRESS: &str = "203.0.113.77";
 
-type Body = Empty<bytes::Bytes>;
 type Extractor = Box<dyn Fn(&http::request::Parts) -> Option<Key> + Send + Sync>;
 
-/// Who a request is from.
+/// The client of a request.
 #[derive(Clone)]
 struct User(String);
 
-/// Everything about it is a secret.
+/// A key whose parts are all secrets.
 fn request() -> Request<Body> {
     Request::builder()
         .uri(format!("http://{SECRET}.example/{SECRET}"))
@@ -32,11 +34,11 @@ fn request() -> Request<Body> {
         .header(http::header::COOKIE, format!("session={SECRET}"))
         .header("x-forwarded-for", ADDRESS)
         .extension(User(SECRET.to_owned()))
-        .body(Body::new())
+        .body(Body::empty())
         .unwrap()
 }
 
-/// Every kind of extractor that reads what a caller sends.
+/// Returns every extractor that reads what a client sends.
 fn extractors() -> Vec<Extractor> {
     vec![
         Box::new(key::header("x-api-key")),
@@ -53,14 +55,14 @@ fn extractors() -> Vec<Extractor> {
     ]
 }
 
-/// Everything that a limiter does with a key.
+/// Does everything that a limiter can do with a key.
 async fn use_key(limiter: &RedisLimiter, extractor: Extractor, turn: usize) {
     let key = extractor(&request().into_parts().0).expect("the request has it");
     let name = |what: &str| format!("{what}-{turn}");
     let block = policy(&name("block"), Quota::block(2, 10 * MINUTE, 60 * MINUTE).unwrap());
     let meter = policy(&name("meter"), Quota::meter(3, 24 * 60 * MINUTE).unwrap());
     let window = Quota::fixed_window(2, MINUTE).unwrap();
-    let several = Policy::several(name("several"), [window, Quota::sliding_log(2, MINUTE).unwrap()]).unwrap();
+    let several = Policy::all_of(name("several"), [window, Quota::sliding_log(2, MINUTE).unwrap()]).unwrap();
     let rules = [
         policy(&name("blocked"), window).block(block.clone()).unwrap(),
         policy(&name("metered"), window).overage(meter.clone()).unwrap(),
@@ -70,7 +72,7 @@ async fn use_key(limiter: &RedisLimiter, extractor: Extractor, turn: usize) {
         let extractor = std::sync::Arc::clone(&extractor);
         let layer = RateLimitLayer::new(limiter.clone(), rule, move |parts: &http::request::Parts| extractor(parts));
         for _ in 0..7 {
-            let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::new()))));
+            let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
             layer.clone().layer(inner).oneshot(request()).await.unwrap();
         }
     }
@@ -97,7 +99,7 @@ async fn use_key(limiter: &RedisLimiter, extractor: Extractor, turn: usize) {
     meters.settle(&key, 1).await.unwrap();
 }
 
-/// All bytes of an answer, with a space between any two.
+/// Collects all bytes of an answer, separated by spaces.
 fn flatten(value: &redis::Value, into: &mut Vec<u8>) {
     match value {
         redis::Value::BulkString(bytes) => into.extend(bytes),
@@ -108,7 +110,7 @@ fn flatten(value: &redis::Value, into: &mut Vec<u8>) {
     into.push(b' ');
 }
 
-/// All that is stored, and all commands that were sent.
+/// Returns everything that is stored, and all commands that were sent.
 fn seen_by(server: &Server) -> Vec<u8> {
     let mut connection = server.connection();
     let (mut seen, keys) = (Vec::new(), keys(server));
@@ -127,7 +129,7 @@ fn contains(seen: &[u8], what: &[u8]) -> bool {
     seen.windows(what.len()).any(|part| part == what)
 }
 
-/// Every command is in its log.
+/// Starts a server that logs every command.
 const LOGGED: [&str; 4] = ["--slowlog-log-slower-than", "0", "--slowlog-max-len", "1000000"];
 
 async fn a_cluster() -> Server {

@@ -1,25 +1,29 @@
-//! Costs that are known in the end are settled on Redis too, though nobody waits for that.
+//! Costs that are known after the response are settled on Redis, and no request waits for that.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
+use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Bill, Charge, Limiter, Policy, Quota, RateLimitLayer, RedisLimiter};
+use tower_ratelimit::{
+    Policy, Quota, RateLimitLayer, RedisLimiter,
+    limiter::{Charge, Limiter},
+    middleware::Usage,
+};
 
-use super::redis_server::Server;
 use super::{connect, key, policy};
+use crate::support::redis_server::Server;
 
-/// What is used once all that was sent has been answered.
+/// Returns the usage once every command has been answered.
 async fn used(limiter: &RedisLimiter, policy: &Policy) -> u64 {
     let decision = limiter.peek(&[Charge::new(policy, &key("all")).cost(0)]).await.unwrap();
     policy.quota().capacity() - decision.charges()[0].remaining()
 }
 
 #[tokio::test]
-async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
+async fn final_cost_is_refunded_or_charged() {
     let server = Server::start();
     let limiter = connect(&server).await;
     let window = Duration::from_secs(30 * 86_400);
@@ -33,12 +37,12 @@ async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
         let tokens = policy(&format!("tokens-{number}"), quota);
         let requests = policy(&format!("requests-{number}"), quota);
         let layer =
-            RateLimitLayer::new(limiter.clone(), tokens.clone().cost(|_| 100).settle_by_bill(), |_: &_| key("all"))
+            RateLimitLayer::new(limiter.clone(), tokens.clone().cost(|_| 100).settle_by_usage(), |_: &_| key("all"))
                 .and(requests.clone().charge_when(|response| response.status == StatusCode::OK), |_: &_| key("all"));
         let service = layer.layer(service_fn(|request: Request<u64>| async move {
-            let bill: &Bill = request.extensions().get().unwrap();
+            let bill: &Usage = request.extensions().get().unwrap();
             assert!(bill.set(*request.body()));
-            let mut response = Response::new(Full::new(Bytes::from_static(b"hello")));
+            let mut response = Response::new(axum::body::Body::from("hello"));
             if *request.body() == 0 {
                 *response.status_mut() = StatusCode::BAD_GATEWAY;
             }
@@ -49,7 +53,8 @@ async fn what_a_request_cost_in_the_end_is_given_back_or_taken() {
             response.into_body().collect().await.unwrap();
             assert_eq!((used(&limiter, &tokens).await, used(&limiter, &requests).await), expected, "{quota}, {cost}");
         }
-        // Above what is left: it is owed, and nothing passes until it has drained.
+        // The cost exceeds what is left. The rest is owed, and no request passes until it has
+        // drained.
         let response = service.clone().oneshot(Request::new(1_200)).await.unwrap();
         drop(response);
         assert_eq!(used(&limiter, &tokens).await, 1_000, "{quota}");
@@ -79,16 +84,16 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
         for way in ["bill", "head", "body"] {
             let rule = policy(&format!("{way}-{number}"), quota).cost(|_| 0);
             let rule = match way {
-                "bill" => rule.settle_by_bill(),
+                "bill" => rule.settle_by_usage(),
                 "head" => rule.settle_by_response(|_| Some(25)),
                 _ => rule.settle_by_body(),
             };
             let layer = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all"));
             let service = layer.layer(service_fn(|request: Request<()>| async move {
-                if let Some(bill) = request.extensions().get::<Bill>() {
+                if let Some(bill) = request.extensions().get::<Usage>() {
                     bill.set(25);
                 }
-                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from_static(&[b'x'; 25]))))
+                Ok::<_, Infallible>(Response::new(axum::body::Body::from(Bytes::from_static(&[b'x'; 25]))))
             }));
             let mut statuses = Vec::new();
             for _ in 0..5 {

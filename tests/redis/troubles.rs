@@ -1,24 +1,27 @@
-//! A Redis that is away, and what a user sees of it.
+//! Outages and misconfigurations of Redis, as a user sees them.
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
+use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use http_body_util::Empty;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    FallbackLimiter, Limiter, LimiterEvent, MemoryLimiter, Observer, OnError, Quota, RateLimitLayer, RedisError,
-    RedisErrorKind, RedisLimiter, key as extract,
+    MemoryLimiter, OnError, Quota, RateLimitLayer, RedisLimiter, key as extract,
+    limiter::{
+        FallbackLimiter, Limiter,
+        redis::{RedisError, RedisErrorKind},
+    },
+    observe::{LimiterEvent, Observer},
 };
 
-use super::redis_server::{Server, free_port};
 use super::{connect, keys, passes, policy, take};
+use crate::support::redis_server::{Server, free_port};
 
-/// How soon it has to be back once Redis is.
+/// The time within which checks succeed again once Redis is back.
 const RECOVERY: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Default)]
@@ -55,7 +58,7 @@ async fn flushed_scripts_are_no_error() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_up_yet_is_no_error_and_is_found_when_it_is() {
+async fn late_server_is_no_error_and_is_found() {
     let mut server = Server::start();
     server.kill();
     let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
@@ -66,7 +69,7 @@ async fn a_server_that_is_not_up_yet_is_no_error_and_is_found_when_it_is() {
 }
 
 #[tokio::test]
-async fn a_dead_server_costs_little_after_the_first_checks_and_is_found_again() {
+async fn dead_server_costs_little_and_is_found_again() {
     for how in ["killed", "stopped"] {
         let mut server = Server::start();
         let seen = Seen::default();
@@ -100,7 +103,7 @@ async fn a_dead_server_costs_little_after_the_first_checks_and_is_found_again() 
 }
 
 #[tokio::test]
-async fn a_port_that_accepts_and_never_answers_costs_no_more_than_the_deadline() {
+async fn silent_port_costs_no_more_than_the_deadline() {
     let port = free_port();
     let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
     let began = Instant::now();
@@ -115,7 +118,7 @@ async fn a_port_that_accepts_and_never_answers_costs_no_more_than_the_deadline()
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told_when_it_is_configured() {
+async fn wrong_password_is_reported_by_connect() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let refused = RedisLimiter::connect(&url("wrong")).await.unwrap_err();
@@ -124,7 +127,7 @@ async fn a_wrong_password_is_told_when_it_is_configured() {
     assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
 }
 
-/// A server that answers every command with this line. Its port is returned.
+/// Starts a server that answers every command with this line. Returns its port.
 async fn says(line: &'static str) -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -133,7 +136,7 @@ async fn says(line: &'static str) -> u16 {
             tokio::spawn(async move {
                 let mut asked = [0; 65_536];
                 while let Ok(read) = client.read(&mut asked).await {
-                    // Each command begins with the number of its parts.
+                    // A command begins with the number of its parts.
                     let commands = asked[..read].iter().filter(|byte| **byte == b'*').count();
                     let answer = format!("{line}\r\n").repeat(commands);
                     if read == 0 || client.write_all(answer.as_bytes()).await.is_err() {
@@ -190,7 +193,7 @@ async fn connect_waits_for_room_among_the_clients() {
     assert!(eventually_passes(&limiter, 1_000).await);
 }
 
-/// What `LimiterEvent::StoreFailed` said.
+/// The texts of `LimiterEvent::StoreFailed`.
 fn failures(seen: &Seen) -> Vec<String> {
     let seen = seen.0.lock().unwrap();
     let error = |event: &LimiterEvent| match event {
@@ -201,7 +204,7 @@ fn failures(seen: &Seen) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_kind_of_failure_is_an_event_once_a_minute() {
+async fn failure_of_each_kind_is_an_event_once_a_minute() {
     use RedisErrorKind::{Foreign, Overloaded, Timeout, Unavailable};
     let server = Server::start();
     let mut admin = server.connection();
@@ -241,7 +244,7 @@ async fn every_kind_of_failure_is_an_event_once_a_minute() {
 }
 
 #[tokio::test]
-async fn a_url_or_a_setup_that_means_nothing_is_refused() {
+async fn meaningless_url_or_setup_is_refused() {
     for url in ["", "redis", "http://127.0.0.1", "redis://127.0.0.1:notaport", "memcached://127.0.0.1"] {
         let refused = RedisLimiter::connect(url).await.unwrap_err();
         assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{url}: {refused}");
@@ -258,15 +261,14 @@ async fn a_url_or_a_setup_that_means_nothing_is_refused() {
 }
 
 async fn status<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>) -> StatusCode {
-    let inner = service_fn(|_: Request<Empty<Bytes>>| async {
-        Ok::<_, std::convert::Infallible>(Response::new(Empty::<Bytes>::new()))
-    });
+    let inner =
+        service_fn(|_: Request<Body>| async { Ok::<_, std::convert::Infallible>(Response::new(Body::empty())) });
     let mut service = layer.layer(inner);
-    service.ready().await.unwrap().call(Request::new(Empty::new())).await.unwrap().status()
+    service.ready().await.unwrap().call(Request::new(Body::empty())).await.unwrap().status()
 }
 
 #[tokio::test]
-async fn while_redis_is_away_the_layer_does_what_was_chosen() {
+async fn layer_does_as_configured_while_redis_is_away() {
     let mut server = Server::start();
     let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
     let quota = Quota::per_hour(4);

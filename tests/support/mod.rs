@@ -1,174 +1,36 @@
-//! A limiter that says what it is told to say, and remembers what it was asked.
-#![allow(dead_code, reason = "each test file uses its part")]
+//! Helpers of several tests.
+#![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
-use std::collections::HashMap;
-use std::fmt;
-use std::future::{Future, Ready, ready};
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+pub(crate) mod proxy;
+pub(crate) mod redis_cluster;
+#[path = "redis.rs"]
+pub(crate) mod redis_server;
+mod scripted;
+mod setup;
+pub(crate) mod shop;
+pub(crate) mod waiting;
 
-use tower_ratelimit::{Charge, ChargeDecision, Decision, Effect, Key, Limiter, Policy, Receipt, Refund, Reply};
+use proptest::prelude::ProptestConfig;
+use tower_ratelimit::MemoryLimiter;
+use tower_ratelimit::clock::ManualClock;
 
-/// Counts units for each policy and key, up to the policy's capacity, and forgets nothing: no time passes.
-///
-/// It is `Now` until it is told to answer later, and answers until it is told to fail. Clones are the same limiter.
-#[derive(Clone, Default)]
-pub(crate) struct Scripted(Arc<Mutex<State>>);
+pub(crate) use scripted::{Broken, Scripted};
+pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
 
-#[derive(Default)]
-struct State {
-    used: HashMap<(String, Key), u64>,
-    takes: Vec<Vec<(String, Key, u64)>>,
-    refunds: Vec<(String, Key, u64)>,
-    later: bool,
-    failing: bool,
+/// A limiter in memory that reads this clock. It has room for a thousand keys: to make one for a
+/// million, as is the default, takes longer than most tests.
+pub(crate) fn memory(clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("a thousand keys are possible")
 }
 
-#[derive(Debug)]
-pub(crate) struct Trouble;
-
-impl fmt::Display for Trouble {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the store is away")
-    }
+/// Returns the number of cases of a property: the usual number, or a multiple of it if
+/// `RATELIMIT_CAMPAIGN` says so.
+pub(crate) fn cases(usual: u32) -> u32 {
+    std::env::var("RATELIMIT_CAMPAIGN").map_or(usual, |times| usual * times.parse::<u32>().expect("it is a number"))
 }
 
-impl std::error::Error for Trouble {}
-
-impl Scripted {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-
-    pub(crate) fn later(self) -> Self {
-        self.state().later = true;
-        self
-    }
-
-    pub(crate) fn fail(&self, failing: bool) {
-        self.state().failing = failing;
-    }
-
-    /// What was asked for: the policies' names, the keys and the costs of each call.
-    pub(crate) fn takes(&self) -> Vec<Vec<(String, Key, u64)>> {
-        self.state().takes.clone()
-    }
-
-    /// Units given back, with their policies' names and keys.
-    pub(crate) fn refunds(&self) -> Vec<(String, Key, u64)> {
-        self.state().refunds.clone()
-    }
-
-    /// Units taken and not given back.
-    pub(crate) fn used(&self) -> u64 {
-        self.state().used.values().sum()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no test panics with the lock held")
-    }
-
-    fn decide(&self, charges: &[Charge<'_>]) -> Result<Decision, Trouble> {
-        let mut state = self.state();
-        state.takes.push(charges.iter().map(|c| (c.policy.name().to_owned(), c.key.clone(), c.cost)).collect());
-        if state.failing {
-            return Err(Trouble);
-        }
-        let left = |charge: &Charge<'_>, state: &State| {
-            let used = state.used.get(&(charge.policy.name().to_owned(), charge.key.clone())).copied().unwrap_or(0);
-            charge.policy.quota().capacity().saturating_sub(used)
-        };
-        let forced = |charge: &Charge<'_>| charge.effect == Effect::Force;
-        let binds = |charge: &Charge<'_>| charge.effect == Effect::Enforce;
-        let allowed = charges.iter().all(|charge| charge.cost <= left(charge, &state) || !binds(charge));
-        let mut answers = Vec::new();
-        for charge in charges {
-            let capacity = charge.policy.quota().capacity();
-            let before = left(charge, &state);
-            if charge.cost > before && !forced(charge) {
-                let wait = (charge.cost <= capacity).then_some(Duration::from_secs(3));
-                answers.push(ChargeDecision::denied(capacity, before, wait));
-            } else if allowed {
-                *state.used.entry((charge.policy.name().to_owned(), charge.key.clone())).or_default() += charge.cost;
-                let receipt = Receipt::new(charge.cost, 0, 0);
-                answers
-                    .push(ChargeDecision::allowed(capacity, before.saturating_sub(charge.cost)).with_receipt(&receipt));
-            } else {
-                answers.push(ChargeDecision::allowed(capacity, before));
-            }
-        }
-        Ok(Decision::new(allowed, answers))
-    }
-}
-
-impl Limiter for Scripted {
-    type Error = Trouble;
-    type Future<T: Send + 'static> = Pin<Box<dyn Future<Output = Result<T, Trouble>> + Send>>;
-
-    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        let later = self.state().later;
-        if later {
-            // As the contract asks: one that was never polled leaves nothing.
-            let this = self.clone();
-            let owned: Vec<_> = charges.iter().map(|c| (c.policy.clone(), c.key.clone(), c.cost, c.effect)).collect();
-            return Reply::Later(Box::pin(async move {
-                tokio::task::yield_now().await;
-                let charges: Vec<_> =
-                    owned.iter().map(|(p, k, cost, effect)| Charge::new(p, k).cost(*cost).effect(*effect)).collect();
-                this.decide(&charges)
-            }));
-        }
-        Reply::Now(self.decide(charges))
-    }
-
-    fn peek(&self, _: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        Reply::Now(Err(Trouble))
-    }
-
-    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Trouble, Self::Future<()>> {
-        let mut state = self.state();
-        for refund in refunds {
-            let name = refund.policy.name().to_owned();
-            if let Some(used) = state.used.get_mut(&(name.clone(), refund.key.clone())) {
-                *used = used.saturating_sub(refund.receipt.units());
-            }
-            state.refunds.push((name, refund.key, refund.receipt.units()));
-        }
-        Reply::Now(Ok(()))
-    }
-
-    /// As a remote limiter: done before it is waited for.
-    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        Reply::Now(self.decide(charges))
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Trouble, Self::Future<()>> {
-        Reply::Now(Ok(()))
-    }
-}
-
-/// Answers whatever it was made with, now, and with as many charges as it likes.
-#[derive(Clone)]
-pub(crate) struct Broken(pub(crate) bool, pub(crate) usize);
-
-impl Limiter for Broken {
-    type Error = Trouble;
-    type Future<T: Send + 'static> = Ready<Result<T, Trouble>>;
-
-    fn take(&self, _: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        Reply::Now(Ok(Decision::new(self.0, (0..self.1).map(|_| ChargeDecision::denied(0, 0, None)))))
-    }
-
-    fn peek(&self, _: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        Reply::Later(ready(Err(Trouble)))
-    }
-
-    fn refund(&self, _: Vec<Refund>) -> Reply<(), Trouble, Self::Future<()>> {
-        Reply::Now(Ok(()))
-    }
-
-    fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Trouble, Self::Future<()>> {
-        Reply::Now(Ok(()))
-    }
+/// Returns the settings of a property that is tested with this number of cases, and that writes no
+/// file of failures.
+pub(crate) fn config(usual: u32) -> ProptestConfig {
+    ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }

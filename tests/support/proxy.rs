@@ -1,4 +1,4 @@
-//! A TCP proxy that can be told to misbehave.
+//! A TCP proxy that misbehaves on command.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::VecDeque;
@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
-/// Passes bytes between its port and another of this machine.
+/// A proxy between its own port and another port of this machine.
 pub(crate) struct Proxy {
     port: u16,
     orders: Arc<Orders>,
@@ -20,38 +20,39 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Orders {
-    /// Bytes are kept, and connections stay.
+    /// Bytes are held back, and connections stay open.
     hold: AtomicBool,
-    /// Of every connection the answers are passed on up to so many bytes, then it is cut. 0: not at all.
+    /// Of every connection the answers are passed on up to so many bytes, then it is cut. 0: not at
+    /// all.
     cut_after: AtomicUsize,
     cuts: AtomicUsize,
-    /// What is done to the next answers, one after the other.
+    /// The faults of the next answers, one after the other.
     faults: Mutex<VecDeque<Fault>>,
-    /// Connections that are open.
+    /// The number of open connections.
     open: AtomicUsize,
 }
 
-/// What is done to an answer, or to its connection.
+/// A fault of an answer or of its connection.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
-    /// These bytes come before it.
+    /// These bytes precede the answer.
     Before(Vec<u8>),
-    /// These bytes come after it.
+    /// These bytes follow the answer.
     After(Vec<u8>),
-    /// Its byte of this number, as far as there is one, is another.
+    /// The byte at this index is changed, if there is one.
     Garble(usize, u8),
-    /// It never comes.
+    /// The answer is dropped.
     Lose,
-    /// It ends here, and its connection with it.
+    /// The answer and its connection end at this byte.
     Cut(usize),
     /// The connection is reset.
     Reset,
-    /// No more answers come, but the connection stays open the other way.
+    /// No more answers come, but the connection stays open in the other direction.
     HalfClose,
 }
 
 impl Proxy {
-    /// Within a tokio runtime.
+    /// Starts a proxy. Needs a Tokio runtime.
     pub(crate) fn start(to: u16) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -76,37 +77,37 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Whether it is a black hole.
+    /// Holds all bytes back, or passes them on again.
     pub(crate) fn hold(&self, hold: bool) {
         self.orders.hold.store(hold, Ordering::Relaxed);
     }
 
-    /// Cuts each connection after so many bytes of answers; 0 does not.
+    /// Cuts each connection after this many bytes of answers. 0 means never.
     pub(crate) fn cut_after(&self, bytes: usize) {
         self.orders.cut_after.store(bytes, Ordering::Relaxed);
     }
 
-    /// Does this to the next answer that no other fault is for.
+    /// Adds a fault for the next answer that has none.
     pub(crate) fn fault(&self, fault: Fault) {
         self.orders.faults.lock().unwrap().push_back(fault);
     }
 
-    /// Faults that wait for an answer.
+    /// Returns the number of faults that wait for an answer.
     pub(crate) fn faults(&self) -> usize {
         self.orders.faults.lock().unwrap().len()
     }
 
-    /// From now on no more faults.
+    /// Removes all faults.
     pub(crate) fn behave(&self) {
         self.orders.faults.lock().unwrap().clear();
     }
 
-    /// Connections that are open.
+    /// The number of open connections.
     pub(crate) fn open(&self) -> usize {
         self.orders.open.load(Ordering::Relaxed)
     }
 
-    /// Connections cut so far.
+    /// Returns the number of connections that were cut.
     pub(crate) fn cuts(&self) -> usize {
         self.orders.cuts.load(Ordering::Relaxed)
     }
@@ -120,7 +121,7 @@ impl Drop for Proxy {
 
 async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
     let Ok(mut server) = TcpStream::connect((Ipv4Addr::LOCALHOST, to)).await else { return };
-    // Else small answers wait for 40 ms now and then.
+    // Without it small answers sometimes wait for 40 ms.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (mut asked, mut answered) = ([0; 4_096], [0; 4_096]);
     let mut passed = 0;

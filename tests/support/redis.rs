@@ -1,4 +1,4 @@
-//! Redis servers for tests: each on a free port of its own, stopped when dropped.
+//! Redis servers for tests. Each has a free port and stops when it is dropped.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long a server may take to start.
+/// The time that a server may take to start.
 const START: Duration = Duration::from_secs(10);
 
 /// A server. Dropping it kills it, even a stopped one, and removes its directory.
@@ -21,17 +21,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// A server that keeps nothing on disk.
+    /// Starts a server that stores nothing on disk.
     pub(crate) fn start() -> Self {
         Self::with(&[])
     }
 
-    /// A server with more options, such as `["--requirepass", "secret"]`.
+    /// Starts a server with more options, such as `["--requirepass", "secret"]`.
     pub(crate) fn with(options: &[&str]) -> Self {
         Self::start_in(directory(), options.iter().map(ToString::to_string).collect())
     }
 
-    /// A sentinel with these lines in its file, which it rewrites.
+    /// Starts a sentinel with these lines in its configuration file, which it rewrites.
     pub(crate) fn sentinel(lines: &[String]) -> Self {
         let directory = directory();
         let file = directory.join("sentinel.conf");
@@ -41,7 +41,7 @@ impl Server {
 
     fn start_in(directory: PathBuf, options: Vec<String>) -> Self {
         let mut server = Self { child: None, port: 0, directory, options };
-        // Somebody else may take the port between its choice and the start.
+        // Another process may take the port between its choice and the start.
         for _ in 0..5 {
             server.port = free_port();
             if server.try_launch() {
@@ -59,12 +59,12 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// A plain connection, by another client than the one under test.
+    /// Returns a connection of another client library than the tested one.
     pub(crate) fn connection(&self) -> redis::Connection {
         redis::Client::open(self.url()).unwrap().get_connection_with_timeout(START).unwrap()
     }
 
-    /// kill -9.
+    /// Kills the server with SIGKILL.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -72,13 +72,13 @@ impl Server {
         }
     }
 
-    /// Starts it again on the same port, with nothing in it.
+    /// Starts the server again on the same port, with an empty database.
     pub(crate) fn restart(&mut self) {
         self.kill();
         assert!(self.try_launch(), "{} did not start again on port {}", program(), self.port);
     }
 
-    /// Stops the process where it is: it answers nothing, and its connections stay.
+    /// Stops the process with SIGSTOP: it answers nothing, and its connections stay open.
     pub(crate) fn pause(&self) {
         self.signal("-STOP");
     }
@@ -93,7 +93,7 @@ impl Server {
     }
 
     fn try_launch(&mut self) -> bool {
-        // A file comes before all options.
+        // A configuration file precedes all options.
         let first = usize::from(self.options.first().is_some_and(|option| !option.starts_with("--")));
         let child = Command::new(program())
             .args(&self.options[..first])
@@ -137,7 +137,7 @@ impl Server {
         false
     }
 
-    /// Whether it answers at all; that a password is missing is an answer too.
+    /// Returns whether the server answers. An error about a missing password is an answer, too.
     fn answers(&self) -> bool {
         use std::io::{Read, Write};
         let Ok(mut stream) = std::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)) else { return false };
@@ -155,11 +155,11 @@ impl Drop for Server {
     }
 }
 
-/// A new one, for one server.
+/// Creates a directory for one server.
 fn directory() -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    // Servers of a cluster wait for the disk when they vote, and answer nobody meanwhile.
+    // Servers of a cluster wait for the disk when they vote, and answer nothing meanwhile.
     let memory = PathBuf::from("/dev/shm");
     let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
     let directory = parent.join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
@@ -167,13 +167,13 @@ fn directory() -> PathBuf {
     directory
 }
 
-/// The server's program: that of REDIS_SERVER, or the one on the path.
+/// Returns the server's program: the one in REDIS_SERVER, or `redis-server` on the path.
 fn program() -> String {
     std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned())
 }
 
 pub(crate) fn free_port() -> u16 {
-    // Clusters use the port 10,000 above as well.
+    // Servers of a cluster also use the port 10,000 above.
     loop {
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         if port < 55_000 {

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use super::redis_server::Server;
 
-/// Slots of a cluster.
+/// The number of slots of a cluster.
 const SLOTS: u16 = 16_384;
 
-/// How long the servers may take to agree.
+/// The time that the servers may take to agree.
 const AGREE: Duration = Duration::from_secs(30);
 
 /// The masters come first, then the replica of each.
@@ -22,7 +22,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) const MASTERS: usize = 3;
 
-    /// A master that does not answer is replaced after 2 s; meanwhile the others serve their slots.
+    /// Starts a cluster. A master that does not answer is replaced after 2 s; meanwhile the others
+    /// serve.
     pub(crate) fn start() -> Self {
         let options = [
             "--cluster-enabled",
@@ -41,7 +42,7 @@ impl Cluster {
         let cluster = Self { servers, ids };
         for master in 0..Self::MASTERS {
             let (first, last) = Self::slots(master);
-            // Redis 6.2 knows no ranges.
+            // Redis 6.2 has no ranges.
             let slots: Vec<String> = (first..=last).map(|slot| slot.to_string()).collect();
             let slots: Vec<&str> = slots.iter().map(String::as_str).collect();
             cluster.tell(master, &[&["ADDSLOTS"], &slots[..]].concat());
@@ -77,36 +78,36 @@ impl Cluster {
         cluster
     }
 
-    /// The first and the last slot of a master.
+    /// Returns the first and the last slot of a master.
     pub(crate) fn slots(master: usize) -> (u16, u16) {
         let each = SLOTS / Self::MASTERS as u16;
         let last = if master + 1 == Self::MASTERS { SLOTS - 1 } else { each * (master as u16 + 1) - 1 };
         (each * master as u16, last)
     }
 
-    /// The URL names one of the servers only.
+    /// Returns a URL, which names only one of the servers.
     pub(crate) fn url(&self) -> String {
         format!("redis-cluster://127.0.0.1:{}", self.servers[0].port())
     }
 
-    /// Says `CLUSTER ...` to a server.
+    /// Sends `CLUSTER …` to a server.
     pub(crate) fn tell(&self, at: usize, command: &[&str]) {
         let _: redis::Value = redis::cmd("CLUSTER").arg(command).query(&mut self.servers[at].connection()).unwrap();
     }
 
-    /// From now on a slot is on its way.
+    /// Begins to move a slot.
     pub(crate) fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
         self.tell(to, &["SETSLOT", &slot.to_string(), "IMPORTING", &self.ids[from]]);
         self.tell(from, &["SETSLOT", &slot.to_string(), "MIGRATING", &self.ids[to]]);
     }
 
-    /// The keys of a slot that a server has.
+    /// Returns the keys of a slot that a server has.
     pub(crate) fn keys(&self, slot: u16, at: usize) -> Vec<String> {
         let mut command = redis::cmd("CLUSTER");
         command.arg("GETKEYSINSLOT").arg(slot).arg(10_000).query(&mut self.servers[at].connection()).unwrap()
     }
 
-    /// Takes a key there.
+    /// Moves a key to the slot's new server.
     pub(crate) fn carry(&self, key: &str, from: usize, to: usize) {
         let port = self.servers[to].port().to_string();
         let _: redis::Value = redis::cmd("MIGRATE")
@@ -115,19 +116,19 @@ impl Cluster {
             .unwrap();
     }
 
-    /// From now on the slot is there.
+    /// Ends the move of a slot.
     pub(crate) fn end_to_move(&self, slot: u16, from: usize, to: usize) {
         for at in [to, from, Self::MASTERS - from - to] {
             self.assign(at, slot, to);
         }
     }
 
-    /// Tells one server that a slot is there.
+    /// Informs one server where a slot is.
     pub(crate) fn assign(&self, at: usize, slot: u16, to: usize) {
         self.tell(at, &["SETSLOT", &slot.to_string(), "NODE", &self.ids[to]]);
     }
 
-    /// Whether a server is a master now.
+    /// Returns whether a server is a master now.
     pub(crate) fn is_master(&self, at: usize) -> bool {
         let role: String = redis::cmd("INFO").arg("replication").query(&mut self.servers[at].connection()).unwrap();
         role.contains("role:master")

@@ -1,4 +1,4 @@
-//! A shop with a leaky queue in front of it, in a world whose time passes when it is told to.
+//! A service behind a leaky queue, in a world whose time the test advances.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::convert::Infallible;
@@ -6,30 +6,28 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use bytes::Bytes;
+pub(crate) use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use http_body_util::Full;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Key, Limiter, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
 
+use super::memory;
 use super::waiting::{ManualTimer, World};
-
-pub(crate) type Body = Full<Bytes>;
 
 pub(crate) const MS: u64 = 1_000;
 
-/// One each 10 ms, and so many may wait.
+/// Returns a queue with a departure every 10 ms, in which this number of requests may wait.
 pub(crate) fn queue(length: u64) -> Quota {
     Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(length).unwrap()
 }
 
-/// Who departed when, in microseconds.
+/// The numbers of the departed requests, with their departures in microseconds.
 pub(crate) type Departures = Arc<Mutex<Vec<(usize, u64)>>>;
 
 #[derive(Clone)]
 pub(crate) struct Number(pub(crate) usize);
 
-/// A world with a limiter in it, and a service that notes who comes when.
+/// A world with a limiter, and a service that records when each request departs.
 pub(crate) struct Shop {
     pub(crate) world: World<StatusCode>,
     pub(crate) limiter: MemoryLimiter,
@@ -40,7 +38,7 @@ pub(crate) struct Shop {
 impl Shop {
     pub(crate) fn new(quota: Quota) -> Self {
         let world = World::new();
-        let limiter = MemoryLimiter::builder().clock(world.clock.clone()).build().unwrap();
+        let limiter = memory(&world.clock);
         Self { world, limiter, policy: Policy::new("queue", quota).unwrap(), departures: Departures::default() }
     }
 

@@ -1,4 +1,5 @@
-//! A world in which time passes when it is told to: a timer, a limiter's clock, and tasks that run only when they are woken.
+//! A world whose time the test advances: a timer, a limiter's clock, and tasks that run only when
+//! they are woken.
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::future::Future;
@@ -9,7 +10,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use tower_ratelimit::middleware::Sleep;
-use tower_ratelimit::{ManualClock, Timer};
+use tower_ratelimit::{clock::ManualClock, middleware::Timer};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ManualTimer(Arc<Mutex<Timed>>);
@@ -53,7 +54,7 @@ impl ManualTimer {
         self.0.lock().unwrap().now_us
     }
 
-    /// The next instant at which somebody is to be woken.
+    /// Returns the next instant at which a task is woken.
     fn next_us(&self) -> Option<u64> {
         self.0.lock().unwrap().sleepers.iter().map(|(at, _)| *at).min()
     }
@@ -107,13 +108,13 @@ impl<T> World<T> {
         self.tasks.len() - 1
     }
 
-    /// Drops the future of a task.
+    /// Drops a task's future.
     pub(crate) fn cancel(&mut self, task: usize) {
         self.tasks[task].future = None;
         self.run();
     }
 
-    /// It is not polled any more, whoever wakes it.
+    /// The task is not polled any more, even if it is woken.
     pub(crate) fn stick(&mut self, task: usize) {
         self.tasks[task].stuck = true;
     }
@@ -122,7 +123,7 @@ impl<T> World<T> {
         self.tasks[task].future.is_some()
     }
 
-    /// Lets time pass, and stops wherever somebody is to be woken.
+    /// Advances the time, and stops at every instant at which a task is woken.
     pub(crate) fn pass(&mut self, us: u64) {
         let to = self.timer.now_us() + us;
         loop {
@@ -153,7 +154,7 @@ impl<T> World<T> {
     }
 }
 
-/// A timer whose time passes when somebody waits.
+/// A timer whose time passes when a task waits.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Skipping(Arc<Mutex<Duration>>);
 

@@ -1,10 +1,10 @@
-//! What a step's answer was, and what it should have been.
+//! Compares the answer of a step with the expected one.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// What a step answered, in the file's words.
+/// The answer of a step, in the terms of the file.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) allowed: bool,
@@ -13,23 +13,24 @@ pub(crate) struct Answer {
     pub(crate) remaining: u64,
     pub(crate) remaining_by_limit: Vec<(String, u64)>,
     pub(crate) denied_by: Vec<String>,
-    /// The time after which the step would be allowed: zero if it is, nothing if no wait helps.
+    /// The time after which the step would be allowed. Zero if it is, `None` if no wait helps.
     pub(crate) retry_after: Option<Duration>,
     pub(crate) reset: Duration,
     pub(crate) taken: u64,
-    /// How long the caller is to wait before it acts.
+    /// The time that the caller must wait before it acts.
     pub(crate) wait: Duration,
-    /// The instant at which the caller is to act.
+    /// The instant at which the caller may act.
     pub(crate) act_at: Duration,
-    /// Units that wait ahead of this one.
+    /// The units that wait ahead of this one.
     pub(crate) position: u64,
-    /// Tokens before and after, below zero in debt; nothing if the quota is no bucket of tokens.
+    /// The tokens before and after, negative in debt. `None` if the quota is no token bucket.
     pub(crate) tokens_before: Option<i64>,
     pub(crate) tokens: Option<i64>,
 }
 
 impl Answer {
-    /// Whether the answer is what `expected` says of this field. Times may be off by `slack`, where the file says so.
+    /// Whether the answer is what `expected` says of this field. Times may be off by `slack`, where
+    /// the file says so.
     pub(crate) fn is(&self, field: &str, expected: &Value, slack: Duration) -> Result<(), String> {
         let used = self.limit - self.remaining.min(self.limit);
         let retry = self.retry_after;
@@ -38,9 +39,9 @@ impl Answer {
             "limit" => same(expected, self.limit),
             "remaining" => same(expected, self.remaining),
             "taken" => same(expected, self.taken),
-            // Peers tell a window by what is counted in it.
+            // Peers describe a window by the units counted in it.
             "count" | "weighted" => same(expected, used),
-            // nginx's excess is what is ahead of a request.
+            // nginx's excess is the number of units ahead of a request.
             "excess" => same(expected, self.position),
             "available" => same(expected, self.tokens),
             "tokens_before" => same(expected, self.tokens_before),
@@ -50,7 +51,7 @@ impl Answer {
                     self.remaining_by_limit.iter().cloned().map(|(name, n)| (name, json!(n))).collect();
                 (*expected == by_limit, by_limit.to_string())
             }
-            // Statuses differ, and 200 is what every source says of a request that passed.
+            // Statuses differ, except 200 for a request that passed.
             "http_status" => ((*expected == json!(200)) == self.allowed, format!("allowed: {}", self.allowed)),
             "retry_after_ms" if expected == "never" => (retry.is_none() && !self.allowed, format!("{retry:?}")),
             "retry_after_ms" => (retry.is_some_and(|wait| near(expected, wait, slack)), format!("{retry:?}")),

@@ -1,4 +1,4 @@
-//! What is not replayed, and why.
+//! The vectors that are not replayed, each with its reason.
 
 /// A vector that is not replayed.
 pub(crate) struct LeftOut {
@@ -7,11 +7,11 @@ pub(crate) struct LeftOut {
     pub(crate) reason: &'static str,
 }
 
-/// In which way a vector is left out.
+/// The reason for which a vector is left out.
 pub(crate) enum Why {
-    /// It replays up to this step, counted from 0, whose field has another answer here, on purpose.
+    /// It replays up to this step, counted from 0, whose field deliberately differs here.
     Differs { step: usize, field: &'static str },
-    /// It asks for something that this crate's limiters do not have.
+    /// It needs a feature that this crate's limiters do not have.
     NotHere,
 }
 

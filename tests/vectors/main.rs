@@ -1,8 +1,9 @@
-//! The sequences of `tests/vectors.json`, replayed: what other rate limiters' own tests assert, each with its repository,
-//! test and commit, must hold here too, or the reason why not stands in the table of [`left_out`].
+//! Replays the sequences of `tests/vectors.json`: assertions from the tests of other rate limiters,
+//! each with its repository, test and commit. An assertion that does not hold here is in
+//! [`left_out`] with its reason.
 //!
-//! [`mapping`] says what another project's parameters and answers are in this crate's words; [`replay`] makes the calls;
-//! [`expectation`] compares. None of them has a default for what it does not know: it fails.
+//! [`mapping`] translates another project's parameters and answers, [`replay`] makes the calls, and
+//! [`expectation`] compares. Each fails on anything that it does not know.
 
 mod expectation;
 mod left_out;
@@ -11,6 +12,9 @@ mod mapping;
 mod on_redis;
 mod properties;
 mod replay;
+#[cfg(feature = "redis")]
+#[path = "../support/mod.rs"]
+mod support;
 
 use std::collections::BTreeSet;
 
@@ -26,7 +30,7 @@ fn vectors() -> Vec<Value> {
     file["vectors"].as_array().expect("it holds a list of vectors").clone()
 }
 
-/// The vector of this name.
+/// Returns the vector of this name.
 fn vector(id: &str) -> Value {
     vectors().into_iter().find(|vector| vector["id"] == id).expect("the vector is in the file")
 }
@@ -39,14 +43,14 @@ fn omission(id: &str) -> Option<&'static LeftOut> {
     LEFT_OUT.iter().find(|left_out| left_out.id == id)
 }
 
-/// The vectors that are replayed, which is all that are not in a table.
+/// Returns the vectors that are replayed: all that are in no table.
 fn replayed() -> Vec<Value> {
     let elsewhere = |vector: &Value| omission(id(vector)).is_some() || PROPERTIES.contains(&id(vector));
     vectors().into_iter().filter(|vector| !elsewhere(vector)).collect()
 }
 
 #[test]
-fn every_answer_that_a_replayed_vector_states_is_given() {
+fn replayed_vectors_give_every_stated_answer() {
     let failures: Vec<String> = replayed()
         .iter()
         .filter_map(|vector| replay(vector).err().map(|failure| format!("{}: {failure}", id(vector))))
@@ -55,7 +59,7 @@ fn every_answer_that_a_replayed_vector_states_is_given() {
 }
 
 #[test]
-fn every_vector_is_replayed_or_left_out_for_a_reason() {
+fn vectors_are_replayed_or_left_out_for_a_reason() {
     let all = vectors();
     let known: BTreeSet<&str> = all.iter().map(id).collect();
     assert_eq!(known.len(), all.len(), "ids are different");
@@ -77,7 +81,7 @@ fn every_vector_is_replayed_or_left_out_for_a_reason() {
 }
 
 #[test]
-fn what_is_left_out_for_its_answer_has_another_answer_just_there() {
+fn left_out_vector_differs_exactly_where_stated() {
     for left_out in LEFT_OUT {
         let outcome = replay(&vector(left_out.id));
         match (&left_out.why, outcome) {
@@ -90,9 +94,9 @@ fn what_is_left_out_for_its_answer_has_another_answer_just_there() {
     }
 }
 
-/// The one about a block says more: it is not prolonged by more tries, and it ends.
+/// The vector also states that a block is not prolonged by retries, and that it ends.
 #[test]
-fn a_block_is_as_in_its_vector_but_for_a_cost_that_never_passes() {
+fn block_vector_differs_only_in_a_cost_that_never_passes() {
     let mut vector = vector("fw-rlf-block");
     let told =
         vector["steps"][0]["expect"].as_object_mut().expect("a step expects something").remove("retry_after_ms_min");
@@ -103,9 +107,10 @@ fn a_block_is_as_in_its_vector_but_for_a_cost_that_never_passes() {
     assert_eq!((failure.step, failure.field.as_deref()), (1, Some("retry_after_ms_max")));
 }
 
-/// Each expected field of each replayed vector is changed, one at a time, and the replay must then fail at it.
+/// Each expected field of each replayed vector is changed, one at a time, and the replay must then
+/// fail at it.
 #[test]
-fn no_stated_answer_is_skipped() {
+fn replay_fails_if_any_stated_answer_is_changed() {
     let mut changed = 0;
     for vector in replayed() {
         let slack = vector["tolerance_ms"].as_u64().expect("a tolerance is stated");
@@ -123,7 +128,8 @@ fn no_stated_answer_is_skipped() {
     assert!(changed > 400, "{changed}");
 }
 
-/// A value of the same field that cannot be right if `value` is, with twice the slack of the vector between them.
+/// A value of the same field that cannot be right if `value` is, with twice the slack of the vector
+/// between them.
 fn another(field: &str, value: &Value, slack: u64) -> Value {
     match value {
         Value::Bool(value) => json!(!value),

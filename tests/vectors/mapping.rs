@@ -1,14 +1,17 @@
-//! Other projects' parameters in this crate's words.
+//! Translates other projects' parameters into this crate's.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value};
-use tower_ratelimit::{Algorithm, Anchor, Oldest, Quota, QuotaError};
+use tower_ratelimit::{
+    Quota,
+    quota::{Algorithm, Anchor, Oldest, QuotaError},
+};
 
-/// A vector's parameters, its key's override merged in.
+/// The parameters of a vector, with its key's override merged in.
 pub(crate) type Params = Map<String, Value>;
 
-/// What the replayer itself reads, and what only describes.
+/// Parameters that the replay reads itself, and those that only describe.
 const NOT_OF_THE_QUOTA: [&str; 9] =
     ["initial", "created_at_ms", "max_wait_ms", "multi", "name", "peer_params", "note", "inherit", "block_ms"];
 
@@ -65,14 +68,15 @@ fn fixed_window(read: &mut Reader<'_>) -> Result<Quota, String> {
         .map_err(text)
 }
 
-/// Permissions that come at each cycle of a grid and may be taken ahead: a bucket that is refilled in steps.
+/// Permissions that come at each cycle of a grid and may be taken ahead: a bucket that is refilled
+/// in steps.
 fn refilled_per_cycle(read: &mut Reader<'_>) -> Result<Quota, String> {
     assert_eq!(read.word("anchor")?, Some("creation-aligned grid"), "the grid of the epoch, since vectors begin on it");
     Quota::step_bucket(read.units("limit")?, read.ms("window_ms")?).map_err(text)
 }
 
-/// The classic estimate from two counters, on the grid: vectors "anchored" at a first hit have that hit at 0.
-/// Without a limit only the estimate is told, and the limit is above everything.
+/// The classic estimate from two counters, on the grid: vectors "anchored" at a first hit have that
+/// hit at 0. Without a limit only the estimate is told, and the limit is above everything.
 fn sliding_window(read: &mut Reader<'_>) -> Result<Quota, String> {
     let anchor = read.word("anchor")?;
     assert!(matches!(anchor, None | Some("first-hit" | "first-hit grid")), "{anchor:?}");
@@ -94,8 +98,8 @@ fn sliding_log(read: &mut Reader<'_>) -> Result<Quota, String> {
 
 // Buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// The capacity is the file's, also where the source writes it as a burst of one less. The rate is one per interval, or so
-/// many per period.
+/// The capacity is the file's, also where the source writes it as a burst of one less. The rate is
+/// one per interval, or so many per period.
 fn gcra(read: &mut Reader<'_>) -> Result<Quota, String> {
     let (limit, period) = if read.has("rate") {
         (read.units("rate")?, read.ms("period_ms")?)
@@ -106,8 +110,8 @@ fn gcra(read: &mut Reader<'_>) -> Result<Quota, String> {
     Quota::gcra(limit, period).and_then(|quota| quota.burst(capacity)).map_err(text)
 }
 
-/// "greedy" (the default) flows in; "intervally" ticks from the key's first request, "intervally-aligned" on the grid on
-/// which its first refill lies.
+/// "greedy" (the default) flows in; "intervally" ticks from the key's first request,
+/// "intervally-aligned" on the grid on which its first refill lies.
 fn token_bucket(read: &mut Reader<'_>) -> Result<Quota, String> {
     let (refill, period, capacity) = (read.units("refill")?, read.ms("refill_period_ms")?, read.units("capacity")?);
     match read.word("refill_mode")? {
@@ -131,8 +135,8 @@ fn leaky_bucket(read: &mut Reader<'_>) -> Result<Quota, String> {
         .map_err(text)
 }
 
-/// nginx's model: its burst is what may wait besides the one that is due, which is the queue here; "nodelay" lets all of
-/// them pass at once.
+/// nginx's model: its burst is what may wait besides the one that is due, which is the queue here;
+/// "nodelay" lets all of them pass at once.
 fn leaky_queue(read: &mut Reader<'_>) -> Result<Quota, String> {
     let length = read.units("burst")?;
     let at_once = if read.flag("nodelay") { length } else { read.units_or("delay_after", 0)? };
@@ -160,7 +164,8 @@ fn rated(read: &mut Reader<'_>) -> Result<Quota, String> {
 /// What a family's sources call "reset".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reset {
-    /// The time until the whole quota is back, as here: buckets until they are full, a fixed window until it ends.
+    /// The time until the whole quota is back, as here: buckets until they are full, a fixed window
+    /// until it ends.
     WholeQuota,
     /// The time until one unit is free: sliding windows and the log.
     NextUnit,

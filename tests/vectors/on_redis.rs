@@ -1,16 +1,14 @@
-//! The same vectors, with the states in Redis.
+//! Replays the vectors with their states in Redis.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use tower_ratelimit::{BoxLimiter, ManualClock, RedisLimiter};
+use tower_ratelimit::{RedisLimiter, clock::ManualClock, limiter::BoxLimiter};
 
 use crate::replay::{Backend, Pending, replay_on};
+use crate::support::redis_server::Server;
 use crate::{id, replayed};
-
-#[path = "../support/redis.rs"]
-mod server;
 
 thread_local! {
     static RUNTIME: RefCell<Runtime> =
@@ -22,8 +20,8 @@ fn wait(answer: Pending<'_>) {
 }
 
 #[test]
-fn every_answer_that_a_replayed_vector_states_is_given_on_redis() {
-    let server = server::Server::start();
+fn replayed_vectors_give_every_stated_answer_on_redis() {
+    let server = Server::start();
     let failures: Vec<String> = replayed()
         .iter()
         .filter_map(|vector| {

@@ -1,4 +1,4 @@
-//! Vectors that state a bound on many calls, each replayed by a loop of its own.
+//! Vectors that state a bound on many calls. Each has a loop of its own.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn whole(value: &Value) -> u64 {
 }
 
 #[test]
-fn the_long_run_rate_is_the_quotas() {
+fn long_run_rate_is_the_quotas() {
     let (policy, expected) = setup("tb-xtime-long-qps");
     let (limiter, clock) = limiter();
     let mut passed = 0;
@@ -40,7 +40,7 @@ fn the_long_run_rate_is_the_quotas() {
 }
 
 #[test]
-fn of_simultaneous_requests_exactly_the_capacity_passes() {
+fn simultaneous_requests_pass_exactly_up_to_the_capacity() {
     let (policy, expected) = setup("tb-xtime-simultaneous");
     let (limiter, _clock) = limiter();
     let passed: u64 = std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ fn of_simultaneous_requests_exactly_the_capacity_passes() {
 }
 
 #[test]
-fn a_wait_is_never_longer_than_one_interval() {
+fn wait_is_never_longer_than_one_interval() {
     let (policy, expected) = setup("gcra-redis_rate-retry-bound");
     let (limiter, clock) = limiter();
     let longest = Duration::from_millis(whole(&expected["retry_after_ms_max"]));
@@ -83,10 +83,10 @@ fn requests_that_wait_their_delays_leave_at_the_rate() {
     assert!(bounds.contains(&(passed.as_millis() as u64)), "{passed:?}");
 }
 
-/// The calls of `multi-symfony-compound`, which is left out, with the answers that all-or-nothing must give: the limits are
-/// 4 in 1 s, 8 in 10 s and 16 in 30 s.
+/// The calls of `multi-symfony-compound`, which is left out, with the answers that all-or-nothing
+/// must give: the limits are 4 in 1 s, 8 in 10 s and 16 in 30 s.
 #[test]
-fn what_one_limit_denies_is_not_charged_to_the_others() {
+fn denial_by_one_limit_is_not_charged_to_the_others() {
     let mut vector = vector("multi-symfony-compound");
     let expected = [
         json!({ "allowed": true, "remaining": 0, "remaining_by_limit": { "limit 0": 0, "limit 1": 4, "limit 2": 12 } }),

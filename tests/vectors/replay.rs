@@ -1,4 +1,4 @@
-//! Makes a vector's calls.
+//! Makes the calls of a vector.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -8,15 +8,17 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    Algorithm, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Key, Limiter, LimiterError, ManualClock,
-    MemoryLimiter, Policy, Quota, Receipt, Refund, Reply, Timestamp,
+    Key, MemoryLimiter, Policy, Quota,
+    clock::{ManualClock, Timestamp},
+    limiter::{BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, Receipt, Refund, Reply},
+    quota::Algorithm,
 };
 
 use crate::expectation::Answer;
 use crate::mapping::{self, Params, Reset};
 
-/// The instant of a vector's time 0. It is a multiple of every window in the file, so that what begins at 0 there begins on
-/// the grid here.
+/// The instant of a vector's time 0. It is a multiple of every window in the file, so that what
+/// begins at 0 there begins on the grid here.
 const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
 /// Where a replay failed; without a field, because the step cannot be made here.
@@ -71,7 +73,7 @@ pub(crate) fn limiter() -> (MemoryLimiter, ManualClock) {
 pub(crate) struct Backend {
     pub(crate) limiter: BoxLimiter,
     pub(crate) clock: ManualClock,
-    /// Waits for an answer that comes later.
+    /// Waits for a later answer.
     pub(crate) wait: fn(Pending<'_>),
 }
 
@@ -101,20 +103,20 @@ impl Backend {
     }
 }
 
-/// What a reservation took, under the name that a later step cancels it by.
+/// The charges of a reservation, under the name by which a later step cancels it.
 type Taken = Vec<(Policy, Key, Option<Receipt>)>;
 
 struct Run<'a> {
     id: &'a str,
     algorithm: &'a str,
     params: Params,
-    /// All units that the vector forces: so far below zero a bucket must be able to go.
+    /// All units that the vector forces, which is the debt that a bucket must allow.
     debt: u64,
     backend: Backend,
-    /// Keys that were met before.
+    /// The keys of earlier steps.
     created: HashSet<String>,
     taken: HashMap<String, Taken>,
-    /// What the latest take took.
+    /// The charges of the latest take.
     last: Taken,
 }
 
@@ -148,7 +150,7 @@ impl<'a> Run<'a> {
         let tokens_before = call.tokens();
         let mut answer = match step["op"].as_str().ok_or("a step has an op")? {
             "take" | "wait" => call.take(cost)?,
-            // A test answers as if the request had been taken.
+            // A peek answers as if the request had been charged.
             "peek" | "test" => call.peek(cost)?,
             "force_take" => call.force(cost)?,
             "take_all" => call.take_up_to(u64::MAX)?,
@@ -166,7 +168,7 @@ impl<'a> Run<'a> {
                 call.refund(taken)?
             }
             "reset" => call.reset()?,
-            // As much as the capacity fills a bucket, and what is beyond it is dropped.
+            // Tokens up to the capacity fill a bucket, and the rest is dropped.
             "add" if call.limits.iter().all(|policy| policy.quota().capacity() <= cost) => call.reset()?,
             "set_config" => {
                 call.run.params.extend(step["arg"].as_object().cloned().ok_or("a configuration")?);
@@ -183,7 +185,8 @@ impl<'a> Run<'a> {
         Ok(answer)
     }
 
-    /// The policies of a vector: one, or several that must all hold. A changed quota is another of the same name.
+    /// The policies of a vector: one, or several that must all hold. A changed quota is another of
+    /// the same name.
     fn limits(&self, params: &Params) -> Result<Vec<Policy>, String> {
         let of = |name: &str, params: &Params| -> Result<Policy, String> {
             let quota = mapping::quota(self.algorithm, params, self.debt)?;
@@ -216,8 +219,9 @@ struct Call<'r, 'a> {
 }
 
 impl Call<'_, '_> {
-    /// A bucket that begins with fewer tokens than it holds: when its key is first met, the missing ones are forced out of
-    /// it, at the instant at which it was created. A step bucket's ticks count from there.
+    /// A bucket that begins with fewer tokens than it holds: when its key is first met, the missing
+    /// ones are forced out of it, at the instant at which it was created. A step bucket's ticks
+    /// count from there.
     fn create(&mut self, name: &str, params: &Params) -> Result<(), String> {
         if !self.run.created.insert(name.to_owned()) {
             return Ok(());
@@ -272,7 +276,7 @@ impl Call<'_, '_> {
         answer
     }
 
-    /// What is there, up to `most`; if nothing is, the answer to one unit.
+    /// Takes up to `most` of what is left. If nothing is left, answers for one unit.
     fn take_up_to(&mut self, most: u64) -> Result<Answer, String> {
         match most.min(self.peek(0)?.remaining) {
             0 => self.peek(1),
@@ -280,8 +284,8 @@ impl Call<'_, '_> {
         }
     }
 
-    /// Charged now, to act later: a denied cost's wait is the time until its tokens will be there, so it is forced and told
-    /// to wait that long, if that is not longer than the caller would.
+    /// Charged now, to act later: a denied cost's wait is the time until its tokens will be there,
+    /// so it is forced and told to wait that long, if that is not longer than the caller would.
     fn reserve(&mut self, cost: u64, longest_ms: Option<u64>) -> Result<Answer, String> {
         let seen = self.peek(cost)?;
         let longest = longest_ms.map_or(Duration::MAX, Duration::from_millis);
@@ -305,7 +309,8 @@ impl Call<'_, '_> {
         self.peek(0)
     }
 
-    /// The tokens of the one bucket; whole if some are left, and from the time until it is full if it is in debt.
+    /// The tokens of the one bucket; whole if some are left, and from the time until it is full if
+    /// it is in debt.
     fn tokens(&self) -> Option<i64> {
         let [policy] = &self.limits[..] else { return None };
         let decision = self.peeked(0);
@@ -360,7 +365,7 @@ impl Call<'_, '_> {
     }
 }
 
-/// Nothing if no wait helps.
+/// Returns `None` if no wait helps.
 fn longest_wait(charges: &[ChargeDecision]) -> Option<Duration> {
     if charges.iter().any(ChargeDecision::is_never) {
         return None;

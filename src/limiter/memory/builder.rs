@@ -1,4 +1,4 @@
-//! How a `MemoryLimiter` is set up.
+//! The builder of a `MemoryLimiter`.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -10,26 +10,26 @@ use crate::time::CLOCK_US_MAX;
 
 use super::MemoryLimiter;
 use super::store::{AnyClock, Secret, Setup, Store};
-use super::words::RELATIVE_US_MAX;
+use super::word::RELATIVE_US_MAX;
 
-/// How far a clock may step back before time stands still for the limiter: about 200 days.
+/// The most that a clock may step back before time stands still for the limiter: about 200 days.
 const BACK_US: u64 = 1 << 44;
 
 const CAPACITY: usize = 1_000_000;
 const CAPACITY_MAX: usize = 1 << 32;
-const ENTRIES_PER_KEY: usize = 8;
-/// However few keys there are, one of them may need many entries.
+/// The least number of entries: a limiter for few keys may need many for one of them.
 const ENTRIES_MIN: usize = 1 << 16;
 
-/// What happens to a new key when all slots that it may use are live.
+/// Says what happens to a new key when all slots that it may use are live.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnFull {
-    /// The key among them that has used the smallest part of its own quota is forgotten. If all are out of allowance, it is
-    /// the one whose state would expire first; a closed [block](crate::Quota::block) goes only if all are closed.
+    /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
+    /// all of them are out of allowance, it forgets the key whose state expires first; a closed
+    /// [block](crate::quota::Quota::block) goes only if all are closed.
     #[default]
     Evict,
-    /// The new key is denied, and told to come back in a second.
+    /// Denies the new key, with a retry after one second.
     Deny,
 }
 
@@ -37,7 +37,7 @@ pub enum OnFull {
 ///
 /// ```
 /// use tower_ratelimit::limiter::memory::OnFull;
-/// use tower_ratelimit::{ManualClock, MemoryLimiter};
+/// use tower_ratelimit::{clock::ManualClock, MemoryLimiter};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let clock = ManualClock::new();
 /// let limiter = MemoryLimiter::builder().capacity(100_000).on_full(OnFull::Deny).clock(clock.clone()).build()?;
@@ -47,7 +47,7 @@ pub enum OnFull {
 #[must_use]
 pub struct MemoryLimiterBuilder {
     capacity: usize,
-    entries: Option<usize>,
+    entries: usize,
     on_full: OnFull,
     clock: AnyClock,
     observer: Option<Arc<dyn Observer>>,
@@ -58,7 +58,7 @@ impl MemoryLimiterBuilder {
     pub(super) fn new() -> Self {
         Self {
             capacity: CAPACITY,
-            entries: None,
+            entries: ENTRIES_MIN,
             on_full: OnFull::Evict,
             clock: AnyClock::Monotonic(MonotonicClock::new()),
             observer: None,
@@ -66,24 +66,26 @@ impl MemoryLimiterBuilder {
         }
     }
 
-    /// How many keys are held, 1 to 2^32; by default a million. It bounds the memory, see [`MemoryLimiter`].
+    /// Sets how many keys the limiter holds, from 1 to 2^32; a million by default. This bounds the
+    /// memory, see [`MemoryLimiter`].
     pub fn capacity(mut self, keys: usize) -> Self {
         self.capacity = keys;
         self
     }
 
-    /// How many dated entries of logs and sub-windows are held, over all keys; by default eight for each key, and at least
-    /// 65,536. It bounds the memory, see [`MemoryLimiter`].
+    /// Sets the least number of dated entries that the limiter holds for all logs and sub-windows
+    /// together; 65,536 by default. It holds at least 15 for each key of its capacity, whatever is set
+    /// here. More entries take more memory, 21.3 bytes each.
     ///
-    /// One key may use all of them. A quota of which one key may need more is
-    /// [not supported](crate::Limiter::supports): a log needs an entry for each unit of its limit, a sliding window one for
-    /// each bucket and two more. Units that are forced beyond the limit share the others' entries.
+    /// A single key may use all entries. The limiter does
+    /// [not support](crate::limiter::Limiter::supports) a quota of which one key may need more: a log
+    /// needs an entry for each unit of its limit, a sliding window one for each bucket and two more.
     pub fn entries(mut self, entries: usize) -> Self {
-        self.entries = Some(entries);
+        self.entries = entries;
         self
     }
 
-    /// What happens to a new key in a full table.
+    /// Sets what happens to a new key when the table is full.
     pub fn on_full(mut self, on_full: OnFull) -> Self {
         self.on_full = on_full;
         self
@@ -91,20 +93,21 @@ impl MemoryLimiterBuilder {
 
     /// Reads this clock instead of the [monotonic](MonotonicClock) one.
     ///
-    /// A limiter's time reaches from about 200 days before it was built to 12 years after; beyond, it stands still.
+    /// The limiter's time reaches from about 200 days before it was built to 12 years after. Beyond that
+    /// it stands still.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
         self.clock = AnyClock::Other(Arc::new(clock));
         self
     }
 
-    /// Reads the CPU's time stamp counter, see [`FastClock`](crate::FastClock).
+    /// Reads the CPU's time stamp counter, see [`FastClock`](crate::clock::FastClock).
     #[cfg(feature = "fast-clock")]
     pub fn fast_clock(mut self) -> Self {
         self.clock = AnyClock::Fast(crate::clock::FastClock::new());
         self
     }
 
-    /// Tells this observer of keys that were forgotten or denied for want of room.
+    /// Reports keys that are forgotten or denied for want of room to this observer.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self
@@ -127,7 +130,7 @@ impl MemoryLimiterBuilder {
                 format!("a limiter for {} keys is not possible: choose 1 to {CAPACITY_MAX}", self.capacity),
             ));
         }
-        let entries = self.entries.unwrap_or_else(|| entries_for(self.capacity)).min(CAPACITY_MAX);
+        let entries = self.entries.min(CAPACITY_MAX);
         let snapshot = self.snapshot.as_deref().map(super::snapshot::Snapshot::read).transpose()?;
         // From the system's randomness, by way of the standard library's hash map keys.
         let random = || RandomState::new().hash_one(0_u64);
@@ -148,7 +151,7 @@ impl MemoryLimiterBuilder {
         Ok(MemoryLimiter(Arc::new(store)))
     }
 
-    /// A limiter with every setting as it is by default, of which none can be refused.
+    /// Builds a limiter with the default settings, none of which can fail.
     pub(super) fn build_default() -> MemoryLimiter {
         let clock = MonotonicClock::new();
         let base = base(clock.now().as_micros());
@@ -158,18 +161,14 @@ impl MemoryLimiterBuilder {
             clock: AnyClock::Monotonic(clock),
             base,
             capacity: CAPACITY,
-            entries: entries_for(CAPACITY),
+            entries: ENTRIES_MIN,
             on_full: OnFull::Evict,
             observer: None,
         })))
     }
 }
 
-fn entries_for(keys: usize) -> usize {
-    keys.saturating_mul(ENTRIES_PER_KEY).max(ENTRIES_MIN)
-}
-
-/// The instant that words count from: some time ago, and not so late that arithmetic would meet its end.
+/// Returns the instant that words count from: some time ago, and early enough that no sum overflows.
 fn base(now_us: u64) -> u64 {
     now_us.saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX)
 }

@@ -1,13 +1,25 @@
-//! Models of every lock-free step of the table: two or three threads, one promise each.
+//! Models of the locks and of every lock-free step: two threads, one promise each.
 //!
-//! `RUSTFLAGS="--cfg ratelimit_loom" CARGO_TARGET_DIR=target/loom cargo test --lib loom`
+//! `tests/all.sh` has the command that runs them.
+
+use std::time::Duration;
 
 use loom::sync::Arc;
 use loom::thread;
 
-use super::words::{Fingerprint, Found, NO_STATE, Now, Seen, Words, version_of};
+use super::OnFull;
+use super::slot_table::{Fingerprint, Found, Place, Seen, SlotTable, version_of};
+use super::store::{AnyClock, Secret, Setup, Store};
+use super::versions::PHASE_US;
+use super::word::{NO_STATE, Now};
 use crate::algorithm::{Pair, WordLayout};
-use crate::sync::{Mutex, lock};
+use crate::clock::{Clock, ManualClock};
+use crate::key::Key;
+use crate::limiter::Charge;
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+// The table ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 const LAYOUT: WordLayout = WordLayout::MICROSECONDS;
 const BASE: u64 = 1_000_000;
@@ -30,331 +42,320 @@ fn key(n: u64) -> Fingerprint {
 }
 
 /// Puts a key into a free slot, as the holder of its stripe does.
-fn put(words: &Words, key: Fingerprint, version: u16, n: u64) -> bool {
-    let free = words.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && words.lock(*seen));
+fn put(table: &SlotTable, key: Fingerprint, version: u16, n: u64) -> bool {
+    let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && table.try_lock(*seen));
     free.is_some_and(|seen| {
-        words.publish(seen, key.tag(version), live(n));
+        table.unlock(seen.place, key.tag(version), live(n));
         true
     })
 }
 
-fn read(words: &Words, key: Fingerprint) -> Option<(u16, Option<u64>)> {
-    words.find(key).map(|seen| (version_of(seen.tag), number(seen.word)))
+fn table_with(n: u64) -> Arc<SlotTable> {
+    let table = Arc::new(SlotTable::new(1));
+    assert!(put(&table, key(1), 1, n));
+    table
 }
 
-#[test]
-fn two_charges_of_one_key_are_both_counted() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 0));
-        let charge = |words: &Words| loop {
-            let Some(seen) = words.find(key(1)) else { continue };
-            let n = number(seen.word).unwrap_or(0);
-            if words.replace(seen, live(n + 1)) {
-                break;
-            }
-        };
-        let other = words.clone();
-        let thread = thread::spawn(move || charge(&other));
-        charge(&words);
-        thread.join().expect("the thread ends");
-        assert_eq!(read(&words, key(1)), Some((1, Some(2))));
-    });
-}
-
-/// What the usual charge does: finds the very tag, and replaces; again if another was quicker.
-fn charge_quickly(words: &Words, key: Fingerprint, version: u16) -> Option<()> {
+/// Finds a key, and reads its slot.
+fn find(table: &SlotTable, key: Fingerprint) -> Option<Seen> {
     loop {
-        let seen = match words.find_quietly(key, version) {
-            Found::Slot(seen) => seen,
-            Found::Nothing => return None,
-            Found::Changing => {
-                loom::thread::yield_now();
-                continue;
-            }
-        };
-        let n = number(seen.word).unwrap_or(0);
-        if words.replace(seen, live(n + 1)) {
-            return Some(());
+        let seen = table.read(table.place_of(key)?);
+        if let Some(seen) = seen.filter(|seen| Fingerprint::of_tag(seen.tag) == key) {
+            return Some(seen);
+        }
+        thread::yield_now();
+    }
+}
+
+fn read(table: &SlotTable, key: Fingerprint) -> Option<(u16, Option<u64>)> {
+    find(table, key).map(|seen| (version_of(seen.tag), number(seen.word)))
+}
+
+/// Charges a key without a lock, if its slot is of this version.
+fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
+    loop {
+        match table.look(key, version) {
+            Found::Slot(seen) if table.replace(seen, live(number(seen.word).unwrap_or(0) + 1)) => return true,
+            Found::Nothing => return false,
+            _ => thread::yield_now(),
         }
     }
 }
 
+/// Charges a key under the lock of its slot.
+fn charge_locked(table: &SlotTable, key: Fingerprint) -> bool {
+    let seen = table.place_of(key).and_then(|place| table.lock_key(place, key));
+    seen.is_some_and(|seen| {
+        table.set_word(seen.place, live(number(seen.word).unwrap_or(0) + 1));
+        true
+    })
+}
+
+/// Moves another key into the slot of a key.
+fn overwrite(table: &SlotTable, from: Fingerprint, to: Fingerprint, version: u16, n: u64) -> bool {
+    let seen = find(table, from).filter(|seen| table.try_lock(*seen));
+    seen.is_some_and(|seen| {
+        table.unlock(seen.place, to.tag(version), live(n));
+        true
+    })
+}
+
 #[test]
-fn two_quick_charges_of_one_key_are_both_counted_at_once() {
+fn two_charges_without_a_lock_are_both_counted() {
     loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 0));
-        let other = words.clone();
-        let thread = thread::spawn(move || charge_quickly(&other, key(1), 1));
-        // Either may find the slot held, for as long as the other writes it.
-        assert_eq!(charge_quickly(&words, key(1), 1), Some(()));
-        assert_eq!(thread.join().expect("the thread ends"), Some(()));
-        assert_eq!(read(&words, key(1)), Some((1, Some(2))));
+        let table = table_with(0);
+        let other = table.clone();
+        let thread = thread::spawn(move || charge_lock_free(&other, key(1), 1));
+        assert!(charge_lock_free(&table, key(1), 1));
+        assert!(thread.join().expect("the thread ends"));
+        assert_eq!(read(&table, key(1)), Some((1, Some(2))));
     });
 }
 
 #[test]
-fn a_quick_charge_lands_in_its_own_version_or_nowhere() {
+fn charges_with_and_without_a_lock_are_both_counted() {
     loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 11));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return false };
-            let locked = other.lock(seen);
-            if locked {
-                other.publish(seen, key(1).tag(2), live(22));
-            }
-            locked
-        });
-        let charged = charge_quickly(&words, key(1), 1).is_some();
+        let table = table_with(0);
+        let other = table.clone();
+        let thread = thread::spawn(move || charge_lock_free(&other, key(1), 1));
+        assert!(charge_locked(&table, key(1)));
+        assert!(thread.join().expect("the thread ends"));
+        assert_eq!(read(&table, key(1)), Some((1, Some(2))));
+    });
+}
+
+#[test]
+fn two_charges_under_the_lock_are_both_counted() {
+    loom::model(|| {
+        let table = table_with(0);
+        let other = table.clone();
+        let thread = thread::spawn(move || charge_locked(&other, key(1)));
+        assert!(charge_locked(&table, key(1)));
+        assert!(thread.join().expect("the thread ends"));
+        assert_eq!(read(&table, key(1)), Some((1, Some(2))));
+    });
+}
+
+#[test]
+fn lock_free_charge_lands_in_its_own_version_or_nowhere() {
+    loom::model(|| {
+        let table = table_with(11);
+        let other = table.clone();
+        let thread = thread::spawn(move || overwrite(&other, key(1), key(1), 2, 22));
+        let charged = charge_lock_free(&table, key(1), 1);
         let converted = thread.join().expect("the thread ends");
-        // The conversion goes ahead on what it has read: a charge before that is in it, one between makes it try again.
         assert!(charged || converted);
         let expected = if converted { (2, Some(22)) } else { (1, Some(12)) };
-        assert_eq!(read(&words, key(1)), Some(expected));
+        assert_eq!(read(&table, key(1)), Some(expected));
     });
 }
 
 #[test]
-fn who_reads_while_another_key_moves_in_sees_either_key_whole() {
+fn reader_sees_either_key_whole_while_one_replaces_another() {
     loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 11));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return };
-            if other.lock(seen) {
-                other.publish(seen, key(2).tag(2), live(22));
-            }
-        });
+        let table = table_with(11);
+        let other = table.clone();
+        let thread = thread::spawn(move || overwrite(&other, key(1), key(2), 2, 22));
         // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
-        if let Some(found) = read(&words, key(1)) {
-            assert_eq!(found, (1, Some(11)));
+        let found = [1, 2].map(|n| table.place_of(key(n)).and_then(|place| table.read(place)));
+        for seen in found.into_iter().flatten() {
+            let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
+            assert_eq!((version_of(seen.tag), number(seen.word)), expected);
         }
-        if let Some(found) = read(&words, key(2)) {
-            assert_eq!(found, (2, Some(22)));
-        }
-        thread.join().expect("the thread ends");
-        assert_eq!(read(&words, key(2)), Some((2, Some(22))));
+        assert!(thread.join().expect("the thread ends"));
+        assert_eq!(read(&table, key(2)), Some((2, Some(22))));
     });
 }
 
 #[test]
-fn a_charge_never_lands_on_a_key_that_moved_in_with_the_same_state() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 5));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return };
-            if other.lock(seen) {
-                other.publish(seen, key(2).tag(1), live(5));
+fn charge_never_lands_on_a_key_that_moved_in_with_the_same_state() {
+    for is_locked in [false, true] {
+        loom::model(move || {
+            let table = table_with(5);
+            let other = table.clone();
+            // However many keys move in and out, the last of them has the very state that was read.
+            let thread = thread::spawn(move || {
+                overwrite(&other, key(1), key(2), 1, 7) && overwrite(&other, key(2), key(3), 1, 5)
+            });
+            let charged = match is_locked {
+                true => charge_locked(&table, key(1)),
+                false => find(&table, key(1)).is_some_and(|seen| table.replace(seen, live(6))),
+            };
+            thread.join().expect("the thread ends");
+            match read(&table, key(3)) {
+                Some(found) => assert_eq!(found, (1, Some(5)), "the new key pays nothing"),
+                None => assert!(charged || read(&table, key(2)) == Some((1, Some(7)))),
             }
         });
-        // Charges key 1 if it is still there.
-        let charged = words.find(key(1)).is_some_and(|seen| words.replace(seen, live(6)));
-        thread.join().expect("the thread ends");
-        match read(&words, key(2)) {
-            Some(found) => assert_eq!(found, (1, Some(5)), "the newcomer pays nothing"),
-            None => assert!(charged, "key 2 moved in unless the charge was quicker"),
-        }
-    });
-}
-
-#[test]
-fn charge_never_lands_on_another_key_after_the_slot_was_emptied_and_reused() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 5));
-        let other = words.clone();
-        // However many keys move in and out: the last of them has the very state that was read.
-        let thread = thread::spawn(move || {
-            for (from, to, n) in [(1, 2, 7), (2, 3, 5)] {
-                let Some(seen) = other.find(key(from)) else { return };
-                if other.lock(seen) {
-                    other.publish(seen, key(to).tag(1), live(n));
-                }
-            }
-        });
-        let charged = words.find(key(1)).is_some_and(|seen| words.replace(seen, live(6)));
-        thread.join().expect("the thread ends");
-        if let Some(found) = read(&words, key(3)) {
-            assert_eq!(found, (1, Some(5)), "the newcomer pays nothing");
-        } else {
-            assert!(charged || read(&words, key(2)) == Some((1, Some(7))));
-        }
-    });
-}
-
-#[test]
-fn a_slot_that_changes_its_version_is_never_read_half() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 11));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return };
-            if other.lock(seen) {
-                other.publish(seen, key(1).tag(2), live(22));
-            }
-        });
-        let found = read(&words, key(1));
-        assert!(found == Some((1, Some(11))) || found == Some((2, Some(22))), "{found:?}");
-        thread.join().expect("the thread ends");
-    });
-}
-
-#[test]
-fn a_key_that_moves_to_its_other_line_is_charged_where_it_is() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 1));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return };
-            let to: Option<Seen> = other.elsewhere(seen).find(|to| other.lock(*to));
-            let Some(to) = to else { return };
-            if other.lock(seen) {
-                other.publish(to, seen.tag, seen.word);
-                other.put_back(seen.emptied());
-            } else {
-                other.put_back(to);
-            }
-        });
-        // Who misses the key while it moves looks again under its stripe; here, when the thread is done.
-        let charged = words.find(key(1)).is_some_and(|seen| words.replace(seen, live(2)));
-        thread.join().expect("the thread ends");
-        let expected = if charged { 2 } else { 1 };
-        assert_eq!(read(&words, key(1)), Some((1, Some(expected))));
-    });
+    }
 }
 
 #[test]
 fn two_threads_never_get_the_same_free_slot() {
     loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        let other = words.clone();
+        let table = Arc::new(SlotTable::new(1));
+        let other = table.clone();
         let thread = thread::spawn(move || put(&other, key(1), 1, 1));
-        let mine = put(&words, key(2), 1, 2);
+        let mine = put(&table, key(2), 1, 2);
         let theirs = thread.join().expect("the thread ends");
-        assert_eq!(read(&words, key(2)), mine.then_some((1, Some(2))));
-        assert_eq!(read(&words, key(1)), theirs.then_some((1, Some(1))));
+        assert_eq!(read(&table, key(2)), mine.then_some((1, Some(2))));
+        assert_eq!(read(&table, key(1)), theirs.then_some((1, Some(1))));
     });
 }
 
-/// What a charge does: finds, and replaces; or makes the slot under the stripe, unless another was quicker.
-fn charge(words: &Words, stripe: &Mutex<()>, key: Fingerprint) {
-    loop {
-        if let Some(seen) = words.find(key) {
-            let n = number(seen.word).unwrap_or(0);
-            if words.replace(seen, live(n + 1)) {
-                return;
+// The store ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+struct Limiter {
+    store: Store,
+    clock: ManualClock,
+    policy: Policy,
+    key: Key,
+}
+
+impl Limiter {
+    fn new(quota: Quota) -> Arc<Self> {
+        let clock = ManualClock::new();
+        let setup = Setup {
+            secret: Secret::new([1, 2]),
+            clock: AnyClock::Other(std::sync::Arc::new(clock.clone())),
+            base: clock.now().as_micros() - 1_000_000,
+            capacity: 1,
+            entries: 1,
+            on_full: OnFull::Evict,
+            observer: None,
+        };
+        let policy = Policy::new("p", quota).expect("it is a name");
+        Arc::new(Self { store: Store::new(setup), clock, policy, key: Key::of("k").expect("it is short") })
+    }
+
+    fn take(&self) -> bool {
+        self.store.charge(&self.policy, &self.key, 1, false).is_allowed()
+    }
+
+    fn remaining(&self) -> u64 {
+        self.store.charge(&self.policy, &self.key, 0, false).remaining()
+    }
+
+    /// The places of all live states.
+    fn live(&self) -> Vec<Place> {
+        let seen = self.store.table.places().filter_map(|place| self.store.table.read(place));
+        seen.filter(|seen| seen.tag != 0).map(|seen| seen.place).collect()
+    }
+
+    /// Moves the key to its other line, if it is free to move.
+    fn move_key(&self) {
+        let place = self.store.table.place_of(self.store.fingerprint(&self.policy, &self.key));
+        if let Some(seen) = place.and_then(|place| self.store.table.read(place)).filter(|seen| seen.tag != 0) {
+            if let Some(place) = self.store.vacate(seen, self.store.now(), false) {
+                self.store.table.unlock(place, 0, NO_STATE);
             }
-            continue;
-        }
-        let _held = lock(stripe);
-        if words.find(key).is_none() {
-            assert!(put(words, key, 1, 1));
-            return;
         }
     }
 }
 
-fn slots_of(words: &Words, key: Fingerprint) -> usize {
-    words.iter().filter(|seen| seen.tag == key.tag(1)).count()
+/// Explores all interleavings with at most so many preemptions: these steps are too long for all.
+fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(run);
+}
+
+fn bucket() -> Quota {
+    Quota::token_bucket(10, HOUR).expect("the quota is possible")
 }
 
 #[test]
-fn a_new_key_that_two_threads_bring_gets_one_slot_and_both_charges() {
-    loom::model(|| {
-        let shared = Arc::new((Words::new(1), Mutex::new(())));
-        let other = shared.clone();
-        let thread = thread::spawn(move || charge(&other.0, &other.1, key(1)));
-        charge(&shared.0, &shared.1, key(1));
+fn new_key_that_two_threads_bring_gets_one_slot_and_both_charges() {
+    model(3, || {
+        let limiter = Limiter::new(bucket());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.take());
+        assert!(limiter.take() && thread.join().expect("the thread ends"));
+        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+    });
+}
+
+#[test]
+fn charge_of_a_key_that_moves_is_counted_once() {
+    model(3, || {
+        let limiter = Limiter::new(bucket());
+        assert!(limiter.take());
+        let before = limiter.live();
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.move_key());
+        assert!(limiter.take());
         thread.join().expect("the thread ends");
-        assert_eq!(read(&shared.0, key(1)), Some((1, Some(2))));
-        assert_eq!(slots_of(&shared.0, key(1)), 1);
+        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+        limiter.move_key();
+        assert_eq!(limiter.remaining(), 8);
+        assert!(before.len() == 1);
     });
 }
 
 #[test]
-fn an_expired_slot_goes_to_a_newcomer_or_to_its_key_that_comes_back_and_no_charge_is_lost() {
-    loom::model(|| {
-        let shared = Arc::new((Words::new(1), Mutex::new(())));
-        assert!(put(&shared.0, key(1), 1, 0));
-        let seen = shared.0.find(key(1)).expect("it was put there");
-        assert!(shared.0.replace(seen, NO_STATE));
-        let other = shared.clone();
-        // A newcomer claims just that slot if it can.
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.0.find(key(1)) else { return false };
-            let claimed = number(seen.word).is_none() && other.0.lock(seen);
-            if claimed {
-                other.0.publish(seen, key(2).tag(1), live(7));
-            }
-            claimed
-        });
-        charge(&shared.0, &shared.1, key(1));
-        let claimed = thread.join().expect("the thread ends");
-        assert_eq!(read(&shared.0, key(1)), Some((1, Some(1))), "the charge is counted");
-        assert_eq!(read(&shared.0, key(2)), claimed.then_some((1, Some(7))));
-        assert_eq!((slots_of(&shared.0, key(1)), slots_of(&shared.0, key(2))), (1, usize::from(claimed)));
+fn charge_of_a_log_that_moves_is_counted_once() {
+    model(2, || {
+        let limiter = Limiter::new(Quota::sliding_log(10, HOUR).expect("the quota is possible"));
+        assert!(limiter.take());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.move_key());
+        assert!(limiter.take());
+        thread.join().expect("the thread ends");
+        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
     });
 }
 
 #[test]
-fn a_set_that_holds_two_slots_is_seen_whole_by_single_charges() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 0) && put(&words, key(2), 1, 0));
-        let other = words.clone();
-        // A set of both, of at most one unit each: taken if both are as they were.
+fn version_of_a_key_that_moves_is_not_used_again() {
+    model(3, || {
+        let limiter = Limiter::new(bucket());
+        assert!(limiter.take());
+        // In the phase that follows, no charge asks for the version, but its state lives.
+        assert!(limiter.store.free_versions());
+        limiter.clock.advance(Duration::from_micros(PHASE_US));
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.move_key());
+        assert!(limiter.store.free_versions());
+        thread.join().expect("the thread ends");
+        assert_eq!(limiter.live().len(), 1);
+        assert_eq!(limiter.store.versions.known().in_use(), 1, "a live state has it");
+    });
+}
+
+#[test]
+fn version_is_not_used_again_while_a_charge_revives_its_state() {
+    model(3, || {
+        let limiter = Limiter::new(bucket());
+        assert!(limiter.take());
+        assert!(limiter.store.free_versions());
+        limiter.clock.advance(2 * HOUR); // the state has expired
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.take());
+        assert!(limiter.store.free_versions());
+        assert!(thread.join().expect("the thread ends"));
+        // The charge has asked for the version, unless it did so before this phase.
+        assert_eq!(limiter.remaining(), 9);
+    });
+}
+
+#[test]
+fn set_and_single_charge_share_the_last_unit() {
+    let quota = Quota::fixed_window(1, HOUR).expect("the quota is possible");
+    model(2, move || {
+        let limiter = Limiter::new(quota);
+        let first = Policy::new("first", bucket()).expect("it is a name");
+        let other = limiter.clone();
+        let charged = first.clone();
         let set = thread::spawn(move || {
-            let (Some(one), Some(two)) = (other.find(key(1)), other.find(key(2))) else { return false };
-            if number(one.word) != Some(0) || number(two.word) != Some(0) || !other.lock(one) {
-                return false;
-            }
-            if !other.lock(two) {
-                other.unlock(one, one.word);
-                return false;
-            }
-            other.unlock(one, live(1));
-            other.unlock(two, live(1));
-            true
+            let charges = [Charge::new(&charged, &other.key), Charge::new(&other.policy, &other.key)];
+            other.store.charge_all(&charges, &mut smallvec::SmallVec::new(), true)
         });
-        // A single charge of the second key.
-        let single = loop {
-            let Some(seen) = words.find(key(2)) else { continue };
-            if number(seen.word) == Some(1) {
-                break false;
-            }
-            if words.replace(seen, live(1)) {
-                break true;
-            }
-        };
+        let single = limiter.take();
         let set = set.join().expect("the thread ends");
         assert!(set != single, "one unit, one of them got it");
-        assert_eq!(read(&words, key(1)), Some((1, Some(u64::from(set)))), "all or nothing");
-        assert_eq!(read(&words, key(2)), Some((1, Some(1))));
-    });
-}
-
-#[test]
-fn a_snapshot_that_meets_a_held_slot_waits_for_it() {
-    loom::model(|| {
-        let words = Arc::new(Words::new(1));
-        assert!(put(&words, key(1), 1, 3));
-        let other = words.clone();
-        let thread = thread::spawn(move || {
-            let Some(seen) = other.find(key(1)) else { return };
-            if other.lock(seen) {
-                other.publish(seen, seen.tag, live(4));
-            }
-        });
-        let met: Vec<_> = words.iter().filter(|seen| seen.tag == key(1).tag(1)).map(|seen| number(seen.word)).collect();
-        assert!(met == [Some(3)] || met == [Some(4)], "{met:?}");
-        thread.join().expect("the thread ends");
+        let left = limiter.store.charge(&first, &limiter.key, 0, false).remaining();
+        assert_eq!(left, 10 - u64::from(set), "all or nothing");
     });
 }

@@ -6,16 +6,19 @@
 
 use std::collections::HashMap;
 
-use crate::algorithm::{How, Layout, Pair, PairRules, Rules};
+use crate::algorithm::carry::Kept;
+use crate::algorithm::entry_log::{Entries, Trail};
+use crate::algorithm::{Pair, PairRules, Rules};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
 use super::builder::{MemoryLimiterError, MemoryLimiterErrorKind};
-use super::large::{Index, Large, Shard, Stored};
-use super::one_word::WordCharge;
-use super::registry::UNNAMED;
+use super::events::Events;
+use super::slot_table::{Fingerprint, Seen, version_of};
+use super::state::{Hold, State as Held};
 use super::store::Store;
-use super::words::{Fingerprint, Now, Seen, version_of};
+use super::versions::UNNAMED;
+use super::word::Now;
 
 const MAGIC: &[u8; 8] = b"trl-snap";
 const VERSION: u8 = 1;
@@ -37,109 +40,58 @@ struct State {
 }
 
 impl Snapshot {
-    /// The live states of a store: each that lives from the beginning to the end, as it was at an instant between.
+    /// Copies the live states of a store: each that lives from the beginning to the end, as it was at an instant between.
     pub(super) fn of(store: &Store) -> Self {
-        let now = store.now();
-        let snapshot = Self { seeds: store.setup.secret.seeds, policies: Vec::new(), states: Vec::new() };
-        let walk = |mut snapshot: Self| {
-            for seen in store.words.iter() {
-                snapshot.add_word(store, seen, now);
-            }
-            for number in 0..store.large.get().map_or(0, Large::shards) {
-                let Some(large) = store.large.get() else { break };
-                let shard = large.lock(number);
-                for (index, key, version) in shard.iter() {
-                    snapshot.add_large(store, &shard, index, key, version, now);
+        let now = store.now(); // not under a lock: the clock may be anybody's
+        store.while_no_key_moves(|| {
+            let mut snapshot = Self { seeds: store.setup.secret.seeds, policies: Vec::new(), states: Vec::new() };
+            let mut places = HashMap::new();
+            for place in store.table.places() {
+                if store.table.read(place).is_some_and(|seen| seen.tag == 0) {
+                    continue;
                 }
+                let Some(seen) = store.table.lock(place) else { continue };
+                let state = snapshot.state(store, seen, now, &mut places);
+                store.table.put_back(seen);
+                snapshot.states.extend(state);
             }
             snapshot
+        })
+    }
+
+    /// Copies the state of a slot that is locked, if it lives. Policies are numbered anew: only those of live states.
+    fn state(&mut self, store: &Store, seen: Seen, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
+        let (version, known) = (version_of(seen.tag), store.versions.known());
+        let policy = known.policy(version)?;
+        let (pair, entries) = match store.unpack(seen, policy.quota().rules(), now) {
+            (_, Held::Pair(pair)) => (pair, Vec::new()),
+            (chain, Held::Entries) => (Pair { at: 0, n: 0 }, store.arena().view(&chain).iter().collect()),
+            _ => return None,
         };
-        // The walk may have missed a key that moved, or have met it twice: the state that is added last is the one that holds.
-        let meet = |snapshot: &mut Self, key| {
-            let _stripe = store.lock_stripe(store.stripe_of(key));
-            if let Some(seen) = store.words.find(key) {
-                snapshot.add_word(store, seen, now);
-            }
-            if let Some(large) = store.large.get() {
-                let shard = large.lock(large.shard_of(key));
-                if let Some((index, version)) = shard.find(key) {
-                    snapshot.add_large(store, &shard, index, key, version, now);
-                }
-            }
-        };
-        store.while_walking(|| walk(snapshot), meet, |snapshot| snapshot.name_policies(store))
+        let policy = *places.entry(version).or_insert_with(|| {
+            self.policies.push(policy.clone());
+            self.policies.len() - 1 // at least one
+        });
+        Some(State { key: Fingerprint::of_tag(seen.tag), policy, pair, entries })
     }
 
-    /// Numbers the states' policies anew: only those of these states, since what was merely asked about leaves no trace.
-    fn name_policies(&mut self, store: &Store) {
-        let versions = store.registry.versions();
-        let Self { policies, states, .. } = self;
-        let mut places = HashMap::new();
-        for state in states {
-            state.policy = *places.entry(state.policy).or_insert_with(|| {
-                policies.extend(versions.policies().get(state.policy).cloned());
-                policies.len() - 1 // one for each state's version, so at least one
-            });
-        }
-    }
-
-    fn add_word(&mut self, store: &Store, seen: Seen, now: Now) {
-        let version = version_of(seen.tag);
-        let Some((_, layout)) = store.word_rules(version) else { return };
-        if let Some(pair) = layout.unpack(seen.word, now) {
-            let key = Fingerprint::of_tag(seen.tag);
-            self.states.push(State { key, policy: usize::from(version) - 1, pair, entries: Vec::new() });
-        }
-    }
-
-    fn add_large(&mut self, store: &Store, shard: &Shard, index: Index, key: Fingerprint, version: u16, now: Now) {
-        let versions = store.registry.versions();
-        let Some(policy) = versions.policy(version).filter(|_| !shard.expired(index, now.at)) else { return };
-        let (pair, entries) = match shard.stored(index, policy.quota().rules()) {
-            Stored::Pair(pair) => (pair, Vec::new()),
-            Stored::Trail(trail) => (Pair { at: 0, n: 0 }, shard.entries(&trail)),
-        };
-        self.states.push(State { key, policy: usize::from(version) - 1, pair, entries });
-    }
-
-    /// Puts the states into a new store.
+    /// Puts the states into a new store. If a key was met twice, since it was forgotten and came back, the later state holds.
     pub(super) fn fill(&self, store: &Store) {
         let now = store.now();
-        let mut news = store.news();
-        let mut versions = HashMap::new();
+        let mut events = Events::of(store);
+        let versions: Vec<u16> = self.policies.iter().map(|policy| store.version(policy)).collect();
         for state in &self.states {
-            let Some(policy) = self.policies.get(state.policy) else { continue };
-            let version = *versions.entry(state.policy).or_insert_with(|| store.version(policy));
-            if version == UNNAMED {
+            let (Some(policy), Some(version)) = (self.policies.get(state.policy), versions.get(state.policy)) else {
                 continue;
+            };
+            let rules = policy.quota().rules();
+            let kept = match rules {
+                Rules::Pair(rules, _) => possible(rules, state.pair, now).map(|pair| Kept::Pair(Some(pair))),
+                Rules::Trail(rules) => Some(Kept::Trail(possible_entries(rules, &state.entries, now))),
+            };
+            if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
+                store.replace(Hold::new(state.key, *version, rules), kept, now, &mut events);
             }
-            match policy.quota().rules() {
-                Rules::Pair(rules, layout) => {
-                    let Some(pair) = possible(rules, state.pair, now) else { continue };
-                    if let Layout::Word(layout) = *layout {
-                        let (key, cost, how) = (state.key, 0, How::IfAllowed);
-                        let word = WordCharge { store, key, version, rules, layout, cost, how };
-                        // A key that moved while the states were walked may have been met twice.
-                        store.forget(key);
-                        if let Some(claimed) = word.claim(now, &mut news) {
-                            store.words.publish(claimed, key.tag(version), layout.pack(pair, now));
-                        }
-                    } else {
-                        Self::fill_large(store, state, version, policy.quota(), pair, now);
-                    }
-                }
-                Rules::Trail(_) => Self::fill_large(store, state, version, policy.quota(), state.pair, now),
-            }
-        }
-    }
-
-    fn fill_large(store: &Store, state: &State, version: u16, quota: &Quota, pair: Pair, now: Now) {
-        store.forget(state.key);
-        let large = store.large();
-        let mut shard = large.lock(large.shard_of(state.key));
-        let mut crowd = store.crowd(now);
-        if let Some(index) = shard.insert(state.key, version, &mut crowd) {
-            shard.restore(index, quota.rules(), pair, &state.entries, now.at);
         }
     }
 
@@ -199,13 +151,29 @@ impl Snapshot {
 
 /// The state as a clock of now may find it: one that is further ahead than a word holds is clamped by its own rules.
 fn possible(rules: &PairRules, pair: Pair, now: Now) -> Option<Pair> {
-    if !rules.could_be(pair) || pair.at < now.at {
+    if !rules.get().could_be(pair) || pair.at < now.at {
         return None;
     }
     if rules.is_clamped(pair, now.at) {
         return rules.brought_back(pair, now.at);
     }
     Some(pair)
+}
+
+/// Returns the entries that are in order and still count, as far as the quota holds them.
+fn possible_entries(rules: &Trail, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
+    let (mut possible, mut total) = (Vec::new(), 0);
+    for (start, held) in entries.iter().copied() {
+        let counts = start.saturating_add(rules.life_us()) > now.at && start <= now.at.saturating_add(rules.life_us());
+        let units = held.min(rules.most().saturating_sub(total));
+        let is_newer = possible.last().is_none_or(|(last, _)| *last < start);
+        // An entry whose units were all refunded is kept too: it says when the state expires.
+        if counts && (units > 0 || held == 0) && start % rules.grain_us() == 0 && is_newer {
+            total += units;
+            possible.push((start, units));
+        }
+    }
+    possible
 }
 
 /// Reads numbers off the front.

@@ -1,27 +1,29 @@
-//! What may be wrong with a store.
+//! The errors of the limiter.
 
 use std::fmt;
 
-/// Redis could not answer. Opaque: [`kind`](Self::kind) says what to do about it.
+/// Why Redis did not decide. [`kind`](Self::kind) says what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisError {
     kind: RedisErrorKind,
     message: Box<str>,
 }
 
-/// What is wrong.
+/// The kinds of [`RedisError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RedisErrorKind {
-    /// The store is away or cannot serve: no connection, loading, failing over, read-only, out of memory. It passes by itself.
+    /// Redis cannot serve now: no connection, loading, failing over, read-only, out of memory. It
+    /// passes by itself.
     Unavailable,
     /// No answer came within the deadline. The charge may have been taken.
     Timeout,
     /// Too many checks wait already; this one was not sent.
     Overloaded,
-    /// Somebody has to mend it: a wrong password, a missing right, a URL that means nothing, a server that is too old.
+    /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server
+    /// that is too old, or a set of charges that Redis cannot decide.
     Misconfigured,
-    /// The stored value is not one of this crate's.
+    /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
     Foreign,
 }
 
@@ -30,7 +32,7 @@ impl RedisError {
         Self { kind, message: message.into().into_boxed_str() }
     }
 
-    /// What is wrong.
+    /// Returns what kind of error it is.
     #[must_use]
     pub fn kind(&self) -> RedisErrorKind {
         self.kind

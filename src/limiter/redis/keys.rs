@@ -1,16 +1,16 @@
-//! Under which key a state is stored.
+//! The stored key of a state: `prefix:1:{caller}:4:name`, where 1 is the format's version and 4 the
+//! length of the policy's name. With groups it is `prefix:1:{group}:4:name:caller`.
 //!
-//! `prefix:1:{tag}:4:name` and, if the tag is not the caller's key but its group's, the caller's key after it. The tag is
-//! what a cluster hashes: all policies of one caller are in one slot, so that one call can decide them together.
+//! A cluster hashes what is between the braces. So all policies of one caller are in one slot, and
+//! one call can decide them together.
 //!
-//! The quotas of one rule are kept together, under the rule's name: `4+name` in place of `4:name`.
+//! A caller's key may be a secret, so its hash is stored: `h` and 32 hexadecimal digits, the first
+//! half of the SHA-256 of the limiter's secret (16 zero bytes if there is none) and the key. The
+//! function is public, so it has to be one for which an attacker cannot find a key with another
+//! caller's hash. By choice keys are stored as they are, after a `k`.
 //!
-//! A caller's key is stored as its hash, since it may be a secret: `h` and 32 hexadecimal digits, the first half of the
-//! SHA-256 of the secret (16 zero bytes if there is none) and the key. Everybody knows that function, so it has to be one
-//! for which nobody finds a key with another's hash. By choice keys are stored as they are, after a `k`.
-//!
-//! No two others share a stored key: the prefix has no brace, the name's length is stored, and a caller's key is the rest, or
-//! stands between braces only if it has none that closes.
+//! Different (prefix, policy name, caller) triples have different stored keys: a prefix has no
+//! brace, the length of the name is stored, and a caller's key that has a closing brace is hashed.
 
 use std::fmt;
 
@@ -18,19 +18,19 @@ use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
 use super::error::{RedisError, RedisErrorKind};
-use super::{store, wire};
+use super::store;
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// Longer callers' keys are stored as their hash, also if keys are readable.
+/// Callers' keys of more bytes are hashed, also if keys are readable.
 const CLEAR_MAX: usize = 128;
 
 const PREFIX_MAX: usize = 128;
 
-/// The slots of a cluster.
+/// How many slots a cluster has.
 const SLOTS: u16 = 16_384;
 
-/// A key as it is stored, and its slot in a cluster.
+/// A stored key, and its slot in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Stored {
     pub(super) bytes: Bytes,
@@ -40,7 +40,7 @@ pub(super) struct Stored {
 /// How callers' keys are stored.
 #[derive(Clone, Copy)]
 pub(super) enum CallerKeys {
-    /// As a hash with this secret, which is zero unless it was set.
+    /// As a hash with this secret. It is zero unless it was set.
     Hashed([u8; 16]),
     /// As they are.
     Readable,
@@ -48,18 +48,20 @@ pub(super) enum CallerKeys {
 
 type Hash = [u8; 16];
 
-/// How keys are stored.
+/// Makes stored keys.
 pub(super) struct KeySpace {
     /// The prefix and the format's version, up to the tag.
     before: Box<str>,
     callers: CallerKeys,
-    /// Of each group the number whose slot is the group's; none if each caller has a slot of its own.
+    /// For each group a number whose slot is the group's. Empty if each caller has a slot of its
+    /// own.
     groups: Box<[u32]>,
 }
 
 impl KeySpace {
     /// # Errors
-    /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more than slots.
+    /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more
+    /// than slots.
     pub(super) fn new(prefix: &str, callers: CallerKeys, groups: Option<u16>) -> Result<Self, RedisError> {
         let misconfigured = |message: String| Err(RedisError::new(RedisErrorKind::Misconfigured, message));
         if prefix.is_empty() || prefix.len() > PREFIX_MAX || prefix.contains(['{', '}']) {
@@ -78,10 +80,9 @@ impl KeySpace {
         Ok(Self { before: format!("{prefix}:1:{{").into_boxed_str(), callers, groups })
     }
 
-    /// Where the state of this (policy, key) is stored.
+    /// Returns the stored key of a (policy, key).
     pub(super) fn key(&self, policy: &Policy, key: &Key) -> Stored {
-        let (name, sign) = wire::packed(policy).map_or((policy.name(), b':'), |siblings| (siblings.name(), b'+'));
-        let (name, caller) = (name.as_bytes(), key.as_bytes());
+        let (name, caller) = (policy.name().as_bytes(), key.as_bytes());
         let hash = self.must_hash(caller).then(|| self.hash(caller));
         let mut bytes = Vec::with_capacity(self.before.len() + name.len() + caller.len().min(CLEAR_MAX) + 48);
         bytes.extend_from_slice(self.before.as_bytes());
@@ -100,7 +101,7 @@ impl KeySpace {
         let slot = store::slot(&bytes[tag..]);
         bytes.extend_from_slice(b"}:");
         bytes.extend_from_slice(name.len().to_string().as_bytes());
-        bytes.push(sign);
+        bytes.push(b':');
         bytes.extend_from_slice(name);
         if grouped.is_some() {
             bytes.push(b':');
@@ -123,7 +124,7 @@ impl KeySpace {
     }
 }
 
-/// A caller's key, or its hash.
+/// Writes a caller's key, or its hash.
 fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {
         Some(hash) => {
@@ -138,7 +139,7 @@ fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     }
 }
 
-/// For each of so many groups a number whose slot lies in the group's own part of the slots.
+/// Returns for each group a number whose slot lies in the group's own part of the slots.
 fn spread(groups: u16) -> Box<[u32]> {
     let mut numbers = vec![None; usize::from(groups)];
     let mut left = numbers.len();
@@ -156,7 +157,7 @@ fn spread(groups: u16) -> Box<[u32]> {
 }
 
 impl fmt::Debug for KeySpace {
-    /// Without the secret.
+    /// Leaves the secret out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeySpace")
             .field("before", &self.before)

@@ -1,11 +1,13 @@
 //! Leases for hot keys: a process takes several units at once, and hands them out by itself.
 //!
-//! What is leased was taken from the quota before, so the total is never exceeded. What moves is *when* it is used: units
-//! leased earlier may be spent now, so that `n` processes with leases of at most `m` units admit in any interval at most
-//! the quota's bound and `n·m`; and what one process holds, at most `m` units for [`HELD`], others are denied meanwhile.
+//! Leased units are taken from the quota first, so the total is never exceeded. Only the time of
+//! their use moves: units that were leased earlier may be used now. So `n` processes with leases of
+//! at most `m` units admit in any interval at most the quota's bound and `n·m`. The units that one
+//! process holds, at most `m` for [`HELD`], are denied to others meanwhile.
 //!
-//! A key is leased once it takes [`HOT`] units in [`SPAN`], in leases for [`WORTH`] times that span at its present rate, no
-//! more than was asked for, and no more than a part of what was left, so that near the limit every unit is asked for again.
+//! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
+//! the key's present rate, but at most 1/[`PART`] of what was left, so that near the limit every
+//! unit is asked for.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,22 +23,23 @@ use crate::time::Timestamp;
 
 use super::tag::{Tag, Tags};
 
-/// Keys that are watched at a time; of those that share a slot the first that is busy stays.
+/// The most keys that are watched at a time. The first busy key of those that share a slot stays;
+/// the others are calls.
 const SLOTS: usize = 1_024;
 
-/// What a rate is measured over.
+/// The time over which a rate is measured.
 const SPAN: Duration = Duration::from_millis(10);
 
-/// So many units in one span make a key hot.
+/// The units in one span that make a key hot.
 const HOT: u64 = 8;
 
-/// A lease is for the units of so many spans.
+/// The number of spans that a lease is for.
 const WORTH: u64 = 2;
 
-/// How long a lease is held; what is left of it then goes back.
+/// How long a lease is held. What is left of it is then refunded.
 pub(super) const HELD: Duration = Duration::from_millis(100);
 
-/// The part of what was left that one lease may take.
+/// One lease takes at most this part of what was left: 1/`PART`.
 const PART: u64 = 8;
 
 /// For how long a key is not leased after a lease was denied.
@@ -55,16 +58,19 @@ struct Watched {
     tag: Tag,
     policy: Policy,
     key: Key,
-    /// When the present span began, the units that were asked for in it, and in the one before.
+    /// When the present span began.
     since: Timestamp,
+    /// The units that were asked for in the present span.
     asked: u64,
+    /// The units that were asked for in a span before.
     rate: u64,
-    /// What was left of the quota when it was last told.
+    /// What was left of the quota by the latest answer.
     remaining: u64,
     leases: VecDeque<Lease>,
     /// A lease is under way.
     asking: bool,
-    /// It was asked for before the key was reset: what it brings is of a state that is gone.
+    /// The lease under way was asked for before the key was reset, so its units are of a state that
+    /// is gone.
     void: bool,
     paused_until: Timestamp,
 }
@@ -76,14 +82,6 @@ struct Lease {
     decision: ChargeDecision,
 }
 
-/// What a charge finds.
-pub(super) enum Found {
-    /// It has its units. If there are so many more, they are to be asked for.
-    Granted(ChargeDecision, Option<Wanted>),
-    /// The store is to be asked, and for so many more if there are.
-    Ask(Option<Wanted>),
-}
-
 /// A lease to be asked for.
 #[derive(Debug)]
 pub(super) struct Wanted {
@@ -93,15 +91,16 @@ pub(super) struct Wanted {
 }
 
 impl Leases {
-    /// Leases of at most so many units together for each key.
+    /// Makes leases of at most `most` units together for each key.
     pub(super) fn new(most: u64, tags: Tags, clock: Arc<dyn Clock>) -> Self {
         Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), tags, clock, most }
     }
 
-    /// Takes a charge's units from a lease, if there is one.
-    pub(super) fn take(&self, charge: &Charge<'_>) -> Found {
+    /// Takes a charge's units from a lease, if there is one. Returns its decision, and the next
+    /// lease to be asked for.
+    pub(super) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
         if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
-            return Found::Ask(None);
+            return (None, None);
         }
         let now = self.clock.now();
         let tag = self.tags.charge(charge);
@@ -110,27 +109,23 @@ impl Leases {
         if is_free {
             *slot = Some(Watched::new(tag, charge, now));
         }
-        let Some(watched) = slot.as_mut().filter(|watched| watched.tag == tag) else { return Found::Ask(None) };
+        let Some(watched) = slot.as_mut().filter(|watched| watched.tag == tag) else { return (None, None) };
         watched.count(charge.cost, now);
         let granted = watched.grant(charge, now);
         let wanted = watched.want(self.most, now);
-        match granted {
-            Some(decision) => Found::Granted(decision, wanted),
-            None => Found::Ask(wanted),
-        }
+        (granted, wanted)
     }
 
-    /// What the store told of a charge that was asked for.
+    /// Notes what is left by the answer to a charge that was asked for.
     pub(super) fn told(&self, tag: Tag, decision: &ChargeDecision) {
         self.with(tag, |watched| watched.remaining = decision.remaining());
     }
 
-    /// A lease came back: granted, denied, or nothing, since the store failed. What nobody watches any more goes back.
-    pub(super) fn came(&self, wanted: &Wanted, answer: Option<ChargeDecision>) -> Option<Refund> {
+    /// Notes the answer to a lease that was asked for: granted, denied, or `None` if Redis failed.
+    /// Returns the refund of a lease whose key is not watched any more.
+    pub(super) fn came(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
         let now = self.clock.now();
-        let mut answer = answer;
-        let receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
-        let mut receipt = receipt;
+        let mut receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
         self.with(self.tags.of(&wanted.policy, &wanted.key), |watched| {
             watched.asking = false;
             match (receipt.take(), answer.take()) {
@@ -149,7 +144,7 @@ impl Leases {
         receipt.map(|receipt| Refund::new(wanted.policy.clone(), wanted.key.clone(), receipt))
     }
 
-    /// What is left of the leases that were held for long enough.
+    /// Returns the refunds of leases that were held for [`HELD`].
     pub(super) fn over(&self) -> Vec<Refund> {
         let now = self.clock.now();
         let mut refunds = Vec::new();
@@ -165,7 +160,7 @@ impl Leases {
         refunds
     }
 
-    /// Forgets what is left of a key's leases, since the key is reset.
+    /// Forgets a key's leases, because the key is reset.
     pub(super) fn forget(&self, tag: Tag) {
         self.with(tag, |watched| {
             watched.leases.clear();
@@ -185,8 +180,9 @@ impl Leases {
     }
 }
 
-/// A queue tells each request its own departure, what counts denied ones must see them, and what is leased and not used would
-/// be a strike, or billed.
+/// Whether units of this policy can be leased. A queue gives each request its own departure, a
+/// quota that counts denied requests has to see them, and a leased unit that is not used would be a
+/// strike or be billed.
 fn can_be_leased(policy: &Policy) -> bool {
     use Algorithm::{Block, LeakyQueue, Meter};
     !matches!(policy.quota().algorithm(), LeakyQueue | Block | Meter) && !policy.quota().counts_denied()
@@ -209,14 +205,14 @@ impl Watched {
         }
     }
 
-    /// Nothing is held, and nothing was asked for in the last spans.
+    /// Whether nothing is held, and nothing was asked for in the last spans.
     fn is_idle(&self, now: Timestamp) -> bool {
         self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
     }
 
     fn count(&mut self, cost: u64, now: Timestamp) {
         let passed = now.saturating_since(self.since);
-        // A clock that stepped back begins a span, too.
+        // A span also begins when the clock has stepped back.
         if passed >= SPAN || now < self.since {
             let spans = u64::try_from(passed.as_micros() / SPAN.as_micros()).unwrap_or(u64::MAX).max(1);
             self.rate = self.asked / spans;
@@ -235,9 +231,9 @@ impl Watched {
         Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(&receipt))
     }
 
-    /// A lease for the next spans, when half of what was leased for them is used.
+    /// Returns the next lease to be asked for, once half of what was leased is used.
     fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
-        // What is over is still held, until it goes back.
+        // Leases that are over are held until they are refunded.
         let held: u64 = self.leases.iter().map(|lease| lease.left).sum();
         let left: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
         let worth = self.rate.max(self.asked).saturating_mul(WORTH);
@@ -256,7 +252,7 @@ impl Lease {
     }
 
     fn rest(self, policy: &Policy, key: &Key) -> Option<Refund> {
-        // The last of its units: they drain when the whole lease has.
+        // The last of its units drain when the whole lease has.
         (self.left > 0).then(|| Refund::new(policy.clone(), key.clone(), self.receipt.split(self.left)))
     }
 }

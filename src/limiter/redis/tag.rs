@@ -1,4 +1,4 @@
-//! What a (policy, key) is known by within this process.
+//! Names of (policy, key) pairs, valid in this process only.
 
 use std::hash::BuildHasher;
 
@@ -8,18 +8,19 @@ use crate::key::Key;
 use crate::limiter::Charge;
 use crate::policy::Policy;
 
-/// A hash with a secret of the process. A policy with another quota is another.
+/// The name of a (policy, key) pair: a hash with a secret of the process. Policies with different
+/// quotas have different tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tag(u64);
 
 impl Tag {
-    /// Which of so many slots it has; there is at least one.
+    /// Returns which of `of` slots it has.
     pub(super) fn slot(self, of: usize) -> usize {
         (self.0 % of.max(1) as u64) as usize // below `of`
     }
 }
 
-/// Makes tags.
+/// Makes tags with one secret.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tags(RandomState);
 

@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, QuotaError};
+use tower_ratelimit::{quota::QuotaError, Key, MemoryLimiter, Policy, Quota};
 
 use super::{Order, addresses, places};
 use crate::contender::PLENTY;

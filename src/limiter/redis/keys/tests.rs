@@ -3,15 +3,10 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::Quota;
+use crate::quota::Quota;
 
 fn policy(name: &str) -> Policy {
     Policy::new(name, Quota::per_minute(1)).unwrap()
-}
-
-/// One of a rule of this name.
-fn sibling(name: &str) -> Policy {
-    Policy::each(name, [Quota::per_minute(1), Quota::per_hour(1)]).unwrap().swap_remove(1)
 }
 
 fn key(of: &[u8]) -> Key {
@@ -45,18 +40,18 @@ fn nasty() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn different_prefixes_policies_and_keys_are_stored_under_different_keys(
-        parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", any::<bool>(), nasty()), 2..40),
+        parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", nasty()), 2..40),
         secret in any::<Option<[u8; 16]>>(),
         groups in prop::option::of(1..4_u16),
     ) {
-        let mut seen: HashMap<Bytes, (String, String, bool, Vec<u8>)> = HashMap::new();
-        for (prefix, name, one_of_several, caller) in parts {
+        let mut seen: HashMap<Bytes, (String, String, Vec<u8>)> = HashMap::new();
+        for (prefix, name, caller) in parts {
             let callers = secret.map_or(CallerKeys::Readable, CallerKeys::Hashed);
             let space = KeySpace::new(&prefix, callers, groups).unwrap();
-            let stored = space.key(&if one_of_several { sibling(&name) } else { policy(&name) }, &key(&caller));
+            let stored = space.key(&policy(&name), &key(&caller));
             prop_assert_eq!(stored.slot, store::slot(&stored.bytes), "the slot is the whole key's");
             prop_assert_eq!(stored.slot, space.key(&policy("other"), &key(&caller)).slot, "one caller, one slot");
-            let own = (prefix, name, one_of_several, caller);
+            let own = (prefix, name, caller);
             let before = seen.insert(stored.bytes, own.clone());
             prop_assert!(before.is_none_or(|before| before == own));
         }
@@ -92,7 +87,8 @@ fn keys_are_hashed_by_default_and_readable_by_choice() {
 #[test]
 fn the_hash_is_the_documented_one() {
     let stored = hashed(0, None).key(&policy("p"), &key(b"api-key-7"));
-    // Of another program: SHA-256 of 16 zero bytes and of the key's bytes, which are its kind, its length and "api-key-7".
+    // Of another program: SHA-256 of 16 zero bytes and of the key's bytes, which are its kind, its
+    // length and "api-key-7".
     assert_eq!(stored.bytes.escape_ascii().to_string(), "test:1:{h0499981011b3e8477761769ef4081483}:1:p");
 }
 
@@ -112,28 +108,4 @@ fn groups_are_spread_evenly_over_the_slots() {
             (0..1_000_u64).map(|caller| space.key(&policy("p"), &Key::of(caller).unwrap()).slot).collect();
         assert!(slots.len() >= usize::from(groups).min(500), "{} slots of {groups} groups are used", slots.len());
     }
-}
-
-#[test]
-fn quotas_of_one_rule_are_stored_together_except_lists() {
-    let (space, minute) = (readable(None), std::time::Duration::from_secs(60));
-    let numbers = [
-        Quota::per_minute(1),
-        Quota::per_second(7),
-        Quota::step_bucket(5, minute).unwrap(),
-        Quota::fixed_window(5, minute).unwrap(),
-        Quota::sliding_window(5, minute).unwrap(),
-    ];
-    let stored = |quotas: &[Quota]| -> Vec<Stored> {
-        let rule = Policy::each("rule", quotas.to_vec()).unwrap();
-        rule.iter().map(|policy| space.key(policy, &key(b"x"))).collect()
-    };
-    let all = stored(&numbers);
-    assert!(all.iter().all(|one| *one == all[0]));
-    let log = Quota::sliding_log(5, minute).unwrap();
-    let [alone, with_log, list] = &[stored(&numbers[..1]), stored(&[numbers[0], log])].concat()[..] else { panic!() };
-    assert_eq!((alone, with_log), (&all[0], &all[0]), "whatever else the rule has, or had");
-    assert_ne!(list, with_log);
-    let many: Vec<Quota> = (1..=33).map(Quota::per_hour).collect();
-    assert!(stored(&many).iter().all(|one| *one != all[0]), "too many");
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{ManualClock, MemoryLimiter, Quota};
+use crate::{MemoryLimiter, clock::ManualClock, quota::Quota};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -42,18 +42,17 @@ impl World {
 }
 
 impl Process {
-    /// As the limiter does it: from a lease, else from the store, and the lease that is wanted besides.
+    /// As the limiter does it: from a lease, else from the store, and the lease that is wanted
+    /// besides.
     fn take(&mut self, cost: u64) -> ChargeDecision {
         let charge = Charge::new(&self.policy, &self.key).cost(cost);
-        let (decision, wanted) = match self.leases.take(&charge) {
-            Found::Granted(decision, wanted) => (decision, wanted),
-            Found::Ask(wanted) => {
-                self.calls += 1;
-                let decision = self.store.take_one(&self.policy, &self.key, cost);
-                self.leases.told(self.leases.tags.charge(&charge), &decision);
-                (decision, wanted)
-            }
-        };
+        let (granted, wanted) = self.leases.take(&charge);
+        let decision = granted.unwrap_or_else(|| {
+            self.calls += 1;
+            let decision = self.store.take_one(&self.policy, &self.key, cost);
+            self.leases.told(self.leases.tags.charge(&charge), &decision);
+            decision
+        });
         if let Some(wanted) = wanted {
             self.calls += 1;
             let answer = self.store.take_one(&self.policy, &self.key, wanted.units);
@@ -178,7 +177,7 @@ fn what_was_leased_before_a_reset_is_not_handed_out_or_given_back_after_it() {
     let mut under_way = None;
     while under_way.is_none() {
         clock.advance(MS / 100);
-        let (Found::Granted(_, wanted) | Found::Ask(wanted)) = leases.take(&charge);
+        let (_, wanted) = leases.take(&charge);
         leases.told(tag, &store.take_one(policy, key, 1));
         under_way = wanted;
     }
@@ -187,7 +186,7 @@ fn what_was_leased_before_a_reset_is_not_handed_out_or_given_back_after_it() {
     leases.forget(tag);
     store.reset_now(policy, key);
     assert!(leases.came(&wanted, Some(answer)).is_none(), "it was of the state that is gone");
-    assert!(matches!(leases.take(&charge), Found::Ask(_)));
+    assert!(leases.take(&charge).0.is_none());
     clock.advance(HELD);
     assert!(leases.over().is_empty());
 }

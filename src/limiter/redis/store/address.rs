@@ -1,4 +1,4 @@
-//! Where a server is.
+//! Addresses of servers.
 
 use std::fmt;
 
@@ -14,7 +14,8 @@ impl Address {
         Self { host: host.into(), port }
     }
 
-    /// `host:port` as servers write it; without a host it is the one of the server that says it.
+    /// Parses `host:port` as servers write it. If there is no host, it is that of the server that
+    /// sent the text.
     pub(super) fn parse(text: &str, said_by: &Self) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { &said_by.host } else { host };

@@ -1,8 +1,9 @@
-//! Whether a server is believed dead.
+//! The breaker: whether a server is believed dead.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Opens after so many failures in a row. It closes when it is told to: whoever probes the server does.
+/// Opens after `most` failures in a row. Only [`close`](Self::close) closes it, after a probe was
+/// answered.
 #[derive(Debug)]
 pub(super) struct Breaker {
     most: u32,
@@ -19,15 +20,15 @@ impl Breaker {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// The server answered, be it with an error.
+    /// Notes that the server answered, perhaps with an error.
     pub(super) fn answered(&self) {
-        // Calls that succeed share this line: it is written only when there is something to forget.
+        // All calls share this cache line, so it is written only if there are failures to forget.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// The server did not answer. Whether this has opened it.
+    /// Notes that the server did not answer. Returns whether that has opened the breaker.
     pub(super) fn failed(&self) -> bool {
         if self.is_open() {
             return false;
@@ -36,7 +37,7 @@ impl Breaker {
         failures >= self.most && !self.open.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether it was open.
+    /// Closes the breaker. Returns whether it was open.
     pub(super) fn close(&self) -> bool {
         self.failures.store(0, Ordering::Relaxed);
         self.open.swap(false, Ordering::Relaxed)
@@ -48,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn so_many_failures_in_a_row_open_it_and_only_the_last_says_so() {
+    fn breaker_opens_at_the_last_of_its_failures() {
         let breaker = Breaker::new(3);
         assert!(!breaker.failed() && !breaker.failed() && !breaker.is_open());
         assert!(breaker.failed() && breaker.is_open());
@@ -56,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_in_between_begins_the_count_anew() {
+    fn answer_in_between_begins_the_count_anew() {
         let breaker = Breaker::new(2);
         for _ in 0..10 {
             assert!(!breaker.failed());
@@ -66,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_it_takes_as_many_failures_again() {
+    fn closed_breaker_takes_as_many_failures_again() {
         let breaker = Breaker::new(2);
         assert!(!breaker.close());
         assert!(!breaker.failed() && breaker.failed());

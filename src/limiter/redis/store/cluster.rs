@@ -1,49 +1,52 @@
 //! A cluster: a connection to each master, and which slots it has.
 //!
-//! fred's own client of a cluster reaches no server while one is away, so each master has a client for itself here.
+//! fred's own client of a cluster reaches no server while one of them is away. So here each master
+//! has a client of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use fred::interfaces::ClientLike;
+use fred::types::Value;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Ran;
 use super::address::Address;
-use super::failure::{Cause, Failure, misconfigured};
-use super::keeper::jitter;
-use super::news::News;
-use super::server::{self, Link, Role, Server};
+use super::error_class::{Cause, misconfigured};
+use super::events::Events;
+use super::link::{self, Link};
+use super::reconnect::jitter;
+use super::server::Server;
 use super::settings::{Settings, Target, TargetKind};
 use super::slots::{MASTERS, SLOTS, Slots};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
-use crate::limiter::redis::value::Call;
+use crate::limiter::redis::script::Call;
 
-/// The map is asked for at least so often, so often while a server is away, and never sooner than the last after the one
-/// before.
+/// How often the map is asked for: usually, while a server is away, and at most.
 const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);
 
-/// Servers that are asked for the map at the same time.
+/// How many servers are asked for the map at the same time.
 const AT_ONCE: usize = 3;
 
-/// Times that a call is sent elsewhere at once: to the one that has the slot, and to the one that is given it.
+/// How many times a call is sent to another server without a pause: to the one that has the slot,
+/// and to the one that is being given it.
 const HOPS: usize = 2;
 
-/// Servers that send a call to and fro do not agree yet. Then each time there is a pause before it, twice the one before,
-/// until they do or the time is over.
+/// The first and the longest pause before a call is sent to yet another server. Servers that send a
+/// call to each other do not agree yet. Each pause is twice the one before, until the servers agree
+/// or the call's time is over.
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 const NOBODY: u16 = u16::MAX;
 
-/// A cluster. Dropped, it is left alone.
+/// A cluster. Its connections end when it is dropped.
 pub(super) struct Cluster {
     shared: Arc<Shared>,
     refresher: AbortHandle,
@@ -53,20 +56,20 @@ struct Shared {
     map: RwLock<Map>,
     target: Target,
     settings: Settings,
-    news: Arc<News>,
+    events: Arc<Events>,
     runtime: Handle,
-    /// Told when the map may be old.
+    /// Notified when the map may be old.
     alarm: Arc<Notify>,
     closed: AtomicBool,
 }
 
 struct Map {
-    /// For each slot a place among the servers, or nobody.
+    /// For each slot the place of its server, or `NOBODY`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
-    /// Asked for the map when no server answers.
+    /// The addresses that are asked for the map when no server answers.
     others: Vec<Address>,
-    /// Why nothing is known.
+    /// Why the map could not be learned.
     trouble: Option<RedisError>,
 }
 
@@ -75,7 +78,7 @@ impl Cluster {
         runtime: &Handle,
         target: Target,
         settings: Settings,
-        news: Arc<News>,
+        events: Arc<Events>,
     ) -> Result<Self, RedisError> {
         let TargetKind::Cluster(seeds) = &target.kind else { return Err(misconfigured("not the URL of a cluster")) };
         let map = Map {
@@ -84,21 +87,23 @@ impl Cluster {
             others: seeds.iter().take(MASTERS).cloned().collect(),
             trouble: None,
         };
-        // What is wrong with the settings shows here, not later in the background.
+        // Wrong settings are an error here, and not later in the background.
         target.client(seeds.first(), &settings)?;
         let alarm = Arc::new(Notify::new());
         let (map, closed) = (RwLock::new(map), AtomicBool::new(false));
-        let shared = Arc::new(Shared { map, target, settings, news, runtime: runtime.clone(), alarm, closed });
+        let shared = Arc::new(Shared { map, target, settings, events, runtime: runtime.clone(), alarm, closed });
         let refresher = runtime.spawn(refresh(Arc::clone(&shared))).abort_handle();
         Ok(Self { shared, refresher })
     }
 
-    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Ran, RedisError> {
-        let Some(mut server) = self.shared.owner(slot) else { return Err(self.without_owner(slot)) };
+    /// Runs a script on the server that has the slot. Returns `None` if its keys are on two
+    /// servers.
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
+        let mut link = self.link(slot)?;
         let (mut asking, mut hops, mut pause) = (false, 0, PAUSE);
         loop {
-            let failure = match server.link.run(call, slot, until, asking).await {
-                Ok(answer) => return Ok(Ran::Replied(answer)),
+            let failure = match link.run(call, until, asking).await {
+                Ok(answer) => return Ok(Some(answer)),
                 Err(failure) => failure,
             };
             let next = match failure.cause {
@@ -111,11 +116,11 @@ impl Cluster {
                     asking = true;
                     self.shared.at(&to, None)
                 }
-                Cause::TryAgain => return Ok(Ran::Apart),
+                Cause::TryAgain => return Ok(None),
                 _ => return Err(failure.error),
             };
             let Some(next) = next else { return Err(failure.error) };
-            server = next;
+            link = Arc::clone(&next.link);
             hops += 1;
             if hops > HOPS {
                 if until.saturating_duration_since(Instant::now()) < pause * 2 {
@@ -124,47 +129,24 @@ impl Cluster {
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
-            // It may be new: its first connection is worth waiting for.
-            server.link.wait(until).await.map_err(|failure| failure.error)?;
+            // The server may be new, so its first connection is waited for.
+            link.wait(until).await.map_err(|failure| failure.error)?;
         }
     }
 
-    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
-        let dead = |server: &Arc<Server>| server.link.is_open().then(|| server.link.believed_dead().error);
-        let known = self.shared.map().owner(slot).map(dead);
-        known.unwrap_or_else(|| Some(self.without_owner(slot)))
-    }
-
-    /// See [`Store::refused`](super::Store::refused).
-    pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
-        match self.shared.owner(slot) {
-            Some(server) => server.link.refused(words),
-            None => self.without_owner(slot),
+    /// Returns the link to the server that has the slot.
+    ///
+    /// # Errors
+    /// Returns an error if no server is known to have it. The map is then asked for.
+    pub(super) fn link(&self, slot: u16) -> Result<Arc<Link>, RedisError> {
+        if let Some(server) = self.shared.map().owner(slot) {
+            return Ok(Arc::clone(&server.link));
         }
-    }
-
-    /// See [`Store::garbled`](super::Store::garbled). What another server sent for a slot on its way is not known to be its own.
-    pub(super) fn garbled(&self, slot: u16) {
-        if let Some(server) = self.shared.owner(slot) {
-            server.link.garbled();
-        }
-    }
-
-    /// See [`Store::lacks`](super::Store::lacks).
-    pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
-        match self.shared.owner(slot) {
-            Some(server) => server.link.lacks(rights),
-            None => self.without_owner(slot),
-        }
-    }
-
-    /// Somebody may have the slot by now.
-    fn without_owner(&self, slot: u16) -> RedisError {
         self.shared.alarm.notify_one();
-        self.shared.unknown(slot)
+        Err(self.shared.unknown(slot))
     }
 
-    /// Whether every slot has a server, and every such server answers and may be sent on to another.
+    /// Finds out whether every slot has a server, and every such server answers.
     pub(super) async fn answers(&self) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();
@@ -176,7 +158,7 @@ impl Cluster {
             map.servers.clone()
         };
         for server in servers {
-            server::answers(&server.link, true, &self.shared.settings).await?;
+            link::answers(&server.link, true, &self.shared.settings).await?;
         }
         Ok(())
     }
@@ -204,7 +186,7 @@ impl Map {
         self.servers.get(usize::from(*owner))
     }
 
-    /// A server, or the owner of a slot: nobody calls for these, so nobody would say when they are back.
+    /// Whether a server or the owner of a slot is missing. No call would find out when it is back.
     fn lacks_something(&self) -> bool {
         self.owners.contains(&NOBODY) || self.servers.iter().any(|server| server.link.is_open())
     }
@@ -223,10 +205,6 @@ impl Shared {
         self.map.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn owner(&self, slot: u16) -> Option<Arc<Server>> {
-        self.map().owner(slot).cloned()
-    }
-
     fn unknown(&self, slot: u16) -> RedisError {
         if self.closed.load(Ordering::Relaxed) {
             return RedisError::new(RedisErrorKind::Unavailable, "this store was closed");
@@ -239,13 +217,14 @@ impl Shared {
     }
 
     fn start(&self, address: &Address) -> Result<Arc<Server>, RedisError> {
+        let (events, alarm) = (Arc::clone(&self.events), Some(Arc::clone(&self.alarm)));
         let client = self.target.client(Some(address), &self.settings)?;
-        let (news, alarm) = (Arc::clone(&self.news), Some(Arc::clone(&self.alarm)));
-        let (address, clients) = (address.clone(), vec![client]);
-        Ok(Arc::new(Server::start(&self.runtime, address, clients, Role::Own, &self.settings, news, alarm)))
+        let (runtime, address) = (&self.runtime, address.clone());
+        Ok(Arc::new(Server::start(runtime, address, client, false, &self.settings, events, alarm)))
     }
 
-    /// The server that another has named: as the one that has the slot, or is about to.
+    /// Returns the server that another server has named. `owns` is the slot that it has, if it is
+    /// not only being given it.
     fn at(&self, address: &Address, owns: Option<u16>) -> Option<Arc<Server>> {
         if owns.is_none() {
             let map = self.map();
@@ -272,7 +251,7 @@ impl Shared {
         map.servers.get(at).cloned()
     }
 
-    /// Puts a new map in the place of the old. Servers that it does not have are left alone.
+    /// Replaces the map. Servers that the new one does not have are dropped.
     fn install(&self, slots: Slots) -> Result<(), RedisError> {
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
@@ -299,17 +278,19 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks the servers that are known of, some at a time, those that are there first. The first that says something wins.
+    /// Asks the known servers for the map, some at a time and connected ones first. The first
+    /// answer is used.
     async fn learn(&self, turn: usize) -> Result<(), RedisError> {
         let (servers, others) = {
             let map = self.map();
             let mut servers = map.servers.clone();
             if !servers.is_empty() {
-                // The one that is asked first is not always the same: it may be cut off from the others, and not know it.
+                // The first server to be asked changes with each turn: one may be cut off from the
+                // others and not know it.
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
-            servers.sort_by_key(|server| server.link.is_open() || !server.link.client().is_connected());
+            servers.sort_by_key(|server| server.link.is_open() || !server.link.client.is_connected());
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
@@ -321,7 +302,7 @@ impl Shared {
             }
         }
         for some in others.chunks(AT_ONCE) {
-            // Connections for the question alone, unless the answer names them.
+            // These connections are for the question alone, unless the answer names their servers.
             let some = some.iter().map(|address| self.start(address)).collect::<Result<Vec<_>, _>>()?;
             match self.learn_from(&some).await {
                 Ok(slots) => {
@@ -334,7 +315,7 @@ impl Shared {
         Err(last.unwrap_or_else(|| self.nobody(0)))
     }
 
-    /// Keeps those of the connections that the new map names.
+    /// Keeps the connections whose servers the new map names.
     fn adopt(&self, some: &[Arc<Server>], slots: &Slots) {
         let mut map = self.map_mut();
         for server in some {
@@ -358,26 +339,21 @@ impl Shared {
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
         let until = Instant::now() + self.settings.connect_timeout;
-        if !link.client().is_connected() {
-            let _ = timeout(self.settings.connect_timeout, link.client().wait_for_connect()).await;
+        if !link.client.is_connected() {
+            let _ = timeout(self.settings.connect_timeout, link.client.wait_for_connect()).await;
         }
-        let answer =
-            link.command("CLUSTER", &["SLOTS"], until).await.map_err(|failure| self.complain(link, failure))?;
+        let answer = link.command("CLUSTER", &["SLOTS"], until).await.map_err(|failure| {
+            link.report(&failure.error);
+            link.reason().unwrap_or(failure.error)
+        })?;
         Slots::parse(&answer, &link.address).ok_or_else(|| {
             let message = format!("Redis at {} knows of no slots of its cluster", link.address);
             RedisError::new(RedisErrorKind::Unavailable, message)
         })
     }
-
-    fn complain(&self, link: &Link, failure: Failure) -> RedisError {
-        if let Cause::Misconfigured(kind) = failure.cause {
-            self.news.misconfigured(kind, &failure.error);
-        }
-        link.reason().unwrap_or(failure.error)
-    }
 }
 
-/// The task that keeps the map new.
+/// The task that keeps the map up to date.
 async fn refresh(shared: Arc<Shared>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {

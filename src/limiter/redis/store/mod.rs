@@ -1,55 +1,48 @@
-//! The seam to `fred`: connections, their recovery, and what is known of each server. Nothing outside names that crate.
+//! The seam to `fred`: connections, their recovery, and what is known of each server. No other
+//! folder names that crate.
 
 mod address;
 mod breaker;
 mod cluster;
-mod failure;
-mod keeper;
-mod news;
+mod error_class;
+mod events;
+mod link;
+mod reconnect;
 mod server;
 mod settings;
 mod slots;
-mod value;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use fred::clients::{Client, Pool};
-use fred::interfaces::ClientLike;
+use bytes::Bytes;
+use fred::types::Value;
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use self::address::Address;
 use self::cluster::Cluster;
-use self::failure::{Cause, Misconfigured, misconfigured};
-use self::news::News;
-use self::server::{Role, Server};
+use self::error_class::{Cause, misconfigured};
+use self::events::Events;
+use self::link::Link;
+use self::server::Server;
 pub(super) use self::settings::Settings;
 use self::settings::{Target, TargetKind};
 use super::error::{RedisError, RedisErrorKind};
-use super::value::{Call, Value};
+use super::script::Call;
 
-/// The slot of a key in a cluster, by what is between its first braces.
+/// Returns the slot of a key in a cluster, which depends on what is between its first braces.
 pub(super) fn slot(key: &[u8]) -> u16 {
     fred::util::redis_keyslot(key)
 }
 
-/// Redis. Clones are the same.
+/// Redis. Clones share its connections.
 #[derive(Clone)]
 pub(super) struct Store(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
     reach: Reach,
-    news: Arc<News>,
-}
-
-/// What came of a call.
-#[derive(Debug)]
-pub(super) enum Ran {
-    Replied(Value),
-    /// Its keys are on two servers while their slot is moved: it did not run. A call for one of them would.
-    Apart,
+    events: Arc<Events>,
 }
 
 /// When a call has to end.
@@ -74,60 +67,19 @@ impl Store {
     ///
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
-        let settings = settings.bounded();
-        let target = Target::parse(url)?;
-        let runtime = runtime()?;
-        let news = Arc::new(News::new(settings.observer.clone()));
-        let (address, role) = match &target.kind {
+        let (settings, target, runtime) = (settings.bounded(), Target::parse(url)?, runtime()?);
+        let events = Arc::new(Events::new(settings.observer.clone()));
+        let (address, is_sentinel) = match &target.kind {
             TargetKind::Cluster(_) => {
-                let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&news))?;
-                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), news })));
+                let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
+                return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), events })));
             }
-            TargetKind::One(address) => (address.clone(), Role::Own),
-            TargetKind::Sentinel(address) => (address.clone(), Role::OwnSentinel),
+            TargetKind::One(address) => (address.clone(), false),
+            TargetKind::Sentinel(address) => (address.clone(), true),
         };
         let client = target.client(None, &settings)?;
-        let server = Server::start(&runtime, address, vec![client], role, &settings, Arc::clone(&news), None);
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), news })))
-    }
-
-    /// Uses a client that the user has connected, and goes on to keep connected. Of a cluster it is known as a whole only:
-    /// fred reaches none of its servers while one is away.
-    ///
-    /// # Errors
-    ///
-    /// `Misconfigured`: there is no tokio runtime.
-    pub(super) fn of_client(client: Client, settings: Settings) -> Result<Self, RedisError> {
-        Self::of_clients(vec![client], settings)
-    }
-
-    /// As [`of_client`](Self::of_client), with several connections.
-    ///
-    /// # Errors
-    ///
-    /// `Misconfigured`: there is no tokio runtime.
-    pub(super) fn of_pool(pool: &Pool, settings: Settings) -> Result<Self, RedisError> {
-        Self::of_clients(pool.clients().to_vec(), settings)
-    }
-
-    fn of_clients(clients: Vec<Client>, settings: Settings) -> Result<Self, RedisError> {
-        let (settings, runtime) = (settings.bounded(), runtime()?);
-        let Some(first) = clients.first() else { return Err(misconfigured("a pool without clients")) };
-        let hosts = first.client_config().server.hosts();
-        let address = hosts.first().map_or_else(|| Address::new("?", 0), |host| Address::new(&host.host, host.port));
-        let role = if first.is_clustered() { Role::TheirsClustered } else { Role::Theirs };
-        let news = Arc::new(News::new(settings.observer.clone()));
-        let server = Server::start(&runtime, address, clients, role, &settings, Arc::clone(&news), None);
-        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), news })))
-    }
-
-    /// Runs a script within the deadline.
-    #[cfg(test)]
-    async fn run(&self, call: &Call, slot: u16) -> Result<Value, RedisError> {
-        match self.run_until(call, slot, self.until()).await? {
-            Ran::Replied(value) => Ok(value),
-            Ran::Apart => Err(RedisError::new(RedisErrorKind::Unavailable, "apart")),
-        }
+        let server = Server::start(&runtime, address, client, is_sentinel, &settings, Arc::clone(&events), None);
+        Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
     /// When a call that begins now has to end.
@@ -135,66 +87,79 @@ impl Store {
         Until::after(self.0.settings.deadline)
     }
 
-    /// Runs a script on the server that has the slot. It runs at most once. A future that is dropped may have run it.
-    pub(super) async fn run_until(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Ran, RedisError> {
+    /// Runs a script on the server that has the slot. It runs at most once. A future that is
+    /// dropped may have run it.
+    ///
+    /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
+    /// call for one of them would.
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Until) -> Result<Option<Bytes>, RedisError> {
+        let bytes = |value| match value {
+            Value::Bytes(bytes) => bytes,
+            Value::String(text) => text.into_inner(),
+            _ => Bytes::new(),
+        };
+        Ok(self.reply(call, slot, until).await?.map(bytes))
+    }
+
+    async fn reply(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Option<Value>, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }
-        match &self.0.reach {
-            Reach::Cluster(cluster) => cluster.run(call, slot, until).await,
-            Reach::One(server) => match server.link.run(call, slot, until, false).await {
-                Ok(value) => Ok(Ran::Replied(value)),
-                Err(failure) => match failure.cause {
-                    Cause::TryAgain => Ok(Ran::Apart),
-                    Cause::Moved(_) | Cause::Ask(_) if server.link.role != Role::TheirsClustered => {
-                        let error = misconfigured(format!(
-                            "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
-                            server.link.address
-                        ));
-                        server.link.complain(Misconfigured::Slots, &error);
-                        Err(error)
-                    }
-                    _ => Err(failure.error),
-                },
-            },
+        let link = match &self.0.reach {
+            Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
+            Reach::One(server) => &server.link,
+        };
+        match link.run(call, until, false).await {
+            Ok(value) => Ok(Some(value)),
+            Err(failure) if matches!(failure.cause, Cause::Moved(_) | Cause::Ask(_)) => {
+                let error = misconfigured(format!(
+                    "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
+                    link.address
+                ));
+                link.report(&error);
+                Err(error)
+            }
+            Err(failure) => Err(failure.error),
         }
     }
 
-    /// What it means that the slot's server refused a command of a script in these words. It has the same consequences as
-    /// if the server had refused the script.
+    /// Returns the link to the slot's server, or why there is none.
+    fn link(&self, slot: u16) -> Result<Arc<Link>, RedisError> {
+        match &self.0.reach {
+            Reach::One(server) => Ok(Arc::clone(&server.link)),
+            Reach::Cluster(cluster) => cluster.link(slot),
+        }
+    }
+
+    /// Returns what it means that the slot's server refused a command of a script in these words.
+    /// It has the same consequences as if the server had refused the script.
     pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
-        match &self.0.reach {
-            Reach::One(server) => server.link.refused(words),
-            Reach::Cluster(cluster) => cluster.refused(slot, words),
-        }
+        self.link(slot).map_or_else(|error| error, |link| link.refused(words))
     }
 
-    /// Tells the observer of a check that failed before it came here, or because of its value.
+    /// Reports the error of a check that failed before it came here, or because of its value.
     pub(super) fn failed(&self, error: &RedisError) {
-        self.0.news.failed(error);
+        self.0.events.failed(error);
     }
 
-    /// The slot's server sent a reply that no script gives.
+    /// Tells the slot's connection that it brought a reply that no script gives.
     pub(super) fn garbled(&self, slot: u16) {
-        match &self.0.reach {
-            Reach::One(server) => server.link.garbled(),
-            Reach::Cluster(cluster) => cluster.garbled(slot),
+        if let Ok(link) = self.link(slot) {
+            link.garbled();
         }
     }
 
-    /// The slot's server gives its user too few rights: these are missing.
+    /// Returns the error for a user who lacks these rights on the slot's server.
     pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
-        match &self.0.reach {
-            Reach::One(server) => server.link.lacks(rights),
-            Reach::Cluster(cluster) => cluster.lacks(slot, rights),
-        }
+        self.link(slot).map_or_else(|error| error, |link| link.lacks(rights))
     }
 
-    /// Why a call to the slot's server is not worth a try, if it is believed dead or not known. Takes nanoseconds if it is not.
+    /// Returns why a call to the slot's server is not worth a try, if the server is believed dead
+    /// or not known.
     pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
-        match &self.0.reach {
-            Reach::One(server) => server.link.is_open().then(|| server.link.believed_dead().error),
-            Reach::Cluster(cluster) => cluster.trouble(slot),
+        match self.link(slot) {
+            Ok(link) => link.is_open().then(|| link.believed_dead().error),
+            Err(error) => Some(error),
         }
     }
 
@@ -203,12 +168,9 @@ impl Store {
         self.trouble(slot).is_some()
     }
 
-    /// Whether it is a cluster, whose keys of one call have to be of one slot.
+    /// Whether it is a cluster, whose keys of one call have to be in one slot.
     pub(super) fn is_cluster(&self) -> bool {
-        match &self.0.reach {
-            Reach::One(server) => server.link.role == Role::TheirsClustered,
-            Reach::Cluster(_) => true,
-        }
+        matches!(self.0.reach, Reach::Cluster(_))
     }
 
     /// Waits until every server that is known of answers.
@@ -220,7 +182,7 @@ impl Store {
         let until = Instant::now() + within;
         loop {
             let error = match &self.0.reach {
-                Reach::One(server) => server::answers(&server.link, false, &self.0.settings).await.err(),
+                Reach::One(server) => link::answers(&server.link, false, &self.0.settings).await.err(),
                 Reach::Cluster(cluster) => cluster.answers().await.err(),
             };
             match error {
@@ -233,7 +195,7 @@ impl Store {
         }
     }
 
-    /// Ends all connections of its own; those of the user's client stay. Calls fail from then on.
+    /// Ends all connections. Calls fail from then on.
     pub(super) fn close(&self) {
         match &self.0.reach {
             Reach::One(server) => server.close(),

@@ -1,4 +1,4 @@
-//! How a store behaves, and what fred is told of it.
+//! The settings of a store, and of fred.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,22 +8,22 @@ use fred::types::Builder;
 use fred::types::config::{Config, ReconnectPolicy, ServerConfig, TcpConfig, UnresponsiveConfig};
 
 use super::address::Address;
-use super::failure::misconfigured;
+use super::error_class::misconfigured;
 use crate::limiter::redis::error::RedisError;
 use crate::outcome::Observer;
 
-/// How a store behaves.
+/// The settings of a store.
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct Settings {
-    /// How long a call may take: from 2 ms, below which fred's timers cannot tell, to a minute.
+    /// How long a call may take: from 2 ms, because fred's timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
-    /// Calls in a row without an answer after which a server is believed dead.
+    /// The number of calls in a row without an answer after which a server is believed dead.
     pub(in crate::limiter::redis) failures: u32,
     /// How often a server that is believed dead is probed: from 10 ms to a minute.
     pub(in crate::limiter::redis) probe_every: Duration,
     /// How long a connection may take, and again its greeting: from 10 ms to a minute.
     pub(in crate::limiter::redis) connect_timeout: Duration,
-    /// Who is told.
+    /// The observer, which gets the events of servers.
     pub(in crate::limiter::redis) observer: Option<Arc<dyn Observer>>,
 }
 
@@ -40,7 +40,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// What is out of its range is taken to the next end of it.
+    /// Moves each value that is outside its range to the nearer end.
     pub(super) fn bounded(mut self) -> Self {
         let (least, most) = (Duration::from_millis(10), Duration::from_secs(60));
         self.deadline = self.deadline.clamp(Duration::from_millis(2), most);
@@ -49,18 +49,19 @@ impl Settings {
         self
     }
 
-    /// A connection that owes an answer for so long is given up.
+    /// How long a connection may owe an answer before it is given up.
     fn patience(&self) -> Duration {
         self.deadline.saturating_mul(3).max(Duration::from_millis(150))
     }
 
-    /// Each write begins fred's patience anew: probes come less often than that, or it never ends.
+    /// Returns the time between two probes. Each write begins fred's patience anew, so probes come
+    /// less often than that.
     pub(super) fn probe_every(&self) -> Duration {
         self.probe_every.max(self.patience() + Duration::from_millis(50))
     }
 }
 
-/// What a URL says.
+/// A parsed URL.
 pub(super) struct Target {
     config: Config,
     pub(super) kind: TargetKind,
@@ -76,7 +77,7 @@ pub(super) enum TargetKind {
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
 
 impl Target {
-    /// What can be told from the URL alone is told here. Errors do not repeat it: there is a password in it.
+    /// Parses a URL. Errors do not repeat it, because there may be a password in it.
     pub(super) fn parse(url: &str) -> Result<Self, RedisError> {
         let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme);
         if !SCHEMES.contains(&scheme) {
@@ -110,15 +111,16 @@ impl Target {
         Ok(Self { config, kind })
     }
 
-    /// A client that is not connected yet: for what the URL says, or for one server of the cluster it names.
+    /// Returns a client that is not connected yet: to what the URL names, or to one server of its
+    /// cluster.
     pub(super) fn client(&self, only: Option<&Address>, settings: &Settings) -> Result<Client, RedisError> {
         let mut config = self.config.clone();
-        // About the first connection only: whoever supervises the client tries again, and hears the reason.
+        // This is about the first connection only: reconnect.rs tries again, and hears the reason.
         config.fail_fast = true;
         if let Some(address) = only {
             config.server = ServerConfig::new_centralized(&*address.host, address.port);
         }
-        // The first attempt comes soon: until its end calls wait, and do not fail at once.
+        // The first attempt comes soon, because until its end calls wait and do not fail at once.
         let mut policy = ReconnectPolicy::new_exponential(0, 20, 250, 2);
         policy.set_jitter(20);
         let mut builder = Builder::from_config(config);
@@ -134,7 +136,8 @@ impl Target {
             connection.reconnect_on_auth_error = true;
             connection.disable_cluster_health_check = true;
             connection.tcp = TcpConfig { nodelay: Some(true), ..TcpConfig::default() };
-            // Bounded, fred's own request to reconnect may find no room, and then nothing ever does.
+            // If it were bounded, fred's own request to reconnect could find no room, and fred
+            // would never reconnect.
             connection.max_command_buffer_len = 0;
         });
         builder.build().map_err(|error| misconfigured(format!("fred does not take these settings: {error}")))

@@ -1,28 +1,30 @@
-//! Which server of a cluster has which slot: what `CLUSTER SLOTS` says.
+//! The map of a cluster: which server has which slot, by the answer to `CLUSTER SLOTS`.
+
+use fred::types::Value;
 
 use super::address::Address;
-use crate::limiter::redis::value::Value;
 
-/// Slots of a cluster.
+/// How many slots a cluster has.
 pub(super) const SLOTS: usize = 16_384;
 
-/// Masters that are known of at most. Redis advises against clusters of more than 1,000 servers.
+/// The most masters of a cluster. A map with more is not used. Redis advises against clusters of
+/// more than 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
-/// Replicas that are remembered, to be asked when no master answers.
+/// The most replicas that are remembered, to be asked when no master answers. More are left out.
 const REPLICAS: usize = 64;
 
 /// What a server says about its cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slots {
-    /// First and last slot, and which of the masters has them.
+    /// The first and the last slot of each range, and the place of its master.
     pub(super) ranges: Vec<(u16, u16, usize)>,
     pub(super) masters: Vec<Address>,
     pub(super) replicas: Vec<Address>,
 }
 
 impl Slots {
-    /// Reads the answer of the server at `asked`. Nothing if it says nothing that can be used.
+    /// Reads the answer of the server at `asked`. Returns `None` if it cannot be used.
     pub(super) fn parse(answer: &Value, asked: &Address) -> Option<Self> {
         let Value::Array(rows) = answer else { return None };
         let mut slots = Self { ranges: Vec::new(), masters: Vec::new(), replicas: Vec::new() };
@@ -46,7 +48,7 @@ impl Slots {
                 }
             }
         }
-        // A server that was reset knows of nobody.
+        // A server that was reset knows no ranges.
         (!slots.ranges.is_empty()).then_some(slots)
     }
 }
@@ -56,12 +58,12 @@ fn slot(value: &Value) -> Option<u16> {
     u16::try_from(*number).ok().filter(|slot| usize::from(*slot) < SLOTS)
 }
 
-/// A server that does not know its own host is where it was asked.
+/// Reads an address. A server that does not know its own host is where it was asked.
 fn address(value: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = value else { return None };
     let [host, Value::Integer(port), ..] = &**parts else { return None };
-    let host = match host {
-        Value::Bytes(host) if !host.is_empty() && &**host != b"?" => std::str::from_utf8(host).ok()?,
+    let host = match host.as_bytes() {
+        Some(host) if !host.is_empty() && host != b"?" => std::str::from_utf8(host).ok()?,
         _ => &asked.host,
     };
     Some(Address::new(host, u16::try_from(*port).ok().filter(|port| *port != 0)?))
@@ -70,13 +72,12 @@ fn address(value: &Value, asked: &Address) -> Option<Address> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
 
     fn server(host: &'static str, port: i64) -> Value {
         Value::Array(vec![
-            Value::Bytes(Bytes::from_static(host.as_bytes())),
+            Value::from_static_str(host),
             Value::Integer(port),
-            Value::Bytes(Bytes::from_static(b"0123456789abcdef")),
+            Value::from_static_str("0123456789abcdef"),
             Value::Array(vec![]),
         ])
     }
@@ -111,9 +112,9 @@ mod tests {
     fn an_answer_that_makes_no_sense_is_none() {
         let asked = Address::new("asked", 9);
         for answer in [
-            Value::Nil,
+            Value::Null,
             Value::Array(vec![]),
-            Value::Array(vec![Value::Nil]),
+            Value::Array(vec![Value::Null]),
             Value::Array(vec![row(0, 16_384, &[server("a", 1)])]),
             Value::Array(vec![row(-1, 5, &[server("a", 1)])]),
             Value::Array(vec![row(0, 5, &[])]),

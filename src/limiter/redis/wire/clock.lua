@@ -1,10 +1,10 @@
--- What every script begins with: its functions, the time, and whether there is one request and no list of them.
--- ARGV[2], if there and not empty, is the time to go by, in place of the server's. Then states are kept an hour longer,
--- since the server's clock may be ahead of it.
+-- The beginning of the script: the functions of Redis that it uses, and the time.
+--
+-- ARGV[1] is the program (see wire/mod.rs). ARGV[2] is the time, if the client gives it. States
+-- then stay an hour longer, because the server's clock may be ahead of the client's.
 local try, pack, unpack = redis.pcall, struct.pack, struct.unpack
-local alone = not ARGV[3]
 local now, longer = ARGV[2], 1
-if now and now ~= '' then
+if now then
   now, longer = now + 0, 3600001
 else
   local time = redis.call('TIME')

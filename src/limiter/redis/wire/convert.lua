@@ -1,6 +1,7 @@
--- Twin of carry.rs: what was written under another quota, as a state of the asked one.
+-- Twin of carry.rs: reads a state that another quota wrote as a state of the asked one.
 
--- A quota out of what its values begin with, see `form.rs`, and how long that is; nothing if it is none of ours.
+-- Reads a head (see encode.rs). Returns the quota and the place behind the head, or nothing if it
+-- is none of ours.
 local function quota_of(text)
   local kind, place, ok = (string.byte(text, 1) or 0) - 144, 2, true
   local function number()
@@ -17,10 +18,10 @@ local function quota_of(text)
       scale = scale * 128
     end
   end
-  if kind < 1 or kind > 10 or kind == 8 then return nil end
+  if kind < 1 or kind > 9 then return nil end
   local q = {kind = kind, buckets = 1, epoch = 0, oldest = 0, log = 0, cost = 0, bound = 0, count_denied = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
-  if kind == 9 then q.memory, q.length = number(), number() end
+  if kind == 8 then q.memory, q.length = number(), number() end
   if kind >= 5 and kind <= 7 then
     q.oldest = number()
     if q.oldest > 2 then q.oldest, q.log = 1, 1 end
@@ -49,8 +50,6 @@ local function quota_of(text)
   return q, place
 end
 
-local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [9] = '<ddd', [10] = '<dd'}
-
 local function divide_up(list, by)
   local quotient, rest = divide(list, by)
   if rest > 0 then return plus(quotient, 1) end
@@ -62,15 +61,32 @@ local function next_multiple(number, grid)
   return over == 0 and number or number - over + grid
 end
 
--- Units that were taken at `taken` at the latest, if that is known, and come back at `back`; `exact` if it was no later than
--- then, and `whole` if some of them no longer count.
+-- Dates units. They were taken at `taken` at the latest, if that is known, and return at `back`.
+-- `exact` says that `taken` is exact. `whole` is how many they were before some stopped to count.
 local function date(c, taken, back, units, whole, exact)
   if whole <= 0 then return end
   c.dated[#c.dated + 1] = {taken = taken, back = back, units = units, whole = whole, exact = exact}
   c.back = back
 end
 
--- Of a trail: in use, dated, and the entries that still count.
+-- The number of slices of equal length in which the units of a bucket are dated for a log or a
+-- sliding window.
+local SLICES = 32
+
+-- Dates the units of a bucket, which return one after the other until `back`: each slice by the
+-- instant at which its last unit returns. `in_use` returns how many units are still in use at a
+-- later instant.
+local function date_slices(c, back, units, in_use)
+  local slice, before = math.ceil((back - now) / SLICES), units
+  for nth = 1, SLICES do
+    local ends, after = math.min(now + nth * slice, back), 0
+    if ends < back then after = in_use(ends) end
+    date(c, nil, ends, before - after, before - after)
+    before = after
+  end
+end
+
+-- Sets what of a list is in use, its dates, and the entries that still count.
 local function carry_trail(c, x)
   local q = c.q
   trail_view(x, q)
@@ -95,9 +111,11 @@ local function carry_trail(c, x)
   end
 end
 
-local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [9] = '<ddd', [10] = '<dd'}
+local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [8] = '<ddd', [9] = '<dd'}
 
-local function carry_pair(c, at, n, m)
+-- Sets what of a state of a few numbers is in use, and its dates. `sliced` says that a log or a
+-- sliding window takes it over.
+local function carry_pair(c, at, n, m, sliced)
   local q, kind = c.q, c.q.kind
   n, m = n or 0, m or 0
   if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 9007199254740992) then return end
@@ -106,13 +124,24 @@ local function carry_pair(c, at, n, m)
     local us, num = at - now, math.min(n, q.l - 1)
     if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
     c.parts, c.of = plus(times(digits(us), q.l), num), q.p
-    local units = number_of(divide_up(c.parts, c.of))
-    date(c, nil, now + us + (num > 0 and 1 or 0), units, units)
+    local units, back = number_of(divide_up(c.parts, c.of)), now + us + (num > 0 and 1 or 0)
+    if not sliced then return date(c, nil, back, units, units) end
+    date_slices(c, back, units, function(later)
+      local left = now + us - later
+      if left < 0 then return 0 end
+      if left * q.l + num < 9007199254740992 then return math.ceil((left * q.l + num) / q.p) end
+      return number_of(divide_up(plus(times(digits(left), q.l), num), q.p))
+    end)
   elseif kind == 3 then
     local missing, next_tick = step_level(now, at, n, q.most, q.limit, q.period, q.epoch)
     local ticks = math.ceil(missing / math.max(q.limit, 1))
     c.units, c.tick = missing, math.max(next_tick - q.period, 0)
-    date(c, nil, next_tick + (ticks - 1) * q.period, missing, missing)
+    local back = next_tick + (ticks - 1) * q.period
+    if not sliced then return date(c, nil, back, missing, missing) end
+    at, n = step_store(missing, next_tick, q.limit, q.period)
+    date_slices(c, back, missing, function(later)
+      return (step_level(later, at, n, q.most, q.limit, q.period, q.epoch))
+    end)
   elseif kind == 4 then
     if at <= now then return end
     local ends = at
@@ -123,7 +152,7 @@ local function carry_pair(c, at, n, m)
     end
     c.units = n
     date(c, math.min(math.max(ends - q.period, 0), now), ends, n, n)
-  elseif kind == 9 then
+  elseif kind == 8 then
     local phase, a, strikes = block_view(now, at, n, m, q.limit, q.period, q.memory)
     if phase == 2 then
       c.units = q.limit
@@ -132,7 +161,7 @@ local function carry_pair(c, at, n, m)
       c.units = strikes
       date(c, math.max(a - q.period, 0), a, strikes, strikes)
     end
-  elseif kind == 10 then
+  elseif kind == 9 then
     if at <= now then return end
     at = math.min(at, now + q.period)
     c.units = n
@@ -153,10 +182,10 @@ local function carry_pair(c, at, n, m)
   end
 end
 
--- What is in use of a value of ours; `false` if it is garbled, nothing if it is not ours.
-local function carried(key, text, list)
+-- Returns what of a value is in use, `false` if the value is garbled, or nothing if it is not ours.
+local function carried(key, text, list, sliced)
   local kind = string.byte(text, 1) or 0
-  if kind <= 144 or kind >= 155 or kind == 152 then return nil end
+  if kind < 145 or kind > 153 then return nil end
   local q, place = quota_of(text)
   if not q or is_list(q.kind) ~= (list ~= nil) then return false end
   local c = {q = q, capacity = q.burst or q.limit, dated = {}, back = 0, units = 0}
@@ -169,11 +198,12 @@ local function carried(key, text, list)
   end
   local state = STATES[q.kind]
   if #text ~= place - 1 + #pack(state, 0, 0, 0) then return false end
-  carry_pair(c, unpack(state, text, place))
+  local at, n, m = unpack(state, text, place)
+  carry_pair(c, at, n, m, sliced)
   return c
 end
 
--- These units, the oldest first, as this quota counts them: at most `most` of the newest.
+-- Returns entries, the oldest first, as this quota counts them: at most `most` units, the newest.
 local function scaled(c, q, starts, units, most, share)
   local sum, before, list, counts = 0, 0, {}, {}
   for number = #starts, 1, -1 do
@@ -195,7 +225,25 @@ local function scaled(c, q, starts, units, most, share)
   return all, of_all
 end
 
--- The entries of dated units, see `Trail::dated`.
+-- Makes the oldest entry so large that the units in it are what it counts for, see
+-- `Trail::weigh_oldest`.
+local function weigh_oldest(q, starts, units)
+  local start, count = starts[1], units[1]
+  if not start or q.oldest ~= 0 or now <= start + q.period then return end
+  local covered = math.max(start + q.period + q.grain - now, 1)
+  local whole = math.min(muldiv_up(count + 1, q.grain, covered) - 1, q.most)
+  local left = count - muldiv(whole, covered, q.grain)
+  units[1] = whole
+  if left <= 0 then return end
+  if starts[2] == start + q.grain then
+    units[2] = math.min(units[2] + left, q.most)
+  else
+    table.insert(starts, 2, start + q.grain)
+    table.insert(units, 2, left)
+  end
+end
+
+-- Returns the entries of dated units (see `dated` in entry_log.rs).
 local function dated_entries(c, q, whole, share)
   local grain, most = q.grain, math.min(whole, q.most)
   local latest, starts, units = now - now % grain, {}, {}
@@ -203,30 +251,34 @@ local function dated_entries(c, q, whole, share)
     local taken, late = d.taken or 0, math.max(d.back - q.period, 0)
     local own = taken - taken % grain
     if not d.exact or late > taken + 1 or own + q.period <= now then
-      local start = math.min(next_multiple(math.min(now, late), grain), latest)
-      starts[#starts + 1], units[#units + 1] = math.max(start, own), d.units
+      local start = late - late % grain
+      if q.oldest == 1 or q.oldest == 0 and start + q.period >= now then start = next_multiple(late, grain) end
+      starts[#starts + 1], units[#units + 1] = math.max(math.min(start, latest), own), d.units
     else
       most = q.log == 1 and q.most or 2 ^ 62
       starts[#starts + 1], units[#units + 1] = own, d.whole
     end
   end
-  return scaled(c, q, starts, units, most, share)
+  starts, units = scaled(c, q, starts, units, most, share)
+  weigh_oldest(q, starts, units)
+  return starts, units
 end
 
--- Until when all of it counts in a window of one period.
+-- Returns the instant until which all units count in a window of one period.
 local function counts_until(c, period)
   local last = c.dated[#c.dated]
   local taken = math.min(last and last.taken or now, now)
   return math.max(taken + period, math.min(c.back, now + period))
 end
 
--- The state of the asked form `q`, and first a table with `x` if it is a trail, and `ahead` if it is to be written even if
--- nothing is taken; `false` if what is there is garbled, nothing if it is not ours.
+-- Returns the state of the asked form: a table with `x` for a list, and with `ahead` if it is to be
+-- written even if nothing is taken, and then the numbers of any other state. Returns `false` if the
+-- value is garbled, or nothing if it is not ours.
 local function taken_over(key, form, text, list)
-  local c = carried(key, text, list)
-  if not c then return c end
   local q = quota_of(form.head)
-  if q.kind == 9 and c.q.kind == 9 then
+  local c = carried(key, text, list, q.kind >= 5 and q.kind <= 7)
+  if not c then return c end
+  if q.kind == 8 and c.q.kind == 8 then
     local at, n, m = unpack('<ddd', text, #text - 23)
     if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 2 ^ 45 and m >= 0 and m < 2 ^ 19) then return false end
     local moved
@@ -241,7 +293,7 @@ local function taken_over(key, form, text, list)
       alike and not form.share and c.q.size == q.size and q.most > 0 and (x.newest or 0) <= now
       and (x.total <= q.most or q.log ~= 1 and q.most >= c.q.most)
     then
-      -- Its entries are entries of this: they stay where they are.
+      -- Its entries are entries of the asked quota too, so they stay where they are.
       x.rehead = true
       return {x = x, ahead = false}
     end
@@ -292,12 +344,12 @@ local function taken_over(key, form, text, list)
     local ends = counts_until(c, q.period)
     if q.epoch == 1 then ends = math.max(now - now % q.period + q.period, next_multiple(ends, q.period)) end
     return found, ends, units
-  elseif q.kind == 9 then
+  elseif q.kind == 8 then
     if units == 0 then return found end
     local phase, a, b, level =
       block_struck(now, counts_until(c, q.period), units, 0, 0, q.limit, q.length, 1, q.length, q.memory)
     return found, block_stored(now, phase, a, b, level, 0, q.memory)
-  elseif q.kind == 10 then
+  elseif q.kind == 9 then
     ahead(2 * q.period)
     if units == 0 then return found end
     return found, counts_until(c, q.period), units

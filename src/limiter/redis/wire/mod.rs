@@ -1,14 +1,82 @@
-//! What goes over the wire: requests in one script call, and the answers out of its reply.
+//! What goes over the wire, and what is stored: the format's version is 1.
 //!
-//! Where a state is a few numbers, the script decides and writes, and answers with the time and the state that it found; what is told of
-//! it is computed here, by the same rules from the same state. Of a trail, whose entries stay in Redis, it answers everything.
+//! # The program
+//!
+//! One script does all requests of a call, in their order and at one instant. Its `KEYS` are the
+//! keys of the requests, and `ARGV[1]` is a program. `ARGV[2]` is the time, if the limiter has a
+//! clock of its own. All numbers are little-endian.
+//!
+//! A program is a list of runs. A run is for requests that are alike:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 1 | the verb: 0 take (the usual case), 1 take, 2 peek, 3 refund, 4 reset |
+//! | 2 | the number of requests |
+//! | 2 | the number of keys of each |
+//! | | a form for each of these keys, unless the verb is reset |
+//!
+//! A form says how the key's value looks, and what the algorithm needs:
+//!
+//! | bytes | meaning |
+//! |---|---|
+//! | 1 | the kind of state (see [`Kind`](encode::Kind)) |
+//! | 1 + n | the layout of a value, or of a list's entry, for Lua's `struct.unpack` |
+//! | 1 + n | the head of a value, or a list's first element |
+//! | 1 | the size of a value, or of a list's entry |
+//! | 1 | the mode: what a denial of this charge means |
+//! | 80 | ten numbers, whose meaning is the algorithm's (see its `.lua` file) |
+//! | 2 + n | 1 if a conversion keeps the share of the capacity; then the first and the last of the charge's partners, or what a refund's receipt holds |
+//!
+//! # The reply
+//!
+//! The reply is one string: the time as a double, and the answer to each request. An answer is one
+//! byte for each key, with what follows it (see [`decode`]). For most algorithms the script answers
+//! with the state that it found, and the algorithm in this process computes from that state what is
+//! reported. For a list, whose entries stay in Redis, the script answers with the whole decision.
+//!
+//! # The value
+//!
+//! Each (policy, key) has one stored key. Its value begins with a head: one byte with the format's
+//! version in the upper and the kind in the lower half, and then the numbers of the quota that give
+//! the state its meaning, seven bits to a byte. The state follows. A list has the head in its first
+//! element, and an entry in each other one: its start, its units, and the units of all entries when
+//! it was the newest. Every value has a time to live, after which it would count for nothing.
+//!
+//! A value whose head is that of the asked quota is used as it is. A value with another head of
+//! this version was written under another quota, and `convert.lua` reads it as a state of the asked
+//! one. A value with anything else fails its request as [`Foreign`](RedisErrorKind::Foreign), and
+//! stays as it is.
+//!
+//! # The version rule
+//!
+//! Processes of different versions share one Redis during a roll-out, so a version may only change
+//! how it asks, not what others find:
+//!
+//! * The program and the reply may change at will. A script's name is its hash, so each process
+//!   runs the script that it was built with.
+//! * A new kind of state takes a new number. Older processes answer its values as foreign.
+//! * A change of what is stored for a kind, or of what a stored key looks like, takes a new
+//!   version: in the upper half of a value's first byte, and in the stored key (`prefix:1:`). The
+//!   new version then shares no state with the old one, and each key has its whole quota once more.
+//!   The CHANGELOG says so.
+//!
+//! # Bounds
+//!
+//! | what | bound | at the bound |
+//! |---|---|---|
+//! | charges of one request | [`CHARGES_MAX`] | an error, `Misconfigured` |
+//! | requests of one run | 65,535 | the next one begins another run |
+//! | numbers of a state | 2^53 | a quota's own limits are lower; a larger stored number counts as no state |
+//! | units of a list's entry in 32 bits | 2^32 − 1 | a quota that could reach it is stored as a wider kind |
+//! | a refund's numbers | 2^53 | refunds that much; no receipt of ours holds more |
+//! | Redis' words for a failure | 1,000 bytes | the rest is cut off |
 
-mod ask;
-mod form;
-mod pieces;
-mod reply;
-mod scripts;
-mod shape;
+mod charge;
+mod decode;
+mod encode;
+mod request;
+mod script;
+mod split;
 #[cfg(test)]
 mod tests;
 
@@ -16,130 +84,65 @@ use bytes::Bytes;
 
 use super::error::{RedisError, RedisErrorKind};
 use super::keys::Stored;
-use super::value::{Call, Value};
+use super::script::Call;
 use crate::decision::Decision;
 use crate::time::Timestamp;
 
-use ask::{Lean, Verb};
+pub(super) use decode::answers;
+pub(super) use request::{Request, Verb};
+pub(super) use split::Split;
 
-pub(super) use ask::Ask;
-pub(super) use form::packed;
-pub(super) use pieces::Pieces;
-pub(super) use reply::answers;
+/// The most charges of one request. They hold the server for some milliseconds.
+pub(super) const CHARGES_MAX: usize = 1_000;
 
 /// What came of a request.
 #[derive(Debug)]
 pub(super) enum Answer {
     Decided(Decision),
-    /// Decided key by key: a refused one has the receipts of what was taken, and so has one of which some keys failed.
-    Pieced(Decision, Option<RedisError>),
+    /// Decided key by key. If some keys failed, or the decision is a refusal, its receipts hold
+    /// what was taken.
+    Split(Decision, Option<RedisError>),
+    /// The refund or the reset is done.
     Done,
-    /// The key has just gone to another server: nothing was done.
+    /// The keys are not all on one server. Nothing was done.
     Elsewhere,
-    /// A value was written under another quota: nothing was done. Asked again with `full` it is converted.
-    Again,
-    /// Redis refused what the script asked for, in these words. The store knows what they mean.
-    Refused(Box<str>),
-    Failed(RedisError),
 }
 
-/// How far back a form is looked for among those of the call.
-const FORMS_SEARCHED: usize = 8;
-
-/// Where forms begin in the arguments, counted from 1.
-const FORMS_FROM: usize = 3;
-
-/// In place of a form: the keys of this run are to be forgotten.
-const RESET: u16 = u16::MAX;
-
-/// One script call for all requests, in their order, at one instant: the server's time, unless told another.
-///
-/// Of its arguments the first lists the requests: pairs of 16-bit numbers. `(form, n)`: n requests, all of that form, which
-/// in a lean script is of all their keys and else of one key each. `(0, n)`: a request of n keys, whose forms follow, 16
-/// bits each. A lone request needs no list if it has one form: that is the first argument.
-pub(super) fn call(asks: &[&Ask], clock: Option<Timestamp>, full: bool) -> Call {
-    let lean = asks.first().and_then(|ask| ask.lean.as_ref()).filter(|_| !full);
-    let lean = lean.filter(|lean| asks.iter().all(|ask| ask.lean.as_ref() == Some(*lean)));
-    let script = lean.map_or_else(scripts::full, scripts::lean);
-    // A script with a shape takes the keys of a request as one.
-    let whole = matches!(lean, Some(Lean::Shape(_))) && !std::ptr::eq(script, scripts::full());
-    let keys = asks.iter().flat_map(|ask| &ask.units).map(|unit| unit.key.clone()).collect();
+/// Returns one script call for all requests, at the server's time unless a clock's is given.
+pub(super) fn call(requests: &[&Request], clock: Option<Timestamp>) -> Call {
+    let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
     let clock = clock.map(|now| Bytes::from(now.as_micros().to_string()));
-    if let [ask @ Ask { verb: Verb::Take | Verb::Peek, units, .. }] = asks {
-        if whole || units.len() == 1 {
-            let args = std::iter::once(ask.form()).chain(clock).collect();
-            return Call { script, keys, args };
-        }
-    }
-    let mut args = vec![Bytes::new(), clock.unwrap_or_default()];
-    let mut list = List::default();
-    for ask in asks {
-        let mut number = |form: Bytes| {
-            let known = (FORMS_FROM - 1..args.len()).rev().take(FORMS_SEARCHED).find(|at| args[*at] == form);
-            let at = known.unwrap_or_else(|| {
-                args.push(form);
-                args.len() - 1
-            });
-            u16::try_from(at + 1).unwrap_or(u16::MAX - 1) // a call holds far fewer
-        };
-        match (ask.verb, ask.units.as_slice()) {
-            (Verb::Take | Verb::Peek, _) if whole => list.run(number(ask.form())),
-            (Verb::Take | Verb::Peek, [_, _, ..] | []) => {
-                list.set(ask.units.iter().map(|unit| number(unit.form.clone())));
-            }
-            (_, units) => units.iter().for_each(|unit| match unit.form.is_empty() {
-                true => list.run(RESET),
-                false => list.run(number(unit.form.clone())),
-            }),
-        }
-    }
-    if args.len() < FORMS_FROM {
-        args.push(Bytes::new()); // so that the first is known to be a list
-    }
-    args[0] = list.bytes.into();
-    Call { script, keys, args }
+    Call { script: script::requests(), keys, args: std::iter::once(program(requests)).chain(clock).collect() }
 }
 
-/// Asks which rights the user lacks on this key, which has no state; `time` if scripts ask the server for it. The answer is
-/// [`missing_rights`].
+fn program(requests: &[&Request]) -> Bytes {
+    if let [request] = requests {
+        return request.run.clone();
+    }
+    let mut program = Vec::new();
+    let mut last: Option<(usize, u16, &Bytes)> = None;
+    for request in requests {
+        match &mut last {
+            Some((start, count, run)) if **run == request.run && *count < u16::MAX => {
+                *count += 1;
+                if let Some(place) = program.get_mut(*start + 1..*start + 3) {
+                    place.copy_from_slice(&count.to_le_bytes());
+                }
+            }
+            last => {
+                *last = Some((program.len(), 1, &request.run));
+                program.extend_from_slice(&request.run);
+            }
+        }
+    }
+    program.into()
+}
+
+/// Asks which rights the user lacks on this key, which has no state; `time` if scripts ask the
+/// server for it. The reply names the missing rights as `ACL SETUSER` does.
 pub(super) fn rights(stored: &Stored, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
-    Call { script: scripts::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }
-}
-
-/// The rights that are missing, as `ACL SETUSER` names them.
-pub(super) fn missing_rights(reply: &Value) -> Result<&str, RedisError> {
-    let Value::Bytes(rights) = reply else { return Err(nonsense()) };
-    std::str::from_utf8(rights).map_err(|_| nonsense())
-}
-
-/// The list of a call's requests.
-#[derive(Default)]
-struct List {
-    bytes: Vec<u8>,
-    /// Where the last run begins, which more requests may join.
-    last: Option<usize>,
-}
-
-impl List {
-    fn run(&mut self, form: u16) {
-        if let Some([one, two, three, four]) = self.last.and_then(|last| self.bytes.get_mut(last..last + 4)) {
-            let count = u16::from_le_bytes([*three, *four]);
-            if u16::from_le_bytes([*one, *two]) == form && count < u16::MAX {
-                [*three, *four] = (count + 1).to_le_bytes();
-                return;
-            }
-        }
-        self.last = Some(self.bytes.len());
-        self.bytes.extend([form, 1].map(u16::to_le_bytes).as_flattened());
-    }
-
-    fn set(&mut self, forms: impl ExactSizeIterator<Item = u16>) {
-        self.last = None;
-        let count = u16::try_from(forms.len()).unwrap_or(u16::MAX);
-        self.bytes.extend([0, count].map(u16::to_le_bytes).as_flattened());
-        forms.for_each(|form| self.bytes.extend(form.to_le_bytes()));
-    }
+    Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }
 }
 
 /// A reply that no script of ours gives.

@@ -1,5 +1,6 @@
--- Refunds, for all algorithms whose state is a few numbers: the state to write; nothing if there is nothing to give back.
--- `q` has the form's numbers; `r` is what is given back: units or their span in `units` and `num`, and of its receipt `at`, `n`.
+-- Refunds. For states of a few numbers these functions return the state to write, or nothing if
+-- there is nothing to refund. `q` has the form's numbers. `r` has what the receipt holds: the
+-- units, or their span in `units` and `num`, and its instant and number in `at` and `n`.
 
 local function at_most(us, num, us2, num2)
   if us < us2 or (us == us2 and num < num2) then return us, num end
@@ -18,7 +19,7 @@ local function refund_pair(q, r, at, n, m)
     local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
     local us, num = gcra_ahead(at, n, ceiling, ceiling_n, l)
     local r_num = r.num
-    if r_num < 0 then -- of a queue, so only if it is still the tail
+    if r_num < 0 then -- of a queue: only if no other request has queued behind it
       local own = math.min(n, l - 1) -- without numerators, n means nothing
       if at > now and (us ~= at - now or num ~= own) then return nil end
       if at ~= r.at or own ~= math.min(r.n, l - 1) then return nil end
@@ -44,13 +45,13 @@ local function refund_pair(q, r, at, n, m)
     if count == 0 then return -1 end
     return at, count
   end
-  if kind == 9 then
+  if kind == 8 then
     local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
     if phase ~= 1 or ends ~= r.at or r.units <= 0 then return nil end
     strikes = math.max(strikes - r.units, 0)
     if strikes == 0 then phase = 0 end
     return block_stored(now, phase, ends, strikes, level, forget, q[8])
-  elseif kind == 10 then
+  elseif kind == 9 then
     if at <= now or r.at <= now or r.units <= 0 then return nil end
     if n <= r.units then return -1 end
     return math.min(at, now + q[4]), n - r.units
@@ -71,7 +72,8 @@ local function refund_pair(q, r, at, n, m)
   return -1
 end
 
--- Takes units out of the entry of a list that starts then. Whether there were any, and something is left, is returned.
+-- Takes units out of the entry of a list that starts at `r.at`. Returns true if it found some, and
+-- the list is not empty.
 local function refund_list(key, q, r)
   local length = redis.call('LLEN', key)
   local entry = function(number) return unpack(q.entry, redis.call('LINDEX', key, number)) end
@@ -105,4 +107,22 @@ local function refund_list(key, q, r)
   local left = math.max(start + q.life - now, 0)
   redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
   return true
+end
+
+-- Takes units out of a list that another quota wrote, if the entry is still there under this one.
+local function refund_converted(x, q, r)
+  local left = 0
+  for number = 1, x.have do
+    local start, units = x.starts[number], x.units[number]
+    if start == r.at and start + q.life > now then
+      left = math.min(r.units, units)
+      x.units[number] = units - left
+    end
+  end
+  if left <= 0 then return end
+  while x.have > 0 and x.units[x.have] <= 0 do
+    x.starts[x.have], x.units[x.have], x.have = nil, nil, x.have - 1
+  end
+  x.drop, x.newest = 0, x.starts[x.have]
+  trail_store(x, q, q.head)
 end

@@ -1,14 +1,16 @@
--- Which of the commands that the scripts use the user may not run, as ACL SETUSER names them. ARGV[1] is not empty if scripts
--- ask for the time.
+-- Returns the commands of the scripts that the user may not run, as ACL SETUSER names them. ARGV[1]
+-- is not empty if the scripts ask for the time.
 --
--- Each is run so that it changes nothing: on a key that is not there, or with what Redis refuses only after it has looked at
--- the user's rights. Only a list cannot be looked at so; it is deleted at once.
+-- Each command is run so that it changes nothing: on a key without a state, or with arguments that
+-- Redis refuses only after it has checked the rights. Only RPUSH has to make a list, which is
+-- deleted at once.
 local key, missing = KEYS[1], {}
 
 local function may(name, ...)
   local done = redis.pcall(name, ...)
   local words = type(done) == 'table' and done.err or ''
-  -- Up to Redis 7.0 "The user executing the script can't run this command", or "can't access" its keys; later "ACL failure".
+  -- Up to Redis 7.0 "The user executing the script can't run this command", or "can't access" its
+  -- keys; later "ACL failure".
   if not (string.find(words, 'executing the script', 1, true) or string.find(words, 'ACL failure', 1, true)) then
     return true
   end

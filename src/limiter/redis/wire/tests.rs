@@ -1,5 +1,6 @@
 //! The scripts on a server, against the algorithms themselves.
 
+mod bounds;
 mod idle;
 mod parity;
 mod sets;
@@ -9,11 +10,23 @@ use std::collections::HashSet;
 
 use redis::{Connection, ConnectionLike};
 
-use super::{Answer, Ask, answers, call, scripts};
+use super::{Answer, Request, Verb, answers, call, script};
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::keys::{CallerKeys, KeySpace};
 use crate::limiter::redis::redis_server::Server;
-use crate::limiter::redis::value::{Call, Value};
+use crate::limiter::redis::script::Call;
 use crate::time::Timestamp;
+
+type Answered = Result<Answer, RedisError>;
+
+/// The answers in a reply.
+fn decoded(requests: &[&Request], reply: &[u8]) -> Vec<Answered> {
+    answers(requests, reply, &refused).unwrap()
+}
+
+fn refused(words: &str) -> RedisError {
+    RedisError::new(RedisErrorKind::Unavailable, words)
+}
 
 /// A server, and a connection to it, with the scripts that were loaded.
 struct Bench {
@@ -36,10 +49,10 @@ impl Bench {
     }
 
     /// What one call after the other is answered.
-    fn run(&mut self, calls: &[Call]) -> Vec<Value> {
+    fn run(&mut self, calls: &[Call]) -> Vec<Vec<u8>> {
         for script in calls.iter().map(|call| call.script) {
             if self.loaded.insert(&script.sha) {
-                let load = redis::cmd("SCRIPT").arg("LOAD").arg(&*script.text).query(&mut self.connection);
+                let load = redis::cmd("SCRIPT").arg("LOAD").arg(script.text).query(&mut self.connection);
                 assert_eq!(load, Ok(script.sha.to_string()));
             }
         }
@@ -55,7 +68,7 @@ impl Bench {
             let packed = pipe.get_packed_pipeline();
             for reply in self.connection.req_packed_commands(&packed, 0, calls.len()).unwrap() {
                 match reply {
-                    redis::Value::BulkString(bytes) => replies.push(Value::Bytes(bytes.into())),
+                    redis::Value::BulkString(bytes) => replies.push(bytes),
                     other => panic!("{other:?}"),
                 }
             }
@@ -63,23 +76,20 @@ impl Bench {
         replies
     }
 
-    /// The answers to asks that each go in a call of their own, at these instants. What is to be asked again is.
-    fn ask(&mut self, asks: &[(Timestamp, &Ask, bool)]) -> Vec<Answer> {
-        let calls: Vec<Call> = asks.iter().map(|(now, ask, full)| call(&[ask], Some(*now), *full)).collect();
-        let mut all: Vec<Answer> = Vec::new();
-        for ((_, ask, full), reply) in asks.iter().zip(self.run(&calls)) {
-            let mut answers = answers(&[ask], reply).unwrap();
-            assert!(!full || !matches!(answers[0], Answer::Again), "the full script converts");
-            all.push(answers.remove(0));
-        }
-        let again: Vec<usize> = (0..all.len()).filter(|at| matches!(all[*at], Answer::Again)).collect();
-        if !again.is_empty() {
-            let asks: Vec<(Timestamp, &Ask, bool)> = again.iter().map(|at| (asks[*at].0, asks[*at].1, true)).collect();
-            for (at, answer) in again.into_iter().zip(self.ask(&asks)) {
-                all[at] = answer;
+    /// Returns the answers to requests that each go in a call of their own, at these instants.
+    /// `general` sends a request through the script's general part also if its case is the usual
+    /// one.
+    fn ask(&mut self, requests: &[(Timestamp, &Request, bool)]) -> Vec<Answered> {
+        let call = |(now, request, general): &(Timestamp, &Request, bool)| {
+            let mut call = call(&[request], Some(*now));
+            if *general && call.args[0][0] == 0 {
+                call.args[0] = [&[1], &call.args[0][1..]].concat().into();
             }
-        }
-        all
+            call
+        };
+        let calls: Vec<Call> = requests.iter().map(call).collect();
+        let replies = self.run(&calls);
+        requests.iter().zip(replies).map(|((_, request, _), reply)| decoded(&[request], &reply).remove(0)).collect()
     }
 
     /// Every key says when it ends.

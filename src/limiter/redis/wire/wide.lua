@@ -1,5 +1,5 @@
--- Arithmetic beyond 2^53: numbers as lists of digits of 24 bits, the lowest first, so that a digit's product with another,
--- and a carry, are exact in a double.
+-- Arithmetic beyond 2^53. A number is a list of digits of 24 bits, the lowest first, so that the
+-- product of two digits and a carry are exact in a double.
 local DIGIT = 16777216
 
 local function digits(number)
@@ -47,7 +47,8 @@ local function times(list, number)
   return product
 end
 
--- The quotient and the rest, for a divisor from 1 to below 2^53: in chunks of as many bits as fit beside it.
+-- Returns the quotient and the rest. The divisor is from 1 to below 2^53. Each step takes as many
+-- bits as fit beside it.
 local function divide(list, by)
   local bits = 24
   while by * 2 ^ bits > 9007199254740992 do
@@ -70,14 +71,14 @@ local function divide(list, by)
   return quotient, rest
 end
 
--- As a number: exact below 2^53, about right above.
+-- Returns a list's number: exact below 2^53, rounded above.
 local function number_of(list)
   local number = 0
   for at = #list, 1, -1 do number = number * DIGIT + list[at] end
   return number
 end
 
--- Whether it takes more than 128 bits.
+-- Whether a number has more than 128 bits.
 local function is_beyond_128(list)
   for at = #list, 7, -1 do
     if list[at] > 0 then return true end
@@ -92,7 +93,7 @@ local function muldiv(a, b, c)
   return number_of(quotient)
 end
 
--- The same, rounded up.
+-- ceil(a * b / c)
 local function muldiv_up(a, b, c)
   if a * b < 9007199254740992 then return math.ceil(a * b / c) end
   local quotient, rest = divide(times(digits(a), b), c)

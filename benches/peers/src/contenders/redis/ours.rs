@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Charge, Key, Limiter, Policy, Quota, RedisLimiter};
+use tower_ratelimit::{limiter::{Charge, Limiter}, Key, Policy, Quota, RedisLimiter};
 
 use super::{Connecting, RedisContender, remote};
 

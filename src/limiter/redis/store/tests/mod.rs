@@ -1,9 +1,8 @@
 //! The store against servers that fail in every way they can.
 //!
-//! With `--nocapture` each fault prints a row: how many calls, how many failed, the worst and the 99th percentile of their
-//! times, and how long after the end of the fault the last of them failed.
+//! With `--nocapture` each fault prints a row: how many calls, how many failed, the worst and the
+//! 99th percentile of their times, and how long after the end of the fault the last of them failed.
 
-mod client;
 mod cluster;
 mod faults;
 #[path = "../../../../../tests/support/proxy.rs"]
@@ -27,7 +26,7 @@ use tokio::time::{Instant, sleep};
 
 use super::*;
 use crate::limiter::redis::redis_server::{self, Server};
-use crate::limiter::redis::value::Script;
+use crate::limiter::redis::script::Script;
 use crate::outcome::{LimiterEvent, Observer};
 
 static INCREMENT: LazyLock<Script> = LazyLock::new(|| Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])"));
@@ -56,7 +55,7 @@ fn slot(key: &str) -> u16 {
 }
 
 async fn run(store: &Store, key: &str) -> Result<Value, RedisError> {
-    store.run(&increment(key), slot(key)).await
+    store.reply(&increment(key), slot(key), store.until()).await.map(Option::unwrap)
 }
 
 /// Remembers what it is told.

@@ -48,7 +48,7 @@ fn without_a_runtime_there_is_an_error_and_no_panic() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let store = runtime.block_on(async { Store::connect("redis://127.0.0.1:1", Settings::default()).unwrap() });
     let call = increment("key");
-    let mut future = Box::pin(store.run(&call, 0));
+    let mut future = Box::pin(store.run(&call, 0, store.until()));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(Err(error)) = future.as_mut().poll(&mut context) else { panic!("an error, at once") };
     assert_eq!(error.kind(), RedisErrorKind::Misconfigured);

@@ -1,18 +1,19 @@
-//! Schedules of one key each, played to a script and to the algorithm itself: all that is told must be equal.
+//! Schedules of one key each, played to a script and to the algorithm itself: all that is told must
+//! be equal.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-use super::{Answer, Ask, Bench};
-use crate::algorithm::laws::beginnings;
-use crate::algorithm::laws::key::{Planned, State};
-use crate::algorithm::laws::quotas::{quota, shapes};
-use crate::algorithm::laws::run::{Step, steps};
+use super::{Answer, Bench, Request, Verb};
+use crate::algorithm::properties::beginnings;
+use crate::algorithm::properties::key::{Planned, State};
+use crate::algorithm::properties::quotas::{quota, shapes};
+use crate::algorithm::properties::run::{Step, steps};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::redis::keys::Stored;
-use crate::limiter::redis::wire::form::{Kind, head};
+use crate::limiter::redis::wire::encode::{Kind, head};
 use crate::limiter::{Charge, Effect, Refund};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor, Quota};
@@ -39,7 +40,7 @@ struct Life {
 }
 
 /// What is asked, and what must be answered; nothing of a refund.
-type Asked = (Timestamp, Ask, bool, Option<ChargeDecision>);
+type Asked = (Timestamp, Request, bool, Option<ChargeDecision>);
 
 impl Life {
     fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
@@ -75,11 +76,11 @@ impl Life {
         self.now = step.instant(&self.quota, self.now, self.retry_us, self.reset_us);
         let policy = Policy::new("p", self.quota).unwrap();
         let stored = space.key(&policy, &self.key);
-        let full = step.b % 5 == 0;
+        let general = step.b % 5 == 0;
         let asked = match step.what {
             0..=2 => self.charge(&policy, &stored, 0, Effect::Enforce, false),
             3..=5 => self.charge(&policy, &stored, self.cost(&step), Effect::Force, false),
-            6..=9 if !self.receipts.is_empty() => self.refund(&policy, stored, &step),
+            6..=9 if !self.receipts.is_empty() => self.refund(&policy, &stored, &step),
             10 => self.charge(&policy, &stored, self.cost(&step), Effect::Enforce, true),
             11 if step.a % 2 == 0 => {
                 self.change_quota(&step);
@@ -90,7 +91,7 @@ impl Life {
         };
         let (ask, expected) = asked;
         self.told.push(format!("{} {:?}: {step:?} -> {expected:?} {:?}", self.now, self.quota, self.planned));
-        Some((Timestamp::from_micros(self.now), ask, full, expected))
+        Some((Timestamp::from_micros(self.now), ask, general, expected))
     }
 
     fn cost(&self, step: &Step) -> u64 {
@@ -104,10 +105,10 @@ impl Life {
         cost: u64,
         effect: Effect,
         peek: bool,
-    ) -> (Ask, Option<ChargeDecision>) {
+    ) -> (Request, Option<ChargeDecision>) {
         let charge = Charge::new(policy, &self.key).cost(cost).effect(effect);
         let charges = std::iter::once((&charge, stored));
-        let ask = if peek { Ask::peek(charges) } else { Ask::take(charges) };
+        let ask = if peek { Request::charge(Verb::Peek, charges) } else { Request::charge(Verb::Take, charges) };
         self.meet();
         let mut planned = self.planned.clone();
         let (mut decision, _) = planned.decide(&self.quota, self.now, cost, effect == Effect::Force);
@@ -125,7 +126,7 @@ impl Life {
         (ask, Some(decision))
     }
 
-    fn refund(&mut self, policy: &Policy, stored: Stored, step: &Step) -> (Ask, Option<ChargeDecision>) {
+    fn refund(&mut self, policy: &Policy, stored: &Stored, step: &Step) -> (Request, Option<ChargeDecision>) {
         let index = step.a as usize % self.receipts.len();
         let (left, at, part) = self.receipts[index];
         let units = if step.b % 2 == 0 { left } else { step.b / 2 % (left + 1) };
@@ -136,7 +137,7 @@ impl Life {
         self.meet();
         self.planned.refund(&self.quota, self.now, &Receipt::new(units, at, part), units);
         let refund = Refund::new(policy.clone(), self.key.clone(), Receipt::new(units, at, part));
-        (Ask::refund(vec![(refund, stored)]), None)
+        (Request::refund(refund, stored), None)
     }
 
     fn change_quota(&mut self, step: &Step) {
@@ -201,11 +202,11 @@ fn play(algorithm: Algorithm, anchor: Anchor) {
                 break;
             }
             played += asked.len();
-            let asks: Vec<_> = asked.iter().map(|(_, (now, ask, full, _))| (*now, ask, *full)).collect();
+            let asks: Vec<_> = asked.iter().map(|(_, (now, ask, general, _))| (*now, ask, *general)).collect();
             for ((at, (_, _, _, expected)), mut answer) in asked.iter().zip(bench.ask(&asks)) {
                 let same = match (&mut answer, expected) {
-                    (Answer::Decided(decision), Some(expected)) => is_same(decision, expected),
-                    (Answer::Done, None) => true,
+                    (Ok(Answer::Decided(decision)), Some(expected)) => is_same(decision, expected),
+                    (Ok(Answer::Done), None) => true,
                     _ => false,
                 };
                 assert!(same, "{answer:?}\nafter\n{}", lives[*at].told.join("\n"));
@@ -257,7 +258,7 @@ fn bursts_of_a_sliding_log_are_told_as_in_memory() {
             life.now += passes;
             let (ask, expected) = life.charge(&policy, &stored, cost, Effect::Enforce, false);
             let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask, false)]).remove(0);
-            let Answer::Decided(mut decision) = answer else { panic!("{answer:?}") };
+            let Ok(Answer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
             assert!(is_same(&mut decision, &expected.unwrap()), "{decision:?} of {burst}, then {cost}");
         }
     }

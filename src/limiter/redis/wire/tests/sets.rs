@@ -1,13 +1,14 @@
-//! Sets of charges against the limiter in memory, and calls of many requests against one call for each.
+//! Sets of charges against the limiter in memory, and calls of many requests against one call for
+//! each.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 
-use super::{Answer, Ask, Bench, answers, call};
+use super::{Answer, Answered, Bench, Request, Verb, call, decoded};
 use crate::MemoryLimiter;
-use crate::algorithm::laws::quotas::{quota, shapes};
+use crate::algorithm::properties::quotas::{quota, shapes};
 use crate::clock::{Clock, ManualClock};
 use crate::decision::Receipt;
 use crate::key::Key;
@@ -38,8 +39,9 @@ const EFFECTS: [Effect; 8] = [
     Effect::OnRefusal { of: 3 },
 ];
 
-/// What a request does: how, how much later than the one before, and its charges: a policy, a key, a cost and an effect.
-type Request = (u8, u64, Vec<(u8, u8, u64, u8)>);
+/// What a request does: how, how much later than the one before, and its charges: a policy, a key,
+/// a cost and an effect.
+type Step = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
 fn policies() -> impl Strategy<Value = Vec<Policy>> {
     prop::collection::vec((shapes(), 0..8_usize, any::<bool>()), 4).prop_map(|shapes| {
@@ -51,7 +53,7 @@ fn policies() -> impl Strategy<Value = Vec<Policy>> {
     })
 }
 
-/// A rule's quotas, whose states are in one value unless one of them has a list.
+/// A rule's quotas.
 fn siblings() -> impl Strategy<Value = Vec<Policy>> {
     prop::collection::vec((shapes(), 0..11_usize, any::<bool>()), 2..5).prop_filter_map("they differ", |shapes| {
         let quotas = shapes.iter().map(|(shape, algorithm, first)| {
@@ -73,7 +75,8 @@ fn mixed_policies() -> impl Strategy<Value = Vec<Policy>> {
     })
 }
 
-/// Two rules of one name that have a quota in common: another's, or one as it was before and as it is now.
+/// Two rules of one name that have a quota in common: another's, or one as it was before and as it
+/// is now.
 fn changed_rules() -> impl Strategy<Value = Vec<Policy>> {
     siblings().prop_filter_map("three, at least", |policies| {
         let quotas: Vec<_> = policies.iter().map(|policy| *policy.quota()).collect();
@@ -83,7 +86,7 @@ fn changed_rules() -> impl Strategy<Value = Vec<Policy>> {
     })
 }
 
-fn requests() -> impl Strategy<Value = Vec<Request>> {
+fn requests() -> impl Strategy<Value = Vec<Step>> {
     let charge = (0..4_u8, 0..2_u8, prop_oneof![Just(1), 0..4_u64, Just(1_000_000), Just(u64::MAX)], 0..8_u8);
     let charges = prop::collection::vec(charge, 1..5);
     prop::collection::vec((0..12_u8, prop_oneof![Just(0), 0..20_u64, 0..100_000_000_u64], charges), 1..40)
@@ -106,21 +109,17 @@ fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, 
     charges
 }
 
-fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], receipts: &mut Vec<Refund>) -> Ask {
+fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], refunds: &mut Vec<Refund>) -> Vec<Request> {
     let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
+    let refund = |one: Refund| {
+        let stored = space.key(&one.policy, &one.key);
+        Request::refund(one, &stored)
+    };
     match how {
-        0 => Ask::reset(charges[0].policy, &stored[0]),
-        1 => Ask::refund(
-            receipts
-                .drain(..)
-                .map(|one| {
-                    let at = space.key(&one.policy, &one.key);
-                    (one, at)
-                })
-                .collect(),
-        ),
-        2..=3 => Ask::peek(charges.iter().zip(&stored)),
-        _ => Ask::take(charges.iter().zip(&stored)),
+        0 => vec![Request::reset(charges[0].policy, &stored[0])],
+        1 => refunds.drain(..).map(refund).collect(),
+        2..=3 => vec![Request::charge(Verb::Peek, charges.iter().zip(&stored))],
+        _ => vec![Request::charge(Verb::Take, charges.iter().zip(&stored))],
     }
 }
 
@@ -157,8 +156,8 @@ where
 }
 
 /// What is told, and what the receipts hold.
-fn told(answer: &mut Answer) -> String {
-    if let Answer::Decided(decision) = answer {
+fn told(answer: &mut Answered) -> String {
+    if let Ok(Answer::Decided(decision)) = answer {
         let receipts = decision.take_receipts();
         return format!("{decision:?} {receipts:?}");
     }
@@ -182,7 +181,7 @@ fn a_rule_that_changes_keeps_what_is_used_of_each_quota() {
 
 fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
     run(400, (policies, requests()), |bench, space, (policies, requests)| {
-        let clock = ManualClock::at(crate::Timestamp::from_micros(1_790_000_000_123_456));
+        let clock = ManualClock::at(crate::time::Timestamp::from_micros(1_790_000_000_123_456));
         let memory = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
         let keys = keys();
         let mut held: Vec<(Refund, Refund)> = Vec::new();
@@ -193,19 +192,19 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
             let expected = match how {
                 0 => {
                     now(memory.reset(charges[0].policy, charges[0].key));
-                    format!("{:?}", Answer::Done)
+                    "Ok(Done)".to_owned()
                 }
                 1 if held.is_empty() => continue,
                 1 => {
                     let (mine, theirs) = std::mem::take(&mut held).into_iter().unzip();
                     refunds = mine;
                     now(memory.refund(theirs));
-                    format!("{:?}", Answer::Done)
+                    "Ok(Done)".to_owned()
                 }
                 2..=3 => {
                     let mut decision = now(memory.peek(&charges));
                     let _ = decision.take_receipts();
-                    told(&mut Answer::Decided(decision))
+                    told(&mut Ok(Answer::Decided(decision)))
                 }
                 _ => {
                     let mut decision = now(memory.take(&charges));
@@ -213,7 +212,8 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                         if let Some(receipt) = receipt {
                             let copy = Receipt::new(receipt.units(), receipt.at_us(), receipt.part());
                             let one = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
-                            // An entry without units is kept in memory, and says when the state ends.
+                            // An entry without units is kept in memory, and says when the state
+                            // ends.
                             if !matches!(charge.policy.quota().rules(), crate::algorithm::Rules::Trail(_)) {
                                 held.push((one(copy), one(receipt)));
                             }
@@ -222,11 +222,13 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                     format!("{decision:?} ")
                 }
             };
-            let ask = ask(&space, how, &charges, &mut refunds);
-            let full = later % 3 == 1;
-            let mut answer = bench.ask(&[(clock.now(), &ask, full)]).remove(0);
-            let answer = told(&mut answer);
-            assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
+            let requests = ask(&space, how, &charges, &mut refunds);
+            let general = later % 3 == 1;
+            let asked: Vec<_> = requests.iter().map(|request| (clock.now(), request, general)).collect();
+            for mut answer in bench.ask(&asked) {
+                let answer = told(&mut answer);
+                assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
+            }
         }
     });
 }
@@ -242,11 +244,11 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             // Nothing is flushed: what the last case alone has left may be nothing.
             number += 1;
             let alone = KeySpace::new(&format!("alone{number}"), CallerKeys::Hashed([0; 16]), None).unwrap();
-            let at = crate::Timestamp::from_micros(1_790_000_000_123_456);
+            let at = crate::time::Timestamp::from_micros(1_790_000_000_123_456);
             let mut held = Vec::new();
-            let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Ask> {
-                let asks = requests.iter().map(|(how, _, wanted)| {
-                    // Requests of one kind go through its lean script.
+            let make = |space: &KeySpace, held: &mut Vec<Refund>| -> Vec<Request> {
+                let asks = requests.iter().flat_map(|(how, _, wanted)| {
+                    // Requests that are alike go in one run.
                     let policies = if alike { &vec![policies[0].clone(); 4] } else { &policies };
                     let mut charges = charges(policies, &keys, wanted);
                     charges.truncate(if alike { 1 + usize::from(how % 2) } else { 4 });
@@ -259,9 +261,9 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
             let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
             let expected: Vec<String> =
                 alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask, false)]).remove(0))).collect();
-            let asks: Vec<&Ask> = together.iter().collect();
-            let reply = bench.run(&[call(&asks, Some(at), false)]).remove(0);
-            let answers: Vec<String> = answers(&asks, reply).unwrap().iter_mut().map(told).collect();
+            let requests: Vec<&Request> = together.iter().collect();
+            let reply = bench.run(&[call(&requests, Some(at))]).remove(0);
+            let answers: Vec<String> = decoded(&requests, &reply).iter_mut().map(told).collect();
             assert_eq!(answers, expected);
         },
     );

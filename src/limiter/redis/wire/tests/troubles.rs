@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Answer, Ask, Bench, answers, call, scripts};
+use super::{Answer, Answered, Bench, Request, Verb, answers, call, decoded, refused, script};
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::limiter::redis::error::RedisErrorKind;
@@ -24,25 +24,20 @@ fn quotas() -> [Quota; 7] {
     ]
 }
 
-fn one(bench: &Bench, policy: &Policy, name: &str) -> (Ask, Stored) {
+fn one(bench: &Bench, policy: &Policy, name: &str) -> (Request, Stored) {
     let key = Key::of(name).unwrap();
     let stored = bench.space.key(policy, &key);
-    (Ask::take(std::iter::once((&Charge::new(policy, &key), &stored))), stored)
+    (Request::charge(Verb::Take, std::iter::once((&Charge::new(policy, &key), &stored))), stored)
 }
 
 /// At the server's own time, as a limiter does.
-fn take(bench: &mut Bench, asks: &[&Ask]) -> Vec<Answer> {
-    let reply = bench.run(&[call(asks, None, false)]).remove(0);
-    let mut answered = answers(asks, reply).unwrap();
-    for (answer, ask) in answered.iter_mut().zip(asks).filter(|(answer, _)| matches!(answer, Answer::Again)) {
-        let reply = bench.run(&[call(&[ask], None, true)]).remove(0);
-        *answer = answers(&[ask], reply).unwrap().remove(0);
-    }
-    answered
+fn take(bench: &mut Bench, requests: &[&Request]) -> Vec<Answered> {
+    let reply = bench.run(&[call(requests, None)]).remove(0);
+    decoded(requests, &reply)
 }
 
-fn is_taken(answer: &Answer, remaining: u64) -> bool {
-    matches!(answer, Answer::Decided(decision) if decision.is_allowed() && decision.charges()[0].remaining() == remaining)
+fn is_taken(answer: &Answered, remaining: u64) -> bool {
+    matches!(answer, Ok(Answer::Decided(decision)) if decision.is_allowed() && decision.charges()[0].remaining() == remaining)
 }
 
 #[test]
@@ -76,13 +71,10 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
             let names = ["before", "after"].map(|name| format!("{name}{number}"));
             let [(first, _), (last, _)] = names.map(|name| one(&bench, &policy, &name));
             let alone = take(&mut bench, &[&bad]);
-            assert!(
-                matches!(&alone[..], [Answer::Failed(error)] if error.kind() == RedisErrorKind::Foreign),
-                "{alone:?}"
-            );
+            assert!(matches!(&alone[..], [Err(error)] if error.kind() == RedisErrorKind::Foreign), "{alone:?}");
             let among = take(&mut bench, &[&first, &bad, &last]);
             let [first, failed, last] = &among[..] else { panic!("{among:?}") };
-            let Answer::Failed(error) = failed else { panic!("{failed:?}") };
+            let Err(error) = failed else { panic!("{failed:?}") };
             assert_eq!(error.kind(), RedisErrorKind::Foreign);
             let text = error.to_string();
             assert!(text.contains("`test:1:`") && text.contains("\"p\"") && !text.contains("bad"), "{text}");
@@ -94,68 +86,9 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
 }
 
 #[test]
-fn charges_of_one_policy_and_key_are_one_charge_of_their_sum() {
+fn wide_sets_and_rules_of_many_quotas_are_decided() {
     let mut bench = Bench::start();
-    let siblings = Policy::each("client", [Quota::per_minute(5), Quota::fixed_window(5, MINUTE).unwrap()]).unwrap();
-    let alone = quotas().map(|quota| Policy::new("p", quota).unwrap());
-    for policy in siblings.into_iter().chain(alone) {
-        let key = Key::of("twice").unwrap();
-        let stored = bench.space.key(&policy, &key);
-        let [two, three] = [2, 3].map(|cost| Charge::new(&policy, &key).cost(cost));
-        let left = policy.quota().capacity() - 5;
-        let ask = Ask::take([(&two, &stored), (&three, &stored)].into_iter());
-        let mut answers = take(&mut bench, &[&ask]);
-        let [Answer::Decided(decision)] = &mut answers[..] else { panic!("{policy:?}: {answers:?}") };
-        assert!(decision.is_allowed() && decision.charges().iter().all(|charge| charge.remaining() == left));
-        let receipts: Vec<u64> =
-            decision.take_receipts().iter().map(|one| one.as_ref().map_or(0, |one| one.units())).collect();
-        assert_eq!(receipts, [5, 0], "{policy:?}: what was taken can be given back once");
-        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
-    }
-}
-
-#[test]
-fn what_is_not_a_value_of_several_quotas_is_an_error_or_overwritten() {
-    let mut bench = Bench::start();
-    let quotas = [Quota::per_minute(5), Quota::fixed_window(9, MINUTE).unwrap(), Quota::per_second(7)];
-    let policies = Policy::each("client", quotas).unwrap();
-    let key = Key::of("x").unwrap();
-    let stored = bench.space.key(&policies[0], &key);
-    let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
-    let ask = Ask::take(charges.iter().map(|charge| (charge, &stored)));
-    let reset = Ask::reset(&policies[1], &stored);
-    assert!(matches!(&take(&mut bench, &[&ask])[..], [Answer::Decided(decision)] if decision.is_allowed()));
-    let value: Vec<u8> = redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap();
-    let nan = [&value[..value.len() - 16], &f64::NAN.to_le_bytes(), &f64::INFINITY.to_le_bytes()].concat();
-    for garbled in
-        [&value[..1], &value[..2], &value[..9], &value[..value.len() - 1], &[&value[..], b"x"].concat(), &nan]
-    {
-        let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(garbled).query(&mut bench.connection).unwrap();
-        let answers = take(&mut bench, &[&ask]);
-        assert!(
-            matches!(&answers[..], [Answer::Decided(decision)] if decision.is_allowed()),
-            "{garbled:?} {answers:?}"
-        );
-        assert_eq!(bench.check_ttls(), 1);
-    }
-    for foreign in [vec!["SET", "hello"], vec!["SET", ""], vec!["HSET", "a", "b"], vec!["RPUSH", "a"]] {
-        let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
-        let mut command = redis::cmd(foreign[0]);
-        command.arg(&*stored.bytes).arg(&foreign[1..]);
-        let _: redis::Value = command.query(&mut bench.connection).unwrap();
-        for ask in [&ask, &reset] {
-            let answers = take(&mut bench, &[ask]);
-            let is_foreign =
-                |answer: &Answer| matches!(answer, Answer::Failed(error) if error.kind() == RedisErrorKind::Foreign);
-            assert!(answers.iter().all(is_foreign), "{foreign:?}: {answers:?}");
-        }
-    }
-}
-
-#[test]
-fn sets_as_wide_as_a_lean_script_takes_and_wider_are_decided() {
-    let mut bench = Bench::start();
-    for count in [7, 8, 9, 20] {
+    for count in [2, 9, 300] {
         for quota in &quotas()[1..5] {
             let policies: Vec<Policy> = (0..count).map(|at| Policy::new(format!("p{at}"), *quota).unwrap()).collect();
             let more: Vec<Quota> = (0..count).map(|more| Quota::sliding_window(5 + more, MINUTE).unwrap()).collect();
@@ -163,9 +96,9 @@ fn sets_as_wide_as_a_lean_script_takes_and_wider_are_decided() {
                 let key = Key::of("wide").unwrap();
                 let stored: Vec<Stored> = policies.iter().map(|policy| bench.space.key(policy, &key)).collect();
                 let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &key)).collect();
-                let ask = Ask::take(charges.iter().zip(&stored));
+                let ask = Request::charge(Verb::Take, charges.iter().zip(&stored));
                 let answers = take(&mut bench, &[&ask]);
-                let [Answer::Decided(decision)] = &answers[..] else { panic!("{answers:?}") };
+                let [Ok(Answer::Decided(decision))] = &answers[..] else { panic!("{answers:?}") };
                 assert!(decision.is_allowed() && decision.charges().len() == policies.len(), "{decision:?}");
                 for (policy, charge) in policies.iter().zip(decision.charges()) {
                     assert_eq!(charge.remaining(), policy.quota().capacity() - 1);
@@ -211,11 +144,12 @@ fn a_garbled_value_of_ours_is_overwritten() {
             } else {
                 let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(&value).query(&mut bench.connection).unwrap();
             }
-            // What is far ahead reads as a clock that stepped back: that costs what the quota allows it to.
+            // What is far ahead reads as a clock that stepped back: that costs what the quota
+            // allows it to.
             let first = take(&mut bench, &[&ask]);
-            assert!(matches!(&first[..], [Answer::Decided(_)]), "{quota} {value:?}: {first:?}");
+            assert!(matches!(&first[..], [Ok(Answer::Decided(_))]), "{quota} {value:?}: {first:?}");
             let second = take(&mut bench, &[&ask]);
-            assert!(matches!(&second[..], [Answer::Decided(_)]), "{quota} {value:?}: {second:?}");
+            assert!(matches!(&second[..], [Ok(Answer::Decided(_))]), "{quota} {value:?}: {second:?}");
             assert_eq!(bench.check_ttls(), 1);
         }
         let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
@@ -223,32 +157,28 @@ fn a_garbled_value_of_ours_is_overwritten() {
 }
 
 fn state_size(quota: &Quota) -> usize {
-    match crate::limiter::redis::wire::form::Kind::of(quota) {
-        crate::limiter::redis::wire::form::Kind::Whole => 8,
-        crate::limiter::redis::wire::form::Kind::Wide => 24,
+    match crate::limiter::redis::wire::encode::Kind::of(quota) {
+        crate::limiter::redis::wire::encode::Kind::Whole => 8,
+        crate::limiter::redis::wire::encode::Kind::Wide => 24,
         _ => 16,
     }
 }
 
 #[test]
 fn replies_that_make_no_sense_are_errors() {
-    use crate::limiter::redis::value::Value;
     let bench = Bench::start();
     let policy = Policy::from(Quota::per_minute(5));
     let (ask, _) = one(&bench, &policy, "x");
     let good = [&1e15_f64.to_le_bytes()[..], &[1], &1e15_f64.to_le_bytes()].concat();
-    assert!(answers(&[&ask], Value::Bytes(good.clone().into())).is_ok());
+    assert!(answers(&[&ask], &good, &refused).is_ok());
     let lengths = (0..good.len()).map(|length| good[..length].to_vec()).chain([[&good[..], b"x"].concat()]);
-    let failed = [&1e15_f64.to_le_bytes()[..], &[5, 255, 255, b'x']].concat();
-    for bytes in lengths.chain([failed, [&good[..8], &[7][..]].concat(), [&good[..8], &[6][..]].concat()]) {
-        assert!(answers(&[&ask], Value::Bytes(bytes.clone().into())).is_err(), "{bytes:?}");
-    }
-    for value in [Value::Nil, Value::Integer(1), Value::Array(vec![])] {
-        assert!(answers(&[&ask], value).is_err());
+    let failed = [&1e15_f64.to_le_bytes()[..], &[4, 255, 255, b'x']].concat();
+    for bytes in lengths.chain([failed, [&good[..8], &[6][..]].concat(), [&good[..8], &[5][..]].concat()]) {
+        assert!(answers(&[&ask], &bytes, &refused).is_err(), "{bytes:?}");
     }
 }
 
 #[test]
 fn scripts_know_the_latest_instant_of_the_clock() {
-    assert!(scripts::full().text.contains(&crate::time::CLOCK_US_MAX.to_string()));
+    assert!(script::requests().text.contains(&crate::time::CLOCK_US_MAX.to_string()));
 }

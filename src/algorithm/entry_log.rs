@@ -1,0 +1,501 @@
+//! Dated entries, the states of sliding windows and logs, and when each entry stops to count.
+//!
+//! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
+//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which meanwhile counts in part, in
+//! full, or not at all. So every question is answered by the oldest few entries and the total.
+//!
+//! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries come
+//! along, to the first sub-window that begins no earlier than now: all of them begin later, since entries that are older
+//! than the newest by more than they live are dropped whenever one is written. There they are one entry.
+
+use crate::decision::ChargeDecision;
+use crate::quota::spec::{Algorithm, Oldest, Spec};
+
+use super::divisor::Divisor;
+#[cfg(feature = "redis")]
+use super::state::UNBOUNDED;
+use super::state::{Fullness, How, share};
+use super::used::{Carried, Dated, Grid, Used};
+
+/// Entries in order of their start, all different, and the sum of their units.
+pub(crate) trait Entries {
+    fn total(&self) -> u64;
+
+    fn newest(&self) -> Option<(u64, u64)>;
+
+    /// Returns the entries from the oldest to the newest.
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)>;
+
+    /// Returns the units of the entry that starts then.
+    fn find(&self, start: u64) -> Option<u64> {
+        self.iter().find(|entry| entry.0 == start).map(|entry| entry.1)
+    }
+}
+
+/// Entries in a list.
+pub(crate) struct Listed<'a>(pub(crate) &'a [(u64, u64)]);
+
+impl Entries for Listed<'_> {
+    fn total(&self) -> u64 {
+        self.0.iter().map(|entry| entry.1).sum()
+    }
+
+    fn newest(&self) -> Option<(u64, u64)> {
+        self.0.last().copied()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().copied()
+    }
+}
+
+/// How entries change, in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Edit {
+    /// The clock stepped back: all entries become one that starts then, of at most [`Trail::most`] units.
+    pub(crate) move_to: Option<u64>,
+    /// This many of the oldest entries no longer count.
+    pub(crate) drop: usize,
+    /// Units to add to the entry that starts then, which is the newest or newer.
+    pub(crate) add: Option<(u64, u64)>,
+    /// The oldest units go until the total is at most this.
+    pub(crate) keep: Option<u64>,
+}
+
+/// A decision, and the change to write if the charge is taken. A refusal may write one, too.
+#[derive(Debug)]
+pub(crate) struct TrailAnswer {
+    pub(crate) decision: ChargeDecision,
+    pub(crate) edit: Option<Edit>,
+}
+
+/// The rule of a sliding window or of a log.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trail {
+    limit: u64,
+    debt: u64,
+    period_us: u64,
+    /// The length of a sub-window; 1 for the log.
+    grain: Divisor,
+    /// Returns the units of an entry that count while the edge of the period passes over it. An entry of a log has no length,
+    /// so it is dropped.
+    oldest: Oldest,
+    log: bool,
+    count_denied: bool,
+}
+
+/// The units that still count.
+struct View {
+    now: u64,
+    /// The start of the entry that a request of now belongs to.
+    start: u64,
+    /// This many of the oldest entries count no longer.
+    gone: usize,
+    /// Units of the entries that still count, the oldest of them in full.
+    counted: u64,
+    /// Units in use.
+    used: u64,
+}
+
+impl Trail {
+    pub(crate) fn new(spec: &Spec) -> Self {
+        let log = spec.algorithm == Algorithm::SlidingLog;
+        Self {
+            limit: spec.limit,
+            debt: spec.debt,
+            period_us: spec.period_us,
+            grain: Divisor::new(if log { 1 } else { spec.period_us / u64::from(spec.buckets) }),
+            oldest: if log { Oldest::Dropped } else { spec.oldest },
+            log,
+            count_denied: spec.count_denied,
+        }
+    }
+
+    /// Returns the most units that the entries of a log can hold together, or one entry of a sliding window.
+    pub(crate) fn most(&self) -> u64 {
+        self.limit + self.debt
+    }
+
+    /// Returns how many entries one key needs for its whole quota: one for each unit of a log; one for each sub-window that
+    /// counts, with the oldest and the current one.
+    pub(crate) fn entries_max(&self) -> u64 {
+        if self.log { self.limit } else { self.period_us / self.grain_us() + 2 }
+    }
+
+    #[inline]
+    pub(crate) fn grain_us(&self) -> u64 {
+        self.grain.get()
+    }
+
+    /// Returns the start of the sub-window that an instant is in.
+    #[inline]
+    pub(super) fn start_of(&self, now: u64) -> u64 {
+        self.grain.round_down(now)
+    }
+
+    pub(super) fn oldest(&self) -> Oldest {
+        self.oldest
+    }
+
+    /// Returns the time from an entry's start until it counts for nothing.
+    #[inline]
+    pub(crate) fn life_us(&self) -> u64 {
+        match self.oldest {
+            Oldest::Dropped => self.period_us,
+            Oldest::Weighted | Oldest::Counted => self.period_us + self.grain_us(),
+        }
+    }
+
+    /// Returns the decision for `cost` at `now`, which is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX), and the
+    /// change to write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no
+    /// others.
+    #[inline]
+    pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> TrailAnswer {
+        if let Some(one) = self.gathered(entries, now) {
+            return self.decide_gathered(one, now, cost, force);
+        }
+        let view = self.view(entries, now);
+        let wanted = view.used.saturating_add(cost);
+        if wanted > self.limit && !force && cost > 0 {
+            return self.deny(entries, &view, cost);
+        }
+        let units = cost.min(self.most().saturating_sub(view.used));
+        let decision = self.describe(entries, &view, units, Some(0)).receipted(units, view.start, 0);
+        let edit = Edit { drop: view.gone, add: Some((view.start, units)), ..Edit::default() };
+        TrailAnswer { decision, edit: (units > 0).then_some(edit) }
+    }
+
+    /// Returns the decision for a charge that is taken in this way, and the change to write.
+    pub(crate) fn decide_how(&self, entries: &impl Entries, now: u64, cost: u64, how: How) -> TrailAnswer {
+        let (cost, force) = how.plainly(cost);
+        self.decide(entries, now, cost, force)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn decide_gathered(&self, one: [(u64, u64); 1], now: u64, cost: u64, force: bool) -> TrailAnswer {
+        let mut answer = self.decide(&Listed(&one), now, cost, force);
+        if cost > 0 {
+            // A denied charge writes it as well: otherwise it would stay ahead of the clock.
+            answer.edit.get_or_insert_default().move_to = Some(one[0].0);
+        }
+        answer
+    }
+
+    #[inline(never)]
+    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> TrailAnswer {
+        let target = self.limit.checked_sub(cost);
+        if !self.count_denied {
+            let retry_us = target.map(|target| self.wait(entries, view, target));
+            return TrailAnswer { decision: self.describe(entries, view, 0, retry_us), edit: None };
+        }
+        let newest = entries.newest().filter(|(start, _)| *start == view.start);
+        let there = if self.log { 0 } else { newest.map_or(0, |(_, units)| units) };
+        let units = cost.min(self.limit.saturating_sub(there));
+        let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
+        let edit = Edit { drop: view.gone, add: Some((view.start, units)), keep, ..Edit::default() };
+        // The reported wait counts this refusal as well: the newcomer itself is remembered for so long.
+        let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
+        let view = self.view(&edited, view.now);
+        let retry_us = target.map(|target| self.wait(&edited, &view, target));
+        let decision = self.describe(&edited, &view, 0, retry_us);
+        TrailAnswer { decision, edit: (units > 0).then_some(edit) }
+    }
+
+    /// Returns the entry that starts at `own` and how many of `units` it still holds, while it counts.
+    pub(crate) fn refundable(&self, entries: &impl Entries, now: u64, units: u64, own: u64) -> Option<(u64, u64)> {
+        let held = entries.find(own)?;
+        (own.saturating_add(self.life_us()) > now).then_some((own, units.min(held))).filter(|(_, units)| *units > 0)
+    }
+
+    /// Returns what the Lua twin needs to decide on a charge.
+    #[cfg(feature = "redis")]
+    pub(crate) fn numbers(&self, cost: u64, force: bool) -> [f64; 10] {
+        let bound = if force || cost == 0 { UNBOUNDED } else { self.limit };
+        let oldest = match self.oldest {
+            Oldest::Weighted => 0,
+            Oldest::Dropped => 1,
+            Oldest::Counted => 2,
+        };
+        let (log, count_denied) = (u64::from(self.log), u64::from(self.count_denied));
+        [
+            cost.min(self.most() + 1),
+            bound,
+            self.limit,
+            self.most(),
+            self.period_us,
+            self.grain_us(),
+            oldest,
+            log,
+            count_denied,
+            self.life_us(),
+        ]
+        .map(|number| number as f64)
+    }
+
+    /// Returns whether the Lua twin's products need more than 53 bits.
+    #[cfg(feature = "redis")]
+    pub(crate) fn is_wide(&self) -> bool {
+        self.oldest == Oldest::Weighted && u128::from(self.most() + 1) * u128::from(self.grain_us()) >= 1 << 53
+    }
+
+    /// Returns what is in use, for another quota to take over.
+    pub(super) fn carried(&self, entries: &impl Entries, now: u64) -> Carried {
+        if let Some(one) = self.gathered(entries, now) {
+            return self.carried(&Listed(&one), now);
+        }
+        let view = self.view(entries, now);
+        let at = now.max(view.start);
+        let dated = entries.iter().skip(view.gone).map(|(start, whole)| {
+            let edge = start + self.period_us;
+            let units = if at < edge { whole } else { self.partly(whole, at - edge) };
+            let taken = Some((start + self.grain_us() - 1).min(now)); // at the latest
+            Dated { start: Some(start), whole, ..Dated::new(taken, start + self.life_us(), units) }
+        });
+        Carried { grid: Some(self.grid()), ..Carried::new(Used::units(view.used), dated) }
+    }
+
+    fn grid(&self) -> Grid {
+        (self.period_us, self.grain_us(), self.oldest)
+    }
+
+    /// Returns the entries of units that another quota counted.
+    ///
+    /// Entries of the same grid stay as they are. Other entries count as if they had been taken under this quota. Units
+    /// that were no entries count as if they had been taken a period before they come back, but no later than now.
+    pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
+        if self.most() == 0 {
+            return Vec::new();
+        }
+        if carried.grid == Some(self.grid()) {
+            let entries = carried.dated.iter().filter_map(|dated| Some((dated.start?, dated.whole)));
+            return carried.scaled(&entries.collect::<Vec<_>>(), self.most_kept(), self.most());
+        }
+        let grid = |at: u64| at - at % self.grain_us();
+        let (latest, mut most) = (grid(now), carried.used.units_ceil().min(self.most()));
+        let mut entries: Vec<(u64, u64)> = Vec::new();
+        for Dated { start, taken, back, units, whole } in carried.dated.iter().copied() {
+            let (taken, late) = (taken.unwrap_or(0), back.saturating_sub(self.period_us));
+            let is_counted = start.is_some() && late <= taken + 1 && grid(taken) + self.period_us > now;
+            if is_counted {
+                most = self.most_kept();
+                entries.push((grid(taken), whole));
+                continue;
+            }
+            // An entry that would count only in part keeps the units that it counted.
+            let is_partly_over = grid(late) + self.period_us < now;
+            let start = match self.oldest {
+                Oldest::Counted => grid(late),
+                Oldest::Weighted if is_partly_over => grid(late),
+                // Rounded up: an earlier entry would stop to count before the units come back.
+                Oldest::Weighted | Oldest::Dropped => late.next_multiple_of(self.grain_us()),
+            };
+            entries.push((start.min(latest).max(grid(taken)), units));
+        }
+        let mut entries = carried.scaled(&entries, most, self.most());
+        self.weigh_oldest(&mut entries, now);
+        entries
+    }
+
+    /// Makes the oldest entry so large that the units in it are what it counts for, if only a part of it counts. What it
+    /// cannot hold goes to the next sub-window.
+    fn weigh_oldest(&self, entries: &mut Vec<(u64, u64)>, now: u64) {
+        let Some((start, units)) = entries.first().copied() else { return };
+        let edge = start + self.period_us;
+        if self.oldest != Oldest::Weighted || now <= edge {
+            return;
+        }
+        let (units, grain_us) = (u128::from(units), u128::from(self.grain_us()));
+        let covered_us = u128::from((edge + self.grain_us()).saturating_sub(now).max(1));
+        // The largest that counts for these units, so that the first of them comes back a whole unit later.
+        let whole = (((units + 1) * grain_us).div_ceil(covered_us) - 1).min(u128::from(self.most()));
+        let left = (units - whole * covered_us / grain_us) as u64; // at most the units
+        let whole = whole as u64; // at most `most`
+        entries[0].1 = whole;
+        if left > 0 {
+            match entries.get_mut(1).filter(|next| next.0 == start + self.grain_us()) {
+                Some(next) => next.1 = (next.1 + left).min(self.most()),
+                None => entries.insert(1, (start + self.grain_us(), left)),
+            }
+        }
+    }
+
+    /// Returns how far ahead units that are taken over may come back without being written by a denied charge.
+    pub(super) fn longest_us(&self) -> u64 {
+        2 * self.period_us
+    }
+
+    /// Returns the most units that are taken over from dated entries: what a log could hold itself.
+    fn most_kept(&self) -> u64 {
+        if self.log { self.most() } else { u64::MAX }
+    }
+
+    pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {
+        let look = self.decide(entries, now, 0, false).decision;
+        let used = self.limit - look.remaining();
+        Fullness { throttled: look.remaining() == 0, used: share(used, self.limit) }
+    }
+
+    /// Returns all entries as one, if they are from further ahead than a period: the clock stepped back.
+    #[inline]
+    fn gathered(&self, entries: &impl Entries, now: u64) -> Option<[(u64, u64); 1]> {
+        let (newest, _) = entries.newest()?;
+        let is_ahead = newest > self.start_of(now) + self.period_us;
+        is_ahead.then(|| [(now.next_multiple_of(self.grain_us()), entries.total().min(self.most()))])
+    }
+
+    /// Returns what still counts. The newest entry is at most a period ahead.
+    #[inline]
+    fn view(&self, entries: &impl Entries, now: u64) -> View {
+        let start = self.start_of(now);
+        // The clock stands still where it was ahead.
+        let (start, at) = match entries.newest() {
+            Some((newest, _)) if newest > start => (newest, newest),
+            _ => (start, now),
+        };
+        let total = entries.total();
+        let mut view = View { now, start, gone: 0, counted: total, used: total };
+        for (entry, units) in entries.iter() {
+            let edge = entry + self.period_us;
+            if at < edge {
+                break;
+            }
+            if at < entry + self.life_us() {
+                view.used -= units - self.partly(units, at - edge);
+                break;
+            }
+            view.gone += 1;
+            view.counted -= units;
+            view.used -= units;
+        }
+        view
+    }
+
+    /// Returns what `units` of the oldest entry count for when `passed` of it is out of the period.
+    #[inline]
+    pub(super) fn partly(&self, units: u64, passed: u64) -> u64 {
+        match self.oldest {
+            Oldest::Dropped => 0,
+            Oldest::Counted => units,
+            Oldest::Weighted => {
+                let covered_us = self.grain_us() - passed;
+                match units.checked_mul(covered_us) {
+                    Some(covered) if covered >> 63 == 0 => self.grain.floor(covered),
+                    _ => (u128::from(units) * u128::from(covered_us) / u128::from(self.grain_us())) as u64, // below units
+                }
+            }
+        }
+    }
+
+    /// Returns the time until at most `target` units are in use, if nothing else comes.
+    fn wait(&self, entries: &impl Entries, view: &View, target: u64) -> u64 {
+        if view.used <= target {
+            return 0;
+        }
+        let mut newer = view.counted;
+        for (start, units) in entries.iter().skip(view.gone) {
+            newer -= units;
+            if newer <= target {
+                return self.leaves(start, units, target - newer).saturating_sub(view.now);
+            }
+        }
+        0 // not reached: without its entries nothing is in use
+    }
+
+    /// Returns the first instant at which an entry of more than `room` units counts for at most `room`.
+    #[inline]
+    pub(super) fn leaves(&self, start: u64, units: u64, room: u64) -> u64 {
+        let (edge, grain_us) = (start + self.period_us, self.grain_us());
+        match self.oldest {
+            Oldest::Dropped => edge,
+            Oldest::Counted => edge + grain_us,
+            Oldest::Weighted => {
+                // The first microsecond in which the covered part is below room + 1, which is at most the units.
+                let (above, units) = (room + 1, units.max(1));
+                let covered_us = match above.checked_mul(grain_us) {
+                    Some(covered) => covered.div_ceil(units),
+                    None => (u128::from(above) * u128::from(grain_us)).div_ceil(u128::from(units)) as u64,
+                };
+                edge + grain_us - covered_us + 1
+            }
+        }
+    }
+
+    /// Returns the entries as they will be when those that count no longer are dropped and `added` units are counted now,
+    /// and only the newest `keep` units stay.
+    #[inline]
+    fn edited<'a, E: Entries>(&self, entries: &'a E, view: &View, added: u64, keep: u64) -> Edited<'a, E> {
+        let sum = view.counted + added;
+        Edited {
+            entries,
+            gone: view.gone,
+            add: (added > 0).then_some((view.start, added)),
+            over: sum.saturating_sub(keep),
+            total: sum.min(keep),
+        }
+    }
+
+    /// Describes the state after `added` more units.
+    #[inline]
+    fn describe(&self, entries: &impl Entries, view: &View, added: u64, retry_us: Option<u64>) -> ChargeDecision {
+        let used = view.used + added;
+        let remaining = self.limit.saturating_sub(used);
+        let after = self.edited(entries, view, added, u64::MAX);
+        let reset_us = match after.newest() {
+            Some((start, units)) if used > 0 => self.leaves(start, units, 0).saturating_sub(view.now),
+            _ => 0,
+        };
+        let window_us = match retry_us {
+            Some(wait) if wait > 0 => wait,
+            _ if self.limit == 0 => 0,
+            _ if remaining == 0 => {
+                self.wait(&after, &View { gone: 0, counted: after.total, used, ..*view }, self.limit - 1)
+            }
+            _ if self.log => match after.iter().next() {
+                Some((oldest, _)) => (oldest + self.period_us).saturating_sub(view.now),
+                None => self.period_us,
+            },
+            _ => (view.start + self.grain_us()).saturating_sub(view.now),
+        };
+        ChargeDecision::found(self.limit, remaining, reset_us, window_us, retry_us)
+    }
+}
+
+/// Entries as they will be after an edit.
+struct Edited<'a, E> {
+    entries: &'a E,
+    gone: usize,
+    add: Option<(u64, u64)>,
+    /// This many of the oldest units are not kept.
+    over: u64,
+    total: u64,
+}
+
+impl<E: Entries> Entries for Edited<'_, E> {
+    fn total(&self) -> u64 {
+        self.total
+    }
+
+    #[inline]
+    fn newest(&self) -> Option<(u64, u64)> {
+        match (self.entries.newest(), self.add) {
+            (Some((start, units)), Some((at, more))) if start == at => Some((at, (units + more).min(self.total))),
+            (last, add) => add.or(last),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        let (add, mut over) = (self.add, self.over);
+        let is_new = |(start, _): &(u64, u64)| self.entries.newest().is_none_or(|newest| newest.0 != *start);
+        let added = move |(start, units)| match add {
+            Some((at, more)) if at == start => (start, units + more),
+            _ => (start, units),
+        };
+        let all = self.entries.iter().skip(self.gone).map(added).chain(add.filter(is_new));
+        all.filter_map(move |(start, units)| {
+            let trimmed = over.min(units);
+            over -= trimmed;
+            (units > trimmed).then_some((start, units - trimmed))
+        })
+    }
+}

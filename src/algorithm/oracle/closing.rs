@@ -1,0 +1,131 @@
+//! Strikes and blocks, from their definition: when what happened, and nothing put together.
+
+use crate::quota::spec::Spec;
+
+/// What is remembered of a key that may be closed. Instants that are over stay, for a clock that steps back.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Closing {
+    /// Closed until then, and for how long in all.
+    block: Option<(u64, u64)>,
+    /// Until when strikes count, and how many there are.
+    window: Option<(u64, u64)>,
+    /// How many blocks there were, and until when they are remembered after the last.
+    past: Option<(u64, u64)>,
+}
+
+impl Closing {
+    /// Closed until then, for so long in all.
+    pub(super) fn closed(spec: &Spec, until: u64, length_us: u64, forgotten: u64) -> Self {
+        let past = (spec.lasting.memory_us > 0).then_some((1, forgotten));
+        Self { block: Some((until, length_us)), window: None, past: past.or(Some((1, until))) }
+    }
+
+    /// So many strikes count until then.
+    pub(super) fn counting(end: u64, strikes: u64) -> Self {
+        Self { block: None, window: Some((end, strikes)), past: None }
+    }
+
+    /// Whether it is allowed, and the units taken.
+    pub(super) fn decide(&mut self, spec: &Spec, now: u64, cost: u64, force: bool) -> (bool, u64) {
+        if self.is_closed(now) {
+            if spec.count_denied && cost > 0 {
+                let anew = length(spec, self.past.map_or(0, |(blocks, _)| blocks - 1));
+                self.block = self.block.filter(|(until, _)| now + anew <= *until).or(Some((now + anew, anew)));
+                let until = self.block.map_or(0, |(until, _)| until);
+                self.past = self.past.map(|(blocks, _)| (blocks, until + spec.lasting.memory_us));
+            }
+            return (false, 0);
+        }
+        let room = spec.limit - self.strikes(now);
+        let fits = cost <= room;
+        if cost == 0 {
+            return (true, 0);
+        }
+        if fits || force || spec.count_denied {
+            self.strike(spec, now, cost.min(room));
+        }
+        match (force, fits) {
+            (true, _) => (!self.is_closed(now), cost.min(room)),
+            (_, true) => (true, cost),
+            (_, false) => (false, 0),
+        }
+    }
+
+    pub(super) fn strike(&mut self, spec: &Spec, now: u64, units: u64) {
+        let strikes = self.strikes(now) + units;
+        let end = self.window.filter(|(end, _)| now < *end).map_or(now + spec.period_us, |(end, _)| end);
+        self.forget(now);
+        (self.block, self.window) = (None, Some((end, strikes)));
+        if strikes >= spec.limit {
+            let blocks = self.past.map_or(0, |(blocks, _)| blocks);
+            let length = length(spec, blocks);
+            self.block = Some((now + length, length));
+            self.window = None;
+            self.past = Some(((blocks + 1).min(63), now + length + spec.lasting.memory_us));
+        }
+    }
+
+    pub(super) fn refund(&mut self, spec: &Spec, now: u64, units: u64, window_end: u64) {
+        let mut met = self.clone();
+        met.meet_clock(spec, now);
+        if met.is_closed(now) || met.window.is_none_or(|(end, _)| end != window_end || end <= now) {
+            return;
+        }
+        *self = met;
+        self.forget(now);
+        self.window = self.window.map(|(end, strikes)| (end, strikes.saturating_sub(units))).filter(|left| left.1 > 0);
+    }
+
+    pub(super) fn used(&self, spec: &Spec, at: u64) -> u64 {
+        if self.is_closed(at) { spec.limit } else { self.strikes(at) }
+    }
+
+    /// Nothing lasts longer from now than it did when it began.
+    pub(super) fn meet_clock(&mut self, spec: &Spec, now: u64) {
+        let before = (self.block, self.window, self.past);
+        let (period_us, memory_us) = (spec.period_us, spec.lasting.memory_us);
+        match self.block {
+            Some((until, length)) if until > now + length => {
+                self.block = Some((now + length, length));
+                self.past = self.past.map(|(blocks, _)| (blocks, now + length + memory_us));
+            }
+            Some(_) => {}
+            None => {
+                self.window = self.window.map(|(end, strikes)| (end.min(now + period_us), strikes));
+                self.past = self.past.map(|(blocks, until)| (blocks, until.min(now + memory_us)));
+            }
+        }
+        if before != (self.block, self.window, self.past) {
+            self.forget(now); // it is written, and so is what else is over
+        }
+    }
+
+    /// Until it opens, until its strikes are forgotten, or how long these are to count.
+    pub(super) fn left_us(&self, spec: &Spec, now: u64) -> u64 {
+        match (self.block, self.window) {
+            (Some((until, _)), _) if now < until => until - now,
+            (_, Some((end, _))) if now < end => end - now,
+            _ => spec.period_us,
+        }
+    }
+
+    fn is_closed(&self, now: u64) -> bool {
+        self.block.is_some_and(|(until, _)| now < until)
+    }
+
+    fn strikes(&self, now: u64) -> u64 {
+        self.window.filter(|(end, _)| now < *end).map_or(0, |(_, strikes)| strikes)
+    }
+
+    fn forget(&mut self, now: u64) {
+        self.window = self.window.filter(|(end, _)| now < *end);
+        self.past = self.past.filter(|(_, until)| now < *until);
+    }
+}
+
+/// How long a block is after so many others.
+fn length(spec: &Spec, blocks: u64) -> u64 {
+    let lasting = spec.lasting;
+    let grown = u128::from(lasting.factor).checked_pow(blocks as u32).unwrap_or(u128::MAX);
+    u128::from(lasting.length_us).saturating_mul(grown).min(u128::from(lasting.longest_us)) as u64
+}

@@ -1,0 +1,231 @@
+//! One key, kept outside the pure functions as a limiter keeps it.
+
+use crate::algorithm::carry::{Held, Kept};
+use crate::algorithm::entry_log::{Edit, Entries, Listed, Trail};
+use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
+use crate::decision::{ChargeDecision, Receipt};
+use crate::quota::Quota;
+
+/// Dated entries in a list: applies an [`Edit`] in the order that its documentation gives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Log(pub(crate) Vec<(u64, u64)>);
+
+impl Log {
+    fn push(&mut self, (start, units): (u64, u64), most: u64) {
+        match self.0.last_mut() {
+            Some(last) if last.0 == start => last.1 = (last.1 + units).min(most),
+            last => {
+                assert!(last.is_none_or(|last| last.0 < start), "entries are in order");
+                self.0.push((start, units));
+            }
+        }
+    }
+
+    pub(super) fn apply(&mut self, edit: Edit, most: u64) {
+        if let Some(move_to) = edit.move_to {
+            for (start, units) in std::mem::take(&mut self.0) {
+                self.push((start.min(move_to), units), most);
+            }
+        }
+        self.0.drain(..edit.drop);
+        if let Some(added) = edit.add {
+            assert!(added.1 > 0, "nothing is not added");
+            self.push(added, most);
+        }
+        if let Some(keep) = edit.keep {
+            let mut over = Listed(&self.0).total().saturating_sub(keep);
+            for entry in &mut self.0 {
+                let trimmed = entry.1.min(over);
+                entry.1 -= trimmed;
+                over -= trimmed;
+            }
+        }
+        self.0.retain(|entry| entry.1 > 0);
+    }
+
+    fn take(&mut self, start: u64, units: u64) {
+        self.0.iter_mut().filter(|entry| entry.0 == start).for_each(|entry| entry.1 -= units);
+        self.0.retain(|entry| entry.1 > 0);
+    }
+}
+
+/// One key's state under one quota.
+#[derive(Clone, Debug)]
+pub(crate) enum State {
+    Pair(PairRules, Option<Pair>),
+    Trail(Trail, Log),
+}
+
+impl State {
+    pub(crate) fn new(quota: &Quota) -> Self {
+        match quota.rules() {
+            Rules::Pair(rules, _) => Self::Pair(*rules, None),
+            Rules::Trail(trail) => Self::Trail(*trail, Log::default()),
+        }
+    }
+
+    /// Answers, writes what is to be written, and says whether anything was.
+    pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        match self {
+            Self::Pair(rules, state) => {
+                let answer = rules.decide(*state, now, cost, force);
+                set(state, answer.next);
+                (answer.decision, answer.next != Next::Keep)
+            }
+            Self::Trail(trail, log) => {
+                let answer = trail.decide(&Listed(&log.0), now, cost, force);
+                if let Some(edit) = answer.edit {
+                    log.apply(edit, trail.most());
+                }
+                (answer.decision, answer.edit.is_some())
+            }
+        }
+    }
+
+    /// The answer, and nothing is written.
+    pub(super) fn look(&self, now: u64, cost: u64) -> ChargeDecision {
+        self.clone().decide(now, cost, false).0
+    }
+
+    pub(super) fn admits(&self, now: u64, cost: u64) -> bool {
+        self.look(now, cost).is_allowed()
+    }
+
+    pub(crate) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) {
+        match self {
+            Self::Pair(rules, state) => {
+                let own = Pair { at: receipt.at_us(), n: receipt.part() };
+                if let Some(kept) = *state {
+                    set(state, rules.get().refund(kept, now, units, own));
+                }
+            }
+            Self::Trail(trail, log) => {
+                if let Some((start, units)) = trail.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
+                    log.take(start, units);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn used(&self, now: u64) -> Used {
+        match self {
+            Self::Pair(_, None) => Used { parts: 0, of: 1 },
+            Self::Pair(rules, Some(state)) => rules.get().carried(*state, now, false).used,
+            Self::Trail(trail, log) => trail.carried(&Listed(&log.0), now).used,
+        }
+    }
+
+    /// This state of a quota as another takes it over, and whether it is then written in any case.
+    pub(crate) fn taken_over(&self, from: &Quota, to: &Quota, now: u64) -> (Self, bool) {
+        let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
+        let (kept, ahead) = match self {
+            Self::Pair(_, None) => return (Self::new(to), false),
+            Self::Pair(_, Some(state)) => {
+                to.rules().take_over::<Listed<'_>>(from.rules(), &Held::Pair(*state), now, share)
+            }
+            Self::Trail(_, log) => to.rules().take_over(from.rules(), &Held::Trail(&Listed(&log.0)), now, share),
+        };
+        let state = match (Self::new(to), kept) {
+            (Self::Pair(rules, _), Kept::Pair(state)) => Self::Pair(rules, state),
+            (Self::Trail(trail, _), Kept::Trail(entries)) => Self::Trail(trail, Log(entries)),
+            (state, kept) => panic!("{kept:?} is no state like {state:?}"),
+        };
+        (state, ahead)
+    }
+
+    /// What is told to whoever chooses which state to forget; nothing if there is none.
+    pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
+        match self {
+            Self::Pair(_, None) => None,
+            Self::Pair(rules, Some(state)) => Some(rules.get().fullness(*state, now).throttled),
+            Self::Trail(trail, log) => Some(trail.fullness(&Listed(&log.0), now).throttled),
+        }
+    }
+
+    /// Whether the state's own instant or entries are over.
+    pub(super) fn is_over(&self, now: u64) -> bool {
+        match self {
+            Self::Pair(PairRules::Gcra(_) | PairRules::WideGcra(_), state) => {
+                state.is_none_or(|pair| pair.at + u64::from(pair.n > 0) <= now)
+            }
+            Self::Pair(_, state) => state.is_none_or(|pair| pair.at <= now),
+            Self::Trail(trail, log) => log.0.last().is_none_or(|newest| newest.0 + trail.life_us() <= now),
+        }
+    }
+
+    /// The latest instant that the state holds.
+    pub(super) fn latest(&self) -> Option<u64> {
+        match self {
+            Self::Pair(_, state) => state.map(|pair| pair.at),
+            Self::Trail(_, log) => log.0.last().map(|newest| newest.0),
+        }
+    }
+
+    /// What was written fits the word that its layout promises, and can be read back from it.
+    pub(super) fn check_layout(&self, quota: &Quota, now: u64) {
+        let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
+        assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
+        assert!(pair.at.saturating_sub(now) <= WORD_AHEAD_US, "{pair:?} at {now} of {quota:?}");
+        assert_eq!(pair.at % word.grid.get(), 0, "{pair:?} of {quota:?}");
+        let rounded = pair.at.div_ceil(1 << word.shift) << word.shift;
+        assert_eq!(rounded / word.grid.get() * word.grid.get(), pair.at, "{pair:?} of {quota:?}");
+    }
+
+    pub(super) fn words(&self) -> (Option<Pair>, Vec<(u64, u64)>) {
+        match self {
+            Self::Pair(_, state) => (*state, Vec::new()),
+            Self::Trail(_, log) => (None, log.0.clone()),
+        }
+    }
+}
+
+fn set(state: &mut Option<Pair>, next: Next) {
+    match next {
+        Next::Keep => {}
+        Next::Clear => *state = None,
+        Next::Set(pair) => *state = Some(pair),
+    }
+}
+
+/// A key under quotas that change: a state, and the quota that it was written under.
+#[derive(Clone, Debug)]
+pub(crate) struct Planned {
+    pub(crate) state: State,
+    pub(crate) written: Quota,
+}
+
+impl Planned {
+    pub(crate) fn new(quota: &Quota) -> Self {
+        Self { state: State::new(quota), written: *quota }
+    }
+
+    /// The state as this quota finds it, and whether a denied charge would write it.
+    pub(crate) fn under(&self, quota: &Quota, now: u64) -> (State, bool) {
+        match self.written == *quota {
+            true => (self.state.clone(), false),
+            false => self.state.taken_over(&self.written, quota, now),
+        }
+    }
+
+    /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is further
+    /// ahead than it can put it.
+    pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
+        let (mut state, ahead) = self.under(quota, now);
+        let (decision, wrote) = state.decide(now, cost, force);
+        let writes = wrote || ahead && cost > 0;
+        if writes {
+            *self = Self { state, written: *quota };
+        }
+        (decision, writes)
+    }
+
+    /// Gives back what is there of it; if there is nothing, nothing is written.
+    pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) {
+        let (before, _) = self.under(quota, now);
+        let mut after = before.clone();
+        after.refund(now, receipt, units);
+        if after.words() != before.words() {
+            *self = Self { state: after, written: *quota };
+        }
+    }
+}

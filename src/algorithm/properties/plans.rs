@@ -1,0 +1,191 @@
+//! Keys whose plan changes, back and forth.
+
+use std::time::Duration;
+
+use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+
+use super::key::Planned;
+
+const SECOND_US: u64 = 1_000_000;
+const MINUTE: Duration = Duration::from_secs(60);
+const TODAY: u64 = 1_790_000_000_000_000;
+
+/// A plan of each kind.
+pub(crate) fn plans(limit: u64) -> Vec<Quota> {
+    let window = Quota::sliding_window(limit, MINUTE).unwrap();
+    let plans = vec![
+        Quota::token_bucket(limit, MINUTE).unwrap(),
+        Quota::gcra(limit, MINUTE).unwrap(),
+        Quota::leaky_queue(limit, MINUTE).unwrap(),
+        Quota::step_bucket(limit, MINUTE).unwrap(),
+        Quota::step_bucket(limit, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap(),
+        Quota::fixed_window(limit, MINUTE).unwrap(),
+        Quota::fixed_window(limit, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap(),
+        window,
+        window.oldest(Oldest::Dropped).unwrap(),
+        window.oldest(Oldest::Counted).unwrap(),
+        window.buckets(6).unwrap(),
+        window.buckets(60).and_then(|quota| quota.oldest(Oldest::Counted)).unwrap(),
+        Quota::sliding_log(limit, MINUTE).unwrap(),
+        Quota::block(limit, MINUTE, MINUTE).unwrap(),
+        Quota::meter(limit, MINUTE).unwrap(),
+    ];
+    // As `Policy::plans` does.
+    plans.into_iter().map(|quota| quota.holding(101)).collect()
+}
+
+/// Returns what passes in an hour if each second asks for this many units one by one, under the plans in
+/// turn; `None` asks for nothing.
+fn passed(plans: [Option<&Quota>; 2], asked: u64) -> u64 {
+    let mut key = Planned::new(plans[0].or(plans[1]).unwrap());
+    let mut passed = 0;
+    for second in 0..3_600 {
+        let now = TODAY + second * SECOND_US;
+        if let Some(plan) = plans[(second % 2) as usize] {
+            passed += (0..asked).filter(|_| key.decide(plan, now, 1, false).0.is_allowed()).count() as u64;
+        }
+    }
+    passed
+}
+
+/// Returns the same block or meter that lasts a second longer; any other quota as it is.
+fn a_second_longer(quota: &Quota) -> Quota {
+    let second = Duration::from_micros(SECOND_US);
+    match quota.algorithm() {
+        Algorithm::Block => quota.lasting(MINUTE + second).unwrap(),
+        Algorithm::Meter => Quota::meter(quota.limit(), MINUTE + second).unwrap(),
+        _ => *quota,
+    }
+}
+
+#[test]
+fn alternating_plans_pass_what_lies_between_the_two() {
+    for (small, large) in [(10, 20), (1, 2), (1, 20), (20, 21), (7, 100), (59, 61)] {
+        let bursts = [None, Some(1), Some(2)].map(|burst| {
+            let plan = |limit| Quota::token_bucket(limit, MINUTE).unwrap().burst(burst.unwrap_or(limit)).unwrap();
+            (plan(small).holding(101), plan(large).holding(101))
+        });
+        let kinds = plans(small).into_iter().zip(plans(large)).chain(bursts);
+        for (small, large) in kinds {
+            for asked in [1, 2, 30] {
+                let [least, most] = [&a_second_longer(&small), &large].map(|plan| passed([Some(plan); 2], asked));
+                for order in [[&small, &large], [&large, &small]] {
+                    let passed = passed(order.map(Some), asked);
+                    assert!(
+                        (least.saturating_sub(1)..=most + 1).contains(&passed),
+                        "{passed}, not {least} to {most}: {small}, {large}, {asked}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A capacity above 1 lets a key wait for its larger plan, so it gets no less than under that plan alone.
+#[test]
+fn alternating_plans_pass_what_the_larger_passes_in_its_own_seconds() {
+    for (ten, twenty) in plans(10).iter().zip(&plans(20)) {
+        if ten.capacity() == 1 || ten.algorithm() == Algorithm::Block {
+            continue;
+        }
+        for asked in [1, 30] {
+            let least = passed([None, Some(twenty)], asked).min(passed([Some(twenty), None], asked));
+            for order in [[ten, twenty], [twenty, ten]] {
+                let passed = passed(order.map(Some), asked);
+                assert!(passed + 1 >= least, "{passed}, not {least}: {ten}");
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_close_alternating_plans_for_one_length_after_enough_strikes() {
+    let block = |strikes, minutes| Quota::block(strikes, 10 * MINUTE, minutes * MINUTE).unwrap();
+    for (one, other) in [(block(3, 1), block(5, 2)), (block(5, 1), block(3, 2)), (block(1, 5), block(4, 1))] {
+        let grown = |block: Quota| block.growing(2, 60 * MINUTE, 100 * MINUTE).unwrap();
+        for [one, other] in [[one, other], [grown(one), grown(other)]] {
+            let (mut key, mut strikes, mut blocks) = (Planned::new(&one), 0, 0);
+            let mut closed: Option<(u64, u64)> = None;
+            for second in 0..36_000 {
+                let (plan, now) = ([&one, &other][second as usize % 2], TODAY + second * SECOND_US);
+                let decision = key.decide(plan, now, 1, false).0;
+                let until = now + decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
+                match (decision.is_allowed(), closed) {
+                    (true, _) => {
+                        assert!(closed.is_none_or(|(until, _)| until <= now), "open before its time");
+                        (strikes, closed) = (strikes + 1, None);
+                    }
+                    (false, Some((told, _))) => assert_eq!(until, told, "neither plan changes the end of a block"),
+                    (false, None) => {
+                        let least = one.limit().min(other.limit());
+                        let most = one.limit().max(other.limit());
+                        assert!((least..=most).contains(&strikes), "{strikes} strikes: {one}, {other}");
+                        let lengths = [&one, &other].map(|plan| plan.spec().lasting.length_us << blocks.min(20));
+                        let longest_us = lengths.map(|us| us.min(3_600 * SECOND_US)).into_iter().max().unwrap_or(0);
+                        assert!(until - now <= longest_us, "block {blocks} of {} µs", until - now);
+                        blocks += u64::from(one.spec().lasting.memory_us > 0);
+                        (strikes, closed) = (0, Some((until, now)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Plans of any two kinds: no order of changes locks a key out, and none gives more than the larger plan, up to its edges.
+#[test]
+fn alternating_plans_of_any_kinds_lend_nothing_and_lock_nobody_out() {
+    let alone = |plan: Quota| (passed([Some(&plan), None], 30), passed([Some(&plan), Some(&plan)], 30), plan);
+    let [tens, twenties] = [10, 20].map(|limit| plans(limit).into_iter().map(alone).collect::<Vec<_>>());
+    for others in [&tens, &twenties] {
+        for (one_least, one_most, one) in others {
+            for (other_least, other_most, other) in &twenties {
+                let passed = passed([Some(one), Some(other)], 30);
+                let least = one_least.min(other_least) / 3;
+                // A window whose oldest part counts in full gets less alone than its limit in each period.
+                let each_minute = 61 * one.capacity().max(other.capacity());
+                let most = *one_most.max(other_most).max(&each_minute);
+                assert!(
+                    (least..=most + most / 10).contains(&passed),
+                    "{passed}, not {least} to {most}: {one}, {other}"
+                );
+            }
+        }
+    }
+}
+
+/// A window dated all units of a bucket anew with each change: the larger the limit, the less of it passed.
+#[test]
+fn alternating_bucket_and_window_pass_a_third_at_any_limit() {
+    for limit in [50, 100, 400] {
+        let bucket = Quota::token_bucket(limit, MINUTE).unwrap();
+        let window = Quota::sliding_window(limit, MINUTE).unwrap();
+        for window in [window, window.buckets(6).unwrap(), window.oldest(Oldest::Counted).unwrap()] {
+            let asked = limit + limit / 2;
+            let least = passed([Some(&bucket), None], asked).min(passed([Some(&window), None], asked)) / 3;
+            for order in [[&bucket, &window], [&window, &bucket]] {
+                let passed = passed(order.map(Some), asked);
+                assert!((least..=66 * limit).contains(&passed), "{passed}, not {least} to {}: {window}", 66 * limit);
+            }
+        }
+    }
+}
+
+/// A look under another plan changes nothing, however often it is repeated.
+#[test]
+fn looking_from_another_plan_changes_nothing() {
+    for from in plans(10) {
+        for to in plans(3) {
+            let mut key = Planned::new(&from);
+            for _ in 0..5 {
+                let _ = key.decide(&from, TODAY, 1, false);
+            }
+            let before = key.state.words();
+            for later in 0..50 {
+                let now = TODAY + later * SECOND_US;
+                let (_, writes) = key.decide(&to, now, 0, false);
+                assert!(!writes && key.written == from && key.state.words() == before, "{from} {to}");
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The common parts of algorithms: their states, how these are stored, and the traits of an algorithm.
+
+use crate::decision::ChargeDecision;
+
+use super::divisor::Divisor;
+use super::used::Carried;
+
+/// A state of two numbers: an instant in microseconds, and a number whose meaning is the algorithm's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pair {
+    pub(crate) at: u64,
+    pub(crate) n: u64,
+}
+
+/// The change of a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Keep,
+    Clear,
+    Set(Pair),
+}
+
+impl Next {
+    /// Returns the state to write, if there is one.
+    pub(super) fn state(self) -> Option<Pair> {
+        match self {
+            Self::Set(pair) => Some(pair),
+            Self::Keep | Self::Clear => None,
+        }
+    }
+}
+
+/// A decision, and the state to write if the charge is taken. A refusal may write one, too.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) decision: ChargeDecision,
+    pub(crate) next: Next,
+}
+
+/// How a charge is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    IfAllowed,
+    Force,
+    /// If one of the charges that it belongs to was refused. Otherwise it only looks.
+    OnRefusal {
+        refused: bool,
+    },
+}
+
+impl How {
+    /// Returns the cost, and whether it is forced, for an algorithm that treats refusals like any charge.
+    pub(super) fn plainly(self, cost: u64) -> (u64, bool) {
+        match self {
+            Self::IfAllowed => (cost, false),
+            Self::Force | Self::OnRefusal { refused: true } => (cost, true),
+            Self::OnRefusal { refused: false } => (0, false),
+        }
+    }
+}
+
+/// An algorithm of one quota whose states are pairs.
+///
+/// All of it is pure. `now` is at most [`CLOCK_US_MAX`](crate::time::CLOCK_US_MAX).
+pub(crate) trait PairAlgorithm {
+    /// Returns the decision for `cost` and the state to write. A forced charge is always admitted, into debt.
+    fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer;
+
+    /// Returns the decision for a charge that is taken in this way, and the state to write.
+    fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
+        let (cost, force) = how.plainly(cost);
+        self.decide(state, now, cost, force)
+    }
+
+    /// Refunds `units` of the charge whose receipt holds `own`.
+    fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next;
+
+    /// Returns whether the quota could have made this state. A state that was stored outside may be anything.
+    fn could_be(&self, state: Pair) -> bool;
+
+    /// Returns whether the state is further ahead of `now` than the quota can put it, so that a decision would move it
+    /// back: either the clock stepped back, or `now` is older than the state.
+    fn is_clamped(&self, state: Pair, now: u64) -> bool;
+
+    /// Returns how full the state is.
+    fn fullness(&self, state: Pair, now: u64) -> Fullness {
+        let look = self.decide(Some(state), now, 0, false).decision;
+        Fullness { throttled: look.remaining() == 0, used: share(look.limit() - look.remaining(), look.limit()) }
+    }
+
+    /// Returns what is in use, for another quota to take over. A bucket dates its units in slices if `sliced`.
+    fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried;
+
+    /// Returns the state in which this is in use, at most [`most`](Self::most) units.
+    fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair>;
+
+    /// Returns the most units that can be in use: the capacity and the allowed debt.
+    fn most(&self) -> u64;
+
+    /// Returns how far ahead units that are taken over may come back without being written by a denied charge.
+    fn longest_us(&self) -> u64;
+
+    /// Returns what the Lua twin needs to decide on a charge.
+    #[cfg(feature = "redis")]
+    fn numbers(&self, cost: u64, force: bool) -> Numbers;
+
+    /// Returns what a charge's receipt would hold without the charge's last units.
+    #[cfg(feature = "redis")]
+    fn own_without(&self, own: Pair, _last: u64) -> Pair {
+        own // the window
+    }
+}
+
+/// How full a state is. A limiter without room forgets the emptiest one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Fullness {
+    /// Not even one unit would pass.
+    pub(crate) throttled: bool,
+    /// The used part of the capacity, in 65,536ths.
+    pub(crate) used: u64,
+}
+
+/// Returns the part that `used` is of `whole`, in 65,536ths.
+pub(super) fn share(used: u64, whole: u64) -> u64 {
+    ((u128::from(used) << 16) / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
+}
+
+/// How a state is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Layout {
+    /// A pair that fits one word of 64 bits.
+    Word(WordLayout),
+    /// A pair of two words.
+    Pair,
+    /// Dated entries.
+    Trail,
+}
+
+/// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.
+///
+/// The instant takes `49 − shift` bits, the number `15 + shift`. The shift is above 0 if instants lie on a grid. Then each
+/// unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WordLayout {
+    pub(crate) shift: u32,
+    /// The grid's width; 1 if the instant is any microsecond.
+    pub(crate) grid: Divisor,
+}
+
+/// Bits of a word's number when its instant is in microseconds.
+pub(crate) const NUMBER_BITS: u32 = 15;
+
+/// How far ahead a word's instant may lie. Four times that is what its bits hold, see [`Layout::of`].
+pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
+
+impl Layout {
+    /// Returns the layout for numbers of `number_bits` bits, and for instants at most `ahead_us` from now, which lie on a
+    /// grid or anywhere.
+    pub(super) fn of(number_bits: u32, grid_us: Option<u64>, ahead_us: u64) -> Self {
+        let grid_us = grid_us.unwrap_or(1);
+        let shift = grid_us.ilog2().min(40);
+        if number_bits <= NUMBER_BITS + shift && ahead_us <= WORD_AHEAD_US {
+            Self::Word(WordLayout { shift, grid: Divisor::new(grid_us) })
+        } else {
+            Self::Pair
+        }
+    }
+}
+
+/// Returns how many bits hold numbers up to `most`.
+pub(crate) fn bits(most: u64) -> u32 {
+    u64::BITS - most.leading_zeros()
+}
+
+/// The numbers with which an algorithm's Lua twin decides a charge: whole numbers below 2^53, or [`UNBOUNDED`].
+#[cfg(feature = "redis")]
+pub(crate) type Numbers = smallvec::SmallVec<[f64; 10]>;
+
+/// In place of a bound when there is none.
+#[cfg(feature = "redis")]
+pub(crate) const UNBOUNDED: u64 = 1 << 62;
+
+#[cfg(feature = "redis")]
+pub(super) fn numbers(whole: &[u64]) -> Numbers {
+    whole.iter().map(|number| *number as f64).collect()
+}

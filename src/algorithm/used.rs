@@ -1,0 +1,145 @@
+//! How much of a quota is in use, and when it comes back: what another quota takes over.
+
+use smallvec::SmallVec;
+
+use crate::quota::spec::Oldest;
+
+/// Units in use, exactly: `parts / of`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Used {
+    pub(crate) parts: u128,
+    pub(crate) of: u128,
+}
+
+impl Used {
+    pub(super) fn units(units: u64) -> Self {
+        Self { parts: u128::from(units), of: 1 }
+    }
+
+    /// Returns as large a part of a capacity of `to` as this is of one of `from`. It is rounded up to whole units first if
+    /// the exact product would not fit.
+    pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
+        let (from, to) = (u128::from(from.max(1)), u128::from(to)); // nothing is in use of nothing
+        match self.parts.checked_mul(to) {
+            Some(parts) => Self { parts, of: self.of * from }, // below 2^45 · 2^50
+            None => Self { parts: u128::from(self.units_ceil()) * to, of: from },
+        }
+    }
+
+    pub(crate) fn units_ceil(self) -> u64 {
+        u64::try_from(self.parts.div_ceil(self.of)).unwrap_or(u64::MAX)
+    }
+
+    /// Returns `⌈used · scale⌉`, rounded up to whole units first if the exact product would not fit.
+    pub(super) fn scaled_ceil(self, scale: u128) -> u128 {
+        match self.parts.checked_mul(scale) {
+            Some(product) => product.div_ceil(self.of),
+            None => u128::from(self.units_ceil()).saturating_mul(scale),
+        }
+    }
+}
+
+/// Units in use, and when they come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Dated {
+    /// The start of their entry, if they are of a log or a sliding window.
+    pub(super) start: Option<u64>,
+    /// When the last of them was taken at the latest, or when a window began to count them.
+    pub(super) taken: Option<u64>,
+    /// When the last of them comes back.
+    pub(super) back: u64,
+    pub(super) units: u64,
+    /// The units of the whole entry, also those that no longer count because the period's edge passes over them.
+    pub(super) whole: u64,
+}
+
+impl Dated {
+    pub(super) fn new(taken: Option<u64>, back: u64, units: u64) -> Self {
+        Self { start: None, taken, back, units, whole: units }
+    }
+}
+
+/// Into how many slices of equal length the units of a bucket are dated for a log or a sliding window.
+const SLICES: u64 = 32;
+
+/// The units in use under one quota, for another quota to take over.
+#[derive(Clone, Debug)]
+pub(crate) struct Carried {
+    pub(super) used: Used,
+    /// Those that come back first are first. Their units together are those in use, rounded up.
+    pub(super) dated: SmallVec<[Dated; 4]>,
+    /// When a step bucket ticked last.
+    pub(super) tick: Option<u64>,
+    /// The period, the sub-window and the rule for the oldest one, if this is of a log or a sliding window.
+    pub(super) grid: Option<Grid>,
+    /// The old and the new capacity, if the used share is kept and not the amount.
+    pub(super) share: Option<(u64, u64)>,
+}
+
+/// What gives the entries of a log or a sliding window their meaning: period, sub-window, and how the oldest one counts.
+pub(super) type Grid = (u64, u64, Oldest);
+
+impl Carried {
+    pub(super) fn new(used: Used, dated: impl IntoIterator<Item = Dated>) -> Self {
+        let dated = dated.into_iter().filter(|dated| dated.whole > 0).collect();
+        Self { used, dated, tick: None, grid: None, share: None }
+    }
+
+    /// Dates the units of a bucket, which come back one after the other, in a few slices: each slice by the instant at
+    /// which its last unit comes back. `in_use` returns how many units are still in use at a later instant.
+    pub(super) fn sliced(self, now: u64, in_use: impl Fn(u64) -> u64) -> Self {
+        let (back, mut before) = (self.back(), self.used.units_ceil());
+        let slice_us = back.saturating_sub(now).div_ceil(SLICES);
+        let slices = (1..=SLICES).map(|nth| {
+            let end = (now + nth * slice_us).min(back);
+            let after = if end < back { in_use(end) } else { 0 };
+            let units = before - after;
+            before = after;
+            Dated::new(None, end, units)
+        });
+        Self { dated: slices.filter(|slice| slice.units > 0).collect(), ..self }
+    }
+
+    /// Keeps the share of a capacity of `from` as a share of one of `to`.
+    pub(super) fn in_proportion(self, from: u64, to: u64) -> Self {
+        Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
+    }
+
+    /// Returns when nothing of it is in use any more.
+    pub(super) fn back(&self) -> u64 {
+        self.dated.last().map_or(0, |dated| dated.back)
+    }
+
+    /// Returns until when all of it counts in a window of one period: a period after the last of it was taken. That is at
+    /// most a period from now, and no earlier than it would have come back in that time.
+    pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
+        let last = self.dated.last();
+        let taken = last.and_then(|last| last.taken).unwrap_or(now).min(now);
+        (taken + period_us).max(self.back().min(now + period_us))
+    }
+
+    /// Returns these units, the oldest first, as the new quota counts them: at most `most` of the newest, and at most
+    /// `each` in one entry. They are rounded up from the newest on, so that what is left when the older ones have come
+    /// back is rounded up as well.
+    pub(super) fn scaled(&self, entries: &[(u64, u64)], most: u64, each: u64) -> Vec<(u64, u64)> {
+        let (mut sum, mut before) = (0_u64, 0);
+        let mut scaled: Vec<(u64, u64)> = Vec::new();
+        for (start, units) in entries.iter().rev().copied() {
+            sum = sum.saturating_add(units);
+            let upto = match self.share {
+                Some((from, to)) => Used::units(sum).in_proportion(from, to).units_ceil(),
+                None => sum,
+            };
+            let upto = upto.min(most);
+            match scaled.last_mut() {
+                Some(last) if last.0 == start => last.1 += upto - before,
+                _ if upto > before => scaled.push((start, upto - before)),
+                _ => {}
+            }
+            before = upto;
+        }
+        scaled.iter_mut().for_each(|(_, units)| *units = (*units).min(each));
+        scaled.reverse();
+        scaled
+    }
+}

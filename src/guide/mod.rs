@@ -1,0 +1,101 @@
+//! The guide: one page for each task, with examples that compile.
+//!
+//! | page | what it answers |
+//! |---|---|
+//! | [Policies and plans](policies_and_plans) | How do I state a limit, several limits, plans, and roll them out? |
+//! | [Choosing an algorithm](choosing_an_algorithm) | Which algorithm fits, and what does it guarantee? |
+//! | [Who is the client](who_is_the_client) | How do I limit by address, proxy, API key or user? |
+//! | [Settling costs](settling_costs) | How do I charge for what is known only after the response? |
+//! | [Delay and overflow](delay_and_overflow) | How do requests wait, or go elsewhere, instead of being refused? |
+//! | [Blocks and meters](blocks_and_meters) | How do I shut out abusers, or bill the excess? |
+//! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? |
+//! | [Redis and failures](redis_and_failures) | How do many processes share a limit, and what if Redis is away? |
+//! | [Testing your limits](testing_your_limits) | How do I test limits without waiting, and find misconfigurations? |
+//! | [Writing a backend](writing_a_backend) | How do I keep the states elsewhere? |
+//! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
+//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, nginx and Envoy called here? |
+//!
+//! The `examples` folder of the repository has complete programs.
+
+// Some pages link to items of features, which exist in the documentation of all features only.
+#![cfg_attr(
+    not(all(feature = "redis", feature = "tokio", feature = "conformance")),
+    allow(rustdoc::broken_intra_doc_links)
+)]
+
+// Links on the pages are looked up here.
+#[allow(unused_imports)]
+use crate::{Headers, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule};
+
+#[doc = include_str!("policies_and_plans.md")]
+pub mod policies_and_plans {}
+
+#[doc = include_str!("choosing_an_algorithm.md")]
+pub mod choosing_an_algorithm {}
+
+#[doc = include_str!("who_is_the_client.md")]
+pub mod who_is_the_client {}
+
+#[doc = include_str!("settling_costs.md")]
+pub mod settling_costs {}
+
+#[doc = include_str!("delay_and_overflow.md")]
+pub mod delay_and_overflow {}
+
+#[doc = include_str!("blocks_and_meters.md")]
+pub mod blocks_and_meters {}
+
+#[doc = include_str!("what_clients_are_told.md")]
+pub mod what_clients_are_told {}
+
+#[cfg_attr(feature = "redis", doc = include_str!("redis_and_failures.md"))]
+#[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+pub mod redis_and_failures {}
+
+#[doc = include_str!("testing_your_limits.md")]
+pub mod testing_your_limits {}
+
+#[cfg_attr(feature = "conformance", doc = include_str!("writing_a_backend.md"))]
+#[cfg_attr(
+    not(feature = "conformance"),
+    doc = "Build the documentation with the feature `conformance` to read this page."
+)]
+pub mod writing_a_backend {}
+
+#[doc = include_str!("production_checklist.md")]
+pub mod production_checklist {}
+
+pub mod coming_from {
+    //! What the settings of other rate limiters are called here, and what behaves differently.
+    //!
+    //! * [tower_governor] 0.8
+    //! * [governor] 0.10
+    //! * [axum-governor](axum_governor) 2.1
+    //! * [actix-governor](actix_governor) 0.10
+    //! * [nginx] `limit_req`
+    //! * [Envoy](envoy)'s rate limit service
+    //!
+    //! What is said about other projects was read from their released code and documentation in
+    //! November 2026.
+
+    #[allow(unused_imports)]
+    use super::*;
+
+    #[doc = include_str!("coming_from/tower_governor.md")]
+    pub mod tower_governor {}
+
+    #[doc = include_str!("coming_from/governor.md")]
+    pub mod governor {}
+
+    #[doc = include_str!("coming_from/axum_governor.md")]
+    pub mod axum_governor {}
+
+    #[doc = include_str!("coming_from/actix_governor.md")]
+    pub mod actix_governor {}
+
+    #[doc = include_str!("coming_from/nginx.md")]
+    pub mod nginx {}
+
+    #[doc = include_str!("coming_from/envoy.md")]
+    pub mod envoy {}
+}

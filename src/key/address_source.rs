@@ -1,0 +1,50 @@
+//! Where a ready-made extractor takes an address from.
+
+use std::any::TypeId;
+
+use super::client_ip::client_ip;
+use super::peer::peer_network;
+
+/// Where an extractor takes an address from, as far as its type tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AddressSource {
+    /// `peer_ip` or `peer_network`.
+    Peer,
+    /// `client_ip` or `client_network`.
+    Proxies,
+    /// A closure, or nowhere.
+    Other,
+}
+
+impl AddressSource {
+    pub(crate) fn of<E: 'static>() -> Self {
+        fn type_of<T: 'static, P>(_: fn(P) -> T) -> TypeId {
+            TypeId::of::<T>()
+        }
+        match TypeId::of::<E>() {
+            peer if peer == type_of(peer_network) => Self::Peer,
+            client if client == type_of(client_ip) => Self::Proxies,
+            _ => Self::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{Prefixes, TrustedProxies, client_network, path, peer_ip};
+
+    fn source<E: 'static>(_: E) -> AddressSource {
+        AddressSource::of::<E>()
+    }
+
+    #[test]
+    fn address_source_is_known_from_the_type() {
+        let proxies = || TrustedProxies::count(1).unwrap();
+        assert_eq!(source(peer_ip()), AddressSource::Peer);
+        assert_eq!(source(peer_network(Prefixes::exact())), AddressSource::Peer);
+        assert_eq!(source(client_ip(proxies())), AddressSource::Proxies);
+        assert_eq!(source(client_network(proxies(), Prefixes::exact())), AddressSource::Proxies);
+        assert_eq!(source(path()), AddressSource::Other);
+    }
+}

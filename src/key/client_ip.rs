@@ -1,0 +1,308 @@
+//! Extractors for the client's address behind trusted proxies.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use http::HeaderMap;
+use http::header::{FORWARDED, HeaderName};
+use http::request::Parts;
+
+use super::forwarded::{forwarded_for, node, plain_entries, quoted_entries};
+use super::peer::peer_address;
+use super::prefixes::Prefixes;
+use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
+use super::value::{IntoKey, Key};
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// Returns an extractor of the client's address as trusted proxies report it. IPv6 addresses count
+/// by their /64; see [`TrustedProxies`] and [`Prefixes`].
+///
+/// ```
+/// use tower_ratelimit::key::{self, TrustedProxies};
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let by_client = key::client_ip(TrustedProxies::count(1)?);
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_client);
+/// # Ok(()) }
+/// ```
+///
+/// If the proxies do not report an address, the client is *unknown*. All unknown clients of a proxy
+/// share two keys, which are never the proxy's own address: one for requests without the header,
+/// such as a proxy's health checks, and one for requests whose header cannot be read.
+///
+/// The key is missing only if the proxies are given as networks and the peer's address is not
+/// available; [`peer_ip`](super::peer_ip) says where it is found.
+pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    client_network(proxies, Prefixes::default())
+}
+
+/// Returns an extractor like [`client_ip`], in which `prefixes` says how many bits of an address
+/// count.
+pub fn client_network(
+    proxies: TrustedProxies,
+    prefixes: Prefixes,
+) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let proxies = Arc::new(proxies);
+    move |parts| match find_client(&proxies, parts)? {
+        Client::Known(address) => prefixes.group(address).into_key(),
+        Client::Unnamed(proxy) => Some(Key::unnamed_client(proxy.map(|address| prefixes.group(address)))),
+        Client::Unreadable(proxy) => Some(Key::unreadable_client(proxy.map(|address| prefixes.group(address)))),
+    }
+}
+
+/// Returns the whole address of the client, for closures. Returns `None` if the client is unknown;
+/// see [`client_ip`].
+///
+/// A rule whose closure returns this `None` has no key for the request. With
+/// [`MissingKey::Exempt`](crate::MissingKey::Exempt) a client could then escape the rule by a
+/// header that cannot be read, so use [`client_ip`] for keys.
+#[must_use]
+pub fn client_address(proxies: &TrustedProxies, parts: &Parts) -> Option<IpAddr> {
+    match find_client(proxies, parts)? {
+        Client::Known(address) => Some(address),
+        Client::Unnamed(_) | Client::Unreadable(_) => None,
+    }
+}
+
+/// The client of a request. The address of an unknown client is that of the last trusted proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Client {
+    Known(IpAddr),
+    /// The header has no entry for the client.
+    Unnamed(Option<IpAddr>),
+    /// The header has an entry for the client that is not an address.
+    Unreadable(Option<IpAddr>),
+}
+
+/// Returns `None` if the peer's address is needed and not known.
+fn find_client(proxies: &TrustedProxies, parts: &Parts) -> Option<Client> {
+    let peer = peer_address(parts);
+    match &proxies.trust {
+        Trust::Count(count) => {
+            let mut left = *count;
+            let end = read(&proxies.field, &parts.headers, &mut |entry| {
+                left -= 1;
+                if left == 0 { Next::Is(entry.map_or(Client::Unreadable(peer), Client::Known)) } else { Next::Further }
+            });
+            Some(match end {
+                End::Found(client) => client,
+                End::Ended => Client::Unnamed(peer),
+                End::Unreadable => Client::Unreadable(peer),
+            })
+        }
+        Trust::Networks(networks) => {
+            let peer = peer?;
+            if !Trust::contains(networks, peer) {
+                return Some(Client::Known(peer));
+            }
+            let mut last = None;
+            let end = read(&proxies.field, &parts.headers, &mut |entry| match entry {
+                Some(address) if Trust::contains(networks, address) => {
+                    last = Some(address);
+                    Next::Further
+                }
+                Some(address) => Next::Is(Client::Known(address)),
+                None => Next::Is(Client::Unreadable(last.or(Some(peer)))),
+            });
+            Some(match (end, last) {
+                (End::Found(client), _) => client,
+                (End::Ended, Some(address)) => Client::Known(address),
+                (End::Ended, None) => Client::Unnamed(Some(peer)),
+                (End::Unreadable, last) => Client::Unreadable(last.or(Some(peer))),
+            })
+        }
+    }
+}
+
+/// Whether the client was found, or stands further left.
+enum Next {
+    Is(Client),
+    Further,
+}
+
+/// What reading a header ended with.
+enum End {
+    Found(Client),
+    /// There are no more entries.
+    Ended,
+    /// There are more entries, and they cannot be read.
+    Unreadable,
+}
+
+/// Passes the header's entries to `next` from the right, each as its address if it is one, until
+/// the client is found.
+fn read(field: &Field, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
+    let (name, quoted) = match field {
+        Field::XForwardedFor => (&X_FORWARDED_FOR, false),
+        Field::Forwarded => (&FORWARDED, true),
+        Field::Single(name) => return read_single(name, headers, next),
+    };
+    let mut looked_at = 0;
+    for line in headers.get_all(name).iter().rev() {
+        let line = line.as_bytes();
+        for entry in if quoted { quoted_entries(line) } else { plain_entries(line) } {
+            let Some(entry) = entry.filter(|_| looked_at < ENTRIES_MAX) else { return End::Unreadable };
+            looked_at += 1;
+            if entry.is_empty() {
+                continue;
+            }
+            let address = if quoted { forwarded_for(entry) } else { node(entry) };
+            if let Next::Is(client) = next(address) {
+                return End::Found(client);
+            }
+        }
+    }
+    End::Ended
+}
+
+/// Reads a header that holds one address.
+fn read_single(name: &HeaderName, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
+    let mut lines = headers.get_all(name).iter();
+    match (lines.next(), lines.next()) {
+        (None, _) => End::Ended,
+        (Some(_), Some(_)) => End::Unreadable,
+        (Some(line), None) => match next(node(line.as_bytes().trim_ascii())) {
+            Next::Is(client) => End::Found(client),
+            Next::Further => End::Ended,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::peer::PeerAddr;
+    use super::*;
+    use http::HeaderValue;
+
+    fn parts(peer: &str, name: &str, lines: &[&str]) -> Parts {
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        if let Ok(peer) = peer.parse::<IpAddr>() {
+            parts.extensions.insert(PeerAddr::from(peer));
+        }
+        for line in lines {
+            parts
+                .headers
+                .append(HeaderName::try_from(name).unwrap(), HeaderValue::from_bytes(line.as_bytes()).unwrap());
+        }
+        parts
+    }
+
+    fn client(proxies: &TrustedProxies, peer: &str, name: &str, lines: &[&str]) -> Option<Client> {
+        find_client(proxies, &parts(peer, name, lines))
+    }
+
+    const PEER: &str = "10.0.0.5";
+
+    fn known(address: &str) -> Option<Client> {
+        Some(Client::Known(address.parse().unwrap()))
+    }
+
+    fn unreadable(proxy: &str) -> Option<Client> {
+        Some(Client::Unreadable(proxy.parse().ok()))
+    }
+
+    fn unnamed(proxy: &str) -> Option<Client> {
+        Some(Client::Unnamed(proxy.parse().ok()))
+    }
+
+    #[test]
+    fn count_takes_the_nth_entry_from_the_right() {
+        let x = |count: usize, lines: &[&str]| {
+            client(&TrustedProxies::count(count).unwrap(), PEER, "x-forwarded-for", lines)
+        };
+        assert_eq!(x(1, &["6.6.6.6, 203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["6.6.6.6", "203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(x(2, &["198.51.100.7, 10.0.0.2"]), known("198.51.100.7"));
+        assert_eq!(x(2, &["198.51.100.7", "10.0.0.2"]), known("198.51.100.7"));
+        assert_eq!(x(2, &["198.51.100.7"]), unnamed(PEER));
+        assert_eq!(x(1, &["203.0.113.9:4711"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["garbage"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, garbage"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, caf\u{e9}"]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9, ,"]), known("203.0.113.9"));
+        assert_eq!(x(1, &["203.0.113.9", &"a".repeat(5_000)]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9", &",".repeat(64)]), unreadable(PEER));
+        assert_eq!(x(1, &[]), unnamed(PEER));
+    }
+
+    #[test]
+    fn count_needs_no_peer_and_always_has_a_key() {
+        let proxies = TrustedProxies::count(1).unwrap();
+        let at = |lines: &[&str]| client(&proxies, "nobody", "x-forwarded-for", lines);
+        assert_eq!(at(&["203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(at(&["garbage"]), unreadable("nobody"));
+        assert_eq!(at(&[]), unnamed("nobody"));
+        assert!(client_ip(proxies)(&parts("nobody", "x-forwarded-for", &[])).is_some());
+    }
+
+    #[test]
+    fn client_cannot_choose_its_key_by_writing_more_to_the_left() {
+        let proxies = TrustedProxies::count(2).unwrap();
+        let long = format!("{}198.51.100.7, 10.0.0.2", "6.6.6.6, ".repeat(10_000));
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &[&long]), known("198.51.100.7"));
+        let mut lines = vec!["6.6.6.6"; 10_000];
+        lines.push("198.51.100.7, 10.0.0.2");
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &lines), known("198.51.100.7"));
+    }
+
+    #[test]
+    fn networks_take_the_first_address_outside_of_them() {
+        let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+        let x = |peer: &str, lines: &[&str]| client(&proxies, peer, "x-forwarded-for", lines);
+        assert_eq!(x(PEER, &["1.2.3.4, 203.0.113.9, 10.0.0.2"]), known("203.0.113.9"));
+        assert_eq!(x("8.8.8.8", &["1.2.3.4, 203.0.113.9"]), known("8.8.8.8"));
+        assert_eq!(x(PEER, &["10.0.0.9, 10.0.0.2"]), known("10.0.0.9"));
+        assert_eq!(x(PEER, &["1.2.3.4, unknown, 10.0.0.2"]), unreadable("10.0.0.2"));
+        assert_eq!(x(PEER, &["1.2.3.4, garbage"]), unreadable(PEER));
+        assert_eq!(x(PEER, &[]), unnamed(PEER));
+        assert_eq!(x("::ffff:10.0.0.5", &["203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(x("nobody", &["203.0.113.9"]), None);
+        let long = "10.0.0.1, ".repeat(100) + "10.0.0.2";
+        assert_eq!(x(PEER, &[&format!("1.2.3.4, {long}")]), unreadable("10.0.0.1"));
+    }
+
+    #[test]
+    fn forwarded_is_read_with_its_quotes() {
+        let proxies = TrustedProxies::count(1).unwrap().forwarded();
+        let f = |lines: &[&str]| client(&proxies, PEER, "forwarded", lines);
+        let quoted = "for=1.2.3.4, for=\"[2001:db8:1:2:3::9]:4711\";proto=https";
+        assert_eq!(f(&[quoted]), known("2001:db8:1:2:3::9"));
+        assert_eq!(f(&["for=_hidden"]), unreadable(PEER));
+        assert_eq!(f(&["for=\"x", "for=203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(f(&["for=\"x, for=203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(f(&["for=\""]), unreadable(PEER));
+        assert_eq!(client(&proxies, PEER, "x-forwarded-for", &["6.6.6.6"]), unnamed(PEER));
+    }
+
+    #[test]
+    fn single_header_that_comes_twice_is_unreadable() {
+        let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap().single_header("CF-Connecting-IP").unwrap();
+        let s = |peer: &str, lines: &[&str]| client(&proxies, peer, "cf-connecting-ip", lines);
+        assert_eq!(s(PEER, &["203.0.113.9"]), known("203.0.113.9"));
+        assert_eq!(s(PEER, &["10.0.0.9"]), known("10.0.0.9"));
+        assert_eq!(s(PEER, &["6.6.6.6", "203.0.113.9"]), unreadable(PEER));
+        assert_eq!(s(PEER, &["6.6.6.6, 203.0.113.9"]), unreadable(PEER));
+        assert_eq!(s(PEER, &[""]), unreadable(PEER));
+        assert_eq!(s(PEER, &[]), unnamed(PEER));
+        assert_eq!(s("8.8.8.8", &["203.0.113.9"]), known("8.8.8.8"));
+    }
+
+    #[test]
+    fn unknown_clients_share_a_key_that_is_not_an_address() {
+        let proxies = TrustedProxies::count(1).unwrap();
+        let key = |peer: &str, lines: &[&str]| client_ip(proxies.clone())(&parts(peer, "x-forwarded-for", lines));
+        assert_eq!(key(PEER, &["203.0.113.9"]), Key::of(IpAddr::from([203, 0, 113, 9])));
+        assert_eq!(key(PEER, &["garbage"]), key(PEER, &["other garbage"]));
+        let unknown = [key(PEER, &["garbage"]), key(PEER, &[]), key("10.0.0.6", &["garbage"]), key("10.0.0.6", &[])];
+        for (at, one) in unknown.iter().enumerate() {
+            assert_eq!(one.as_ref().unwrap().address(), None);
+            assert!(!unknown[..at].contains(one));
+        }
+        let ipv6 = |last: &str| key(PEER, &[&format!("2001:db8:1:2::{last}")]);
+        assert_eq!(ipv6("1"), ipv6("2"));
+        let whole = client_address(&proxies, &parts(PEER, "x-forwarded-for", &["2001:db8:1:2::1"]));
+        assert_eq!(whole, "2001:db8:1:2::1".parse().ok());
+        assert_eq!(client_address(&proxies, &parts(PEER, "x-forwarded-for", &["garbage"])), None);
+    }
+}

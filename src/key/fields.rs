@@ -1,0 +1,345 @@
+//! Extractors for headers, cookies, methods, hosts and extensions.
+
+use std::any::Any;
+use std::borrow::Cow;
+
+use http::header::{AUTHORIZATION, COOKIE, HOST};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+
+use super::value::{IntoKey, Key};
+
+/// Returns an extractor of one key for all requests.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5_000), key::global());
+/// ```
+pub fn global() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |_| Some(Key::global())
+}
+
+/// Returns an extractor of a header's value: `key::header("x-api-key")`.
+///
+/// The key is missing if the header is absent or empty. It is always missing if `name` is not a
+/// valid header name.
+///
+/// Requests with several headers of this name share one key, because the service may read another
+/// value than was charged. Their key is not missing. Otherwise a client could send its API key
+/// twice to escape a rule with [`MissingKey::Exempt`](crate::MissingKey::Exempt).
+///
+/// A client can send any value. Unless something outside of this layer has checked it, a client can
+/// make up a new one for each request; limit by address as well.
+pub fn header(name: &str) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let name = HeaderName::try_from(name).ok();
+    move |parts| only(&parts.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
+}
+
+/// Returns an extractor of the token of `Authorization: Bearer <token>`. The case of the scheme
+/// does not matter (RFC 9110 section 11.1).
+///
+/// The key is missing if the header or the token is. Requests with several such headers share one
+/// key. The token is not checked; see [`header`].
+pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| {
+        let value = match only(&parts.headers, &AUTHORIZATION) {
+            Ok(value) => value.as_bytes(),
+            Err(none) => return none,
+        };
+        let (scheme, token) = value.split_at_checked(6)?;
+        let rest = token.trim_ascii();
+        let spaced = token.first().is_some_and(u8::is_ascii_whitespace);
+        (scheme.eq_ignore_ascii_case(b"bearer") && spaced && !rest.is_empty()).then(|| text_or_bytes(rest))?
+    }
+}
+
+/// Returns an extractor of a cookie's value: `key::cookie("session")`.
+///
+/// Names and values are percent-decoded, and quotes around values are dropped, like in cookie
+/// libraries. So a client does not get a second allowance by another spelling of its session.
+///
+/// The key is missing if the cookie is absent or empty. Requests with several different values
+/// share one key, because the service may read another value than was charged. The value is not
+/// checked; see [`header`].
+pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    let name = name.into();
+    move |parts| {
+        let mut found: Option<Cow<'_, [u8]>> = None;
+        for line in parts.headers.get_all(COOKIE) {
+            for pair in line.as_bytes().split(|byte| *byte == b';') {
+                let Some(equals) = pair.iter().position(|byte| *byte == b'=') else { continue };
+                let (candidate, value) = pair.split_at(equals);
+                if *percent_decoded(candidate.trim_ascii()) != *name.as_bytes() {
+                    continue;
+                }
+                let value = percent_decoded(unquoted(value.get(1..).unwrap_or_default().trim_ascii()));
+                if found.is_some_and(|earlier| earlier != value) {
+                    return Some(Key::ambiguous());
+                }
+                found = Some(value);
+            }
+        }
+        found.filter(|value| !value.is_empty()).and_then(|value| text_or_bytes(&value))
+    }
+}
+
+/// Drops one pair of quotes.
+fn unquoted(value: &[u8]) -> &[u8] {
+    value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
+}
+
+/// Replaces each `%` with two hexadecimal digits by their byte. Any other `%` stays.
+fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
+    if !text.contains(&b'%') {
+        return Cow::Borrowed(text);
+    }
+    let mut decoded = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((byte, after)) = rest.split_first() {
+        let digits = after.split_first_chunk().filter(|_| *byte == b'%');
+        let escaped = digits.and_then(|([high, low], after)| {
+            let digit = |digit: &u8| char::from(*digit).to_digit(16);
+            Some((u8::try_from(digit(high)? * 16 + digit(low)?).ok()?, after))
+        });
+        let (byte, after) = escaped.unwrap_or((*byte, after));
+        decoded.push(byte);
+        rest = after;
+    }
+    Cow::Owned(decoded)
+}
+
+/// Returns an extractor of the request's method. A client can make methods up. The service refuses
+/// them, but each is a key.
+pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| parts.method.as_str().into_key()
+}
+
+/// Returns an extractor of the request's host, in lower case, without a port and a dot at its end.
+/// It is taken from the URI (HTTP/2), otherwise from the `Host` header.
+///
+/// The key is missing if neither has a host. Requests with several `Host` headers share one key. A
+/// client can send any host, so check it against those that you serve, or limit by address as well.
+pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| {
+        let host = match parts.uri.host() {
+            Some(host) => host.as_bytes(),
+            None => match only(&parts.headers, &HOST) {
+                Ok(value) => without_port(value.as_bytes().trim_ascii()),
+                Err(none) => return none,
+            },
+        };
+        let host = host.strip_suffix(b".").unwrap_or(host);
+        if host.is_empty() {
+            None
+        } else if host.iter().any(u8::is_ascii_uppercase) {
+            text_or_bytes(&host.to_ascii_lowercase())
+        } else {
+            text_or_bytes(host)
+        }
+    }
+}
+
+/// Returns an extractor of a value in the request's extensions, where a layer outside of this one
+/// has put it: an authenticated user, a tenant, a peer's certificate.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+///
+/// #[derive(Clone)]
+/// struct User {
+///     id: u64,
+/// }
+///
+/// let by_user = key::extension(|user: &User| user.id);
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_user);
+/// ```
+///
+/// The key is missing if there is no such value, or if `read` returns `None`.
+pub fn extension<T, K, F>(read: F) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+where
+    T: Any + Send + Sync,
+    K: IntoKey,
+    F: Fn(&T) -> K + Clone + Send + Sync + 'static,
+{
+    move |parts| read(parts.extensions.get::<T>()?).into_key()
+}
+
+/// Returns an extractor that combines the keys of two others:
+/// `key::both(key::peer_ip(), key::path())` gives each address its own allowance for each path. The
+/// key is missing if either one is.
+///
+/// A closure that returns a tuple combines its parts in this way, too.
+pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+where
+    A: Fn(&Parts) -> K + Clone + Send + Sync + 'static,
+    B: Fn(&Parts) -> J + Clone + Send + Sync + 'static,
+    K: IntoKey,
+    J: IntoKey,
+{
+    move |parts| Key::of((first(parts), second(parts)))
+}
+
+impl IntoKey for HeaderValue {
+    /// Makes the key of the value's text, or of its bytes if it is not text. An empty value is no
+    /// key.
+    fn into_key(self) -> Option<Key> {
+        if self.is_empty() { None } else { text_or_bytes(self.as_bytes()) }
+    }
+}
+
+impl IntoKey for Method {
+    /// Makes the key of the method's text.
+    fn into_key(self) -> Option<Key> {
+        self.as_str().into_key()
+    }
+}
+
+/// Returns the header's value if there is exactly one, otherwise the key to use instead.
+fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a HeaderValue, Option<Key>> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) => Ok(value),
+        (None, _) => Err(None),
+        (Some(_), Some(_)) => Err(Some(Key::ambiguous())),
+    }
+}
+
+fn text_or_bytes(bytes: &[u8]) -> Option<Key> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.into_key(),
+        Err(_) => bytes.into_key(),
+    }
+}
+
+fn without_port(host: &[u8]) -> &[u8] {
+    match host.iter().rposition(|byte| *byte == b':').map(|colon| host.split_at(colon)) {
+        Some((name, port)) if port.iter().skip(1).all(u8::is_ascii_digit) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::value::OrAbsent;
+
+    fn parts(fields: &[(&str, &[u8])]) -> Parts {
+        let (mut parts, ()) = http::Request::new(()).into_parts();
+        for (name, value) in fields {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            parts.headers.append(HeaderName::try_from(*name).unwrap(), value);
+        }
+        parts
+    }
+
+    #[test]
+    fn a_header_is_the_key_of_its_text() {
+        let by_key = header("X-Api-Key");
+        assert_eq!(by_key(&parts(&[("x-api-key", b"abc")])), Key::of("abc"));
+        assert_eq!(HeaderValue::from_static("abc").into_key(), Key::of("abc"));
+        assert_eq!((&HeaderValue::from_static("abc")).into_key(), Key::of("abc"));
+    }
+
+    #[test]
+    fn header_that_is_absent_empty_or_impossible_is_no_key() {
+        let by_key = header("x-api-key");
+        assert_eq!(by_key(&parts(&[])), None);
+        assert_eq!(by_key(&parts(&[("x-api-key", b"")])), None);
+        assert_eq!(header("no such name")(&parts(&[("x-api-key", b"a")])), None);
+    }
+
+    #[test]
+    fn several_values_are_one_key_that_nothing_else_makes() {
+        let twice = |name: &str, value: &[u8]| parts(&[(name, value), (name, value)]);
+        let shared = Some(Key::ambiguous());
+        assert_eq!(header("x-api-key")(&twice("x-api-key", b"a")), shared);
+        assert_eq!(bearer_token()(&twice("authorization", b"Bearer a")), shared);
+        assert_eq!(host()(&twice("host", b"example.com")), shared);
+        assert_eq!(cookie("a")(&parts(&[("cookie", b"a=b; a=c")])), shared);
+        for other in [Key::of(()), Key::of(""), Key::of("a"), Key::of(OrAbsent::<&str>(None)), Some(Key::keyless())] {
+            assert_ne!(other, shared);
+        }
+    }
+
+    #[test]
+    fn a_value_that_is_not_text_is_a_key_of_its_own() {
+        let by_key = header("x-api-key");
+        let latin = by_key(&parts(&[("x-api-key", b"caf\xe9")]));
+        assert_eq!(latin, Key::of(&b"caf\xe9"[..]));
+        assert_ne!(latin, by_key(&parts(&[("x-api-key", b"caf\xe8")])));
+    }
+
+    #[test]
+    fn a_bearer_token_is_found_whatever_the_case_of_its_scheme() {
+        for value in [&b"Bearer abc"[..], b"bearer abc", b"BEARER   abc ", b"Bearer\tabc"] {
+            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), Key::of("abc"), "{value:?}");
+        }
+        for value in [&b"Bearer"[..], b"Bearer ", b"Bearerabc", b"Basic abc", b"", b"B", b"abcdef\xff"] {
+            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), None, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others_and_over_several_lines() {
+        let session = cookie("session");
+        assert_eq!(session(&parts(&[("cookie", b"a=b; session=abc; c=d")])), Key::of("abc"));
+        assert_eq!(session(&parts(&[("cookie", b"a=b"), ("cookie", b"session=x=y")])), Key::of("x=y"));
+        assert_eq!(session(&parts(&[("cookie", b"session=a; session=a")])), Key::of("a"));
+        assert_eq!(session(&parts(&[("cookie", b"session=")])), None);
+        assert_eq!(session(&parts(&[("cookie", b"xsession=a; ;;=;session")])), None);
+    }
+
+    #[test]
+    fn spellings_of_one_cookie_are_one_key() {
+        let session = cookie("session");
+        for spelling in ["session=abc", "session=%61bc", "session=a%62%63", "session=\"abc\"", " session = abc ;"] {
+            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+        }
+        for spelling in ["%73ession=abc", "session=abc; sess%69on=%61bc", "session=abc; session=\"%61bc\""] {
+            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+        }
+        assert_eq!(session(&parts(&[("cookie", b"session=abc; %73ession=b")])), Some(Key::ambiguous()));
+        for (value, key) in [("%", "%"), ("%4", "%4"), ("%zz", "%zz"), ("%2525", "%25"), ("\"", "\""), ("a+b", "a+b")] {
+            let line = format!("session={value}");
+            assert_eq!(session(&parts(&[("cookie", line.as_bytes())])), Key::of(key), "{value}");
+        }
+        assert_eq!(session(&parts(&[("cookie", b"session=%ff")])), Key::of(&b"\xff"[..]));
+        assert_eq!(session(&parts(&[("cookie", b"session=\"\"")])), None);
+    }
+
+    #[test]
+    fn a_host_has_no_port_and_no_capitals() {
+        assert_eq!(host()(&parts(&[("host", b"Example.COM:8080")])), Key::of("example.com"));
+        assert_eq!(host()(&parts(&[("host", b"[2001:db8::1]:443")])), Key::of("[2001:db8::1]"));
+        for spelling in [&b"example.com."[..], b"EXAMPLE.com.:443", b" example.com:"] {
+            assert_eq!(host()(&parts(&[("host", spelling)])), Key::of("example.com"), "{spelling:?}");
+        }
+        for unusable in [&b""[..], b":80", b"."] {
+            assert_eq!(host()(&parts(&[("host", unusable)])), None, "{unusable:?}");
+        }
+        assert!(host()(&parts(&[("host", b"caf\xe9")])).is_some());
+        assert_eq!(host()(&parts(&[])), None);
+        let mut from_uri = parts(&[("host", b"other")]);
+        from_uri.uri = http::Uri::from_static("https://Example.com:1/x");
+        assert_eq!(host()(&from_uri), Key::of("example.com"));
+        assert_eq!(method()(&from_uri), Key::of("GET"));
+        assert_eq!(Method::GET.into_key(), Key::of("GET"));
+    }
+
+    #[test]
+    fn both_keys_make_one_and_either_can_be_missing() {
+        let pair = both(header("a"), header("b"));
+        assert_eq!(pair(&parts(&[("a", b"1"), ("b", b"2")])), Key::of(("1", "2")));
+        assert_eq!(pair(&parts(&[("a", b"1")])), None);
+    }
+
+    #[test]
+    fn an_extension_is_read_if_it_is_there() {
+        let by_number = extension(|number: &u64| *number);
+        let mut with = parts(&[]);
+        assert_eq!(by_number(&with), None);
+        with.extensions.insert(7_u64);
+        assert_eq!(by_number(&with), Key::of(7_u64));
+    }
+}

@@ -1,0 +1,58 @@
+//! Keys, which say whose allowance is charged, and extractors, which take them from requests.
+//!
+//! An extractor is one of the functions below, or a closure over the request's head
+//! ([`http::request::Parts`]) that returns an [`IntoKey`]. The guide says [which one to
+//! take](crate::guide::who_is_the_client).
+//!
+//! ```
+//! use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, key};
+//!
+//! let quota = Quota::per_minute(100);
+//! let by_address = RateLimitLayer::new(MemoryLimiter::new(), quota, key::peer_ip());
+//! let by_header = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| request.headers.get("x-user").cloned());
+//! // A closure that borrows from the request returns `Key::of(..)`. Without it the compiler reports only that a lifetime
+//! // may not live long enough.
+//! let by_both = RateLimitLayer::new(MemoryLimiter::new(), quota, |request| {
+//!     Key::of((request.headers.get("x-user"), request.uri.path()))
+//! });
+//! ```
+//!
+//! # What a client can vary
+//!
+//! A client that can change its key at will has no limit. Add a second rule by address to bound it.
+//!
+//! | extractor | spellings that make the same key | what a client can vary |
+//! |---|---|---|
+//! | [`peer_ip`], [`client_ip`] | IPv4-mapped addresses, ports and zones | the address within its own networks; see [`Prefixes`] |
+//! | [`extension`] | none | nothing, if an outer layer has checked the value |
+//! | [`header`] | spaces around the value | anything; also the case of letters, if the service ignores case |
+//! | [`bearer_token`] | case and spaces of the scheme | anything that the service accepts; a signed token often verifies in several spellings, so use [`extension`] with the verified user |
+//! | [`cookie`] | percent-encoding, quotes, spaces | anything that the service accepts |
+//! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; use [`extension`] with the matched route |
+//! | [`host`] | case, port, a dot at the end | any name |
+//! | [`method`] | none | any name |
+//! | a closure over headers | as you write it | anything; `HeaderMap::get` returns the first of several values, and the service may read another |
+//! | a closure over the query | as you write it | order, encoding and repetition of parameters |
+
+mod address_source;
+mod client_ip;
+mod fields;
+mod forwarded;
+mod paths;
+mod peer;
+mod prefixes;
+mod proxies;
+pub(crate) mod value;
+
+pub use client_ip::{client_address, client_ip, client_network};
+pub use fields::{bearer_token, both, cookie, extension, global, header, host, method};
+pub use paths::{original_path, original_uri, path};
+pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
+pub use prefixes::{Prefixes, PrefixesError, PrefixesErrorKind};
+pub use proxies::{TrustedProxies, TrustedProxiesError, TrustedProxiesErrorKind};
+pub(crate) use value::Key;
+pub use value::{IntoKey, OrAbsent};
+
+pub(crate) use address_source::AddressSource;
+pub(crate) use prefixes::embedded_ipv4;
+pub(crate) use proxies::parse_network;

@@ -1,0 +1,71 @@
+//! Extractors and conditions for the path of a request.
+
+use http::Uri;
+use http::request::Parts;
+
+use super::value::{IntoKey, Key};
+
+/// Returns an extractor of the path of the request's URI, with its percent-encoding.
+///
+/// A client can send any path. If it is the only part of the key, each new path is a fresh
+/// allowance. For the route that matched, use axum's:
+/// `key::extension(|path: &MatchedPath| Key::of(path.as_str()))`, in a `route_layer`.
+///
+/// Inside axum's `Router::nest` the path lacks the prefix; see [`original_path`].
+pub fn path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| parts.uri.path().into_key()
+}
+
+/// Returns an extractor of the path as the client sent it, also inside axum's `Router::nest`; see
+/// [`original_uri`].
+pub fn original_path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+    |parts| original_uri(parts).path().into_key()
+}
+
+/// Returns the URI as the client sent it, for conditions and closures.
+///
+/// Inside axum's `Router::nest("/api", ..)` a request's URI lacks the `/api`. With the feature
+/// `axum` this function returns the original URI (axum's `OriginalUri`). Otherwise it returns the
+/// request's URI.
+///
+/// ```
+/// use tower_ratelimit::{Policy, Quota, key};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Applies wherever the layer is.
+/// let export = Policy::new("export", Quota::per_hour(10))?
+///     .when(|request| key::original_uri(request).path().starts_with("/api/export"));
+/// # Ok(()) }
+/// ```
+#[must_use]
+pub fn original_uri(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> Parts {
+        http::Request::get("https://example.com/x?y").body(()).unwrap().into_parts().0
+    }
+
+    #[test]
+    fn path_is_that_of_the_uri() {
+        assert_eq!(path()(&parts()), Key::of("/x"));
+        assert_eq!(original_path()(&parts()), Key::of("/x"));
+    }
+
+    #[cfg(feature = "axum")]
+    #[test]
+    fn original_path_is_found_where_axum_puts_it() {
+        let mut parts = parts();
+        parts.extensions.insert(axum::extract::OriginalUri(Uri::from_static("/api/x")));
+        assert_eq!(path()(&parts), Key::of("/x"));
+        assert_eq!(original_path()(&parts), Key::of("/api/x"));
+        assert_eq!(original_uri(&parts).path(), "/api/x");
+    }
+}

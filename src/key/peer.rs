@@ -1,0 +1,146 @@
+//! Extractors for the address at the other end of the connection.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::Extensions;
+use http::request::Parts;
+
+use super::prefixes::Prefixes;
+
+/// The address at the other end of the request's connection. Servers other than axum's and tonic's
+/// insert one into each request's extensions, outside of the layer.
+///
+/// ```
+/// use std::net::SocketAddr;
+/// use tower_ratelimit::key::{self, PeerAddr};
+///
+/// let (mut parts, ()) = http::Request::new(()).into_parts();
+/// parts.extensions.insert(PeerAddr::from(SocketAddr::from(([192, 0, 2, 1], 4711))));
+/// assert_eq!(key::peer_address(&parts), Some([192, 0, 2, 1].into()));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PeerAddr(IpAddr);
+
+impl From<IpAddr> for PeerAddr {
+    fn from(address: IpAddr) -> Self {
+        Self(address)
+    }
+}
+
+impl From<SocketAddr> for PeerAddr {
+    fn from(address: SocketAddr) -> Self {
+        Self(address.ip())
+    }
+}
+
+/// Returns an extractor of the address at the other end of the connection. IPv6 addresses count by
+/// their /64; see [`Prefixes`].
+///
+/// The address is the first of these in the request's extensions:
+///
+/// * a [`PeerAddr`];
+/// * with the feature `axum`, the `ConnectInfo<SocketAddr>` that axum inserts when it serves
+///   `into_make_service_with_connect_info::<SocketAddr>()`, or its `MockConnectInfo<SocketAddr>`
+///   for tests;
+/// * with the feature `tonic`, the `TcpConnectInfo` that tonic inserts;
+/// * a bare [`SocketAddr`].
+///
+/// If there is none of these, the key is missing.
+///
+/// Behind a proxy this is the proxy's address, and all clients share one key. Use
+/// [`client_ip`](super::client_ip) there.
+pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
+    peer_network(Prefixes::default())
+}
+
+/// Returns an extractor like [`peer_ip`], in which `prefixes` says how many bits of an address
+/// count.
+///
+/// ```
+/// use tower_ratelimit::key::{self, Prefixes};
+///
+/// let each_address = key::peer_network(Prefixes::exact());
+/// ```
+pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
+    move |parts| Some(prefixes.group(find(parts)?))
+}
+
+/// Returns the whole address at the other end of the connection, for closures. [`peer_ip`] says
+/// where it is found.
+#[must_use]
+pub fn peer_address(parts: &Parts) -> Option<IpAddr> {
+    find(parts)
+}
+
+/// In place, where each request is asked.
+#[inline(always)]
+fn find(parts: &Parts) -> Option<IpAddr> {
+    let extensions = &parts.extensions;
+    let own = extensions.get().map(|peer: &PeerAddr| peer.0);
+    let bare = || extensions.get().map(SocketAddr::ip);
+    own.or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).or_else(bare).map(|ip| ip.to_canonical())
+}
+
+#[cfg(feature = "axum")]
+fn axum_peer(extensions: &Extensions) -> Option<IpAddr> {
+    use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
+    let real = extensions.get().map(|info: &ConnectInfo<SocketAddr>| info.0);
+    let address = real.or_else(|| extensions.get().map(|mock: &MockConnectInfo<SocketAddr>| mock.0))?;
+    Some(address.ip())
+}
+
+#[cfg(not(feature = "axum"))]
+fn axum_peer(_: &Extensions) -> Option<IpAddr> {
+    None
+}
+
+#[cfg(feature = "tonic")]
+fn tonic_peer(extensions: &Extensions) -> Option<IpAddr> {
+    let info: &tonic::transport::server::TcpConnectInfo = extensions.get()?;
+    Some(info.remote_addr()?.ip())
+}
+
+#[cfg(not(feature = "tonic"))]
+fn tonic_peer(_: &Extensions) -> Option<IpAddr> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts() -> Parts {
+        http::Request::new(()).into_parts().0
+    }
+
+    #[test]
+    fn the_peer_is_found_in_our_own_type_and_in_a_bare_address() {
+        assert_eq!(peer_ip()(&parts()), None);
+        let mut bare = parts();
+        bare.extensions.insert(SocketAddr::from(([192, 0, 2, 1], 1)));
+        assert_eq!(peer_ip()(&bare), Some([192, 0, 2, 1].into()));
+        bare.extensions.insert(PeerAddr::from(IpAddr::from([192, 0, 2, 2])));
+        assert_eq!(peer_ip()(&bare), Some([192, 0, 2, 2].into()));
+    }
+
+    #[cfg(feature = "axum")]
+    #[test]
+    fn the_peer_is_found_where_axum_puts_it() {
+        let mut parts = parts();
+        parts.extensions.insert(axum::extract::ConnectInfo(SocketAddr::from(([192, 0, 2, 3], 1))));
+        assert_eq!(peer_ip()(&parts), Some([192, 0, 2, 3].into()));
+    }
+
+    #[test]
+    fn an_ipv6_peer_is_its_network_and_a_mapped_one_is_ipv4() {
+        let at = |text: &str| {
+            let mut parts = parts();
+            parts.extensions.insert(PeerAddr::from(text.parse::<IpAddr>().unwrap()));
+            parts
+        };
+        assert_eq!(peer_ip()(&at("2001:db8::1")), peer_ip()(&at("2001:db8::2")));
+        assert_eq!(peer_ip()(&at("::ffff:192.0.2.1")), Some([192, 0, 2, 1].into()));
+        let exact = peer_network(Prefixes::exact());
+        assert_ne!(exact(&at("2001:db8::1")), exact(&at("2001:db8::2")));
+    }
+}

@@ -1,0 +1,200 @@
+//! Prefixes: how many bits of an address count.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// Says how many leading bits of an address make its key, for each family.
+///
+/// The default is all 32 bits of IPv4 and 64 bits of IPv6. A single customer has at least a /64
+/// with 2^64 addresses, so counting each address would count nothing. Many customers have a /56 or
+/// a /48. For these add a second, larger quota by `Prefixes::default().ipv6(48)?` to the layer.
+///
+/// Some IPv6 addresses stand for IPv4 ones:
+///
+/// | address | is grouped as |
+/// |---|---|
+/// | IPv4-mapped, `::ffff:192.0.2.1` | the IPv4 address |
+/// | NAT64 (RFC 6052), `64:ff9b::192.0.2.1` | the IPv4 address in it, but stays IPv6: whole by default, not by its /64, which is all of IPv4 |
+/// | NAT64 with a prefix of your own, 6to4 (`2002::/16`), Teredo (`2001::/32`), `::192.0.2.1` | IPv6 |
+///
+/// The addresses in the last row are not unwrapped, because the sender need not own the IPv4
+/// address in them, or because its position is unknown. Clients that share a Teredo server or a
+/// NAT64 of your own share a key.
+///
+/// ```
+/// use tower_ratelimit::key::Prefixes;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let prefixes = Prefixes::default();
+/// assert_eq!(prefixes.group("2001:db8:1:2:3::4".parse()?), "2001:db8:1:2::".parse::<std::net::IpAddr>()?);
+/// assert_eq!(prefixes.group("::ffff:192.0.2.1".parse()?), "192.0.2.1".parse::<std::net::IpAddr>()?);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Prefixes {
+    ipv4: u8,
+    ipv6: u8,
+}
+
+impl Prefixes {
+    /// Counts every address by itself, for networks in which each client has only one.
+    #[must_use]
+    pub const fn exact() -> Self {
+        Self { ipv4: 32, ipv6: 128 }
+    }
+
+    /// Sets the bits of an IPv4 address that count.
+    ///
+    /// # Errors
+    /// Returns an error if they are fewer than 8 or more than 32.
+    pub const fn ipv4(self, bits: u8) -> Result<Self, PrefixesError> {
+        match bits {
+            8..=32 => Ok(Self { ipv4: bits, ..self }),
+            _ => Err(PrefixesError { bits, least: 8, most: 32 }),
+        }
+    }
+
+    /// Sets the bits of an IPv6 address that count.
+    ///
+    /// # Errors
+    /// Returns an error if they are fewer than 32 (an Internet provider's whole network) or more
+    /// than 128.
+    pub const fn ipv6(self, bits: u8) -> Result<Self, PrefixesError> {
+        match bits {
+            32..=128 => Ok(Self { ipv6: bits, ..self }),
+            _ => Err(PrefixesError { bits, least: 32, most: 128 }),
+        }
+    }
+
+    /// Returns the first address of the group that `address` belongs to, which makes the key.
+    #[must_use]
+    pub fn group(&self, address: IpAddr) -> IpAddr {
+        match address.to_canonical() {
+            IpAddr::V4(address) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4)).unwrap_or(0);
+                IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
+            }
+            IpAddr::V6(address) => {
+                let bits = if embedded_ipv4(address).is_some() { 96 + self.ipv4 } else { self.ipv6 };
+                let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
+                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
+            }
+        }
+    }
+}
+
+/// Returns the IPv4 address that a NAT64 with the well-known prefix `64:ff9b::/96` (RFC 6052)
+/// translates.
+pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
+    let [0x64, 0xff9b, 0, 0, 0, 0, high, low] = address.segments() else { return None };
+    Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)))
+}
+
+impl Default for Prefixes {
+    fn default() -> Self {
+        Self { ipv4: 32, ipv6: 64 }
+    }
+}
+
+/// The error of an invalid number of bits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixesError {
+    bits: u8,
+    least: u8,
+    most: u8,
+}
+
+/// The kind of a [`PrefixesError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PrefixesErrorKind {
+    /// The prefix of IPv4 addresses.
+    Ipv4,
+    /// The prefix of IPv6 addresses.
+    Ipv6,
+}
+
+impl PrefixesError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> PrefixesErrorKind {
+        if self.most == 32 { PrefixesErrorKind::Ipv4 } else { PrefixesErrorKind::Ipv6 }
+    }
+}
+
+impl fmt::Display for PrefixesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let family = if self.most == 32 { "IPv4" } else { "IPv6" };
+        write!(f, "an {family} prefix cannot have {} bits: use {} to {}", self.bits, self.least, self.most)
+    }
+}
+
+impl std::error::Error for PrefixesError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grouped(address: &str, ipv6: u8) -> String {
+        Prefixes::default().ipv6(ipv6).unwrap().group(address.parse().unwrap()).to_string()
+    }
+
+    /// The cases of express-rate-limit's `ip-key-generator-test.ts`, where our convention is the
+    /// same. It differs for `::1.2.3.4`, the deprecated IPv4-compatible form: there `1.2.3.4`, here
+    /// the IPv6 address that it is, since its sender need not own that IPv4 address; and for NAT64.
+    /// A prefix of 16 bits does not exist here, and `false` is 128.
+    #[test]
+    fn addresses_are_grouped_as_express_rate_limit_does() {
+        for (address, bits, group) in [
+            ("1.2.3.4", 56, "1.2.3.4"),
+            ("1.2.3.4", 32, "1.2.3.4"),
+            ("::ffff:1.2.3.4", 56, "1.2.3.4"),
+            ("::1.2.3.4", 56, "::"),
+            ("::ffff:102:304", 56, "1.2.3.4"),
+            ("::ffff:102:304", 32, "1.2.3.4"),
+            ("::ffff:102:304", 128, "1.2.3.4"),
+            ("2001:db8:1234:5678::1.2.3.4", 56, "2001:db8:1234:5600::"),
+            ("::1", 56, "::"),
+            ("::", 56, "::"),
+            ("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 128, "123:4567:89ab:cdef:123:4567:89ab:cdef"),
+            ("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 56, "123:4567:89ab:cd00::"),
+            ("0123:4567:89ab:cdef:0123:4567:89ab:cdef", 63, "123:4567:89ab:cdee::"),
+            ("123:ABC::89", 56, "123:abc::"),
+        ] {
+            assert_eq!(grouped(address, bits), group, "{address}/{bits}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_embed_ipv4_are_grouped_as_documented() {
+        assert_eq!(grouped("64:ff9b::192.0.2.1", 64), "64:ff9b::c000:201");
+        assert_ne!(grouped("64:ff9b::192.0.2.1", 64), grouped("64:ff9b::192.0.2.2", 64));
+        let networks = Prefixes::default().ipv4(24).unwrap().ipv6(48).unwrap();
+        let group = |address: &str| networks.group(address.parse().unwrap());
+        assert_eq!(group("64:ff9b::192.0.2.1"), group("64:ff9b::192.0.2.99"));
+        assert_ne!(group("64:ff9b::192.0.2.1"), group("64:ff9b::192.0.3.1"));
+        for (other, network) in [
+            ("64:ff9b:1::192.0.2.1", "64:ff9b:1::"),
+            ("64:ff9b:0:0:1::192.0.2.1", "64:ff9b::"),
+            ("2002:c000:201::1", "2002:c000:201::"),
+            ("2001:0:4136:e378:8000:63bf:3fff:fdd2", "2001:0:4136:e378::"),
+        ] {
+            assert_eq!(grouped(other, 64), network, "{other}");
+        }
+    }
+
+    #[test]
+    fn one_customers_addresses_are_one_group() {
+        assert_eq!(grouped("2001:db8:1:2:aaaa::1", 64), grouped("2001:db8:1:2:bbbb::1", 64));
+        assert_ne!(grouped("2001:db8:1:2::1", 64), grouped("2001:db8:1:3::1", 64));
+    }
+
+    #[test]
+    fn bits_outside_the_range_are_refused() {
+        assert!(Prefixes::default().ipv6(31).is_err());
+        assert!(Prefixes::default().ipv6(129).is_err());
+        assert!(Prefixes::default().ipv4(7).is_err());
+        assert!(Prefixes::default().ipv4(33).is_err());
+        let wide = Prefixes::default().ipv4(24).unwrap();
+        assert_eq!(wide.group("192.0.2.77".parse().unwrap()).to_string(), "192.0.2.0");
+    }
+}

@@ -1,0 +1,224 @@
+//! Trusted proxies, and the header in which they report the client.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use http::HeaderName;
+use ipnet::IpNet;
+
+/// The number of entries of a forwarding header that are read, from the right.
+pub(super) const ENTRIES_MAX: usize = 64;
+
+/// Says which proxies are in front of the server, and in which header they report the client.
+///
+/// A client can send any header, also the left part of a forwarding header. Only what your own
+/// proxies added is true. So one header is read, from the right, as far as the proxies are known.
+///
+/// ```
+/// use tower_ratelimit::key::TrustedProxies;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // One load balancer, which appends to X-Forwarded-For. No client can reach the server past it.
+/// let one = TrustedProxies::count(1)?;
+/// // Proxies with these addresses, which send the `Forwarded` header of RFC 7239.
+/// let known = TrustedProxies::networks(["10.0.0.0/8", "fd00::/8"])?.forwarded();
+/// // A CDN that reports the client's address in its own header.
+/// let cdn = TrustedProxies::networks(["173.245.48.0/20", "2400:cb00::/32"])?.single_header("cf-connecting-ip")?;
+/// # Ok(()) }
+/// ```
+///
+/// # How the client is found
+///
+/// * With a [count](Self::count) of *n*, the client is the *n*-th entry from the right, because
+///   each of the *n* proxies appended the address that called it. A client that reaches the server
+///   past the proxies can claim any address.
+/// * With [networks](Self::networks), a peer outside of them is itself the client. Otherwise
+///   entries are read from the right while they are in the networks. The first entry that is not is
+///   the client. If all are, the leftmost one is. Name only your proxies, because a client inside
+///   of these networks is believed like a proxy.
+/// * If the header does not report an address, the client is unknown. It is limited, by a key that
+///   [`client_ip`](super::client_ip) describes, and it is never taken for a proxy. There are two
+///   cases:
+///   * The header is absent or has too few entries.
+///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote
+///     is left open, a header of one address comes twice, an entry is longer than 1,024 bytes, or
+///     the client is not among the last 64 entries.
+/// * Lines of the header are read in their order as one list, and empty entries are skipped. Ports,
+///   brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
+/// * Only the entries that are needed are read, from the right, so a client cannot change the
+///   meaning of what a proxy appends, nor make the header expensive to read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustedProxies {
+    pub(super) trust: Trust,
+    pub(super) field: Field,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trust {
+    Count(usize),
+    Networks(Vec<IpNet>),
+}
+
+impl Trust {
+    pub(super) fn contains(networks: &[IpNet], address: IpAddr) -> bool {
+        networks.iter().any(|network| network.contains(&address))
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Field {
+    XForwardedFor,
+    Forwarded,
+    Single(HeaderName),
+}
+
+impl TrustedProxies {
+    /// Trusts this number of proxies, each of which appends to `X-Forwarded-For` or the header
+    /// chosen instead.
+    ///
+    /// # Errors
+    /// Returns an error if the number is 0 or above 64.
+    pub fn count(proxies: usize) -> Result<Self, TrustedProxiesError> {
+        if proxies == 0 || proxies > ENTRIES_MAX {
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Count,
+                format!(
+                    "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
+                ),
+            ));
+        }
+        Ok(Self { trust: Trust::Count(proxies), field: Field::XForwardedFor })
+    }
+
+    /// Trusts proxies in these networks, each an address (`10.0.0.2`) or a network (`10.0.0.0/8`).
+    /// They append to `X-Forwarded-For` or the header chosen instead.
+    ///
+    /// # Errors
+    /// Returns an error if there is no network, or if a text is neither an address nor a network.
+    pub fn networks<I>(networks: I) -> Result<Self, TrustedProxiesError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        let networks: Vec<IpNet> =
+            networks.into_iter().map(|network| trusted(network.as_ref())).collect::<Result<_, _>>()?;
+        if networks.is_empty() {
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Network,
+                "no trusted networks; without a proxy use `key::peer_ip()`",
+            ));
+        }
+        Ok(Self { trust: Trust::Networks(networks), field: Field::XForwardedFor })
+    }
+
+    /// Reads the `for` parameters of the `Forwarded` header (RFC 7239).
+    #[must_use]
+    pub fn forwarded(self) -> Self {
+        Self { field: Field::Forwarded, ..self }
+    }
+
+    /// Reads a header of one address, which the last proxy sets: `cf-connecting-ip`,
+    /// `true-client-ip`, `x-real-ip`, `fly-client-ip`. The proxy must replace what a client sends.
+    /// If the header comes twice, the client is unknown.
+    ///
+    /// # Errors
+    /// Returns an error if `name` is not a valid header name, or if the count of proxies is not 1,
+    /// because such a header reports only one hop.
+    pub fn single_header(self, name: &str) -> Result<Self, TrustedProxiesError> {
+        if let Trust::Count(2..) = self.trust {
+            return Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Count,
+                format!("{name} holds one address, so the count of proxies can only be 1"),
+            ));
+        }
+        match HeaderName::try_from(name) {
+            Ok(name) => Ok(Self { field: Field::Single(name), ..self }),
+            Err(_) => Err(TrustedProxiesError::new(
+                TrustedProxiesErrorKind::Header,
+                format!("{name:?} cannot be a header's name: use letters, digits and `-`, such as `x-real-ip`"),
+            )),
+        }
+    }
+}
+
+fn trusted(text: &str) -> Result<IpNet, TrustedProxiesError> {
+    let nonsense = || {
+        let message = format!("{text:?} is neither an address nor a network such as 10.0.0.0/8");
+        TrustedProxiesError::new(TrustedProxiesErrorKind::Network, message)
+    };
+    parse_network(text).ok_or_else(nonsense)
+}
+
+/// Parses a network or an address.
+pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
+    let network = text.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)))?;
+    // IPv4-mapped addresses are compared as IPv4, so a mapped network becomes IPv4, too.
+    Some(match network {
+        IpNet::V6(mapped) => match (mapped.addr().to_ipv4_mapped(), mapped.prefix_len().checked_sub(96)) {
+            (Some(address), Some(bits)) => ipnet::Ipv4Net::new(address, bits).map_or(network, IpNet::V4),
+            _ => network,
+        },
+        IpNet::V4(_) => network,
+    })
+}
+
+/// The error of invalid trusted proxies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustedProxiesError {
+    kind: TrustedProxiesErrorKind,
+    message: String,
+}
+
+/// The kind of a [`TrustedProxiesError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TrustedProxiesErrorKind {
+    /// The count of proxies is zero, too large, or too large for the chosen header.
+    Count,
+    /// There is no network, or a text is neither an address nor a network.
+    Network,
+    /// A text is not a valid header name.
+    Header,
+}
+
+impl TrustedProxiesError {
+    fn new(kind: TrustedProxiesErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into() }
+    }
+
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> TrustedProxiesErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for TrustedProxiesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for TrustedProxiesError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_refused_when_it_is_written() {
+        assert!(TrustedProxies::count(0).is_err());
+        assert!(TrustedProxies::count(65).is_err());
+        assert!(TrustedProxies::networks(Vec::<String>::new()).is_err());
+        assert!(TrustedProxies::networks(["10.0.0.0/33"]).is_err());
+        assert!(TrustedProxies::networks(["proxy.local"]).is_err());
+        assert!(TrustedProxies::count(1).unwrap().single_header("not a name").is_err());
+        assert!(TrustedProxies::count(2).unwrap().single_header("x-real-ip").is_err());
+    }
+
+    #[test]
+    fn a_network_may_be_one_address_or_a_mapped_one() {
+        assert_eq!(parse_network("10.0.0.2").unwrap().to_string(), "10.0.0.2/32");
+        assert_eq!(parse_network("::1").unwrap().to_string(), "::1/128");
+        assert_eq!(parse_network("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
+    }
+}

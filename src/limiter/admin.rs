@@ -1,0 +1,208 @@
+//! Blocks and meters by hand: close and open keys, count strikes, read and settle meters.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::{Charge, Effect, Limiter, Refund};
+use crate::decision::{Decision, Receipt};
+use crate::key::Key;
+use crate::policy::Policy;
+use crate::quota::{Algorithm, QuotaError, QuotaErrorKind};
+
+/// Works on the keys of a [block](crate::quota::Quota::block): counts strikes from outside of a
+/// layer, such as wrong passwords, and lets an operator close and open keys.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{limiter::Blocks, Key, MemoryLimiter, Policy, Quota};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let hour = Duration::from_secs(3_600);
+/// let blocks = Blocks::new(MemoryLimiter::new(), Policy::new("login-block", Quota::block(3, hour, hour)?)?)?;
+/// let alice = Key::of("alice").unwrap();
+///
+/// assert_eq!(blocks.strike(&alice, 2).await?, None);
+/// assert_eq!(blocks.strike(&alice, 1).await?, Some(hour), "the third closes it");
+/// blocks.unblock(&alice).await?;
+/// assert_eq!(blocks.blocked_for(&alice).await?, None);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Blocks<L> {
+    limiter: L,
+    policy: Policy,
+}
+
+impl<L: Limiter> Blocks<L> {
+    /// Takes the limiter of a layer and the block's policy in that layer.
+    ///
+    /// A layer renames a policy whose name is [taken](crate::RateLimitLayer::and). So give each
+    /// policy its own name, or take the policy from
+    /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies).
+    ///
+    /// # Errors
+    /// Returns an error if the policy's quota is not a [block](crate::quota::Quota::block).
+    pub fn new(limiter: L, policy: Policy) -> Result<Self, QuotaError> {
+        only(&policy, Algorithm::Block)?;
+        Ok(Self { limiter, policy })
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Counts `strikes` strikes of a key, and returns how long the key is closed after them.
+    /// Strikes on a closed key change nothing, unless the quota [counts
+    /// them](crate::quota::Quota::count_denied).
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn strike(&self, key: &Key, strikes: u64) -> Result<Option<Duration>, L::Error> {
+        self.take(Charge::new(&self.policy, key).cost(strikes).effect(Effect::Force)).await
+    }
+
+    /// Closes a key as if its strikes were used up, and returns for how long. A key that is closed
+    /// already stays as it is.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn block(&self, key: &Key) -> Result<Option<Duration>, L::Error> {
+        self.strike(key, self.policy.quota().limit()).await
+    }
+
+    /// Closes a key for the time `lasting`, and returns how long it is closed then. That is longer
+    /// if the key was closed for longer already.
+    ///
+    /// The time is rounded up: to whole seconds up to 1,000 seconds, to minutes up to 1,000
+    /// minutes, to hours up to 1,000 hours, and then to days. It is at most 366 days.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn block_for(&self, key: &Key, lasting: Duration) -> Result<Option<Duration>, L::Error> {
+        // A policy of this name with another quota. The limiter converts the state, in which the
+        // key stays closed.
+        let policy = self.policy.with_quota(self.policy.quota().closing_for(lasting));
+        let strikes = policy.quota().limit();
+        self.take(Charge::new(&policy, key).cost(strikes).effect(Effect::Force)).await
+    }
+
+    /// Opens a key and forgets its strikes and earlier blocks.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn unblock(&self, key: &Key) -> Result<(), L::Error> {
+        self.limiter.reset(&self.policy, key).await
+    }
+
+    /// Returns how long a key is still closed, or `None` if it is open.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn blocked_for(&self, key: &Key) -> Result<Option<Duration>, L::Error> {
+        let reply = self.limiter.peek(&[Charge::new(&self.policy, key).cost(0)]);
+        reply.await.map(|decision| closed_for(&decision))
+    }
+
+    async fn take(&self, charge: Charge<'_>) -> Result<Option<Duration>, L::Error> {
+        let reply = self.limiter.take(&[charge]);
+        reply.await.map(|decision| closed_for(&decision))
+    }
+}
+
+fn closed_for(decision: &Decision) -> Option<Duration> {
+    decision.charges().first()?.retry_after()
+}
+
+impl<L> fmt::Debug for Blocks<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Blocks").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+/// Works on the keys of a [meter](crate::quota::Quota::meter): reads and settles what each key used
+/// beyond its quota.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{limiter::Meters, Key, MemoryLimiter, Policy, Quota};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let quarter = Duration::from_secs(92 * 86_400);
+/// let meters = Meters::new(MemoryLimiter::new(), Policy::new("api-over", Quota::meter(1_000_000, quarter)?)?)?;
+/// let alice = Key::of("alice").unwrap();
+///
+/// let units = meters.usage(&alice).await?;
+/// // Send an invoice, then settle those units. Units that were counted in between stay.
+/// meters.settle(&alice, units).await?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Meters<L> {
+    limiter: L,
+    policy: Policy,
+}
+
+impl<L: Limiter> Meters<L> {
+    /// Takes the limiter of a layer and the meter's policy in that layer.
+    ///
+    /// # Errors
+    /// Returns an error if the policy's quota is not a [meter](crate::quota::Quota::meter).
+    pub fn new(limiter: L, policy: Policy) -> Result<Self, QuotaError> {
+        only(&policy, Algorithm::Meter)?;
+        Ok(Self { limiter, policy })
+    }
+
+    /// Returns the policy.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Returns the units that were counted for a key and not settled.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn usage(&self, key: &Key) -> Result<u64, L::Error> {
+        let decision = self.limiter.peek(&[Charge::new(&self.policy, key).cost(0)]).await?;
+        Ok(decision.charges().first().map_or(0, |told| told.limit().saturating_sub(told.remaining())))
+    }
+
+    /// Subtracts `units` from what was counted for a key. Units that were counted since they were
+    /// read stay.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn settle(&self, key: &Key, units: u64) -> Result<(), L::Error> {
+        // This receipt holds as long as the meter has units to subtract.
+        let receipt = Receipt::new(units, crate::time::CLOCK_US_MAX, 0);
+        self.limiter.refund(vec![Refund::new(self.policy.clone(), key.clone(), receipt)]).await
+    }
+
+    /// Forgets what was counted for a key.
+    ///
+    /// # Errors
+    /// Returns the limiter's error.
+    pub async fn reset(&self, key: &Key) -> Result<(), L::Error> {
+        self.limiter.reset(&self.policy, key).await
+    }
+}
+
+impl<L> fmt::Debug for Meters<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meters").field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+fn only(policy: &Policy, algorithm: Algorithm) -> Result<(), QuotaError> {
+    if policy.quota().algorithm() == algorithm {
+        return Ok(());
+    }
+    Err(QuotaError::new(
+        QuotaErrorKind::NotAnOption,
+        format!(
+            "{:?} has the quota \"{}\", which is no {algorithm}: take Quota::{algorithm}",
+            policy.name(),
+            policy.quota()
+        ),
+    ))
+}

@@ -1,0 +1,673 @@
+//! The arena of the states that are larger than a word: pairs of two words, and dated entries of logs and sub-windows.
+//!
+//! A state is a [`Chain`] of blocks of 128 bytes, of which a key may use as many as there are. The first block holds what
+//! belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that slot
+//! touches a chain.
+//!
+//! There are at least as many blocks as slots, so entries never run out. A chain that finds no free block *folds* its own
+//! entries: two neighbours become one entry of the later date. Folded entries count for longer than they should, never for
+//! less time, and no key is forgotten.
+
+use crate::algorithm::Pair;
+use crate::algorithm::entry_log::{Edit, Entries};
+use crate::sync::{AtomicU64, Mutex, Ordering, lock};
+
+use super::slot_table::{Fingerprint, zeroed};
+
+/// Entries in one block.
+pub(super) const ENTRIES: usize = 6;
+
+const WORDS_PER_BLOCK: usize = 16;
+/// The word with the owner's fingerprint; 0 if the block was never used.
+const OWNER: usize = 0;
+const NEXT: usize = 1;
+/// The words of a first block that describe the whole chain: its units, and where it begins and ends.
+const TOTAL: usize = 2;
+const ENDS: usize = 3;
+const FIRST_ENTRY: usize = 4;
+const _: () = assert!(FIRST_ENTRY + 2 * ENTRIES == WORDS_PER_BLOCK);
+
+/// No block.
+const NONE: u32 = 0;
+const BLOCKS_MAX: usize = u32::MAX as usize;
+
+/// Bits of a count of entries in [`ENDS`].
+const COUNT_BITS: u32 = 3;
+const COUNT_MASK: u64 = (1 << COUNT_BITS) - 1;
+const _: () = assert!(ENTRIES as u64 <= COUNT_MASK);
+
+/// Lists of free blocks, so that threads seldom wait for each other.
+const LISTS: usize = 16;
+
+/// A fold looks at one of this many blocks, from the oldest on.
+const FOLDED_WITHIN: u32 = 32;
+
+/// Blocks of entries. Each is in one chain, in one list of free blocks, or was never used. They are numbered from 1.
+pub(super) struct EntryArena {
+    words: Box<[AtomicU64]>,
+    blocks: u32,
+    free: [Mutex<u32>; LISTS],
+    /// Blocks from this one on were never used: they are not yet in memory.
+    untouched: AtomicU64,
+    /// Where the next sample is drawn from.
+    draws: AtomicU64,
+}
+
+/// The blocks of a key, and the entries in them, the oldest first. The default has no block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Chain {
+    /// The units of all entries.
+    pub(super) total: u64,
+    pub(super) first: u32,
+    last: u32,
+    /// Entries of the first block that are gone already. Each block but the last is filled to its end.
+    skip: usize,
+    /// Entries in the last block, the gone ones included.
+    filled: usize,
+}
+
+impl Chain {
+    pub(super) fn has_block(&self) -> bool {
+        self.first != NONE
+    }
+
+    fn has_entry(&self) -> bool {
+        self.filled > if self.first == self.last { self.skip } else { 0 }
+    }
+
+    /// Whether one more entry takes a block.
+    pub(super) fn wants_block(&self) -> bool {
+        !self.has_block() || self.filled == ENTRIES
+    }
+}
+
+impl EntryArena {
+    /// Makes an arena for so many entries, of at least `blocks` blocks.
+    pub(super) fn new(entries: usize, blocks: usize) -> Self {
+        let blocks = Self::blocks_for(entries, blocks);
+        Self {
+            words: zeroed((blocks + 1) * WORDS_PER_BLOCK),
+            blocks: blocks as u32, // at most BLOCKS_MAX
+            free: std::array::from_fn(|_| Mutex::new(NONE)),
+            untouched: AtomicU64::new(1),
+            draws: AtomicU64::new(0),
+        }
+    }
+
+    fn blocks_for(entries: usize, blocks: usize) -> usize {
+        // One more, since the oldest block of a chain may be partly gone.
+        (entries.div_ceil(ENTRIES) + 1).max(blocks).min(BLOCKS_MAX)
+    }
+
+    /// Returns how many entries one key can have in an arena that is made like this.
+    pub(super) fn entries_for(entries: usize, blocks: usize) -> usize {
+        (Self::blocks_for(entries, blocks) - 1) * ENTRIES
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&*self.words)
+    }
+
+    // Chains ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Reads the chain that begins with this block; one without blocks if there is none.
+    pub(super) fn load(&self, first: u32) -> Chain {
+        if first == NONE {
+            return Chain::default();
+        }
+        let ends = self.word(first, ENDS);
+        Chain {
+            total: self.word(first, TOTAL),
+            first,
+            last: (ends >> (2 * COUNT_BITS)) as u32, // written from a u32
+            skip: (ends >> COUNT_BITS & COUNT_MASK) as usize,
+            filled: (ends & COUNT_MASK) as usize,
+        }
+    }
+
+    /// Writes what [`load`](Self::load) reads. A chain without entries loses its block.
+    pub(super) fn store(&self, owner: Fingerprint, chain: &mut Chain) {
+        if !chain.has_entry() {
+            self.clear(owner, chain);
+        } else {
+            let counts = (chain.skip as u64) << COUNT_BITS | chain.filled as u64;
+            self.set_word(chain.first, TOTAL, chain.total);
+            self.set_word(chain.first, ENDS, u64::from(chain.last) << (2 * COUNT_BITS) | counts);
+        }
+    }
+
+    /// Returns a chain of one block without entries, if there is a free block.
+    pub(super) fn begin(&self, owner: Fingerprint) -> Option<Chain> {
+        let block = self.allocate(owner)?;
+        Some(Chain { first: block, last: block, ..Chain::default() })
+    }
+
+    /// Takes all entries out of a chain, which keeps its first block.
+    pub(super) fn empty(&self, owner: Fingerprint, chain: &mut Chain) {
+        if chain.first != chain.last {
+            self.release(owner, self.next(chain.first), chain.last);
+        }
+        *chain = Chain { first: chain.first, last: chain.first, ..Chain::default() };
+    }
+
+    /// Frees all blocks of a chain, in one step.
+    pub(super) fn clear(&self, owner: Fingerprint, chain: &mut Chain) {
+        if chain.has_block() {
+            self.release(owner, chain.first, chain.last);
+        }
+        *chain = Chain::default();
+    }
+
+    /// Returns the pair that a chain holds.
+    pub(super) fn pair(&self, chain: &Chain) -> Option<Pair> {
+        let (at, n) = self.view(chain).newest()?;
+        Some(Pair { at, n })
+    }
+
+    /// Makes a chain hold a pair.
+    pub(super) fn set_pair(&self, owner: Fingerprint, chain: &mut Chain, pair: Pair) {
+        self.empty(owner, chain);
+        self.set(chain.first, 0, (pair.at, pair.n));
+        chain.filled = 1;
+    }
+
+    // Entries ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    pub(super) fn view<'a>(&'a self, chain: &'a Chain) -> ChainView<'a> {
+        ChainView { arena: self, chain }
+    }
+
+    /// Makes the change to a chain of this owner that has a block. Its entries hold at most `most` units each.
+    pub(super) fn apply(&self, owner: Fingerprint, chain: &mut Chain, edit: &Edit, most: u64) {
+        if let Some(move_to) = edit.move_to {
+            self.move_to(owner, chain, move_to, most);
+        }
+        for _ in 0..edit.drop {
+            self.pop(owner, chain);
+        }
+        if let Some((start, units)) = edit.add {
+            self.push(owner, chain, start, units);
+        }
+        if let Some(keep) = edit.keep {
+            while chain.total > keep {
+                let over = chain.total - keep;
+                let oldest = self.view(chain).iter().next();
+                match oldest {
+                    Some((_, units)) if units <= over => self.pop(owner, chain),
+                    Some((start, units)) => {
+                        self.set(chain.first, chain.skip, (start, units - over));
+                        chain.total = keep;
+                    }
+                    None => chain.total = 0,
+                }
+            }
+        }
+    }
+
+    /// Adds units to the entry that starts at `start`, which is the newest or newer.
+    pub(super) fn push(&self, owner: Fingerprint, chain: &mut Chain, start: u64, units: u64) {
+        let newest = self.view(chain).newest();
+        chain.total += units;
+        if let Some((_, held)) = newest.filter(|(newest, _)| *newest == start) {
+            self.set(chain.last, chain.filled - 1, (start, held + units));
+            return;
+        }
+        if chain.filled == ENTRIES {
+            self.extend(owner, chain);
+        }
+        self.set(chain.last, chain.filled, (start, units));
+        chain.filled += 1;
+    }
+
+    /// Makes a place at the end of a chain whose last block is full: in another block, or by a fold.
+    fn extend(&self, owner: Fingerprint, chain: &mut Chain) {
+        let mut block = self.allocate(owner);
+        if block.is_none() && self.fold(owner, chain) {
+            if chain.filled < ENTRIES {
+                return;
+            }
+            block = self.allocate(owner);
+        }
+        match block {
+            Some(block) => {
+                self.set_next(chain.last, block);
+                (chain.last, chain.filled) = (block, 0);
+            }
+            None => self.fold_last(chain),
+        }
+    }
+
+    /// Makes a place in a full last block: by moving its entries, or else by folding them.
+    fn fold_last(&self, chain: &mut Chain) {
+        let from = if chain.first == chain.last { chain.skip } else { 0 };
+        let entries = (from..ENTRIES).map(|place| (chain.last, place));
+        let (entries, count) = if from > 0 { self.listed(entries) } else { self.folded(entries) };
+        self.set_all(chain.last, 0, &entries, count);
+        chain.filled = count;
+        if chain.first == chain.last {
+            chain.skip = 0;
+        }
+    }
+
+    /// Takes units out of the entry that starts at `start`.
+    pub(super) fn remove_units(&self, owner: Fingerprint, chain: &mut Chain, start: u64, units: u64) {
+        let Some((block, place)) = self.places(chain).find(|(block, place)| self.entry(*block, *place).0 == start)
+        else {
+            return;
+        };
+        let (_, held) = self.entry(block, place);
+        let taken = units.min(held);
+        self.set(block, place, (start, held - taken));
+        chain.total -= taken;
+        if chain.total == 0 {
+            self.empty(owner, chain);
+        } else {
+            self.drop_empty_newest(owner, chain);
+        }
+    }
+
+    /// Drops the newest entries that hold no units: the newest entry left says when all of the quota is back. It walks the
+    /// chain once.
+    fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
+        if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
+            return;
+        }
+        let newest = self.places(chain).filter(|(block, place)| self.entry(*block, *place).1 > 0).last();
+        if let Some((block, place)) = newest {
+            self.cut(owner, chain, block, place + 1);
+        }
+    }
+
+    /// Ends a chain with this block, of which so many entries are left.
+    fn cut(&self, owner: Fingerprint, chain: &mut Chain, block: u32, filled: usize) {
+        if block != chain.last {
+            self.release(owner, self.next(block), chain.last);
+        }
+        (chain.last, chain.filled) = (block, filled);
+    }
+
+    /// Frees a block of a chain at the price of its precision: two neighbouring blocks become one. Returns `false` if the
+    /// chain has a single block.
+    pub(super) fn fold(&self, owner: Fingerprint, chain: &mut Chain) -> bool {
+        if chain.first == chain.last {
+            return false;
+        }
+        let mut block = chain.first;
+        for _ in 0..self.draw() % FOLDED_WITHIN {
+            let next = self.next(block);
+            if next == chain.last {
+                break;
+            }
+            block = next;
+        }
+        let gone = self.next(block);
+        let from = if block == chain.first { chain.skip } else { 0 };
+        let until = if gone == chain.last { chain.filled } else { ENTRIES };
+        let entries = (from..ENTRIES).map(|place| (block, place)).chain((0..until).map(|place| (gone, place)));
+        let (folded, count) = self.folded(entries);
+        // Each block but the last is filled to its end, and only the first may begin later: a fold of two full blocks is
+        // full itself.
+        let begin = if gone == chain.last { 0 } else { ENTRIES - count };
+        debug_assert!(begin == 0 || block == chain.first, "only the first block begins later");
+        self.set_all(block, begin, &folded, count);
+        if block == chain.first {
+            chain.skip = begin;
+        }
+        if gone == chain.last {
+            (chain.last, chain.filled) = (block, count);
+        } else {
+            self.set_next(block, self.next(gone));
+        }
+        self.release(owner, gone, gone);
+        true
+    }
+
+    /// Returns pairs of neighbours as one entry of the later date each, and how many there are.
+    fn folded(&self, places: impl Iterator<Item = (u32, usize)>) -> ([(u64, u64); ENTRIES], usize) {
+        let mut folded = [(0, 0); ENTRIES];
+        let mut count = 0;
+        for (at, (block, place)) in places.enumerate() {
+            let (start, units) = self.entry(block, place);
+            if let Some(pair) = folded.get_mut(at / 2) {
+                *pair = (start, pair.1 + units);
+                count = at / 2 + 1;
+            }
+        }
+        (folded, count)
+    }
+
+    /// Returns these entries, and how many they are.
+    fn listed(&self, places: impl Iterator<Item = (u32, usize)>) -> ([(u64, u64); ENTRIES], usize) {
+        let mut listed = [(0, 0); ENTRIES];
+        let entries = places.map(|(block, place)| self.entry(block, place));
+        let count = listed.iter_mut().zip(entries).map(|(to, entry)| *to = entry).count();
+        (listed, count)
+    }
+
+    fn pop(&self, owner: Fingerprint, chain: &mut Chain) {
+        if !chain.has_entry() {
+            return;
+        }
+        chain.total -= self.entry(chain.first, chain.skip).1;
+        chain.skip += 1;
+        if !chain.has_entry() {
+            self.empty(owner, chain);
+        } else if chain.skip == ENTRIES {
+            let gone = chain.first;
+            (chain.first, chain.skip) = (self.next(gone), 0);
+            self.release(owner, gone, gone);
+        }
+    }
+
+    /// The clock stepped back: entries that start later start at `move_to` now, and become one of at most `most` units.
+    fn move_to(&self, owner: Fingerprint, chain: &mut Chain, move_to: u64, most: u64) {
+        let later = |(block, place): &(u32, usize)| self.entry(*block, *place).0 >= move_to;
+        let Some((block, place)) = self.places(chain).find(later) else { return };
+        let sum: u64 = self.places(chain).filter(later).map(|(block, place)| self.entry(block, place).1).sum();
+        let moved = sum.min(most);
+        self.set(block, place, (move_to, moved));
+        chain.total = chain.total - sum + moved;
+        self.cut(owner, chain, block, place + 1);
+    }
+
+    // Blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Returns the owner of a block that is drawn by lot, if the block was ever used. A free block names its last owner.
+    pub(super) fn draw_owner(&self) -> Option<Fingerprint> {
+        let owner = self.word(self.draw() % self.blocks + 1, OWNER);
+        (owner != 0).then(|| Fingerprint::new(owner))
+    }
+
+    /// Whether there is a free block.
+    pub(super) fn has_free(&self) -> bool {
+        self.untouched.load(Ordering::Relaxed) <= u64::from(self.blocks)
+            || self.free.iter().any(|list| *lock(list) != NONE)
+    }
+
+    fn allocate(&self, owner: Fingerprint) -> Option<u32> {
+        let own = list_of(owner);
+        let block = self
+            .take_free(own)
+            .or_else(|| {
+                // Relaxed: the thread that gets a block is the first to touch it. Asked before, so that it does not grow for
+                // ever.
+                let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.blocks);
+                let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
+                u32::try_from(block).ok().filter(|block| *block <= self.blocks)
+            })
+            .or_else(|| (1..LISTS).find_map(|other| self.take_free((own + other) % LISTS)))?;
+        self.set_word(block, OWNER, owner.bits());
+        Some(block)
+    }
+
+    fn take_free(&self, list: usize) -> Option<u32> {
+        let mut head = lock(self.free.get(list)?);
+        let block = Some(*head).filter(|block| *block != NONE)?;
+        *head = self.next(block);
+        Some(block)
+    }
+
+    /// Frees the blocks from `first` to `last`, which are linked.
+    fn release(&self, owner: Fingerprint, first: u32, last: u32) {
+        if let Some(list) = self.free.get(list_of(owner)) {
+            let mut head = lock(list);
+            self.set_next(last, *head);
+            *head = first;
+        }
+    }
+
+    fn draw(&self) -> u32 {
+        let draw = self.draws.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        ((draw ^ draw >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 32) as u32 // shifted into range
+    }
+
+    fn places<'a>(&'a self, chain: &Chain) -> Places<'a> {
+        let block = if chain.has_entry() { chain.first } else { NONE };
+        Places { arena: self, block, place: chain.skip, last: chain.last, filled: chain.filled }
+    }
+
+    fn next(&self, block: u32) -> u32 {
+        self.word(block, NEXT) as u32 // written from a u32
+    }
+
+    fn set_next(&self, block: u32, next: u32) {
+        self.set_word(block, NEXT, u64::from(next));
+    }
+
+    fn entry(&self, block: u32, place: usize) -> (u64, u64) {
+        let at = FIRST_ENTRY + 2 * place;
+        (self.word(block, at), self.word(block, at + 1))
+    }
+
+    fn set(&self, block: u32, place: usize, (start, units): (u64, u64)) {
+        let at = FIRST_ENTRY + 2 * place;
+        self.set_word(block, at, start);
+        self.set_word(block, at + 1, units);
+    }
+
+    fn set_all(&self, block: u32, from: usize, entries: &[(u64, u64)], count: usize) {
+        for (at, entry) in entries.iter().take(count).enumerate() {
+            self.set(block, from + at, *entry);
+        }
+    }
+
+    // Relaxed: a block's words are ordered by the lock of its owner's slot, those of a free one by that of its list. Only the
+    // owner is read without them, as a hint.
+
+    fn word(&self, block: u32, word: usize) -> u64 {
+        self.words.get(block as usize * WORDS_PER_BLOCK + word).map_or(0, |word| word.load(Ordering::Relaxed))
+    }
+
+    fn set_word(&self, block: u32, word: usize, to: u64) {
+        if let Some(word) = self.words.get(block as usize * WORDS_PER_BLOCK + word) {
+            word.store(to, Ordering::Relaxed);
+        }
+    }
+}
+
+fn list_of(owner: Fingerprint) -> usize {
+    (owner.bits() >> 20) as usize % LISTS
+}
+
+/// The places of a chain's entries.
+struct Places<'a> {
+    arena: &'a EntryArena,
+    block: u32,
+    place: usize,
+    last: u32,
+    filled: usize,
+}
+
+impl Iterator for Places<'_> {
+    type Item = (u32, usize);
+
+    fn next(&mut self) -> Option<(u32, usize)> {
+        if self.block == NONE {
+            return None;
+        }
+        let here = (self.block, self.place);
+        self.place += 1;
+        let is_last = self.block == self.last;
+        if self.place >= if is_last { self.filled } else { ENTRIES } {
+            self.place = 0;
+            self.block = if is_last { NONE } else { self.arena.next(self.block) };
+        }
+        Some(here)
+    }
+}
+
+/// A chain's entries, to be read.
+pub(super) struct ChainView<'a> {
+    arena: &'a EntryArena,
+    chain: &'a Chain,
+}
+
+impl Entries for ChainView<'_> {
+    fn total(&self) -> u64 {
+        self.chain.total
+    }
+
+    fn newest(&self) -> Option<(u64, u64)> {
+        self.chain.has_entry().then(|| self.arena.entry(self.chain.last, self.chain.filled - 1))
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.arena.places(self.chain).map(|(block, place)| self.arena.entry(block, place))
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use super::*;
+
+    fn owner() -> Fingerprint {
+        Fingerprint::new(7 << 40)
+    }
+
+    fn add(arena: &EntryArena, chain: &mut Chain, start: u64, units: u64) {
+        arena.apply(owner(), chain, &Edit { add: Some((start, units)), ..Edit::default() }, u64::MAX);
+    }
+
+    fn entries(arena: &EntryArena, chain: &Chain) -> Vec<(u64, u64)> {
+        arena.view(chain).iter().collect()
+    }
+
+    fn begun(arena: &EntryArena) -> Chain {
+        arena.begin(owner()).expect("there is a block")
+    }
+
+    fn free(arena: &EntryArena) -> usize {
+        let mut blocks = Vec::new();
+        while let Some(block) = arena.allocate(owner()) {
+            blocks.push(block);
+        }
+        blocks.iter().for_each(|block| arena.release(owner(), *block, *block));
+        blocks.len()
+    }
+
+    #[test]
+    fn chain_holds_as_many_entries_as_were_asked_for() {
+        for held in [1, 2, 6, 7, 100, 1_000] {
+            let arena = EntryArena::new(held, 0);
+            let mut chain = begun(&arena);
+            // As a log does once it is full: the oldest goes when the newest comes.
+            for start in 0..3 * held as u64 {
+                let drop = usize::from(start >= held as u64);
+                arena.apply(owner(), &mut chain, &Edit { drop, add: Some((start, 1)), ..Edit::default() }, u64::MAX);
+                let oldest = (start + 1).saturating_sub(held as u64);
+                assert!(entries(&arena, &chain).into_iter().eq((oldest..=start).map(|start| (start, 1))), "of {held}");
+            }
+            arena.store(owner(), &mut chain);
+            assert_eq!(arena.load(chain.first), chain);
+        }
+    }
+
+    #[test]
+    fn full_arena_folds_entries_to_later_dates_and_loses_no_unit() {
+        let arena = EntryArena::new(18, 0);
+        let mut chain = begun(&arena);
+        for start in 0..1_000 {
+            add(&arena, &mut chain, start, 2);
+            let now = entries(&arena, &chain);
+            assert_eq!(now.iter().map(|(_, units)| units).sum::<u64>(), 2 * (start + 1));
+            assert!(now.windows(2).all(|pair| pair[0].0 < pair[1].0), "{now:?}");
+            // Never laxer: at each date at most as many units are older as were taken by then.
+            let mut older = 0;
+            for (date, units) in &now {
+                older += units;
+                assert!(older <= 2 * (date + 1), "{now:?}");
+            }
+        }
+        arena.clear(owner(), &mut chain);
+        assert_eq!(free(&arena), 4);
+    }
+
+    #[test]
+    fn chain_of_a_single_block_keeps_the_newest_dates() {
+        let arena = EntryArena::new(1, 0);
+        let mut chain = begun(&arena);
+        while arena.allocate(owner()).is_some() {}
+        for start in 0..20 {
+            add(&arena, &mut chain, start, 3);
+            assert_eq!(chain.total, 3 * (start + 1));
+        }
+        let left = entries(&arena, &chain);
+        assert!(left.len() >= ENTRIES / 2 && left.last() == Some(&(19, 3)), "{left:?}");
+    }
+
+    #[test]
+    fn chain_of_a_pair_holds_it_and_nothing_else() {
+        let arena = EntryArena::new(100, 0);
+        let mut chain = begun(&arena);
+        for start in 0..50 {
+            add(&arena, &mut chain, start, 1);
+        }
+        arena.set_pair(owner(), &mut chain, Pair { at: 7, n: 9 });
+        arena.store(owner(), &mut chain);
+        assert_eq!(arena.pair(&arena.load(chain.first)), Some(Pair { at: 7, n: 9 }));
+        assert_eq!(free(&arena), arena.blocks as usize - 1);
+    }
+
+    #[test]
+    fn random_edits_agree_with_a_plain_list_while_there_is_room() {
+        let arena = EntryArena::new(200, 0);
+        let (mut chain, mut list) = (begun(&arena), Vec::<(u64, u64)>::new());
+        let (mut x, mut start) = (1_u64, 1_000_u64);
+        let mut below = move |bound: u64| {
+            x = x.wrapping_mul(0xd129_0f59_6c1d_4b4d).wrapping_add(0x1b87_3593);
+            ((u128::from(x) * u128::from(bound)) >> 64) as u64
+        };
+        for _ in 0..20_000 {
+            match below(12) {
+                0 if !list.is_empty() => {
+                    let (date, units) = list[below(list.len() as u64) as usize];
+                    let taken = 1 + below(units.max(1));
+                    arena.remove_units(owner(), &mut chain, date, taken);
+                    list.iter_mut().filter(|entry| entry.0 == date).for_each(|entry| entry.1 -= taken.min(entry.1));
+                    while list.last().is_some_and(|entry| entry.1 == 0) {
+                        list.pop();
+                    }
+                }
+                1 => {
+                    let most = 5 + below(40);
+                    let move_to = start.saturating_sub(below(30));
+                    arena.apply(owner(), &mut chain, &Edit { move_to: Some(move_to), ..Edit::default() }, most);
+                    if let Some(at) = list.iter().position(|entry| entry.0 >= move_to) {
+                        let moved: Vec<_> = list.drain(at..).collect();
+                        let units: u64 = moved.iter().map(|entry| entry.1).sum();
+                        list.push((move_to, units.min(most)));
+                    }
+                    start = start.max(move_to);
+                }
+                _ => {
+                    start += below(3);
+                    let (drop, units) = ((below(3) as usize).min(list.len()), 1 + below(4));
+                    let keep = (below(5) == 0).then(|| 1 + below(150));
+                    let edit = Edit { drop, add: Some((start, units)), keep, ..Edit::default() };
+                    arena.apply(owner(), &mut chain, &edit, u64::MAX);
+                    list.drain(..drop);
+                    match list.last_mut().filter(|entry| entry.0 == start) {
+                        Some(entry) => entry.1 += units,
+                        None => list.push((start, units)),
+                    }
+                    let mut over = keep.map_or(0, |keep| list.iter().map(|e| e.1).sum::<u64>().saturating_sub(keep));
+                    while over > 0 {
+                        let trimmed = over.min(list[0].1);
+                        list[0].1 -= trimmed;
+                        over -= trimmed;
+                        if list[0].1 == 0 {
+                            list.remove(0);
+                        }
+                    }
+                    let excess = list.len().saturating_sub(150);
+                    arena.apply(owner(), &mut chain, &Edit { drop: excess, ..Edit::default() }, u64::MAX);
+                    list.drain(..excess);
+                }
+            }
+            assert_eq!(entries(&arena, &chain), list);
+            assert_eq!(chain.total, list.iter().map(|entry| entry.1).sum::<u64>());
+        }
+        arena.clear(owner(), &mut chain);
+        assert_eq!(free(&arena), arena.blocks as usize, "no block is lost");
+    }
+}

@@ -1,0 +1,235 @@
+//! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is worth least.
+//!
+//! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
+
+use crate::algorithm::{Fullness, PairRules, Rules};
+use crate::sync::Ordering;
+
+use super::OnFull;
+use super::events::Events;
+use super::slot_table::{Fingerprint, Place, SLOTS_PER_LINE, Seen, version_of};
+use super::state::State;
+use super::store::Store;
+use super::versions::{Known, word_layout};
+use super::word::{NO_STATE, Now, block_of, expiry_of, is_expired};
+
+/// How often a key's lines are looked through again when another thread was quicker.
+const ATTEMPTS: usize = 16;
+
+/// The slots of a line that may be pinned, so that other keys find room.
+const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
+
+/// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty slots
+/// live one key in five finds none, so that many in a row never do.
+const CROWDED: u32 = 64;
+
+/// The number of blocks that one call draws at most when the arena is full.
+const DRAWS_MAX: usize = 16;
+
+/// What a state is worth. The state of least worth is forgotten: the one that has used the smallest part of its quota; if
+/// all are out of allowance, the one that expires first; and closed blocks last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Worth {
+    rank: Rank,
+    /// The used part of the capacity, if some allowance is left.
+    used: u64,
+    expires: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Left,
+    Throttled,
+    Closed,
+}
+
+impl Worth {
+    fn new(rules: &Rules, fullness: Fullness, expires: u64) -> Self {
+        let rank = match rules {
+            _ if !fullness.throttled => Rank::Left,
+            Rules::Pair(PairRules::Block(_), _) => Rank::Closed,
+            _ => Rank::Throttled,
+        };
+        Self { rank, used: if rank == Rank::Left { fullness.used } else { 0 }, expires }
+    }
+
+    /// Whether forgetting the state gives its client a fresh allowance.
+    fn is_throttled(&self) -> bool {
+        self.rank != Rank::Left
+    }
+}
+
+impl Store {
+    /// Under the key's stripe: locks a slot for a key that has none, and empties it. `None` if there is no room.
+    #[cold]
+    pub(super) fn claim(&self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Option<Place> {
+        let is_pinned = self.versions.form(version).pinned;
+        for _ in 0..ATTEMPTS {
+            let mut slots = self.table.candidates(key);
+            if is_pinned {
+                let all = slots.clone();
+                slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
+            }
+            // A slot that was never used, in the first line if there is one; else the slot that has been free longest, so that
+            // an idle key keeps its slot for a while.
+            let free = slots.iter().filter(|seen| self.is_free(**seen, now));
+            if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
+                if let Some(place) = self.lock_and_empty(*seen) {
+                    self.found_room(true);
+                    return Some(place);
+                }
+                continue; // another thread was quicker
+            }
+            let moved = self.vacate_one(key, &slots, now);
+            self.found_room(moved.is_some());
+            if moved.is_some() {
+                return moved;
+            }
+            if self.setup.on_full == OnFull::Deny {
+                return None;
+            }
+            let known = self.versions.known();
+            let worth = |seen: &Seen| Some((self.worth(*seen, &known, now)?, *seen));
+            let least = slots.iter().filter_map(worth).min_by_key(|(worth, _)| *worth);
+            if let Some((worth, place)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
+                events.evicted(worth.is_throttled());
+                return Some(place);
+            }
+        }
+        None
+    }
+
+    fn is_free(&self, seen: Seen, now: Now) -> bool {
+        is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift, now)
+    }
+
+    fn is_pinned(&self, seen: Seen) -> bool {
+        self.versions.form(version_of(seen.tag)).pinned
+    }
+
+    /// Returns the number of pinned states in a slot's line.
+    fn pinned_beside(&self, seen: Seen, slots: &[Seen], now: Now) -> usize {
+        let line = self.table.line_of(seen.place);
+        let pinned = |other: &&Seen| {
+            self.table.line_of(other.place) == line && self.is_pinned(**other) && !self.is_free(**other, now)
+        };
+        slots.iter().filter(pinned).count()
+    }
+
+    fn lock_and_empty(&self, seen: Seen) -> Option<Place> {
+        if !self.table.try_lock(seen) {
+            return None;
+        }
+        self.free_blocks(seen);
+        self.table.set_tag(seen.place, 0);
+        Some(seen.place)
+    }
+
+    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty.
+    ///
+    /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each eighth
+    /// looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
+    fn vacate_one(&self, key: Fingerprint, slots: &[Seen], now: Now) -> Option<Place> {
+        if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
+            let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
+            return vacate(false).or_else(|| vacate(true));
+        }
+        let lot = (key.bits() >> 24) as usize % (8 * slots.len().max(1));
+        self.vacate(*slots.get(lot)?, now, false)
+    }
+
+    /// Counts new keys in a row that found no room.
+    fn found_room(&self, found: bool) {
+        let misses = self.crowding.load(Ordering::Relaxed);
+        let now = if found { 0 } else { (misses + 1).min(CROWDED) };
+        if now != misses {
+            self.crowding.store(now, Ordering::Relaxed); // only a change: a write takes the line from other threads
+        }
+    }
+
+    /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and empty;
+    /// `deeper` moves a key of that line further if need be. Pinned states stay where they are.
+    pub(super) fn vacate(&self, seen: Seen, now: Now, deeper: bool) -> Option<Place> {
+        if self.is_pinned(seen) {
+            return None;
+        }
+        let to = match self.table.elsewhere(seen).find(|to| self.is_free(*to, now)) {
+            Some(free) => self.lock_and_empty(free)?,
+            None if deeper => self.table.elsewhere(seen).find_map(|other| self.vacate(other, now, false))?,
+            None => return None,
+        };
+        self.move_key(seen, to)
+    }
+
+    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If that fails, it unlocks
+    /// the other.
+    ///
+    /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe. While
+    /// all slots are walked over no key moves, so that the walk meets each.
+    fn move_key(&self, seen: Seen, to: Place) -> Option<Place> {
+        let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
+        // Relaxed: the stripe orders it, see `while_no_key_moves`.
+        if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !self.table.try_lock(seen) {
+            self.table.unlock(to, 0, NO_STATE);
+            return None;
+        }
+        self.table.unlock(to, seen.tag, seen.word);
+        self.table.set_tag(seen.place, 0);
+        Some(seen.place)
+    }
+
+    /// Returns what a state is worth; `None` if it may not be forgotten, or another thread holds it.
+    fn worth(&self, seen: Seen, known: &Known, now: Now) -> Option<Worth> {
+        let version = version_of(seen.tag);
+        let form = self.versions.form(version);
+        let expires = expiry_of(seen.word, form.shift);
+        let Some(policy) = known.policy(version) else {
+            return Some(Worth { rank: Rank::Left, used: 0, expires }); // its quota is not known, there were too many
+        };
+        let rules = policy.quota().rules();
+        let is_word = word_layout(rules, version).is_some();
+        if form.pinned || !is_word && !self.table.try_lock(seen) {
+            return None;
+        }
+        let (chain, state) = self.unpack(seen, rules, now);
+        let fullness = match (rules, state) {
+            (Rules::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(pair, now.at),
+            (Rules::Trail(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
+            _ => Fullness { throttled: false, used: 0 }, // it has just expired
+        };
+        if !is_word {
+            self.table.put_back(seen);
+        }
+        Some(Worth::new(rules, fullness, expires))
+    }
+
+    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What has
+    /// expired is forgotten; of what counts two blocks are [folded](super::entry_arena::EntryArena::fold) into one.
+    pub(super) fn free_a_block(&self, now: Now) {
+        let arena = self.arena();
+        if arena.has_free() {
+            return;
+        }
+        for owner in (0..DRAWS_MAX).filter_map(|_| arena.draw_owner()) {
+            let slot = self.table.place_of(owner).and_then(|place| self.table.read(place));
+            let Some(seen) = slot.filter(|seen| Fingerprint::of_tag(seen.tag) == owner) else { continue };
+            let form = self.versions.form(version_of(seen.tag));
+            if !form.in_arena || block_of(seen.word) == 0 || !self.table.try_lock(seen) {
+                continue;
+            }
+            let mut chain = arena.load(block_of(seen.word));
+            let (is_freed, word) = if is_expired(seen.word, form.shift, now) {
+                arena.clear(owner, &mut chain);
+                (true, NO_STATE)
+            } else {
+                let is_folded = arena.fold(owner, &mut chain);
+                arena.store(owner, &mut chain);
+                (is_folded, seen.word)
+            };
+            self.table.put_back(Seen { word, ..seen });
+            if is_freed {
+                return;
+            }
+        }
+    }
+}

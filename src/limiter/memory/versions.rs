@@ -1,0 +1,260 @@
+//! The versions of policies that a limiter has met: a number for each (policy, quota).
+//!
+//! A stored state names the version it was written under. So the limiter recognises and converts the state of a policy whose
+//! quota has changed, and judges the state of any key when it must make room.
+//!
+//! A number is used again when it was not asked for during a whole [phase](Versions::begin_phase) and no live state has it.
+//! Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::algorithm::{Layout, Rules, WordLayout};
+use crate::policy::Policy;
+
+use super::slot_table::VERSION_BITS;
+use super::word::BLOCK_SHIFT;
+
+/// The version of states that name none: those of policies that found all 16,383 numbers in use. Such a state has its quota
+/// in its fingerprint, and lies in the arena.
+pub(super) const UNNAMED: u16 = 0;
+
+/// Versions that are found without the lock.
+const CACHED: usize = 1_024;
+
+const NUMBERS: usize = 1 << VERSION_BITS;
+const NUMBER_MASK: u64 = NUMBERS as u64 - 1;
+/// From this number of versions in use on, the limiter looks for unused ones.
+const CROWDED: usize = NUMBERS / 4 * 3;
+
+/// The least time between two looks for numbers that no state needs.
+pub(super) const PHASE_US: u64 = 10_000_000;
+
+/// The meaning of a slot's word, by its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    /// The shift of its instant.
+    pub(super) shift: u32,
+    /// The state is in the arena; the word has its first block.
+    pub(super) in_arena: bool,
+    /// The state is kept while it counts, however full the table is.
+    pub(super) pinned: bool,
+}
+
+impl Form {
+    const IN_ARENA: u8 = 1 << 7;
+    const PINNED: u8 = 1 << 6;
+
+    /// The form of states that name no version.
+    const UNNAMED: Self = Self { shift: BLOCK_SHIFT, in_arena: true, pinned: false };
+
+    fn of(rules: &Rules) -> Self {
+        let layout = match rules.layout() {
+            Layout::Word(layout) => Some(layout),
+            Layout::Pair | Layout::Trail => None,
+        };
+        Self {
+            shift: layout.map_or(BLOCK_SHIFT, |layout| layout.shift),
+            in_arena: layout.is_none(),
+            pinned: matches!(rules, Rules::Pair(rules, _) if rules.is_pinned()),
+        }
+    }
+
+    fn to_byte(self) -> u8 {
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        self.shift as u8 | flag(self.in_arena, Self::IN_ARENA) | flag(self.pinned, Self::PINNED) // a shift is at most 40
+    }
+
+    fn of_byte(byte: u8) -> Self {
+        let is_set = |flag: u8| byte & flag != 0;
+        let shift = u32::from(byte & (Self::PINNED - 1));
+        Self { shift, in_arena: is_set(Self::IN_ARENA), pinned: is_set(Self::PINNED) }
+    }
+}
+
+/// Returns the layout of a state of these rules and this version, if the state is a word.
+#[inline]
+pub(super) fn word_layout(rules: &Rules, version: u16) -> Option<WordLayout> {
+    match rules {
+        Rules::Pair(_, Layout::Word(layout)) if version != UNNAMED => Some(*layout),
+        _ => None,
+    }
+}
+
+/// The versions of policies that a limiter has met.
+pub(super) struct Versions {
+    /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits name.
+    cache: Box<[AtomicU64; CACHED]>,
+    known: RwLock<Known>,
+    /// For each number its [`Form`].
+    forms: Box<[AtomicU8]>,
+    /// For each number the phase in which it was asked for last.
+    asked: Box<[AtomicU32]>,
+    /// Most numbers are in use.
+    crowded: AtomicBool,
+}
+
+#[derive(Default)]
+pub(super) struct Known {
+    /// Number 1 is at index 0.
+    policies: Vec<Policy>,
+    numbers: HashMap<u64, u16>,
+    /// Numbers to use again.
+    free: Vec<u16>,
+    phase: u32,
+}
+
+impl Known {
+    /// Returns the policy and quota of a version.
+    pub(super) fn policy(&self, version: u16) -> Option<&Policy> {
+        self.policies.get(usize::from(version).checked_sub(1)?)
+    }
+
+    pub(super) fn in_use(&self) -> usize {
+        self.policies.len() - self.free.len()
+    }
+}
+
+/// A set of version numbers.
+pub(super) struct Numbers(Box<[bool]>);
+
+impl Numbers {
+    pub(super) fn contains(&self, number: u16) -> bool {
+        self.0.get(usize::from(number)).is_some_and(|is_in| *is_in)
+    }
+
+    pub(super) fn remove(&mut self, number: u16) {
+        if let Some(is_in) = self.0.get_mut(usize::from(number)) {
+            *is_in = false;
+        }
+    }
+}
+
+impl Versions {
+    pub(super) fn new() -> Self {
+        let forms: Box<[AtomicU8]> = bytemuck::zeroed_slice_box(NUMBERS);
+        forms[usize::from(UNNAMED)].store(Form::UNNAMED.to_byte(), Ordering::Relaxed);
+        Self {
+            cache: bytemuck::zeroed_box(),
+            known: RwLock::default(),
+            forms,
+            asked: bytemuck::zeroed_slice_box(NUMBERS),
+            crowded: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the number of a policy's version, if it is found at once.
+    #[inline]
+    pub(super) fn cached(&self, policy: &Policy) -> Option<u16> {
+        let fingerprint = policy.state_fingerprint();
+        // Acquire, with the Release in `hand_out`: a thread that gets a number from here also sees its form.
+        let entry = self.cache[fingerprint as usize % CACHED].load(Ordering::Acquire);
+        if (entry ^ fingerprint) & !NUMBER_MASK == 0 && entry & NUMBER_MASK != 0 {
+            return Some((entry & NUMBER_MASK) as u16); // masked
+        }
+        None
+    }
+
+    /// Whether it is time to look for numbers that no state needs.
+    pub(super) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed) // only a hint
+    }
+
+    /// Returns what the word of a slot of this version means.
+    #[inline]
+    pub(super) fn form(&self, version: u16) -> Form {
+        // Relaxed: a thread that has a version's number got it by an Acquire that ordered this, see `cached`.
+        self.forms.get(usize::from(version)).map_or(Form::UNNAMED, |form| Form::of_byte(form.load(Ordering::Relaxed)))
+    }
+
+    pub(super) fn known(&self) -> RwLockReadGuard<'_, Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known_mut(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of a policy's version, a new one if need be; [`UNNAMED`] if there is none left.
+    pub(super) fn look_up(&self, policy: &Policy) -> u16 {
+        let fingerprint = policy.state_fingerprint();
+        let known = self.known();
+        if let Some(number) = known.numbers.get(&fingerprint) {
+            self.hand_out(*number, fingerprint, &known);
+            return *number;
+        }
+        // Not under the write lock: policies without a version are asked for at every charge.
+        let is_full = known.free.is_empty() && known.policies.len() + 1 >= NUMBERS;
+        drop(known);
+        if is_full { UNNAMED } else { self.add(policy) }
+    }
+
+    /// Under the lock: notes that a number is needed, and where to find it.
+    fn hand_out(&self, number: u16, fingerprint: u64, known: &Known) {
+        if let Some(asked) = self.asked.get(usize::from(number)) {
+            asked.store(known.phase, Ordering::Relaxed); // read under the write lock
+        }
+        let entry = fingerprint & !NUMBER_MASK | u64::from(number);
+        self.cache[fingerprint as usize % CACHED].store(entry, Ordering::Release); // with the Acquire in `cached`
+    }
+
+    fn add(&self, policy: &Policy) -> u16 {
+        let fingerprint = policy.state_fingerprint();
+        let mut known = self.known_mut();
+        let number = match known.numbers.get(&fingerprint) {
+            Some(number) => *number,
+            None => {
+                let next = known.policies.len() + 1;
+                let number = match known.free.pop() {
+                    Some(number) => number,
+                    None if next < NUMBERS => next as u16, // below 2^14
+                    None => return UNNAMED,
+                };
+                let at = usize::from(number);
+                self.forms[at].store(Form::of(policy.quota().rules()).to_byte(), Ordering::Relaxed);
+                match known.policies.get_mut(at - 1) {
+                    Some(place) => *place = policy.clone(),
+                    None => known.policies.push(policy.clone()),
+                }
+                known.numbers.insert(fingerprint, number);
+                self.crowded.store(known.in_use() >= CROWDED, Ordering::Relaxed);
+                number
+            }
+        };
+        self.hand_out(number, fingerprint, &known);
+        number
+    }
+
+    /// Returns the numbers that were not asked for since the phase began.
+    pub(super) fn idle(&self) -> Numbers {
+        let known = self.known();
+        let mut idle = Numbers(vec![false; NUMBERS].into_boxed_slice());
+        for number in known.numbers.values().filter(|number| !self.is_asked(**number, known.phase)) {
+            idle.0[usize::from(*number)] = true;
+        }
+        idle
+    }
+
+    fn is_asked(&self, number: u16, phase: u32) -> bool {
+        self.asked.get(usize::from(number)).is_some_and(|asked| asked.load(Ordering::Relaxed) == phase)
+    }
+
+    /// Frees these numbers, of which no live state is left, except those that were asked for meanwhile; and begins the next
+    /// phase. From then on each policy that is used asks for its number again.
+    pub(super) fn begin_phase(&self, unused: &Numbers) {
+        let mut guard = self.known_mut();
+        let known = &mut *guard;
+        let (phase, free) = (known.phase, &mut known.free);
+        known.numbers.retain(|_, number| {
+            let is_needed = !unused.contains(*number) || self.is_asked(*number, phase);
+            if !is_needed {
+                free.push(*number);
+            }
+            is_needed
+        });
+        known.phase = phase.wrapping_add(1);
+        self.crowded.store(known.in_use() >= CROWDED, Ordering::Relaxed);
+        self.cache.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+    }
+}

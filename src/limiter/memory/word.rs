@@ -1,0 +1,108 @@
+//! The second word of a slot: a whole state, or the place of one in the [arena](super::entry_arena).
+//!
+//! A word begins with the instant at which its state expires, so one comparison tells whether any state has expired. Below it
+//! is the state's number, or the number of the state's first block.
+
+use crate::algorithm::divisor::Divisor;
+use crate::algorithm::gcra::Ahead;
+use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
+
+/// The word of a slot that a thread holds. No state looks like it, see [`RELATIVE_US_MAX`].
+pub(super) const LOCKED: u64 = u64::MAX;
+
+/// The word of a slot without a state. It has expired, whatever the clock says.
+pub(super) const NO_STATE: u64 = 0;
+
+/// Bits below a word's instant when that is in microseconds.
+const LOWER_BITS: u32 = NUMBER_BITS;
+
+/// The shift of words that hold a block's number: the instant takes the upper half, in units of an eighth of a second.
+pub(super) const BLOCK_SHIFT: u32 = u32::BITS - LOWER_BITS;
+
+/// The latest instant, in microseconds after the limiter's base, at which words are exact: about 13 years. Time stands
+/// still there.
+pub(super) const RELATIVE_US_MAX: u64 = (1 << (64 - LOWER_BITS)) - WORD_AHEAD_US - (1 << 42);
+
+/// The instant of a decision: in microseconds since the epoch, and since the limiter's base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Now {
+    pub(super) at: u64,
+    pub(super) relative: u64,
+}
+
+impl Now {
+    #[inline]
+    pub(super) fn new(at: u64, base: u64) -> Self {
+        let relative = at.saturating_sub(base).min(RELATIVE_US_MAX);
+        Self { at: base + relative, relative }
+    }
+
+    #[inline]
+    fn base(self) -> u64 {
+        self.at - self.relative
+    }
+}
+
+impl WordLayout {
+    /// The layout of instants that may be any microsecond.
+    pub(super) const MICROSECONDS: Self = Self { shift: 0, grid: Divisor::new(1) };
+
+    /// Packs a state that is not older than the base nor further ahead than a word holds.
+    #[inline]
+    pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
+        let relative = state.at.saturating_sub(now.base());
+        let unit = (1 << self.shift) - 1;
+        ((relative + unit) >> self.shift) << (LOWER_BITS + self.shift) | state.n
+    }
+
+    /// Packs a state that lies `ahead` of now, where instants are microseconds.
+    #[inline]
+    pub(super) fn pack_ahead(ahead: Ahead, now: Now) -> u64 {
+        (now.relative + ahead.us) << LOWER_BITS | ahead.num
+    }
+
+    /// Returns how far the state in a word lies ahead, where instants are microseconds; zero if it has expired.
+    #[inline]
+    pub(super) fn unpack_ahead(word: u64, now: Now) -> Ahead {
+        match Self::MICROSECONDS.unpack(word, now) {
+            Some(state) => Ahead { us: state.at - now.at, num: state.n },
+            None => Ahead { us: 0, num: 0 },
+        }
+    }
+
+    /// Returns the state in a word, unless it has expired.
+    #[inline]
+    pub(super) fn unpack(self, word: u64, now: Now) -> Option<Pair> {
+        if is_expired(word, self.shift, now) {
+            return None;
+        }
+        let bits = LOWER_BITS + self.shift;
+        let upper = now.base() + ((word >> bits) << self.shift);
+        // On a grid, the instant is the last point that is not after the rounded-up unit.
+        let at = if self.shift == 0 { upper } else { self.grid.round_down(upper) };
+        Some(Pair { at, n: word & ((1 << bits) - 1) })
+    }
+}
+
+/// Whether the state in a word of this shift has expired: if the shift is above 0, up to one unit late.
+#[inline]
+pub(super) fn is_expired(word: u64, shift: u32, now: Now) -> bool {
+    word <= (now.relative >> shift) << (LOWER_BITS + shift)
+}
+
+/// Returns the word of a state in the arena that expires then. An instant too late for a word never comes: time stands
+/// still before.
+pub(super) fn block_word(first: u32, expires_us: u64, now: Now) -> u64 {
+    let relative = expires_us.saturating_sub(now.base()).div_ceil(1 << BLOCK_SHIFT);
+    relative.min(u64::from(u32::MAX - 1)) << u32::BITS | u64::from(first)
+}
+
+/// Returns the first block of a word that [`block_word`] made; 0 if it is [`NO_STATE`].
+pub(super) fn block_of(word: u64) -> u32 {
+    word as u32 // the lower half
+}
+
+/// Returns when a word of this shift expires, in microseconds after the base.
+pub(super) fn expiry_of(word: u64, shift: u32) -> u64 {
+    (word >> (LOWER_BITS + shift)) << shift
+}

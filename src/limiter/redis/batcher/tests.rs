@@ -1,0 +1,216 @@
+//! The batcher with a dispatch that is held back.
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_millis(50);
+
+/// Doubles what it carries, when it is let. Clones are the same.
+#[derive(Clone)]
+struct Held {
+    carried: Arc<Mutex<Vec<Vec<u32>>>>,
+    lets: Arc<Semaphore>,
+    fails: Arc<Mutex<bool>>,
+}
+
+impl Dispatch for Held {
+    type Request = u32;
+    type Answer = u32;
+
+    async fn dispatch(&self, asks: Vec<u32>) -> Vec<Result<u32, RedisError>> {
+        self.carried.lock().unwrap().push(asks.clone());
+        self.lets.acquire().await.unwrap().forget();
+        if *self.fails.lock().unwrap() {
+            return asks.iter().map(|_| Err(RedisError::new(RedisErrorKind::Unavailable, "away"))).collect();
+        }
+        asks.iter().map(|ask| Ok(ask * 2)).collect()
+    }
+}
+
+fn queue(most: usize, lets: usize) -> (Held, Batcher<Held>) {
+    let held = Held { carried: Arc::default(), lets: Arc::new(Semaphore::new(lets)), fails: Arc::default() };
+    (held.clone(), Batcher::new(held, 1, most, DEADLINE))
+}
+
+impl Held {
+    fn carried(&self) -> Vec<Vec<u32>> {
+        self.carried.lock().unwrap().clone()
+    }
+}
+
+/// Asks in a task of its own, and returns when the task has come as far as it can.
+async fn start(queue: &Batcher<Held>, ask: u32) -> JoinHandle<Result<u32, RedisError>> {
+    let queue = queue.clone();
+    let task = tokio::spawn(async move { queue.ask(0, ask).await });
+    settle().await;
+    task
+}
+
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn kind<T>(answer: Result<T, RedisError>) -> Option<RedisErrorKind> {
+    answer.err().map(|error| error.kind())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lone_check_goes_at_once_and_alone() {
+    let (held, queue) = queue(10, 10);
+    for ask in 1..=3 {
+        assert_eq!(queue.ask(0, ask).await, Ok(ask * 2));
+    }
+    assert_eq!(held.carried(), [[1], [2], [3]]);
+    assert_eq!(queue.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_waits_goes_together_and_in_order() {
+    let (held, queue) = queue(1_000, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..100 {
+        tasks.push(start(&queue, ask).await);
+    }
+    assert_eq!(held.carried(), [[0], [1]], "two in flight, the rest waits");
+    held.lets.add_permits(100);
+    for (ask, task) in (0..).zip(tasks) {
+        assert_eq!(task.await.unwrap(), Ok(ask * 2));
+    }
+    let carried = held.carried();
+    assert_eq!(carried.iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, 64, 34]);
+    assert_eq!(carried.concat(), (0..100).collect::<Vec<_>>());
+    settle().await;
+    assert_eq!(queue.len(), 0);
+    assert_eq!(queue.ask(0, 7).await, Ok(14), "and then the next goes at once again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_that_nobody_waits_for_is_not_sent() {
+    let (held, queue) = queue(10, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..5 {
+        tasks.push(start(&queue, ask).await);
+    }
+    tasks.remove(3).abort();
+    settle().await;
+    held.lets.add_permits(10);
+    settle().await;
+    assert_eq!(held.carried().concat(), [0, 1, 2, 4]);
+    assert_eq!(queue.len(), 0, "its place is free again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_check_dropped_in_flight_lets_the_next_ones_go() {
+    let (held, queue) = queue(10, 0);
+    let first = start(&queue, 1).await;
+    let second = start(&queue, 2).await;
+    let third = start(&queue, 3).await;
+    first.abort();
+    second.abort();
+    settle().await;
+    assert_eq!(held.carried(), [[1], [2], [3]]);
+    held.lets.add_permits(1);
+    assert_eq!(third.await.unwrap(), Ok(6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_has_the_deadline_too() {
+    let (held, queue) = queue(10, 0);
+    let _in_flight = [start(&queue, 1).await, start(&queue, 2).await];
+    let began = tokio::time::Instant::now();
+    assert_eq!(kind(queue.ask(0, 3).await), Some(RedisErrorKind::Timeout));
+    assert!(began.elapsed() < DEADLINE * 2, "{:?}", began.elapsed());
+    held.lets.add_permits(10);
+    settle().await;
+    assert_eq!(held.carried().concat(), [1, 2], "and is not sent later");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_more_than_there_are_places_is_refused_at_once() {
+    let (held, queue) = queue(5, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..5 {
+        tasks.push(start(&queue, ask).await);
+    }
+    assert_eq!(kind(queue.ask(0, 9).await), Some(RedisErrorKind::Overloaded));
+    for _ in 0..5 {
+        assert_eq!(kind(queue.send(0, 8, drop)), None, "what is given back has as many places again");
+    }
+    assert_eq!(kind(queue.send(0, 9, drop)), Some(RedisErrorKind::Overloaded));
+    held.lets.add_permits(10);
+    for task in tasks {
+        assert!(task.await.unwrap().is_ok());
+    }
+    settle().await;
+    assert_eq!(queue.ask(0, 9).await, Ok(18));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_reaches_all_of_its_call_and_nobody_else() {
+    let (held, queue) = queue(10, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..4 {
+        tasks.push(start(&queue, ask).await);
+    }
+    held.lets.add_permits(2);
+    settle().await;
+    *held.fails.lock().unwrap() = true;
+    held.lets.add_permits(1);
+    settle().await;
+    *held.fails.lock().unwrap() = false;
+    held.lets.add_permits(1);
+    let mut failed = Vec::new();
+    for task in tasks {
+        failed.push(kind(task.await.unwrap()).is_some());
+    }
+    assert_eq!(failed, [false, false, true, true]);
+    assert!(queue.ask(0, 1).await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_sent_goes_without_anybody_waiting() {
+    let (held, queue) = queue(10, 10);
+    let (tell, told) = oneshot::channel();
+    queue.send(0, 5, |answer| tell.send(answer).unwrap()).unwrap();
+    settle().await;
+    assert_eq!(held.carried(), [[5]]);
+    assert_eq!(told.await.unwrap(), Ok(10));
+    assert_eq!(queue.len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_task_ends_with_its_last_queue() {
+    let (held, queue) = queue(10, 10);
+    let clone = queue.clone();
+    drop(queue);
+    settle().await;
+    assert!(Arc::strong_count(&held.carried) > 1);
+    drop(clone);
+    settle().await;
+    assert_eq!(Arc::strong_count(&held.carried), 1, "nothing holds the carrier any more");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
+    let (held, queue) = queue(20_000, 1_000_000);
+    let tasks: Vec<_> = (0..10_000)
+        .map(|ask| {
+            let queue = queue.clone();
+            tokio::spawn(async move { queue.ask(0, ask).await })
+        })
+        .collect();
+    for (ask, task) in (0..).zip(tasks) {
+        let answer = task.await.unwrap();
+        // A slow machine may let some of them wait for too long; no answer is another's.
+        assert!(answer == Ok(ask * 2) || kind(answer) == Some(RedisErrorKind::Timeout));
+    }
+    let mut carried = held.carried().concat();
+    carried.sort_unstable();
+    let before = carried.len();
+    carried.dedup();
+    assert_eq!(carried.len(), before, "none was carried twice");
+}

@@ -1,0 +1,276 @@
+//! The denial cache: what Redis has denied is denied here for a moment, so that a key under attack
+//! costs few calls.
+//!
+//! A denial with a wait of `d` holds whatever other charges come meanwhile, because they only make
+//! the wait longer. So the same cost or more is denied here until `d` after the call was *sent*.
+//! Redis would deny it too, unless another process refunds or resets meanwhile, or Redis loses the
+//! state. That is why a denial is remembered for at most [`LONGEST`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Clock;
+use crate::decision::{ChargeDecision, Decision};
+use crate::limiter::{Charge, Effect};
+use crate::time::Timestamp;
+
+use super::tag::{Tag, Tags};
+
+/// The longest time for which a denial is remembered.
+pub(super) const LONGEST: Duration = Duration::from_secs(1);
+
+/// How long after a refund no denial is remembered: a call that was sent before the refund may
+/// return after it.
+const SETTLING: Duration = Duration::from_millis(200);
+
+/// Denials by (policy, key). The latest of those that share a slot is remembered.
+pub(super) struct DenialCache {
+    slots: Box<[Mutex<Slot>]>,
+    tags: Tags,
+    clock: Arc<dyn Clock>,
+}
+
+#[derive(Default)]
+struct Slot {
+    denial: Option<Denial>,
+    /// Denials of calls that were sent before this are not remembered.
+    from: Timestamp,
+}
+
+struct Denial {
+    tag: Tag,
+    cost: u64,
+    sent: Timestamp,
+    until: Timestamp,
+    decision: ChargeDecision,
+}
+
+impl DenialCache {
+    /// Makes a cache of at most `most` denials, at about 200 bytes each.
+    pub(super) fn new(most: usize, tags: Tags, clock: Arc<dyn Clock>) -> Self {
+        Self { slots: (0..most).map(|_| Mutex::default()).collect(), tags, clock }
+    }
+
+    /// Returns the time at which a call is sent, for [`note`](Self::note).
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Returns the refusal of a set, if one of its charges is known to be denied.
+    pub(super) fn refusal(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+        if self.slots.is_empty() || charges.iter().any(|charge| charge.policy.quota().counts_denied()) {
+            return None;
+        }
+        let now = self.now();
+        let (at, denied) = charges.iter().enumerate().find_map(|(at, charge)| Some((at, self.find(charge, now)?)))?;
+        let mut denied = Some(denied);
+        Some(Decision::new(
+            false,
+            charges.iter().enumerate().map(|(index, charge)| {
+                let found = if index == at { denied.take() } else { self.find(charge, now) };
+                found.unwrap_or_else(|| ChargeDecision::unasked(charge.policy.quota().capacity()))
+            }),
+        ))
+    }
+
+    /// Returns the tag and the cost under which a denial is remembered. Returns `None` if denials of
+    /// this charge must not be remembered.
+    pub(super) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
+        let counts = charge.policy.quota().counts_denied();
+        let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && !counts && !self.slots.is_empty();
+        remembers.then(|| Watch { tag: self.tags.charge(charge), cost: charge.cost })
+    }
+
+    /// Remembers a denial, if the decision is one. `sent` is when its call was sent.
+    pub(super) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
+        if decision.is_allowed() {
+            return;
+        }
+        let wait = decision.retry_after().map_or(LONGEST, |wait| wait.min(LONGEST));
+        let mut slot = self.slot(watch.tag);
+        if sent < slot.from {
+            return;
+        }
+        let until = sent.saturating_add(wait);
+        slot.denial = Some(Denial { tag: watch.tag, cost: watch.cost, sent, until, decision: decision.clone() });
+    }
+
+    /// Forgets a denial, because something is refunded or reset.
+    pub(super) fn forget(&self, tag: Tag) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let mut slot = self.slot(tag);
+        slot.denial = None;
+        slot.from = self.now().saturating_add(SETTLING);
+    }
+
+    fn find(&self, charge: &Charge<'_>, now: Timestamp) -> Option<ChargeDecision> {
+        if charge.effect != Effect::Enforce || charge.cost == 0 {
+            return None;
+        }
+        let tag = self.tags.charge(charge);
+        let slot = self.slot(tag);
+        let denial = slot.denial.as_ref().filter(|denial| denial.tag == tag && denial.cost <= charge.cost)?;
+        // After the clock stepped back it is not known how long ago the call was sent.
+        if now < denial.sent || now >= denial.until {
+            return None;
+        }
+        let passed = now.as_micros() - denial.sent.as_micros();
+        Some(denial.decision.later(passed))
+    }
+
+    fn slot(&self, tag: Tag) -> MutexGuard<'_, Slot> {
+        self.slots[tag.slot(self.slots.len())].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A charge whose denial is to be remembered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Watch {
+    tag: Tag,
+    cost: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{clock::ManualClock, key::Key, policy::Policy, quota::Quota};
+
+    struct Bench {
+        clock: ManualClock,
+        denials: DenialCache,
+        policy: Policy,
+        key: Key,
+    }
+
+    fn bench() -> Bench {
+        let clock = ManualClock::new();
+        let denials = DenialCache::new(64, Tags::default(), Arc::new(clock.clone()));
+        let policy = Policy::new("test", Quota::per_minute(10)).unwrap();
+        Bench { clock, denials, policy, key: Key::of("alice").unwrap() }
+    }
+
+    impl Bench {
+        fn charge(&self, cost: u64) -> Charge<'_> {
+            Charge::new(&self.policy, &self.key).cost(cost)
+        }
+
+        /// Remembers that Redis denied `cost` with this wait.
+        fn deny(&self, cost: u64, wait: Option<Duration>) {
+            let decision = ChargeDecision::denied(10, 1, wait).with_reset_after(Duration::from_secs(60));
+            let watch = self.denials.watch(&self.charge(cost)).unwrap();
+            self.denials.note(watch, self.denials.now(), &decision);
+        }
+
+        fn refusal(&self, cost: u64) -> Option<Decision> {
+            self.denials.refusal(&[self.charge(cost)])
+        }
+    }
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn denial_without_room_replaces_an_older_one() {
+        let mut bench = bench();
+        let keys: Vec<Key> = (0..1_000_u64).map(|number| Key::of(number).unwrap()).collect();
+        for key in &keys {
+            bench.key = key.clone();
+            bench.deny(1, Some(300 * MS));
+            assert!(bench.refusal(1).is_some(), "the latest is known");
+        }
+        let known =
+            keys.iter().filter(|key| bench.denials.refusal(&[Charge::new(&bench.policy, key)]).is_some()).count();
+        assert!((1..=64).contains(&known), "{known} are known, of 1,000, in 64 places");
+    }
+
+    #[test]
+    fn same_cost_or_more_is_denied_until_the_wait_is_over() {
+        let bench = bench();
+        bench.deny(2, Some(300 * MS));
+        bench.clock.advance(100 * MS);
+        assert!(bench.refusal(1).is_none(), "a smaller cost may pass");
+        let refusal = bench.refusal(2).unwrap();
+        assert!(!refusal.is_allowed());
+        assert_eq!(refusal.charges()[0].retry_after(), Some(200 * MS));
+        assert_eq!(refusal.charges()[0].reset_after(), Duration::from_secs(60) - 100 * MS);
+        assert!(bench.refusal(3).is_some());
+        bench.clock.advance(200 * MS - Duration::from_micros(1));
+        assert!(bench.refusal(2).is_some());
+        bench.clock.advance(Duration::from_micros(1));
+        assert!(bench.refusal(2).is_none(), "at the told instant it is asked again");
+    }
+
+    #[test]
+    fn no_denial_is_remembered_for_longer_than_a_second() {
+        for wait in [Some(Duration::from_secs(3_600)), None] {
+            let bench = bench();
+            bench.deny(1, wait);
+            bench.clock.advance(LONGEST - Duration::from_micros(1));
+            assert_eq!(bench.refusal(1).unwrap().charges()[0].is_never(), wait.is_none());
+            bench.clock.advance(Duration::from_micros(1));
+            assert!(bench.refusal(1).is_none());
+        }
+    }
+
+    #[test]
+    fn refund_is_not_undone_by_a_denial_under_way() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
+        assert!(bench.refusal(1).is_none());
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.refusal(1).is_none(), "asked for before the refund was there");
+        bench.clock.advance(SETTLING);
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.refusal(1).is_some());
+    }
+
+    #[test]
+    fn another_quota_key_or_effect_is_not_denied() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        let changed = Policy::new("test", Quota::per_minute(11)).unwrap();
+        let other = Key::of("bob").unwrap();
+        for charge in [
+            Charge::new(&changed, &bench.key),
+            Charge::new(&bench.policy, &other),
+            bench.charge(1).effect(Effect::Observe),
+            bench.charge(1).effect(Effect::Force),
+            bench.charge(0),
+        ] {
+            assert!(bench.denials.refusal(&[charge]).is_none(), "{charge:?}");
+        }
+    }
+
+    #[test]
+    fn quota_that_counts_denied_requests_is_always_asked() {
+        let bench = bench();
+        let counting = Quota::fixed_window(1, Duration::from_secs(60)).unwrap().count_denied().unwrap();
+        let counting = Policy::new("counting", counting).unwrap();
+        let charge = Charge::new(&counting, &bench.key);
+        assert!(bench.denials.watch(&charge).is_none());
+        bench.deny(1, Some(LONGEST));
+        assert!(bench.denials.refusal(&[bench.charge(1), charge]).is_none(), "it counts this refusal");
+    }
+
+    #[test]
+    fn refused_set_reports_only_what_is_known() {
+        let bench = bench();
+        bench.deny(1, Some(LONGEST));
+        let other = Policy::new("other", Quota::per_minute(7)).unwrap();
+        let refusal = bench.denials.refusal(&[Charge::new(&other, &bench.key), bench.charge(1)]).unwrap();
+        let [unasked, denied] = refusal.charges() else { panic!("two charges, two answers") };
+        assert!(unasked.is_allowed() && !unasked.is_known() && unasked.limit() == 7 && !unasked.is_never());
+        assert!(!denied.is_allowed() && denied.is_known());
+    }
+
+    #[test]
+    fn clock_that_steps_back_denies_nothing_for_longer() {
+        let bench = bench();
+        bench.clock.advance(Duration::from_secs(10));
+        bench.deny(1, Some(LONGEST));
+        bench.clock.set(Timestamp::from_micros(0));
+        assert!(bench.refusal(1).is_none());
+    }
+}

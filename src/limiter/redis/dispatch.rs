@@ -1,0 +1,120 @@
+//! Takes requests to the store: runs the script, reads the answers.
+//!
+//! While a cluster moves a slot, some of its keys are on one server and some on another, perhaps
+//! for minutes, and a call for keys of both runs on neither. Each key is then asked for by itself,
+//! and is found on whichever server it is: requests of one key each share no call, and a request of
+//! several keys is decided as a set of several slots is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use super::batcher::Dispatch;
+use super::error::{RedisError, RedisErrorKind};
+use super::keys::Stored;
+use super::store::{Store, Until};
+use super::wire::{self, Answer, Request, Split};
+use crate::clock::Clock;
+
+/// The store, and the clock that it is told, if it does not use its own.
+pub(super) struct Dispatcher {
+    pub(super) store: Store,
+    pub(super) clock: Option<Arc<dyn Clock>>,
+    /// Whether each request is split.
+    #[cfg(test)]
+    pub(super) splits: std::sync::atomic::AtomicBool,
+}
+
+type Answered = Result<Answer, RedisError>;
+
+impl Dispatch for Dispatcher {
+    type Request = Request;
+    type Answer = Answer;
+
+    async fn dispatch(&self, requests: Vec<Request>) -> Vec<Answered> {
+        let until = self.store.until();
+        let requests: SmallVec<[&Request; 8]> = requests.iter().collect();
+        let mut answers = self.answers(&requests, until).await;
+        let is_apart = |answer: &Answered| matches!(answer, Ok(Answer::Elsewhere));
+        if answers.iter().any(is_apart) {
+            let apart = answers.iter_mut().zip(&requests).filter(|(answer, _)| is_apart(answer));
+            let split = apart.map(|(answer, request)| async move { *answer = self.split(request, until).await });
+            Box::pin(join_all(split)).await;
+        }
+        answers
+    }
+}
+
+impl Dispatcher {
+    /// Returns the answer to each request, in one call.
+    async fn answers(&self, requests: &[&Request], until: Until) -> Vec<Answered> {
+        #[cfg(test)]
+        if requests.iter().map(|request| request.keys()).sum::<usize>() > 1
+            && self.splits.load(std::sync::atomic::Ordering::Relaxed)
+        {
+            return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect();
+        }
+        let failed = |error: RedisError| -> Vec<Answered> { requests.iter().map(|_| Err(error.clone())).collect() };
+        let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
+        let call = wire::call(requests, self.clock.as_ref().map(|clock| clock.now()));
+        let reply = match self.store.run(&call, slot, until).await {
+            Ok(Some(reply)) => reply,
+            Ok(None) => return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect(),
+            Err(error) => return failed(error),
+        };
+        let refused = |words: &str| self.store.refused(slot, words);
+        let answers = wire::answers(requests, &reply, &refused).unwrap_or_else(|error| {
+            self.store.garbled(slot);
+            failed(error)
+        });
+        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err()) {
+            self.store.failed(error);
+        }
+        #[cfg(test)]
+        super::tests::processes::log(&reply, requests, &answers);
+        answers
+    }
+
+    /// Returns the answer to a request whose keys are asked for one after the other.
+    async fn split(&self, request: &Request, until: Until) -> Answered {
+        if request.keys() == 1 {
+            return self.lone(request, until).await;
+        }
+        let mut split = Split::new(request);
+        while let Some((at, request)) = split.next() {
+            split.answer(at, self.lone(&request, until).await);
+        }
+        Ok(split.together())
+    }
+
+    /// Returns the answer to a request of one key, which cannot be on two servers, but may have
+    /// gone once more.
+    async fn lone(&self, request: &Request, until: Until) -> Answered {
+        match self.answers(&[request], until).await.pop() {
+            None | Some(Ok(Answer::Elsewhere)) => {
+                let message = "the key went to another server of the cluster while it was asked for";
+                Err(RedisError::new(RedisErrorKind::Unavailable, message))
+            }
+            Some(answer) => answer,
+        }
+    }
+
+    /// Finds out, within this time, whether the user has the rights that checks need.
+    ///
+    /// # Errors
+    /// `Misconfigured` if it has not, with the names of those that are missing.
+    pub(super) async fn check_rights(&self, key: &Stored, within: Duration) -> Result<(), RedisError> {
+        let call = wire::rights(key, self.clock.is_none());
+        let reply = self.store.run(&call, key.slot, Until::after(within)).await?;
+        match reply.as_deref().map(std::str::from_utf8) {
+            None | Some(Ok("")) => Ok(()), // a script of one key is never apart
+            Some(Ok(rights)) => Err(self.store.lacks(key.slot, rights)),
+            Some(Err(_)) => Err(wire::nonsense()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+//! Checks that are decided key by key, as when their keys are on two servers.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{Config, TestRunner};
+
+use crate::limiter::redis::RedisLimiter;
+use crate::limiter::redis::redis_server::Server;
+use crate::limiter::{Charge, Effect, Limiter};
+use crate::{
+    MemoryLimiter,
+    clock::ManualClock,
+    decision::Decision,
+    key::Key,
+    policy::Policy,
+    quota::{Anchor, Quota},
+};
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// What a block and a meter may belong to, and these two.
+const BLOCK: usize = 6;
+const METER: usize = 7;
+
+fn policies(case: u32) -> Vec<Policy> {
+    let quotas = [
+        Quota::token_bucket(4, MINUTE),
+        Quota::sliding_log(3, MINUTE),
+        Quota::fixed_window(5, MINUTE),
+        Quota::sliding_window(4, MINUTE),
+        Quota::sliding_window(6, MINUTE).and_then(|quota| quota.buckets(6)),
+        Quota::step_bucket(5, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)),
+        Quota::block(2, 10 * MINUTE, 20 * MINUTE),
+        Quota::meter(5, MINUTE),
+    ];
+    let numbered = quotas.into_iter().enumerate();
+    numbered.map(|(number, quota)| Policy::new(format!("{case}-{number}"), quota.unwrap()).unwrap()).collect()
+}
+
+/// Which policy, of whom, at what cost, and how.
+fn charge() -> impl Strategy<Value = (usize, usize, u64, Effect)> {
+    let effect = prop_oneof![4 => Just(Effect::Enforce), 1 => Just(Effect::Observe), 1 => Just(Effect::Force)];
+    (0..BLOCK, 0..2_usize, 0..4_u64, effect)
+}
+
+/// A set of different states, perhaps with a block or a meter of what is before it.
+fn set() -> impl Strategy<Value = Vec<(usize, usize, u64, Effect)>> {
+    let companion = proptest::option::of((BLOCK..=METER, 1..3_u8, 1..3_u64));
+    (prop::collection::vec(charge(), 1..4), companion, prop::collection::vec(charge(), 0..2)).prop_map(
+        |(mut set, companion, rest)| {
+            if let Some((policy, of, cost)) = companion {
+                set.push((policy, 0, cost, Effect::OnRefusal { of }));
+            }
+            set.extend(rest);
+            let mut seen = HashSet::new();
+            set.retain(|(policy, key, ..)| seen.insert((*policy, *key)));
+            set
+        },
+    )
+}
+
+/// What is told of a set. Of what was forced in one that is refused, key by key it is not known
+/// what was left before, since it may have been owed.
+fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, Option<Duration>)>) {
+    let allowed = decision.is_allowed();
+    let known = |at: usize| allowed || charges.get(at).is_none_or(|charge| charge.effect != Effect::Force);
+    let answers = decision.charges().iter().enumerate();
+    let told = answers.map(|(at, it)| (it.is_allowed(), if known(at) { it.remaining() } else { 0 }, it.retry_after()));
+    (allowed, told.collect())
+}
+
+/// At one instant, so that what is given back is as if it had never been taken.
+#[test]
+fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).denials(0).clock(clock.clone());
+    let redis = runtime.block_on(connect().connect(&server.url())).unwrap();
+    redis.0.batcher.dispatch().splits.store(true, Ordering::Relaxed);
+    let memory = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
+    let keys = [Key::of("one").unwrap(), Key::of("two").unwrap()];
+    let mut runner = TestRunner::new(Config::with_cases(300));
+    let case = Cell::new(0);
+    let cases = runner.run(&prop::collection::vec(set(), 1..12), |sets| {
+        case.set(case.get() + 1);
+        let policies = policies(case.get());
+        for set in sets {
+            let charges: Vec<_> = set
+                .iter()
+                .map(|(policy, key, cost, effect)| {
+                    Charge::new(&policies[*policy], &keys[*key]).cost(*cost).effect(*effect)
+                })
+                .collect();
+            runtime.block_on(async {
+                let expected = memory.peek(&charges).await.unwrap();
+                let peeked = redis.peek(&charges).await.unwrap();
+                prop_assert_eq!(told(&peeked, &charges), told(&expected, &charges), "a look at {:?}", &set);
+                let expected = memory.take(&charges).await.unwrap();
+                let mut taken = redis.take(&charges).await.unwrap();
+                prop_assert_eq!(told(&taken, &charges), told(&expected, &charges), "{:?}", &set);
+                prop_assert!(taken.is_allowed() || taken.take_receipts().iter().all(Option::is_none));
+                while redis.waiting() > 0 {
+                    tokio::task::yield_now().await; // what is given back
+                }
+                for (policy, key) in policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))) {
+                    let look = [Charge::new(policy, key).cost(0)];
+                    let (expected, found) = (memory.peek(&look).await, redis.peek(&look).await);
+                    prop_assert_eq!(
+                        told(&found.unwrap(), &look),
+                        told(&expected.unwrap(), &look),
+                        "{} after {:?}",
+                        policy.name(),
+                        &set
+                    );
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    });
+    cases.unwrap();
+}

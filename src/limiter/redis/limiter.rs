@@ -1,0 +1,385 @@
+//! The limiter: which charges are answered here, which requests are sent, and what becomes of the
+//! answers.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::sync::oneshot;
+
+use crate::decision::Decision;
+use crate::key::Key;
+use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Quota};
+
+use super::batcher::Batcher;
+use super::denial_cache::DenialCache;
+use super::dispatch::Dispatcher;
+use super::error::{RedisError, RedisErrorKind};
+use super::keys::KeySpace;
+use super::leases::{Leases, Wanted};
+use super::set::{self, Pending, Places, Set};
+use super::tag::Tags;
+use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense};
+
+/// A future of a [`RedisLimiter`]'s answer.
+///
+/// A request is sent when the future is first polled. Refunds and settlements are sent at once.
+pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + Send>>;
+
+/// A limiter whose states are in Redis: one limit for any number of processes.
+///
+/// Clones are one limiter. One script call decides a request's whole set of charges, at the
+/// server's time. While calls are in flight, the checks that come meanwhile go together in the next
+/// call.
+///
+/// **The connection has to be trusted, or encrypted with `rediss://`.** An attacker who runs the
+/// server, or can put bytes into a connection without TLS, decides what every check is answered.
+/// With one deeply nested reply the attacker can also end the process: the client library reads
+/// replies by recursion, and overflows its stack.
+///
+/// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`
+/// of the [builder](Self::builder).
+///
+/// The limiter works in the tokio runtime in which it was connected. Once that has ended, checks
+/// fail as [`Unavailable`](RedisErrorKind::Unavailable), or as
+/// [`Overloaded`](RedisErrorKind::Overloaded) when as many checks as may wait are never answered.
+#[derive(Clone)]
+pub struct RedisLimiter(pub(super) Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) batcher: Batcher<Dispatcher>,
+    pub(super) space: KeySpace,
+    pub(super) tags: Tags,
+    pub(super) denials: DenialCache,
+    pub(super) leases: Option<Arc<Leases>>,
+    pub(super) registry: PolicyRegistry,
+    /// Whether it is a cluster, where charges of one set can be in different slots.
+    pub(super) in_slots: bool,
+}
+
+impl RedisLimiter {
+    /// Finds out, within this time, whether checks have the rights that they need.
+    pub(super) async fn check_rights(&self, within: Duration) -> Result<(), RedisError> {
+        let policy = Policy::new("rights", Quota::per_second(1));
+        let Ok(policy) = policy else { return Ok(()) }; // never: the name is valid
+        let key = self.0.space.key(&policy, &Key::global());
+        self.0.batcher.dispatch().check_rights(&key, within).await
+    }
+
+    /// Returns how many checks wait for an answer.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.0.batcher.len()
+    }
+
+    /// Closes the connections that were opened for this limiter. Later checks fail.
+    pub fn close(&self) {
+        self.0.batcher.dispatch().store.close();
+    }
+}
+
+impl Inner {
+    fn lane(&self, slot: u16) -> u16 {
+        if self.in_slots { slot } else { 0 }
+    }
+
+    /// Makes the requests for those charges that `wanted` names: one for each lane, with the places
+    /// of its charges.
+    fn requests(&self, verb: Verb, charges: &[Charge<'_>], wanted: impl Fn(usize) -> bool) -> Requests {
+        let stored: SmallVec<[_; 2]> = charges.iter().map(|charge| self.space.key(charge.policy, charge.key)).collect();
+        let mut lanes: SmallVec<[(u16, Places); 1]> = SmallVec::new();
+        for (at, stored) in stored.iter().enumerate().filter(|(at, _)| wanted(*at)) {
+            let lane = self.lane(stored.slot);
+            match lanes.iter_mut().find(|(number, _)| *number == lane) {
+                Some((_, places)) => places.push(at),
+                None => lanes.push((lane, SmallVec::from_slice(&[at]))),
+            }
+        }
+        let request = |(_, places): (u16, Places)| {
+            let charges = places.iter().map(|at| (&charges[*at], &stored[*at]));
+            (Request::charge(verb, charges), places)
+        };
+        lanes.into_iter().map(request).collect()
+    }
+
+    async fn ask(&self, request: Request) -> Result<Answer, RedisError> {
+        let lane = self.lane(request.slot());
+        self.batcher.ask(lane, request).await.inspect_err(|error| self.report(error))
+    }
+
+    /// Sends a request at once, and has its answer handed to a function.
+    fn send(
+        &self,
+        request: Request,
+        then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static,
+    ) -> Result<(), RedisError> {
+        self.batcher.send(self.lane(request.slot()), request, then).inspect_err(|error| self.report(error))
+    }
+
+    /// Sends a request at once. The answer may be waited for.
+    fn send_now(
+        &self,
+        request: Request,
+    ) -> Result<impl Future<Output = Result<Answer, RedisError>> + use<>, RedisError> {
+        let (sender, answer) = oneshot::channel();
+        self.send(request, |answer| drop(sender.send(answer)))?; // the caller may have gone
+        Ok(async { answer.await.unwrap_or_else(|_| Err(nonsense())) })
+    }
+
+    /// Reports to the observer what the store does not see: that too many requests wait, or for too
+    /// long.
+    fn report(&self, error: &RedisError) {
+        if matches!(error.kind(), RedisErrorKind::Overloaded | RedisErrorKind::Timeout) {
+            self.batcher.dispatch().store.failed(error);
+        }
+    }
+
+    async fn take(self: Arc<Self>, requests: Requests, mut owed: Owed) -> Result<Decision, RedisError> {
+        let sent = self.denials.now();
+        let (requests, places): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+        let answers = requests.into_iter().map(|request| self.ask(request));
+        // A denial that is compensated is not remembered: another caller's charge may be refunded
+        // at any moment.
+        let atomic = gather(&mut owed.set, answers.collect(), places).await?;
+        for pending in &owed.set {
+            let Some(decision) = &pending.decision else { continue };
+            if let Some(leases) = &self.leases {
+                leases.told(pending.tag, decision);
+            }
+            if let Some(watch) = pending.watch.filter(|_| atomic) {
+                self.denials.note(watch, sent, decision);
+            }
+        }
+        Ok(owed.decide())
+    }
+
+    /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as
+    /// they drain.
+    pub(super) fn give_back(&self, refunds: Vec<Refund>) {
+        for refund in refunds {
+            let _ = self.send(self.refund(refund), drop);
+        }
+    }
+
+    fn refund(&self, refund: Refund) -> Request {
+        self.denials.forget(self.tags.of(&refund.policy, &refund.key));
+        let stored = self.space.key(&refund.policy, &refund.key);
+        Request::refund(refund, &stored)
+    }
+
+    /// Asks for a lease, by the batcher's task.
+    fn lease(self: &Arc<Self>, leases: &Arc<Leases>, wanted: Wanted) {
+        let charge = Charge::new(&wanted.policy, &wanted.key).cost(wanted.units);
+        let stored = self.space.key(charge.policy, charge.key);
+        let request = Request::charge(Verb::Take, [(&charge, &stored)].into_iter());
+        let (inner, held) = (Arc::downgrade(self), Arc::clone(leases));
+        let wanted = Arc::new(wanted);
+        let asked = Arc::clone(&wanted);
+        let sent = self.send(request, move |answer| {
+            let answer = match answer {
+                Ok(Answer::Decided(decision)) => decision.into_charges().next(),
+                _ => None,
+            };
+            if let (Some(refund), Some(inner)) = (held.came(&asked, answer), inner.upgrade()) {
+                inner.give_back(vec![refund]);
+            }
+        });
+        if sent.is_err() {
+            leases.came(&wanted, None);
+        }
+    }
+
+    fn set(&self, charges: &[Charge<'_>]) -> Set {
+        charges.iter().map(|charge| Pending::new(charge, self.tags.of(charge.policy, charge.key))).collect()
+    }
+}
+
+/// The requests for a set's charges, each with the places of its charges in the set.
+type Requests = SmallVec<[(Request, Places); 1]>;
+
+/// Puts the answers to several requests in their places. Returns whether all was decided in one
+/// step.
+///
+/// # Errors
+/// The first error. The set has the receipts of the others.
+async fn gather(
+    set: &mut Set,
+    answers: Vec<impl Future<Output = Result<Answer, RedisError>>>,
+    places: Vec<Places>,
+) -> Result<bool, RedisError> {
+    let mut together = Ok(answers.len() == 1);
+    for (places, answer) in places.into_iter().zip(join_all(answers).await) {
+        let atomic = set::answer(set, places, answer);
+        together = together.and_then(|all| Ok(all && atomic?));
+    }
+    together
+}
+
+/// A set that is being asked for. If it is dropped before it is decided, what it has taken is
+/// refunded.
+struct Owed {
+    inner: Arc<Inner>,
+    set: Set,
+}
+
+impl Owed {
+    fn decide(mut self) -> Decision {
+        let (decision, refunds) = set::decide(std::mem::take(&mut self.set));
+        self.inner.give_back(refunds);
+        decision
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.inner.give_back(set::undo(&mut self.set));
+    }
+}
+
+impl Limiter for RedisLimiter {
+    type Error = RedisError;
+    type Future<T: Send + 'static> = RedisFuture<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        let inner = &self.0;
+        if let Some(error) = unsupported(charges) {
+            return Reply::Now(Err(error));
+        }
+        // The charges of a set that depends on its refusals are asked for together, each time.
+        let paired = charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }));
+        if let Some(refusal) = (!paired).then(|| inner.denials.refusal(charges)).flatten() {
+            return Reply::Now(Ok(refusal));
+        }
+        let mut owed = Owed { inner: Arc::clone(inner), set: inner.set(charges) };
+        for (charge, pending) in charges.iter().zip(&mut owed.set) {
+            if let Some(leases) = inner.leases.as_ref().filter(|_| !paired) {
+                let (granted, wanted) = leases.take(charge);
+                pending.decision = granted;
+                if let Some(wanted) = wanted {
+                    inner.lease(leases, wanted);
+                }
+            }
+            if pending.decision.is_none() {
+                pending.watch = inner.denials.watch(charge);
+            }
+        }
+        let requests = inner.requests(Verb::Take, charges, |at| owed.set[at].decision.is_none());
+        if requests.is_empty() {
+            return Reply::Now(Ok(owed.decide()));
+        }
+        let store = &inner.batcher.dispatch().store;
+        if let Some(error) = requests.iter().find_map(|(request, _)| store.trouble(request.slot())) {
+            return Reply::Now(Err(error));
+        }
+        Reply::Later(Box::pin(Arc::clone(inner).take(requests, owed)))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        if let Some(error) = unsupported(charges) {
+            return Reply::Now(Err(error));
+        }
+        let inner = Arc::clone(&self.0);
+        let mut set = inner.set(charges);
+        let (requests, places): (Vec<_>, Vec<_>) = inner.requests(Verb::Peek, charges, |_| true).into_iter().unzip();
+        Reply::Later(Box::pin(async move {
+            let answers = requests.into_iter().map(|request| inner.ask(request)).collect();
+            gather(&mut set, answers, places).await?;
+            Ok(set::decide(set).0)
+        }))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
+        let sent = refunds.into_iter().map(|refund| self.0.send_now(self.0.refund(refund)));
+        let answers = match sent.collect::<Result<Vec<_>, _>>() {
+            Ok(answers) => answers,
+            Err(error) => return Reply::Now(Err(error)),
+        };
+        Reply::Later(Box::pin(async move { join_all(answers).await.into_iter().try_for_each(done) }))
+    }
+
+    /// Sends the charges before it returns. Forced charges go past leases, which keep what they
+    /// hold.
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
+        if let Some(error) = unsupported(charges) {
+            return Reply::Now(Err(error));
+        }
+        let mut set = self.0.set(charges);
+        let (requests, places): (Vec<_>, Vec<_>) = self.0.requests(Verb::Take, charges, |_| true).into_iter().unzip();
+        let sent = requests.into_iter().map(|request| self.0.send_now(request));
+        let answers = match sent.collect::<Result<Vec<_>, _>>() {
+            Ok(answers) => answers,
+            Err(error) => return Reply::Now(Err(error)),
+        };
+        Reply::Later(Box::pin(async move {
+            gather(&mut set, answers, places).await?;
+            Ok(set::decide(set).0)
+        }))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
+        let inner = Arc::clone(&self.0);
+        let tag = inner.tags.of(policy, key);
+        let request = Request::reset(policy, &inner.space.key(policy, key));
+        Reply::Later(Box::pin(async move {
+            if let Some(leases) = &inner.leases {
+                leases.forget(tag);
+            }
+            let answer = inner.ask(request).await;
+            inner.denials.forget(tag);
+            done(answer)
+        }))
+    }
+
+    /// `Atomic` on one server without leases. Otherwise `Compensated`.
+    fn atomicity(&self) -> Atomicity {
+        if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        Some(&self.0.registry)
+    }
+}
+
+/// Returns why the script cannot decide a set. Only blocks and meters can be charged on refusal,
+/// and a set has a bound.
+fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
+    let unknown = |charge: &&Charge<'_>| {
+        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+        matches!(charge.effect, Effect::OnRefusal { .. }) && !known
+    };
+    let message = match charges.iter().find(unknown) {
+        _ if charges.len() > CHARGES_MAX => {
+            format!("a set of {} charges: a request to Redis has at most {CHARGES_MAX}", charges.len())
+        }
+        Some(charge) => format!(
+            "{:?} is charged on refusal, with the quota \"{}\": in Redis that is for blocks and meters, Quota::block and \
+             Quota::meter",
+            charge.policy.name(),
+            charge.policy.quota()
+        ),
+        None => return None,
+    };
+    Some(RedisError::new(RedisErrorKind::Misconfigured, message))
+}
+
+fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
+    match answer? {
+        Answer::Done => Ok(()),
+        Answer::Decided(_) | Answer::Split(..) | Answer::Elsewhere => Err(nonsense()),
+    }
+}
+
+impl fmt::Debug for RedisLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisLimiter")
+            .field("keys", &self.0.space)
+            .field("waiting", &self.waiting())
+            .finish_non_exhaustive()
+    }
+}

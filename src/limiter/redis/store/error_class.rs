@@ -1,0 +1,280 @@
+//! What an error of fred's or of the server's means, by its text: fred gives nearly all of the
+//! server's errors one kind.
+
+use fred::error::{Error, ErrorKind};
+
+use super::address::Address;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+
+/// A failed call: the error, and what follows from it.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) cause: Cause,
+    pub(super) error: RedisError,
+}
+
+/// Why a call failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cause {
+    /// No answer came. Only this counts against the server.
+    Lost,
+    /// The server does not know the script: it did not run.
+    NoScript,
+    /// Another server has the slot: the script did not run.
+    Moved(Address),
+    /// Another server is being given the slot, and has these keys already: the script did not run.
+    Ask(Address),
+    /// The keys are on two servers: the script did not run.
+    TryAgain,
+    /// The server is no master any more, or sees too few other servers.
+    Demoted,
+    /// Any other answer.
+    Answer,
+}
+
+impl Failure {
+    pub(super) fn lost(kind: RedisErrorKind, message: impl Into<String>) -> Self {
+        Self { cause: Cause::Lost, error: RedisError::new(kind, message) }
+    }
+
+    pub(super) fn timeout(message: impl Into<String>) -> Self {
+        Self::lost(RedisErrorKind::Timeout, message)
+    }
+
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        Self { cause: Cause::Answer, error: RedisError::new(RedisErrorKind::Unavailable, message) }
+    }
+
+    /// Returns what an error of a call to `server` means.
+    pub(super) fn of(error: &Error, server: &Address) -> Self {
+        match error.kind() {
+            ErrorKind::Timeout => Self::timeout(format!("no answer from Redis at {server} in time")),
+            _ if is_answer(error) => answer(error.details(), server),
+            ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
+                cause: Cause::Answer,
+                error: misconfigured(format!("Redis at {server} cannot be used so: {}", error.details())),
+            },
+            _ if error.details().to_ascii_lowercase().contains("certificate") => Self {
+                cause: Cause::Answer,
+                error: misconfigured(format!(
+                    "the certificate of Redis at {server} is not trusted; with redis-rustls and redis-rustls-ring \
+                     SSL_CERT_FILE may name the authority's: {}",
+                    error.details()
+                )),
+            },
+            _ => Self::lost(RedisErrorKind::Unavailable, format!("no connection to Redis at {server}: {error}")),
+        }
+    }
+}
+
+/// Whether the error is the server's and not fred's: the server's begin with a word in capitals.
+fn is_answer(error: &Error) -> bool {
+    let told = matches!(
+        error.kind(),
+        ErrorKind::Unknown
+            | ErrorKind::Auth
+            | ErrorKind::Cluster
+            | ErrorKind::Config
+            | ErrorKind::InvalidArgument
+            | ErrorKind::InvalidCommand
+    );
+    let word = error.details().split_whitespace().next().unwrap_or("");
+    told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
+}
+
+/// Returns what it means that `server` answered with this error, to a command or within a script.
+pub(super) fn answer(text: &str, server: &Address) -> Failure {
+    let text = text.trim_start_matches('-');
+    let mut words = text.split_whitespace();
+    let word = words.next().unwrap_or("");
+    // `MOVED 3999 127.0.0.1:6381`
+    let target = words.nth(1).and_then(|target| Address::parse(target, server));
+    // Redis 6.2 wraps what a script meets: `ERR Error running script ... @user_script:1: OOM
+    // command not allowed ...`
+    let has =
+        |code: &&str| word == *code || [" ", " -"].iter().any(|before| text.contains(&format!("{before}{code} ")));
+    let (cause, (kind, said)) = match (word, target) {
+        ("NOSCRIPT", _) => (Cause::NoScript, (RedisErrorKind::Unavailable, "does not know the script")),
+        ("MOVED", Some(target)) => (Cause::Moved(target), (RedisErrorKind::Unavailable, "does not have the slot")),
+        ("ASK", Some(target)) => (Cause::Ask(target), (RedisErrorKind::Unavailable, "is giving the slot away")),
+        ("TRYAGAIN", _) => (Cause::TryAgain, (RedisErrorKind::Unavailable, "is giving the slot away")),
+        _ if ["READONLY", "MASTERDOWN", "CLUSTERDOWN"].iter().any(has) => {
+            (Cause::Demoted, (RedisErrorKind::Unavailable, "cannot write now"))
+        }
+        _ => (Cause::Answer, meaning(text, has)),
+    };
+    Failure { cause, error: RedisError::new(kind, format!("Redis at {server} {said}: {text}")) }
+}
+
+/// Returns the kind of an error that has no consequences here, and what the server does, in words.
+fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (RedisErrorKind, &'static str) {
+    use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
+    let says = |words: &&str| text.contains(words);
+    if ["NOAUTH", "WRONGPASS"].iter().any(&has) {
+        return (Misconfigured, "wants another user or password in the URL");
+    }
+    // Redis since 7.2 and Valkey say the second, earlier ones the third.
+    if has(&"NOPERM") || ["ACL failure in script", "user executing the script can't"].iter().any(says) {
+        return (Misconfigured, TOO_FEW_RIGHTS);
+    }
+    if has(&"CROSSSLOT") {
+        return (Misconfigured, "has the keys of one check in several slots");
+    }
+    if ["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "UNKILLABLE"].iter().any(&has) {
+        return (Unavailable, "cannot serve now");
+    }
+    if has(&"WRONGTYPE") {
+        return (Foreign, "has something else under a key");
+    }
+    if ["unknown command", "Unknown Redis command", "Error compiling script"].iter().any(says) {
+        return (Misconfigured, "does not know a command or cannot compile the script; 6.2 or later is needed");
+    }
+    if says(&"cluster support disabled") {
+        return (Misconfigured, "is no cluster: its URL begins with redis:// or rediss://");
+    }
+    if ["Error running script", "user_script"].iter().any(says) {
+        return (Foreign, "could not make sense of what it has stored");
+    }
+    if FOR_GOOD.iter().any(says) {
+        return (Misconfigured, "cannot be used so");
+    }
+    // Too many clients, a proxy that has no server, what later versions say: it may pass.
+    (Unavailable, "cannot serve now")
+}
+
+/// Words of errors that do not pass by themselves: a password where there is none, a database that
+/// does not exist, protected mode, a command with other arguments.
+const FOR_GOOD: [&str; 7] = [
+    "without any password configured",
+    "no password is set",
+    "DB index",
+    "SELECT is not allowed in cluster mode",
+    "protected mode",
+    "wrong number of arguments",
+    "unknown subcommand",
+];
+
+const TOO_FEW_RIGHTS: &str = "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get \
+                              +set +psetex +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, \
+                              in a cluster, +cluster|slots +asking";
+
+/// Returns the error for a user who lacks these rights.
+pub(super) fn lacks(rights: &str, server: &Address) -> Failure {
+    let error = misconfigured(format!(
+        "Redis at {server} gives its user too few rights: {rights} is missing. Give it: ACL SETUSER <user> {rights}, also for \
+         keys ~<prefix>:*"
+    ));
+    Failure { cause: Cause::Answer, error }
+}
+
+pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
+    RedisError::new(RedisErrorKind::Misconfigured, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kind_of(kind: ErrorKind, text: &'static str) -> (RedisErrorKind, Cause) {
+        let failure = Failure::of(&Error::new(kind, text), &Address::new("here", 1));
+        (failure.error.kind(), failure.cause)
+    }
+
+    #[test]
+    fn what_a_server_says_never_speaks_against_it() {
+        use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
+        for (text, kind) in [
+            ("LOADING Redis is loading the dataset in memory", Unavailable),
+            ("BUSY Redis is busy running a script.", Unavailable),
+            ("MASTERDOWN Link with MASTER is down", Unavailable),
+            ("CLUSTERDOWN Hash slot not served", Unavailable),
+            ("TRYAGAIN Multiple keys request during rehashing of slot", Unavailable),
+            ("READONLY You can't write against a read only replica.", Unavailable),
+            ("OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("MISCONF Redis is configured to save RDB snapshots", Unavailable),
+            ("ERR Error running script (call to f_1): @user_script:1: OOM command not allowed when", Unavailable),
+            (
+                "ERR Error running script (call to f_1): @user_script:1: @user_script: 1: -READONLY You can't",
+                Unavailable,
+            ),
+            ("ERR Error running script (call to f_1): @user_script:1: WRONGTYPE Operation against", Foreign),
+            ("WRONGTYPE Operation against a key holding the wrong kind of value", Foreign),
+            ("ERR user_script:1: attempt to perform arithmetic on a nil value script: ab, on @user_script:1.", Foreign),
+            ("NOAUTH Authentication required.", Misconfigured),
+            ("WRONGPASS invalid username-password pair", Misconfigured),
+            ("NOPERM User x has no permissions to run the 'evalsha' command", Misconfigured),
+            ("ERR ACL failure in script: User x has no permissions to run the 'get' command", Misconfigured),
+            (
+                "ERR The user executing the script can't run this command or subcommand script: 8c, on @user",
+                Misconfigured,
+            ),
+            ("ERR ACL failure in script: No permissions to access a key", Misconfigured),
+            ("ERR max number of clients reached", Unavailable),
+            ("ERR max number of clients + cluster connections reached", Unavailable),
+            ("ERR something that no version says yet", Unavailable),
+            ("ERR DB index is out of range", Misconfigured),
+            ("CROSSSLOT Keys in request don't hash to the same slot", Misconfigured),
+            ("ERR unknown command 'EVALSHA', with args beginning with:", Misconfigured),
+            ("ERR Error compiling script (new function): user_script:1: '=' expected near", Misconfigured),
+        ] {
+            let (is, cause) = kind_of(ErrorKind::Unknown, text);
+            assert_eq!(is, kind, "{text}");
+            assert_ne!(cause, Cause::Lost, "{text}");
+        }
+    }
+
+    #[test]
+    fn words_met_within_a_script_mean_the_same() {
+        use RedisErrorKind::{Misconfigured, Unavailable};
+        for (text, kind) in [
+            ("@user_script: 1: The user executing the script can't run this command or subcommand", Misconfigured),
+            ("=[C]: -1: The user executing the script can't access at least one of the keys mentioned", Misconfigured),
+            ("ERR The user executing the script can't run this command or subcommand", Misconfigured),
+            ("ERR ACL failure in script: User x has no permissions to run the 'get' command", Misconfigured),
+            ("-OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("=[C]: -1: -OOM command not allowed when used memory > 'maxmemory'.", Unavailable),
+            ("READONLY You can't write against a read only replica.", Unavailable),
+        ] {
+            assert_eq!(answer(text, &Address::new("here", 1)).error.kind(), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_the_client_says_does() {
+        for (kind, text) in [
+            (ErrorKind::IO, "ConnectionReset"),
+            (ErrorKind::Canceled, "Connection closed unexpectedly."),
+            (ErrorKind::Unknown, "Failed to route command."),
+            (ErrorKind::Unknown, "Client is not initialized."),
+            (ErrorKind::Routing, "Failed to route command."),
+            (ErrorKind::Protocol, "Unexpected frame"),
+        ] {
+            assert_eq!(kind_of(kind, text), (RedisErrorKind::Unavailable, Cause::Lost), "{text}");
+        }
+        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (RedisErrorKind::Timeout, Cause::Lost));
+    }
+
+    #[test]
+    fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
+        let text = "Custom { kind: InvalidData, error: InvalidCertificate(UnknownIssuer) }";
+        let (kind, cause) = kind_of(ErrorKind::IO, text);
+        assert_eq!((kind, cause), (RedisErrorKind::Misconfigured, Cause::Answer));
+    }
+
+    #[test]
+    fn a_redirection_names_the_other_server() {
+        let moved = |text| kind_of(ErrorKind::Cluster, text).1;
+        assert_eq!(moved("MOVED 3999 10.0.0.1:6381"), Cause::Moved(Address::new("10.0.0.1", 6381)));
+        assert_eq!(moved("MOVED 3999 :6381"), Cause::Moved(Address::new("here", 6381)));
+        assert_eq!(moved("ASK 3999 ::1:6381"), Cause::Ask(Address::new("::1", 6381)));
+        assert_eq!(moved("MOVED 3999 nonsense"), Cause::Answer);
+        assert_eq!(moved("MOVED"), Cause::Answer);
+    }
+
+    #[test]
+    fn a_missing_right_is_told_with_the_line_that_gives_it() {
+        let error = Error::new(ErrorKind::Unknown, "NOPERM User x has no permissions to run the 'evalsha' command");
+        let text = Failure::of(&error, &Address::new("here", 1)).error.to_string();
+        assert!(text.contains("ACL SETUSER") && text.contains("+evalsha") && text.contains("here:1"), "{text}");
+    }
+}

@@ -1,0 +1,369 @@
+//! The calls to one server, and what is known of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use fred::clients::Client;
+use fred::interfaces::ClientLike;
+use fred::types::config::Options;
+use fred::types::{ClusterHash, CustomCommand, Value};
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use super::address::Address;
+use super::breaker::Breaker;
+use super::error_class::{self, Cause, Failure};
+use super::events::Events;
+use super::settings::Settings;
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::script::{Call, Script};
+
+/// How long after fred's own timeout a call ends if fred's does not come.
+const GUARD: Duration = Duration::from_millis(20);
+
+/// The shortest time for which a call is sent. For fred, no time at all means no limit.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// The shortest time between two restarts of a connection: because of its server, or because a
+/// reply was not understood.
+const RESTART: Duration = Duration::from_secs(1);
+const RESTART_OF_GARBLED: Duration = Duration::from_millis(100);
+
+/// A server's client, and what calls and the reconnecting task know of the server.
+pub(super) struct Link {
+    pub(super) address: Address,
+    pub(super) client: Client,
+    is_sentinel: bool,
+    pub(super) breaker: Breaker,
+    /// Notified when the breaker opens.
+    pub(super) opened: Notify,
+    /// Notified when there is a new connection to a server that is believed dead.
+    pub(super) made: Notify,
+    /// Notified when a call was dropped before its end, perhaps because it took too long.
+    pub(super) doubted: Notify,
+    /// Notified when another server may have to be found.
+    alarm: Option<Arc<Notify>>,
+    /// Why there is no connection, or why the breaker is open.
+    trouble: Mutex<Option<RedisError>>,
+    router: Mutex<Router>,
+    closed: AtomicBool,
+    events: Arc<Events>,
+}
+
+/// fred's task for a client's connection.
+#[derive(Default)]
+struct Router {
+    task: Option<AbortHandle>,
+    restarted: Option<Instant>,
+}
+
+/// A call under way. If it is dropped before its end, it is not known whether the server would have
+/// answered.
+struct Doubt<'a>(&'a Notify);
+
+impl Drop for Doubt<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        address: Address,
+        client: Client,
+        is_sentinel: bool,
+        failures: u32,
+        events: Arc<Events>,
+        alarm: Option<Arc<Notify>>,
+    ) -> Self {
+        Self {
+            address,
+            client,
+            is_sentinel,
+            breaker: Breaker::new(failures),
+            opened: Notify::new(),
+            made: Notify::new(),
+            doubted: Notify::new(),
+            alarm,
+            trouble: Mutex::new(None),
+            router: Mutex::default(),
+            closed: AtomicBool::new(false),
+            events,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.breaker.is_open() || self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Runs a script by its name, and by its text if the server does not know it. `until` is when
+    /// its time is over; `asking` tells a server to serve a slot that it is being given.
+    pub(super) async fn run(&self, call: &Call, until: Instant, asking: bool) -> Result<Value, Failure> {
+        if self.is_open() {
+            return Err(self.believed_dead());
+        }
+        match self.ask("EVALSHA", &call.script.sha, call, until, asking).await {
+            Err(Failure { cause: Cause::NoScript, .. }) => {
+                self.ask("EVAL", call.script.text, call, until, asking).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Sends a command without keys.
+    pub(super) async fn command(
+        &self,
+        command: &'static str,
+        args: &[&'static str],
+        until: Instant,
+    ) -> Result<Value, Failure> {
+        let args = args.iter().map(|arg| Value::from_static_str(arg)).collect();
+        self.send(command, args, until, false).await
+    }
+
+    /// Runs a script that does nothing, as checks run theirs: a server may answer other commands
+    /// and yet run no scripts.
+    pub(super) async fn probe(&self, until: Instant) -> Result<Value, Failure> {
+        static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
+        match self.command("EVALSHA", &[&NOTHING.sha, "0"], until).await {
+            Err(Failure { cause: Cause::NoScript, .. }) => self.command("EVAL", &[NOTHING.text, "0"], until).await,
+            answer => answer,
+        }
+    }
+
+    /// Runs a script for a check, and counts how it ends.
+    async fn ask(
+        &self,
+        command: &'static str,
+        script: &'static str,
+        call: &Call,
+        until: Instant,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
+        args.push(Value::from_static_str(script));
+        args.push(Value::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
+        args.extend(call.keys.iter().chain(&call.args).map(|bytes| Value::Bytes(bytes.clone())));
+        let doubt = Doubt(&self.doubted);
+        let answer = self.send(command, args, until, asking).await;
+        std::mem::forget(doubt);
+        match answer {
+            Ok(value) => {
+                self.breaker.answered();
+                Ok(value)
+            }
+            Err(failure) => Err(self.count(failure)),
+        }
+    }
+
+    /// Waits for a connection that is being made, unless the server is believed dead.
+    pub(super) async fn wait(&self, until: Instant) -> Result<(), Failure> {
+        if self.is_open() || self.client.is_connected() {
+            return Ok(());
+        }
+        match tokio::time::timeout_at(until, self.client.wait_for_connect()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(self.count(Failure::of(&error, &self.address))),
+            Err(_) => Err(self.count(Failure::timeout(format!("no connection to Redis at {} in time", self.address)))),
+        }
+    }
+
+    /// Counts a failure, reports it, and draws its consequences.
+    pub(super) fn count(&self, failure: Failure) -> Failure {
+        // A server that does not know a script is sent its text next, so the check has not failed.
+        if failure.cause != Cause::NoScript {
+            self.events.failed(&failure.error);
+        }
+        if failure.cause != Cause::Lost {
+            self.breaker.answered();
+            if failure.cause == Cause::Demoted {
+                self.raise();
+                if self.is_sentinel {
+                    self.restart();
+                }
+            }
+            return failure;
+        }
+        if self.breaker.failed() {
+            self.trouble().get_or_insert_with(|| failure.error.clone());
+            self.events.down(&self.address, &failure.error);
+            self.opened.notify_one();
+            self.raise();
+        }
+        // The reason why there is no connection says more than that there is none.
+        let reason = self.reason().filter(|_| failure.error.kind() == RedisErrorKind::Unavailable);
+        Failure { error: reason.unwrap_or(failure.error), ..failure }
+    }
+
+    /// Returns what it means that the server refused a command of a script in these words.
+    pub(super) fn refused(&self, words: &str) -> RedisError {
+        self.count(error_class::answer(words, &self.address)).error
+    }
+
+    /// Returns the error for a user who lacks these rights.
+    pub(super) fn lacks(&self, rights: &str) -> RedisError {
+        self.count(error_class::lacks(rights, &self.address)).error
+    }
+
+    async fn send(
+        &self,
+        command: &'static str,
+        args: Vec<Value>,
+        until: Instant,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left < SHORTEST {
+            return Err(Failure {
+                cause: Cause::Answer,
+                ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
+            });
+        }
+        // fred ignores options for its own commands for scripts.
+        let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
+        let options = Options { timeout: Some(left), fail_fast: true, max_attempts: Some(1), ..Options::default() };
+        let answer = tokio::time::timeout(left + GUARD, async {
+            if asking {
+                // A pipeline's commands are written one after another, with nothing between them.
+                let pipeline = self.client.pipeline();
+                let with_options = pipeline.with_options(&options);
+                let ask = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                let _: Value = with_options.custom(ask, Vec::<Value>::new()).await?;
+                let _: Value = with_options.custom(command, args).await?;
+                // If the first is refused, that is the reason for the answer to the second.
+                pipeline.all::<Vec<Value>>().await.map(|answers| answers.into_iter().last().unwrap_or(Value::Null))
+            } else {
+                self.client.with_options(&options).custom(command, args).await
+            }
+        });
+        match answer.await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(Failure::of(&error, &self.address)),
+            Err(_) => Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address))),
+        }
+    }
+
+    /// Remembers why there is no connection, and reports it if it is a misconfiguration.
+    pub(super) fn note(&self, error: &fred::error::Error) {
+        let mut failure = Failure::of(error, &self.address);
+        if failure.error.kind() == RedisErrorKind::Timeout {
+            // No check waited for this. The checks that come now fail at once, and this is why.
+            let is_tls = self.client.client_config().uses_tls();
+            let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
+            let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
+            failure = Failure::lost(RedisErrorKind::Unavailable, message);
+        }
+        self.report(&failure.error);
+        if failure.cause == Cause::Demoted {
+            // fred gives the connection up when a server says that its cluster is down, and the
+            // caller does not hear why.
+            self.raise();
+        }
+        *self.trouble() = Some(failure.error);
+    }
+
+    /// Reports a misconfiguration.
+    pub(super) fn report(&self, error: &RedisError) {
+        if error.kind() == RedisErrorKind::Misconfigured {
+            self.events.failed(error);
+        }
+    }
+
+    /// Notes that there is a connection. A server that is believed dead is then probed, since it
+    /// may still run no scripts.
+    pub(super) fn connected(&self) {
+        if self.breaker.is_open() {
+            self.made.notify_one();
+        } else {
+            *self.trouble() = None;
+        }
+    }
+
+    /// Notes that the server answers.
+    pub(super) fn recovered(&self) {
+        *self.trouble() = None;
+        if self.breaker.close() {
+            self.events.up(&self.address);
+        }
+    }
+
+    /// Returns why calls to this server fail at once.
+    pub(super) fn believed_dead(&self) -> Failure {
+        if self.closed.load(Ordering::Relaxed) {
+            return Failure::unavailable("this store was closed");
+        }
+        match &*self.trouble() {
+            Some(error) if error.kind() == RedisErrorKind::Misconfigured => {
+                Failure { cause: Cause::Answer, error: error.clone() }
+            }
+            Some(error) => Failure::unavailable(format!("Redis at {} is away; last: {error}", self.address)),
+            None => Failure::unavailable(format!("Redis at {} is away", self.address)),
+        }
+    }
+
+    pub(super) fn routed_by(&self, task: AbortHandle) {
+        self.router().task = Some(task);
+    }
+
+    /// Ends the connection's task. reconnect.rs begins a new one.
+    pub(super) fn restart(&self) {
+        self.restart_unless(RESTART);
+    }
+
+    /// Restarts the connection, because a reply was not understood: the next ones may be the
+    /// answers to other calls.
+    pub(super) fn garbled(&self) {
+        self.restart_unless(RESTART_OF_GARBLED);
+    }
+
+    fn restart_unless(&self, restarted_within: Duration) {
+        let mut router = self.router();
+        let now = Instant::now();
+        if router.restarted.is_some_and(|last| now.duration_since(last) < restarted_within) {
+            return;
+        }
+        router.restarted = Some(now);
+        if let Some(task) = router.task.take() {
+            task.abort();
+        }
+    }
+
+    fn raise(&self) {
+        if let Some(alarm) = &self.alarm {
+            alarm.notify_one();
+        }
+    }
+
+    /// Returns why there is no connection.
+    pub(super) fn reason(&self) -> Option<RedisError> {
+        self.trouble().clone()
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Option<RedisError>> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn router(&self) -> MutexGuard<'_, Router> {
+        self.router.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Finds out whether a server runs scripts. A server of a cluster is also told to serve a slot that
+/// it is being given, which needs a right that would else be missed only then.
+pub(super) async fn answers(link: &Link, is_clustered: bool, settings: &Settings) -> Result<(), RedisError> {
+    let until = Instant::now() + settings.deadline;
+    let mut answer = link.probe(until).await;
+    if is_clustered && answer.is_ok() {
+        answer = link.command("ASKING", &[], until).await;
+    }
+    answer.map(drop).map_err(|failure| {
+        link.report(&failure.error);
+        link.reason().unwrap_or(failure.error)
+    })
+}

@@ -1,0 +1,154 @@
+//! Keeps a server's connection: begins it again when its task has ended, and finds out when the
+//! server is back.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fred::error::Error;
+use fred::interfaces::{ClientLike, EventInterface};
+use fred::types::config::Server;
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::error_class::{Cause, Failure};
+use super::link::Link;
+use super::settings::Settings;
+
+/// The first and the longest pause between attempts to connect. Each is twice the one before.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(250));
+
+/// A connection that ended sooner counts as a failed attempt.
+const LASTED: Duration = Duration::from_secs(1);
+
+/// How long a server may be believed dead before it gets a new connection, in case only the old one
+/// is dead. The time is shorter if it is connected: once an answer was lost, each call is given the
+/// answer to the call before it.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
+
+/// Keeps a server's connection until the task is aborted.
+pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
+    tokio::join!(connect(&link), listen(&link), probe(&link, &settings));
+}
+
+/// Aborts fred's task when this one is aborted.
+struct Task(JoinHandle<Result<(), Error>>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Connects, and connects again whenever fred's task has ended.
+async fn connect(link: &Link) {
+    let mut pause = PAUSES.0;
+    loop {
+        let began = Instant::now();
+        let mut task = Task(link.client.connect());
+        link.routed_by(task.0.abort_handle());
+        if let Ok(Err(error)) = (&mut task.0).await {
+            link.note(&error);
+        }
+        if began.elapsed() >= LASTED {
+            pause = PAUSES.0;
+        }
+        sleep(jitter(pause)).await;
+        pause = (pause * 2).min(PAUSES.1);
+    }
+}
+
+/// Listens for connections that are made, and for the reasons why others are not.
+async fn listen(link: &Link) {
+    let client = &link.client;
+    let (mut up, mut errors) = (client.reconnect_rx(), client.error_rx());
+    loop {
+        // A connection that was made before shows in the client's state.
+        if client.is_connected() {
+            link.connected();
+        }
+        while hear(link, &mut up, &mut errors).await {}
+        // fred makes new channels when a client is connected anew.
+        sleep(PAUSES.0).await;
+        (up, errors) = (client.reconnect_rx(), client.error_rx());
+    }
+}
+
+/// Waits for one event. Returns whether there may be more.
+async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Error, Option<Server>)>) -> bool {
+    tokio::select! {
+        // An error comes before the connection that was made because of it, so it must be heard
+        // first.
+        biased;
+        error = errors.recv() => match error {
+            Ok((error, _)) => {
+                link.note(&error);
+                true
+            }
+            Err(RecvError::Lagged(_)) => true,
+            Err(RecvError::Closed) => false,
+        },
+        made = up.recv() => match made {
+            Ok(_) | Err(RecvError::Lagged(_)) => {
+                link.connected();
+                true
+            }
+            Err(RecvError::Closed) => false,
+        },
+    }
+}
+
+/// Probes a server that is believed dead, so that no check has to.
+async fn probe(link: &Link, settings: &Settings) {
+    loop {
+        while !link.breaker.is_open() {
+            tokio::select! {
+                () = link.opened.notified() => {}
+                () = link.doubted.notified() => resolve(link, settings).await,
+            }
+        }
+        let mut since = Instant::now();
+        while link.breaker.is_open() {
+            // The answer is waited for until the next probe, because it comes when the server
+            // wakes.
+            let next = Instant::now() + jitter(settings.probe_every());
+            if !matches!(link.probe(next).await, Err(Failure { cause: Cause::Lost, .. })) {
+                link.recovered();
+                break;
+            }
+            tokio::select! {
+                () = sleep_until(next) => {}
+                () = link.made.notified() => continue,
+            }
+            let patience = if link.client.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
+            if since.elapsed() >= patience {
+                link.restart();
+                since = Instant::now();
+            }
+        }
+    }
+}
+
+/// Finds out whether a server answers when callers do not wait for the deadline. Otherwise its
+/// failures would not be counted.
+async fn resolve(link: &Link, settings: &Settings) {
+    while !link.is_open() {
+        match link.probe(Instant::now() + settings.deadline).await {
+            Err(failure) if failure.cause == Cause::Lost => drop(link.count(failure)),
+            Ok(_) | Err(_) => {
+                link.breaker.answered();
+                return;
+            }
+        }
+        sleep(PAUSES.0).await;
+    }
+}
+
+/// Returns a time that is up to a tenth longer, so that many processes do not come at once.
+pub(super) fn jitter(time: Duration) -> Duration {
+    let part = foldhash::quality::RandomState::default().hash_one(time) % 100;
+    time + time * u32::try_from(part).unwrap_or(0) / 1_000
+}

@@ -1,0 +1,3 @@
+//! Tests of whole limiters in several processes.
+
+pub(super) mod processes;

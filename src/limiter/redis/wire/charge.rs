@@ -1,0 +1,85 @@
+//! A charge of a request, and what it is to the others.
+
+use std::ops::Range;
+
+use bytes::Bytes;
+
+use crate::algorithm::How;
+use crate::decision::ChargeDecision;
+use crate::limiter::redis::keys::Stored;
+use crate::limiter::{Charge, Effect, Effective};
+use crate::policy::Policy;
+
+/// A charge, or what else is to be done with a state, and the stored key of that state.
+#[derive(Clone, Debug)]
+pub(super) struct KeyedCharge {
+    pub(super) key: Bytes,
+    pub(super) policy: Policy,
+    pub(super) cost: u64,
+    pub(super) effect: Effect,
+    /// The charges that it belongs to, if it is on refusal.
+    pub(super) partners: Option<Partners>,
+}
+
+/// The charges that a charge on refusal belongs to.
+#[derive(Clone, Debug)]
+pub(super) struct Partners {
+    /// Their places in the request.
+    pub(super) places: Range<usize>,
+    /// One of them is known to be refused: it was asked for before.
+    pub(super) refused: bool,
+    /// A denial of the charge denies the request.
+    pub(super) binds: bool,
+    /// The charge is written although the request is denied.
+    pub(super) outlives: bool,
+}
+
+impl Effective for KeyedCharge {
+    fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    fn effect(&self) -> Effect {
+        self.effect
+    }
+}
+
+impl KeyedCharge {
+    pub(super) fn new(charge: &Charge<'_>, stored: &Stored) -> Self {
+        let Charge { policy, cost, effect, .. } = *charge;
+        Self { key: stored.bytes.clone(), policy: policy.clone(), cost, effect, partners: None }
+    }
+
+    pub(super) fn idle(policy: Policy, stored: &Stored) -> Self {
+        Self { key: stored.bytes.clone(), policy, cost: 0, effect: Effect::Enforce, partners: None }
+    }
+
+    /// Whether its denial denies the request.
+    pub(super) fn binds(&self) -> bool {
+        self.partners.as_ref().map_or(self.effect == Effect::Enforce, |partners| partners.binds)
+    }
+
+    /// Whether it is written although the request is denied, if its own quota does not deny it.
+    pub(super) fn outlives_refusal(&self) -> bool {
+        self.partners.as_ref().is_some_and(|partners| partners.outlives)
+    }
+
+    /// Returns how it is taken, given whether the charge at a place was denied.
+    pub(super) fn how(&self, denied: impl FnMut(usize) -> bool) -> How {
+        match (&self.partners, self.effect) {
+            (Some(partners), _) => How::OnRefusal { refused: partners.refused || partners.places.clone().any(denied) },
+            (None, Effect::Force) => How::Force,
+            _ => How::IfAllowed,
+        }
+    }
+
+    /// Returns the units that this allowed charge took, given whether the charge at a place was
+    /// denied. A forced charge in debt counts as nothing: no more than nothing was left before it.
+    pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
+        match self.how(denied) {
+            How::OnRefusal { refused: false } => 0,
+            How::Force if decision.remaining() == 0 => 0,
+            _ => self.cost,
+        }
+    }
+}

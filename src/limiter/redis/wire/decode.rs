@@ -1,0 +1,204 @@
+//! Reads the answers out of the script's reply.
+
+use smallvec::SmallVec;
+
+use super::charge::KeyedCharge;
+use super::encode::Kind;
+use super::request::{Request, Verb};
+use super::{Answer, nonsense};
+use crate::algorithm::{How, Pair, PairRules, Rules, block};
+use crate::decision::{ChargeDecision, Decision, Several};
+use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+
+/// The script's answer for a key or a request: one byte, and what follows it.
+mod status {
+    /// The key has no state.
+    pub(super) const ABSENT: u8 = 0;
+    /// The state that was found follows.
+    pub(super) const FOUND: u8 = 1;
+    /// The decision about a list follows.
+    pub(super) const TOLD: u8 = 2;
+    /// For the whole request: a value is not one of ours.
+    pub(super) const FOREIGN: u8 = 3;
+    /// For the whole request: Redis refused a command. A length of 16 bits and Redis' words follow.
+    pub(super) const FAILED: u8 = 4;
+    /// A refund or a reset is done.
+    pub(super) const DONE: u8 = 5;
+}
+
+/// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
+/// come before anything is written.
+const NOT_HERE: &str = "non local key";
+
+/// Returns what became of each request, in their order. `refused` returns what Redis' words mean.
+///
+/// # Errors
+/// If the reply is not one of the script's.
+pub(in crate::limiter::redis) fn answers(
+    requests: &[&Request],
+    reply: &[u8],
+    refused: &dyn Fn(&str) -> RedisError,
+) -> Result<Vec<Result<Answer, RedisError>>, RedisError> {
+    let mut reader = Reader { left: reply, refused };
+    let read = |reader: &mut Reader<'_>| {
+        let now = reader.whole()?.min(crate::time::CLOCK_US_MAX);
+        let answers = requests.iter().map(|request| reader.answer(request, now)).collect::<Option<Vec<_>>>()?;
+        reader.left.is_empty().then_some(answers)
+    };
+    read(&mut reader).ok_or_else(nonsense)
+}
+
+struct Reader<'a> {
+    left: &'a [u8],
+    refused: &'a dyn Fn(&str) -> RedisError,
+}
+
+/// The state that the script found for a charge.
+enum Found {
+    /// The state before the charge. The algorithm says here what the script has decided there.
+    State(Option<Pair>),
+    Told(ChargeDecision),
+}
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (first, rest) = self.left.split_first_chunk()?;
+        self.left = rest;
+        Some(*first)
+    }
+
+    fn float(&mut self) -> Option<f64> {
+        self.take().map(f64::from_le_bytes)
+    }
+
+    /// A whole number of at most 2^53; 0 if it is negative or not a number.
+    fn whole(&mut self) -> Option<u64> {
+        self.float().map(|number| (number as u64).min(1 << 53))
+    }
+
+    /// Returns a request's answer, or `None` if the reply makes no sense.
+    fn answer(&mut self, request: &Request, now: u64) -> Option<Result<Answer, RedisError>> {
+        let (status, rest) = self.left.split_first()?;
+        match *status {
+            status::FOREIGN => {
+                self.left = rest;
+                Some(Err(foreign(request)))
+            }
+            status::FAILED => {
+                self.left = rest;
+                let length = usize::from(u16::from_le_bytes(self.take()?));
+                let (words, rest) = self.left.split_at_checked(length)?;
+                self.left = rest;
+                let words = String::from_utf8_lossy(words);
+                // A key that was deleted just before, in a slot that is being moved, cannot be
+                // written here again.
+                Some(if words.contains(NOT_HERE) { Ok(Answer::Elsewhere) } else { Err((self.refused)(&words)) })
+            }
+            _ if matches!(request.verb, Verb::Refund | Verb::Reset) => {
+                (self.take()? == [status::DONE]).then_some(Ok(Answer::Done))
+            }
+            _ => Some(Ok(Answer::Decided(self.decision(request, now)?))),
+        }
+    }
+
+    fn decision(&mut self, request: &Request, now: u64) -> Option<Decision> {
+        let charges = &request.charges;
+        let mut states: SmallVec<[Option<Pair>; 2]> = SmallVec::new();
+        let mut decisions = Several::new();
+        for charge in charges {
+            let found = self.found(charge)?;
+            let denied = |place: usize| decisions.get(place).is_some_and(|one: &ChargeDecision| !one.is_allowed());
+            let how = charge.how(denied);
+            let (state, decision) = match found {
+                Found::State(state) => (state, decide(charge, state, charge.cost, now, how)),
+                Found::Told(decision) => (None, decision),
+            };
+            states.push(state);
+            decisions.push(decision);
+        }
+        let allowed = charges.iter().zip(&decisions).all(|(charge, decision)| !charge.binds() || decision.is_allowed());
+        if !allowed || request.verb == Verb::Peek {
+            decisions.iter_mut().for_each(ChargeDecision::untaken);
+        }
+        if !allowed {
+            // A charge that its own quota allows is reported as it stands; of a list the script has
+            // done so.
+            for ((charge, state), decision) in charges.iter().zip(states).zip(&mut decisions) {
+                let is_list = matches!(charge.policy.quota().rules(), Rules::Trail(_));
+                if decision.is_allowed() && !charge.outlives_refusal() && !is_list {
+                    *decision = decide(charge, state, 0, now, How::IfAllowed);
+                }
+            }
+        }
+        Some(Decision::new(allowed, decisions))
+    }
+
+    fn found(&mut self, charge: &KeyedCharge) -> Option<Found> {
+        let quota = charge.policy.quota();
+        let [status] = self.take()?;
+        let Rules::Pair(rules, _) = quota.rules() else {
+            return if status == status::TOLD { self.told(charge).map(Found::Told) } else { None };
+        };
+        match status {
+            status::ABSENT => return Some(Found::State(None)),
+            status::FOUND => {}
+            _ => return None,
+        }
+        let at = self.whole()?;
+        let state = match (Kind::of(quota), rules) {
+            (Kind::Whole, _) => Pair { at, n: 0 },
+            (Kind::Block, _) => {
+                let (span_us, counts) = (self.whole()?, self.whole()?);
+                // Numbers that no block of ours has are as no state.
+                let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
+                Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
+            }
+            (_, PairRules::TwoCounters(counters)) => {
+                let before = u32::from_le_bytes(self.take()?);
+                counters.pair(at, before, u32::from_le_bytes(self.take()?))
+            }
+            _ => Pair { at, n: self.whole()? },
+        };
+        // What is stored may be anything.
+        Some(Found::State(Some(state).filter(|state| rules.get().could_be(*state))))
+    }
+
+    /// Reads the decision about a list.
+    fn told(&mut self, charge: &KeyedCharge) -> Option<ChargeDecision> {
+        let [ok] = self.take()?;
+        let (remaining, reset_us, window_us) = (self.whole()?, self.whole()?, self.whole()?);
+        let wait = self.float()?;
+        let (units, start) = (self.whole()?, self.whole()?);
+        let retry_us = match ok {
+            0 if wait < 0.0 => None,
+            0 => Some((wait as u64).clamp(1, 1 << 53)),
+            _ => Some(0),
+        };
+        let limit = charge.policy.quota().capacity();
+        Some(ChargeDecision::found(limit, remaining, reset_us, window_us, retry_us).receipted(units, start, 0))
+    }
+}
+
+/// Returns what is reported of a charge of this state, as the script has decided about it.
+fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
+    match charge.policy.quota().rules() {
+        Rules::Pair(rules, _) => rules.decide_how(state, now, cost, how).decision,
+        Rules::Trail(_) => ChargeDecision::blank(), // the script decides about lists
+    }
+}
+
+/// The error names the policy and the prefix, but not the key, which may be a secret.
+fn foreign(request: &Request) -> RedisError {
+    let first = request.charges.first();
+    let (policy, key) = first.map_or(("", &[][..]), |charge| (charge.policy.name(), &charge.key[..]));
+    let prefix = key.split(|byte| *byte == b'{').next().unwrap_or_default().escape_ascii();
+    RedisError::new(
+        RedisErrorKind::Foreign,
+        format!(
+            "what is stored for the policy \"{policy}\" under a key of {} bytes is not a state of this version's: something \
+             else uses keys that begin with `{prefix}`; delete it (redis-cli --scan --pattern '{prefix}*' lists them), or \
+             choose another prefix",
+            key.len()
+        ),
+    )
+}

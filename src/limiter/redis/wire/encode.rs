@@ -1,0 +1,198 @@
+//! How a state is kept, and what the script is told of a charge. `wire/mod.rs` describes both
+//! formats.
+
+use crate::algorithm::{PairAlgorithm, PairRules, Rules};
+use crate::decision::Receipt;
+use crate::limiter::Effect;
+use crate::quota::spec::Spec;
+use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+
+use super::charge::KeyedCharge;
+
+/// How a state is kept in Redis. The number stands in forms and, below the format's version, at the
+/// beginning of a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    /// An instant in whole microseconds.
+    Whole = 1,
+    /// An instant and a numerator.
+    Parts = 2,
+    StepBucket = 3,
+    FixedWindow = 4,
+    TwoCounters = 5,
+    /// A list of entries whose numbers of units fit 32 bits.
+    Narrow = 6,
+    /// A list of entries with larger numbers.
+    Wide = 7,
+    /// An instant, a span, and counts.
+    Block = 8,
+    Meter = 9,
+}
+
+/// The format's version, in the upper half of a value's first byte.
+const VERSION: u8 = 0x90;
+
+impl Kind {
+    pub(super) fn of(quota: &Quota) -> Self {
+        match quota.rules() {
+            Rules::Pair(PairRules::Gcra(gcra), _) if gcra.is_whole() => Self::Whole,
+            Rules::Pair(PairRules::WideGcra(gcra), _) if gcra.is_whole() => Self::Whole,
+            Rules::Pair(PairRules::Gcra(_) | PairRules::WideGcra(_), _) => Self::Parts,
+            Rules::Pair(PairRules::StepBucket(_), _) => Self::StepBucket,
+            Rules::Pair(PairRules::FixedWindow(_), _) => Self::FixedWindow,
+            Rules::Pair(PairRules::TwoCounters(_), _) => Self::TwoCounters,
+            Rules::Pair(PairRules::Block(_), _) => Self::Block,
+            Rules::Pair(PairRules::Meter(_), _) => Self::Meter,
+            // Each sub-window can hold the most units, and the denied ones the limit.
+            Rules::Trail(trail) => match trail.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
+                Some(total) if total < 1 << 32 => Self::Narrow,
+                _ => Self::Wide,
+            },
+        }
+    }
+
+    /// The layout and the size of what follows the head in a value, or of an entry of a list.
+    pub(super) fn layout(self) -> (&'static str, usize) {
+        match self {
+            Self::Whole => ("d", 8),
+            Self::Parts | Self::StepBucket | Self::FixedWindow | Self::Meter => ("dd", 16),
+            Self::TwoCounters | Self::Narrow => ("dI4I4", 16),
+            Self::Block | Self::Wide => ("ddd", 24),
+        }
+    }
+
+    fn is_list(self) -> bool {
+        matches!(self, Self::Narrow | Self::Wide)
+    }
+}
+
+/// Returns what a value of this quota begins with: its kind, and what of the quota gives the state
+/// its meaning, so that it can be read when the quota has changed.
+pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
+    let mut head = vec![VERSION | kind as u8];
+    let mut number = |mut number: u64| {
+        while number >= 0x80 {
+            head.push(number as u8 | 0x80); // the lowest seven bits
+            number >>= 7;
+        }
+        head.push(number as u8); // below 128
+    };
+    match kind {
+        Kind::StepBucket | Kind::FixedWindow => number(u64::from(spec.anchor == Anchor::Epoch)),
+        Kind::TwoCounters | Kind::Narrow | Kind::Wide => number(match spec.oldest {
+            _ if spec.algorithm == Algorithm::SlidingLog => 3,
+            Oldest::Weighted => 0,
+            Oldest::Dropped => 1,
+            Oldest::Counted => 2,
+        }),
+        Kind::Block => [spec.lasting.memory_us, spec.lasting.length_us].into_iter().for_each(&mut number),
+        Kind::Whole | Kind::Parts | Kind::Meter => {}
+    }
+    number(spec.limit);
+    number(spec.period_us);
+    if matches!(kind, Kind::Whole | Kind::Parts | Kind::StepBucket) {
+        number(spec.burst);
+    }
+    number(spec.debt);
+    if kind.is_list() {
+        number(u64::from(spec.buckets));
+    }
+    head
+}
+
+/// Whether the script's first part can decide these charges: all but blocks, meters and quotas
+/// whose products do not fit 53 bits, and a list only if it is alone.
+pub(super) fn is_usual(charges: &[KeyedCharge]) -> bool {
+    charges.iter().all(|charge| match charge.policy.quota().rules() {
+        Rules::Pair(PairRules::TwoCounters(counters), _) => !counters.is_wide(),
+        Rules::Pair(PairRules::Block(_) | PairRules::Meter(_), _) => false,
+        Rules::Pair(..) => true,
+        Rules::Trail(trail) => !trail.is_wide() && charges.len() == 1,
+    })
+}
+
+/// What a denial of a charge means. The numbers stand in forms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Mode {
+    /// It denies the request.
+    Enforce = 1,
+    /// It does not deny the request.
+    Yield = 2,
+    /// On refusal, of a partner that is only observed.
+    Seen = 3,
+    /// On refusal, and its denial denies the request.
+    Bound = 4,
+    /// On refusal, and it is written although the request is denied.
+    Struck = 5,
+}
+
+/// In place of the first of a charge's partners: one of them is known to be refused.
+const REFUSED: u16 = 0;
+
+/// Writes the form of a charge.
+pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
+    let (mode, partners) = match (&charge.partners, charge.effect) {
+        (Some(partners), _) => {
+            let mode = match partners {
+                _ if partners.outlives => Mode::Struck,
+                _ if partners.binds => Mode::Bound,
+                _ => Mode::Seen,
+            };
+            let places = &partners.places;
+            // Counted from 1, and the last one belongs to them.
+            (mode, if partners.refused { [REFUSED, REFUSED] } else { [places.start as u16 + 1, places.end as u16] })
+        }
+        (None, Effect::Enforce) => (Mode::Enforce, [1, 0]),
+        (None, _) => (Mode::Yield, [1, 0]),
+    };
+    let quota = charge.policy.quota();
+    let numbers = numbers(quota, charge.cost, charge.effect);
+    write(form, quota, mode, &numbers, partners.map(u16::to_le_bytes).as_flattened());
+}
+
+/// Writes the form of a refund.
+pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
+    // Numbers above 2^53 are in no receipt of ours.
+    let exact = |number: u64| number.min(1 << 53) as f64;
+    let (units, part) = match quota.rules() {
+        Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
+        Rules::Pair(PairRules::WideGcra(gcra), _) => gcra.refund_numbers(receipt.units()),
+        _ => (exact(receipt.units()), 0.0),
+    };
+    let held = [units, part, exact(receipt.at_us()), exact(receipt.part())].map(f64::to_le_bytes);
+    write(form, quota, Mode::Enforce, &numbers(quota, 0, Effect::Enforce), held.as_flattened());
+}
+
+fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], extra: &[u8]) {
+    let kind = Kind::of(quota);
+    let head = head(kind, quota.spec());
+    let (layout, size) = kind.layout();
+    // A value has the head in front of the state. A list has it in an element of its own.
+    let in_front = if kind.is_list() { 0 } else { head.len() };
+    let layout = if in_front > 0 { format!("<c{in_front}{layout}") } else { format!("<{layout}") };
+    form.extend([kind as u8, layout.len() as u8]);
+    form.extend(layout.as_bytes());
+    form.push(head.len() as u8); // at most 61
+    form.extend(&head);
+    form.extend([(in_front + size) as u8, mode as u8]); // at most 85
+    numbers.iter().for_each(|number| form.extend(number.to_le_bytes()));
+    form.extend((1 + extra.len() as u16).to_le_bytes());
+    form.push(u8::from(quota.spec().proportional));
+    form.extend(extra);
+}
+
+/// Returns the numbers for the algorithm's Lua twin.
+fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
+    let on_refusal = matches!(effect, Effect::OnRefusal { .. });
+    let force = on_refusal || effect == Effect::Force;
+    let numbers = match quota.rules() {
+        Rules::Trail(trail) => return trail.numbers(cost, force),
+        Rules::Pair(PairRules::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
+        Rules::Pair(rules, _) => rules.get().numbers(cost, force),
+    };
+    let mut all = [0.0; 10];
+    all.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);
+    all
+}

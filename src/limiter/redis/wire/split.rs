@@ -1,0 +1,84 @@
+//! A request whose keys are on two servers, taken apart: a request for each key, and one answer
+//! from theirs.
+
+use smallvec::smallvec;
+
+use super::Answer;
+use super::charge::KeyedCharge;
+use super::request::{Request, Verb};
+use crate::decision::{ChargeDecision, Decision, Several};
+use crate::limiter::redis::error::RedisError;
+
+/// What has become of the charges of a request so far.
+pub(in crate::limiter::redis) struct Split<'a> {
+    whole: &'a Request,
+    decisions: Vec<Option<ChargeDecision>>,
+    failed: Option<RedisError>,
+}
+
+impl<'a> Split<'a> {
+    pub(in crate::limiter::redis) fn new(whole: &'a Request) -> Self {
+        Self { whole, decisions: whole.charges.iter().map(|_| None).collect(), failed: None }
+    }
+
+    /// Returns the next request and its place, unless all are answered or one has failed.
+    ///
+    /// A strike cannot be refunded. So the charges that may still refuse the request come first,
+    /// and a strike of a refused request only looks.
+    pub(in crate::limiter::redis) fn next(&self) -> Option<(usize, Request)> {
+        let open = || (0..self.decisions.len()).filter(|at| self.decisions[*at].is_none());
+        let partners = |at: usize| self.whole.charges[at].partners.as_ref();
+        let may_refuse = |at: &usize| {
+            let known = |place: usize| self.decisions[place].is_some();
+            partners(*at).is_some_and(|partners| partners.binds && partners.places.clone().all(known))
+        };
+        let first = open().find(|at| partners(*at).is_none()).or_else(|| open().find(may_refuse));
+        let at = first.or_else(|| open().next()).filter(|_| self.failed.is_none())?;
+        let mut charge = self.whole.charges[at].clone();
+        let refused = self.whole.charges.iter().enumerate().any(|(at, charge)| charge.binds() && self.denied(at));
+        let mut verb = self.whole.verb;
+        if let Some(partners) = &mut charge.partners {
+            partners.refused = partners.places.clone().any(|place| self.denied(place));
+            partners.places = 0..0;
+            if refused && !partners.outlives {
+                verb = Verb::Peek;
+            }
+        }
+        Some((at, Request::of(verb, self.whole.slot, smallvec![charge])))
+    }
+
+    /// Whether the charge is known to be denied.
+    fn denied(&self, at: usize) -> bool {
+        self.decisions[at].as_ref().is_some_and(|decision| !decision.is_allowed())
+    }
+
+    pub(in crate::limiter::redis) fn answer(&mut self, at: usize, answer: Result<Answer, RedisError>) {
+        match answer {
+            Ok(Answer::Decided(decision)) => self.decisions[at] = decision.into_charges().next(),
+            Ok(_) => self.failed = Some(super::nonsense()),
+            Err(error) => self.failed = Some(error),
+        }
+    }
+
+    /// Returns the answer to the whole request. If that is refused, or has failed, its receipts are
+    /// to be refunded.
+    pub(in crate::limiter::redis) fn together(mut self) -> Answer {
+        let binds = |(at, charge): (usize, &KeyedCharge)| {
+            charge.binds() && !self.decisions[at].as_ref().is_some_and(ChargeDecision::is_allowed)
+        };
+        let allowed = self.failed.is_none() && !self.whole.charges.iter().enumerate().any(binds);
+        let denied: Vec<bool> = (0..self.decisions.len()).map(|at| self.denied(at)).collect();
+        let mut decisions = Several::new();
+        for (charge, decision) in self.whole.charges.iter().zip(&mut self.decisions) {
+            let mut decision = decision.take().unwrap_or_else(ChargeDecision::blank);
+            if !allowed && charge.outlives_refusal() {
+                decision.untaken(); // it stays
+            } else if !allowed && decision.is_allowed() {
+                let taken = charge.taken(&decision, |place| denied[place]);
+                decision.stand(taken);
+            }
+            decisions.push(decision);
+        }
+        Answer::Split(Decision::new(allowed, decisions), self.failed)
+    }
+}

@@ -1,0 +1,509 @@
+//! Access lists: clients that are always allowed or denied.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use foldhash::quality::RandomState;
+use http::request::Parts;
+use ipnet::IpNet;
+
+use crate::key::{AddressSource, IntoKey, Key, embedded_ipv4, parse_network, peer_address};
+use crate::middleware::rule::Read;
+
+type Map<K> = HashMap<K, Access, RandomState>;
+
+/// The entry of an [`AccessList`] for a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Access {
+    /// The client is exempt: its requests pass, and nothing is charged.
+    Allow,
+    /// The client's requests are refused with 403, and nothing is charged.
+    Deny,
+    /// The client is limited like any other. An exception from a larger network that is allowed or
+    /// denied.
+    Limit,
+}
+
+/// A list of networks, addresses and other keys that are always allowed or always denied. It can be
+/// changed while requests are served. Clones are the same list.
+///
+/// The most specific network counts, so one address can be allowed in a network that is denied. A
+/// look-up costs one hash look-up for each prefix length in the list, whatever the number of
+/// networks. 100,000 networks take about 2 MB (IPv4) or 7 MB (IPv6). Reads share a lock, which a
+/// change holds exclusively.
+///
+/// An IPv4 client behind a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
+///
+/// Clients cannot leave or enter a list by a header that cannot be read:
+///
+/// * An address that [`key::client_ip`](crate::key::client_ip) cannot determine is in no network,
+///   also not in the proxy's. If the list denies a network, it denies a client whose forwarding
+///   header cannot be read, because the client may be in that network. A request without the
+///   header, such as a proxy's health check, is limited like any other.
+/// * If the list denies a key, it denies a client that sends several values where
+///   [`key::header`](crate::key::header) and the like expect one.
+///
+/// ```
+/// use tower_ratelimit::key::{self, Prefixes};
+/// use tower_ratelimit::{middleware::{Access, AccessList}, MemoryLimiter, Quota, RateLimitLayer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let addresses = AccessList::new();
+/// addresses.set("10.0.0.0/8", Access::Allow)?;
+/// addresses.set("203.0.113.0/24", Access::Deny)?;
+/// addresses.set("203.0.113.7", Access::Limit)?;
+///
+/// let keys = AccessList::new();
+/// keys.set_key("a-key-that-leaked", Access::Deny);
+///
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+///     .access(&addresses, key::peer_network(Prefixes::exact()))
+///     .access(&keys, key::header("x-api-key"));
+///
+/// addresses.set("198.51.100.0/24", Access::Deny)?; // from the next request on
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Default)]
+pub struct AccessList(Arc<RwLock<Table>>);
+
+#[derive(Default)]
+struct Table {
+    v4: Networks<u32>,
+    v6: Networks<u128>,
+    keys: Map<Key>,
+    /// The number of denied keys.
+    denied_keys: usize,
+}
+
+/// The networks of one address family, by their first address and prefix length.
+struct Networks<A> {
+    each: Map<(u8, A)>,
+    /// The number of networks of each prefix length, the longest first.
+    lengths: Vec<(u8, usize)>,
+    /// The number of denied networks.
+    denied: usize,
+}
+
+impl<A> Default for Networks<A> {
+    fn default() -> Self {
+        Self { each: Map::default(), lengths: Vec::new(), denied: 0 }
+    }
+}
+
+impl<A: Copy + Eq + Hash> Networks<A> {
+    fn set(&mut self, length: u8, first: A, access: Access) {
+        let before = self.each.insert((length, first), access);
+        self.denied += usize::from(access == Access::Deny);
+        self.denied -= usize::from(before == Some(Access::Deny));
+        if before.is_some() {
+            return;
+        }
+        match self.lengths.binary_search_by(|(other, _)| length.cmp(other)) {
+            Ok(at) => self.lengths[at].1 += 1,
+            Err(at) => self.lengths.insert(at, (length, 1)),
+        }
+    }
+
+    fn remove(&mut self, length: u8, first: A) -> bool {
+        let removed = self.each.remove(&(length, first));
+        self.denied -= usize::from(removed == Some(Access::Deny));
+        if removed.is_some() {
+            for (other, count) in &mut self.lengths {
+                *count -= usize::from(*other == length);
+            }
+            self.lengths.retain(|(_, count)| *count > 0);
+        }
+        removed.is_some()
+    }
+
+    /// Returns the entry of the most specific network. `first` returns the first address of the
+    /// client's network of a length.
+    fn find(&self, first: impl Fn(u8) -> A) -> Option<(u8, Access)> {
+        self.lengths.iter().find_map(|(length, _)| Some((*length, *self.each.get(&(*length, first(*length)))?)))
+    }
+}
+
+fn first_v4(address: u32, length: u8) -> u32 {
+    address & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0)
+}
+
+fn first_v6(address: u128, length: u8) -> u128 {
+    address & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
+}
+
+/// Returns whether a NAT64 may not translate the address (RFC 6052 section 3.1), so that no host
+/// behind it can have it.
+fn is_internal(address: Ipv4Addr) -> bool {
+    let [first, second, ..] = address.octets();
+    let is_shared = first == 100 && (64..128).contains(&second);
+    first == 0 || is_shared || address.is_private() || address.is_loopback() || address.is_link_local()
+}
+
+impl Table {
+    fn set(&mut self, network: IpNet, access: Access) {
+        match network {
+            IpNet::V4(net) => self.v4.set(net.prefix_len(), net.network().to_bits(), access),
+            IpNet::V6(net) => self.v6.set(net.prefix_len(), net.network().to_bits(), access),
+        }
+    }
+
+    fn address(&self, address: IpAddr) -> Option<Access> {
+        let v4 = |address: Ipv4Addr| self.v4.find(|length| first_v4(address.to_bits(), length));
+        let found = match address.to_canonical() {
+            IpAddr::V4(address) => v4(address),
+            IpAddr::V6(address) => {
+                let own = self.v6.find(|length| first_v6(address.to_bits(), length));
+                let embedded = embedded_ipv4(address).filter(|address| !is_internal(*address)).and_then(v4);
+                let embedded = embedded.map(|(length, access)| (96 + length, access));
+                own.into_iter().chain(embedded).max_by_key(|(length, _)| *length)
+            }
+        };
+        found.map(|(_, access)| access)
+    }
+
+    fn key(&self, key: &Key) -> Option<Access> {
+        let exact = if self.keys.is_empty() { None } else { self.keys.get(key).copied() };
+        exact.or_else(|| self.address(key.address()?)).or_else(|| {
+            let unreadable = self.v4.denied + self.v6.denied > 0 && key.is_unreadable();
+            let ambiguous = self.denied_keys > 0 && key.is_ambiguous();
+            (unreadable || ambiguous).then_some(Access::Deny)
+        })
+    }
+
+    fn set_key(&mut self, key: Key, access: Access) {
+        let before = self.keys.insert(key, access);
+        self.denied_keys += usize::from(access == Access::Deny);
+        self.denied_keys -= usize::from(before == Some(Access::Deny));
+    }
+
+    fn remove_key(&mut self, key: &Key) -> bool {
+        let removed = self.keys.remove(key);
+        self.denied_keys -= usize::from(removed == Some(Access::Deny));
+        removed.is_some()
+    }
+}
+
+impl AccessList {
+    /// Makes an empty list.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the entry of a network (`203.0.113.0/24`) or an address, and replaces an earlier one.
+    ///
+    /// IPv4 networks that are written as IPv6 (`::ffff:10.0.0.0/104`) become IPv4.
+    ///
+    /// # Errors
+    /// Returns an error if the text is neither a network nor an address.
+    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), AccessListError> {
+        let network = parse(network.as_ref())?;
+        self.write().set(network, access);
+        Ok(())
+    }
+
+    /// Sets the entries of many networks in one change.
+    ///
+    /// # Errors
+    /// Returns an error if a text is neither a network nor an address. Nothing is changed then.
+    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), AccessListError>
+    where
+        I: IntoIterator,
+        I::Item: AsRef<str>,
+    {
+        let networks: Vec<IpNet> = networks.into_iter().map(|one| parse(one.as_ref())).collect::<Result<_, _>>()?;
+        let mut table = self.write();
+        networks.into_iter().for_each(|network| table.set(network, access));
+        Ok(())
+    }
+
+    /// Sets the entry of a key that is not an address, as the extractor returns it: an API key, a
+    /// customer's number, a tuple. A missing key (`None`) is ignored.
+    pub fn set_key(&self, key: impl IntoKey, access: Access) {
+        if let Some(key) = key.into_key() {
+            self.write().set_key(key, access);
+        }
+    }
+
+    /// Removes the entry of exactly this network or address. Returns whether there was one.
+    ///
+    /// # Errors
+    /// Returns an error if the text is neither a network nor an address.
+    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, AccessListError> {
+        let network = parse(network.as_ref())?;
+        let mut table = self.write();
+        Ok(match network {
+            IpNet::V4(net) => table.v4.remove(net.prefix_len(), net.network().to_bits()),
+            IpNet::V6(net) => table.v6.remove(net.prefix_len(), net.network().to_bits()),
+        })
+    }
+
+    /// Removes the entry of a key. Returns whether there was one.
+    pub fn remove_key(&self, key: impl IntoKey) -> bool {
+        key.into_key().is_some_and(|key| self.write().remove_key(&key))
+    }
+
+    /// Replaces all entries by those of `other` in one change, for lists that are reloaded as a
+    /// whole.
+    pub fn replace(&self, other: Self) {
+        // Outside of the lock, because `other` may be this list, and freeing a large table takes
+        // time.
+        let table = match Arc::try_unwrap(other.0) {
+            Ok(table) => table.into_inner().unwrap_or_else(PoisonError::into_inner),
+            Err(shared) if Arc::ptr_eq(&shared, &self.0) => return,
+            Err(shared) => shared.read().unwrap_or_else(PoisonError::into_inner).clone(),
+        };
+        let before = std::mem::replace(&mut *self.write(), table);
+        drop(before);
+    }
+
+    /// Returns the entry for a client with this address.
+    #[must_use]
+    pub fn of_address(&self, address: IpAddr) -> Option<Access> {
+        self.read().address(address)
+    }
+
+    /// Returns the entry for a client with this key. A key that is one address is looked up as that
+    /// address.
+    #[must_use]
+    pub fn of_key(&self, key: &Key) -> Option<Access> {
+        self.read().key(key)
+    }
+
+    /// Returns the number of networks and keys in the list.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        let table = self.read();
+        table.v4.each.len() + table.v6.each.len() + table.keys.len()
+    }
+
+    /// Returns whether the list is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Clone for Table {
+    fn clone(&self) -> Self {
+        Self { v4: self.v4.clone(), v6: self.v6.clone(), keys: self.keys.clone(), denied_keys: self.denied_keys }
+    }
+}
+
+impl<A: Clone> Clone for Networks<A> {
+    fn clone(&self) -> Self {
+        Self { each: self.each.clone(), lengths: self.lengths.clone(), denied: self.denied }
+    }
+}
+
+impl fmt::Debug for AccessList {
+    /// Prints the number of entries, not the entries.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = self.read();
+        f.debug_struct("AccessList")
+            .field("networks", &(table.v4.each.len() + table.v6.each.len()))
+            .field("keys", &table.keys.len())
+            .finish()
+    }
+}
+
+fn parse(text: &str) -> Result<IpNet, AccessListError> {
+    parse_network(text).map(|network| network.trunc()).ok_or_else(|| AccessListError(text.chars().take(64).collect()))
+}
+
+/// The error of a text that is neither an address nor a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AccessListError(String);
+
+/// The kind of an [`AccessListError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum AccessListErrorKind {
+    /// The text is neither an address nor a network.
+    Network,
+}
+
+impl AccessListError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> AccessListErrorKind {
+        AccessListErrorKind::Network
+    }
+}
+
+impl fmt::Display for AccessListError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8: other keys are listed by \
+             `AccessList::set_key`",
+            self.0
+        )
+    }
+}
+
+impl std::error::Error for AccessListError {}
+
+/// A list in a layer, with its extractor.
+#[derive(Clone)]
+pub(crate) struct BoundList {
+    list: AccessList,
+    extract: Read<Option<Key>>,
+    by: AddressSource,
+}
+
+impl BoundList {
+    pub(crate) fn new<E, K>(list: AccessList, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        Self { list, extract: Arc::new(move |parts| extract(parts).into_key()), by: AddressSource::of::<E>() }
+    }
+
+    /// Returns whether the list looks up the peer's address.
+    pub(crate) fn is_by_peer(&self) -> bool {
+        self.by == AddressSource::Peer
+    }
+
+    /// Returns whether the list's entry for this request is that of the peer's address.
+    pub(crate) fn decided_by_peer(&self, parts: &Parts) -> bool {
+        match self.by {
+            AddressSource::Peer => true,
+            AddressSource::Proxies => false,
+            AddressSource::Other => {
+                let address = (self.extract)(parts).and_then(|key| key.address());
+                address.is_some() && address == peer_address(parts)
+            }
+        }
+    }
+}
+
+/// Returns the entry of the first list that has one, and that list. `looked_up` gets each list's
+/// index and whether the request has the list's key.
+pub(crate) fn ask<'a>(
+    lists: &'a [BoundList],
+    parts: &Parts,
+    looked_up: impl Fn(usize, bool),
+) -> Option<(Access, &'a BoundList)> {
+    lists.iter().enumerate().find_map(|(at, bound)| {
+        let key = (bound.extract)(parts);
+        looked_up(at, key.is_some());
+        Some((bound.list.of_key(&key?)?, bound))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_most_specific_network_decides() {
+        let list = AccessList::new();
+        list.set("10.0.0.0/8", Access::Deny).unwrap();
+        list.set("10.1.0.0/16", Access::Allow).unwrap();
+        list.set("10.1.2.3", Access::Deny).unwrap();
+        list.set("10.1.2.9/24", Access::Limit).unwrap(); // the network that this address is in
+        list.set("2001:db8::/32", Access::Deny).unwrap();
+        for (text, access) in [
+            ("10.9.9.9", Some(Access::Deny)),
+            ("10.1.9.9", Some(Access::Allow)),
+            ("10.1.2.3", Some(Access::Deny)),
+            ("10.1.2.4", Some(Access::Limit)),
+            ("11.0.0.0", None),
+            ("::ffff:10.9.9.9", Some(Access::Deny)),
+            ("2001:db8:9::1", Some(Access::Deny)),
+            ("2001:db9::1", None),
+        ] {
+            assert_eq!(list.of_address(address(text)), access, "{text}");
+        }
+        assert!(list.remove("10.1.2.0/24").unwrap());
+        assert!(!list.remove("10.1.2.0/24").unwrap());
+        assert_eq!(list.of_address(address("10.1.2.4")), Some(Access::Allow));
+    }
+
+    #[test]
+    fn everybody_is_a_network_too_and_a_mapped_one_is_ipv4() {
+        let list = AccessList::new();
+        list.set("0.0.0.0/0", Access::Deny).unwrap();
+        list.set("::ffff:192.0.2.0/120", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("8.8.8.8")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("192.0.2.77")), Some(Access::Allow));
+        assert_eq!(list.of_address(address("2001:db8::1")), None);
+        list.set("::/0", Access::Deny).unwrap();
+        assert_eq!(list.of_address(address("2001:db8::1")), Some(Access::Deny));
+    }
+
+    #[test]
+    fn client_of_a_nat64_is_looked_up_by_both_addresses() {
+        let list = AccessList::new();
+        list.set("192.0.2.0/24", Access::Deny).unwrap();
+        list.set("10.0.0.0/8", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.1")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("64:ff9b::198.51.100.1")), None);
+        for internal in ["64:ff9b::10.0.0.1", "64:ff9b:1::10.0.0.1", "2002:a00:1::1", "::10.0.0.1"] {
+            assert_eq!(list.of_address(address(internal)), None, "{internal}");
+        }
+        list.set("64:ff9b::/96", Access::Limit).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.1")), Some(Access::Deny));
+        assert_eq!(list.of_address(address("64:ff9b::198.51.100.1")), Some(Access::Limit));
+        list.set("64:ff9b::192.0.2.7", Access::Allow).unwrap();
+        assert_eq!(list.of_address(address("64:ff9b::192.0.2.7")), Some(Access::Allow));
+        assert_eq!(list.of_address(address("192.0.2.7")), Some(Access::Deny));
+    }
+
+    #[test]
+    fn a_key_that_is_an_address_is_looked_up_as_one_and_others_as_they_are() {
+        let list = AccessList::new();
+        list.set("192.0.2.0/24", Access::Deny).unwrap();
+        list.set_key(("customer", 7), Access::Allow);
+        let of = |key: Option<Key>| list.of_key(&key.unwrap());
+        assert_eq!(of(Key::of(address("192.0.2.1"))), Some(Access::Deny));
+        assert_eq!(of(Key::of(address("::ffff:192.0.2.1"))), Some(Access::Deny));
+        assert_eq!(of(Key::of(("customer", 7))), Some(Access::Allow));
+        for other in [Key::of("192.0.2.1"), Key::of((address("192.0.2.1"), 1)), Key::of(("customer", 8)), Key::of(())] {
+            assert_eq!(of(other), None);
+        }
+        assert!(list.remove_key(("customer", 7)));
+        assert!(!list.remove_key(("customer", 7)));
+        assert_eq!(list.len(), 1);
+    }
+
+    #[test]
+    fn what_is_no_network_is_refused_and_changes_nothing() {
+        let list = AccessList::new();
+        let error = list.set_all(["10.0.0.0/8", "10.0.0.0/33"], Access::Deny).unwrap_err();
+        assert!(error.to_string().contains("10.0.0.0/33"), "{error}");
+        assert!(list.set("example.com", Access::Deny).is_err());
+        assert!(list.is_empty());
+    }
+
+    #[test]
+    fn a_list_is_replaced_as_a_whole_and_its_clones_with_it() {
+        let (list, other) = (AccessList::new(), AccessList::new());
+        let clone = list.clone();
+        list.set("10.0.0.0/8", Access::Deny).unwrap();
+        other.set("192.0.2.0/24", Access::Allow).unwrap();
+        list.replace(other.clone());
+        list.replace(list.clone());
+        assert_eq!(clone.of_address(address("10.0.0.1")), None);
+        assert_eq!(clone.of_address(address("192.0.2.1")), Some(Access::Allow));
+        other.set("10.0.0.0/8", Access::Deny).unwrap();
+        assert_eq!(clone.len(), 1, "the other list is one of its own");
+    }
+}

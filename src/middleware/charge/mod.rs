@@ -1,0 +1,5 @@
+//! From a request's head to the limiter's answer: lists and preflight requests first, then the rules' charges.
+
+pub(crate) mod access;
+mod bypass;
+mod take;

@@ -1,0 +1,236 @@
+//! The layer's configuration as requests need it, compiled once. Data, and access to it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use super::decide::delay::Delays;
+use super::diagnostics::Diagnostics;
+use super::respond::headers::{PreparedHeaders, RefusalLayout};
+use super::respond::refusal::PreparedRefusals;
+use super::rule::{BoundRule, LinkedRole, Rule, Settlement};
+use super::settings::Settings;
+use crate::decision::ChargeDecision;
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
+use crate::mode::{Mode, ModeSwitch};
+use crate::outcome::LimiterEvent;
+use crate::policy::Policy;
+
+/// The compiled configuration of a layer, which its services, futures and bodies share.
+pub(super) struct Compiled<L> {
+    pub(super) limiter: Arc<L>,
+    pub(super) settings: Settings,
+    /// The policies of all rules in their order, then the linked ones.
+    pub(super) policies: Arc<[Policy]>,
+    /// For each policy, the rule it belongs to and what is done after the response.
+    terms: Box<[Terms]>,
+    /// For each rule, the place of its linked policy.
+    links: Box<[Option<(usize, LinkedRole)>]>,
+    pub(super) headers: PreparedHeaders,
+    pub(super) refusals: PreparedRefusals,
+    /// The headers of usual refusals.
+    pub(super) layout: Option<RefusalLayout>,
+    /// Where requests wait for their departure, if the layer has a timer.
+    pub(super) delays: Option<Arc<Delays>>,
+    /// Whether the layer has one policy, which is always enforced and never makes a request wait.
+    is_plain: bool,
+    /// Whether anything is done with each request before the service is called.
+    pub(super) prepares: bool,
+    /// The most charges that a request can have.
+    pub(super) most_charges: usize,
+    /// Whether any rule settles charges after the response.
+    pub(super) settles: bool,
+    /// Whether any rule is settled by a `Usage`.
+    pub(super) expects_usage: bool,
+    /// The policies whose quotas the limiter does not support.
+    pub(super) unsupported: Vec<(usize, UnsupportedQuota)>,
+    pub(super) diagnostics: Arc<Diagnostics>,
+    /// The number of configurations of the layer before this one.
+    pub(super) version: u64,
+    /// Where the configuration is that replaces this one, if quotas follow switches.
+    pub(super) live: OnceLock<Weak<Live<L>>>,
+    /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no registry.
+    pub(super) entered: OnceLock<Option<Entered>>,
+}
+
+/// The settings of a policy's rule.
+struct Terms {
+    rule: usize,
+    warn_at_percent: Option<u8>,
+    settlement: Settlement,
+}
+
+/// The configuration of a layer whose quotas follow switches: the one that new requests are decided under.
+pub(super) struct Live<L> {
+    pub(super) current: Mutex<Arc<Compiled<L>>>,
+    pub(super) version: AtomicU64,
+}
+
+impl<L> Live<L> {
+    pub(super) fn current(&self) -> Arc<Compiled<L>> {
+        Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<L: Limiter> Compiled<L> {
+    pub(super) fn new(limiter: Arc<L>, settings: Settings) -> Self {
+        let rules = || settings.rules.iter().map(BoundRule::rule).enumerate();
+        let mut policies: Vec<Policy> = settings.rules.iter().flat_map(BoundRule::policies).cloned().collect();
+        let headers = PreparedHeaders::new(&settings.headers, &policies);
+        let refusals = PreparedRefusals::new(settings.refusals.clone(), &policies);
+        let layout = headers.lay_out_refusal(refusals.headers(), refusals.limited_status());
+        let mut terms: Vec<Terms> = rules()
+            .flat_map(|(at, rule)| {
+                rule.policies.iter().map(move |_| Terms {
+                    rule: at,
+                    warn_at_percent: rule.warn_at_percent,
+                    settlement: rule.settlement.clone(),
+                })
+            })
+            .collect();
+        let links = rules().map(|(at, rule)| {
+            let linked = rule.linked.as_ref()?;
+            policies.push(linked.policy.clone());
+            // A meter counts what its rule charges. A block counts refusals, and no refusal is undone.
+            let settlement = match linked.role {
+                LinkedRole::Meter => rule.settlement.clone(),
+                LinkedRole::Block => Settlement::default(),
+            };
+            terms.push(Terms { rule: at, warn_at_percent: None, settlement });
+            Some((policies.len() - 1, linked.role))
+        });
+        let links = links.collect();
+        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.max_waiting)));
+        let settles = terms.iter().any(|terms| !terms.settlement.is_none());
+        let unsupported: Vec<(usize, UnsupportedQuota)> = policies
+            .iter()
+            .enumerate()
+            .filter_map(|(at, policy)| Some((at, limiter.supports(policy.quota()).err()?)))
+            .collect();
+        let charges = |rule: &Rule| {
+            usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
+        };
+        Self {
+            is_plain: policies.len() == 1
+                && settings.mode.is_none()
+                && rules().all(|(_, rule)| rule.mode.is_none())
+                && delays.is_none()
+                && unsupported.is_empty(),
+            prepares: settings.observer.is_some() || settings.expose_outcome || settings.refund_nested || settles,
+            most_charges: rules().map(|(_, rule)| charges(rule)).sum(),
+            headers,
+            refusals,
+            layout,
+            links,
+            delays,
+            settles,
+            expects_usage: terms.iter().any(|terms| terms.settlement.by_usage),
+            unsupported,
+            diagnostics: Arc::new(Diagnostics::new(&settings)),
+            version: 0,
+            live: OnceLock::new(),
+            entered: OnceLock::new(),
+            policies: policies.into(),
+            terms: terms.into(),
+            limiter,
+            settings,
+        }
+    }
+
+    /// Compiles the configuration that replaces this one in the same layer. Both share the requests that wait, and the
+    /// warnings that were reported.
+    pub(super) fn successor(&self, settings: Settings) -> Self {
+        Self {
+            delays: self.delays.clone(),
+            diagnostics: Arc::clone(&self.diagnostics),
+            version: self.version + 1,
+            live: self.live.clone(),
+            ..Self::new(Arc::clone(&self.limiter), settings)
+        }
+    }
+
+    /// Refunds, and reports a failure that is known at once.
+    pub(super) fn refund(&self, refunds: Vec<Refund>) {
+        if let Reply::Now(Err(error)) = self.limiter.refund(refunds) {
+            self.report_failure(&error);
+        }
+    }
+
+    /// Takes units into debt, whatever is left.
+    pub(super) fn force(&self, policy: usize, key: &Key, units: u64) {
+        let Some(policy) = self.policy_now(policy) else { return };
+        let charge = Charge::new(&policy, key).cost(units).effect(Effect::Force);
+        if let Reply::Now(Err(error)) = self.limiter.settle(&[charge]) {
+            self.report_failure(&error);
+        }
+    }
+
+    /// Returns the state of a key, if the limiter answers at once. Returns `None` if the quota was replaced by a larger one,
+    /// because a request is answered under the quota that it was charged under.
+    pub(super) fn peek_now(&self, policy: usize, key: &Key) -> Option<ChargeDecision> {
+        let now = self.policy_now(policy).filter(|now| self.policy(policy) == Some(now))?;
+        match self.limiter.peek(&[Charge::new(&now, key).cost(0)]) {
+            Reply::Now(Ok(decision)) => decision.charges().first().cloned(),
+            _ => None,
+        }
+    }
+}
+
+impl<L> Compiled<L> {
+    pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
+        self.policies.get(at)
+    }
+
+    /// Returns the policy for refunding and settling what was charged. That is the one that was charged, unless its quota
+    /// was replaced by a larger one: the state, converted back, would have no room for what was used since.
+    pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
+        let own = self.policy(at)?;
+        let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
+        let now = self.live.get().and_then(Weak::upgrade).and_then(|live| live.current().policy(at).cloned());
+        Some(now.filter(|now| now.quota().capacity() > room).unwrap_or_else(|| own.clone()))
+    }
+
+    /// Returns the only policy and its rule, if the layer is plain and its first requests are over.
+    #[inline]
+    pub(super) fn only_policy(&self) -> Option<(&BoundRule, &Policy)> {
+        if !self.is_plain || self.diagnostics.is_watching() {
+            return None;
+        }
+        Some((self.settings.rules.first()?, self.policies.first()?))
+    }
+
+    /// Returns the number of the rule that a policy belongs to.
+    pub(super) fn rule_of(&self, policy: usize) -> usize {
+        self.terms.get(policy).map_or(usize::MAX, |terms| terms.rule)
+    }
+
+    /// Returns what is done with a policy's charges after the response.
+    pub(super) fn settlement(&self, policy: usize) -> Option<&Settlement> {
+        self.terms.get(policy).map(|terms| &terms.settlement)
+    }
+
+    /// Returns the percentage of a policy's capacity from which on a warning is due.
+    pub(super) fn warn_at_percent(&self, policy: usize) -> Option<u8> {
+        self.terms.get(policy)?.warn_at_percent
+    }
+
+    /// Returns the place and the role of a rule's linked policy.
+    pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
+        self.links.get(rule).copied().flatten()
+    }
+
+    /// Returns the mode of a rule now: the milder of its own and the layer's.
+    #[inline]
+    pub(super) fn mode_of(&self, bound: &BoundRule) -> Mode {
+        let now = |switch: Option<&ModeSwitch>| switch.map_or(Mode::Enforce, ModeSwitch::get);
+        now(bound.rule().mode.as_ref()).milder(now(self.settings.mode.as_ref()))
+    }
+
+    /// Reports to the observer that the limiter failed.
+    #[cold]
+    pub(super) fn report_failure(&self, error: &dyn std::fmt::Display) {
+        if let Some(observer) = &self.settings.observer {
+            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+        }
+    }
+}

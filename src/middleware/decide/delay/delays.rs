@@ -1,0 +1,58 @@
+//! The waiting room of a layer. Data: `wait` acts on it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::line::Lines;
+use super::timer::Timer;
+use crate::time::micros_floor;
+
+/// The waiting room of a layer: its timer, and the lines of waiting requests.
+pub(crate) struct Delays {
+    pub(super) timer: Arc<dyn Timer>,
+    pub(super) lines: Lines,
+    waiting: AtomicUsize,
+    /// The most requests that wait at a time.
+    most: usize,
+}
+
+/// The default of the most requests of a layer that wait at a time.
+pub(crate) const MOST_WAITING: usize = 1_000;
+
+/// Counts one request as waiting, until it is dropped.
+pub(crate) struct Counted(pub(super) Arc<Delays>);
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Delays {
+    pub(crate) fn new(timer: Arc<dyn Timer>, most: usize) -> Self {
+        Self { timer, lines: Lines::new(), waiting: AtomicUsize::new(0), most }
+    }
+
+    /// Counts one more request as waiting. Returns `None` if the most wait already.
+    pub(super) fn count(self: &Arc<Self>) -> Option<Counted> {
+        let one_more = |waiting: usize| (waiting < self.most).then_some(waiting + 1);
+        let counted = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
+        counted.is_ok().then(|| Counted(Arc::clone(self)))
+    }
+
+    /// Returns the number of requests that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        micros_floor(self.timer.now())
+    }
+}
+
+impl fmt::Debug for Delays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Delays").field("waiting", &self.waiting()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! Waiting for a departure.
+//!
+//! A request waits before the service is called, and holds nothing meanwhile: the service that was ready is dropped, and a
+//! clone of it is made ready when the time has come.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::Request;
+use smallvec::SmallVec;
+
+use super::delays::Counted;
+use super::line::{Lines, Place, Turn};
+use super::timer::Sleep;
+use crate::decision::{ChargeDecision, Receipt};
+use crate::limiter::Limiter;
+use crate::middleware::decide::mode::makes_wait;
+use crate::middleware::ticket::{Charged, Ticket, effect_of};
+use crate::outcome::OutcomeKind;
+use crate::time::micros_ceil;
+
+impl<L: Limiter> Ticket<L> {
+    /// Returns a place to wait in if the request has to wait. If the most requests wait already, there is none, and the
+    /// request is refused: what it took is refunded, and its queue is over its limit until the request would have departed.
+    #[inline]
+    pub(crate) fn place_to_wait(&mut self) -> Option<Counted> {
+        let waits = self.layer.delays.is_some() && self.kind.passed() && self.answered().iter().any(makes_wait);
+        if waits { self.place_or_refusal() } else { None }
+    }
+
+    #[cold]
+    fn place_or_refusal(&mut self) -> Option<Counted> {
+        let counted = self.layer.delays.as_ref()?.count();
+        if counted.is_none() {
+            let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
+            let delays: SmallVec<[(usize, Duration); 1]> =
+                waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
+            self.take_back();
+            for (at, delay) in delays {
+                let Some(charged) = self.charges.get_mut(at) else { continue };
+                charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
+                let (limit, remaining) = (charged.decision.limit(), charged.decision.remaining());
+                charged.decision = ChargeDecision::denied(limit, remaining, Some(delay))
+                    .with_reset_after(charged.decision.reset_after());
+            }
+            self.kind = OutcomeKind::Limited;
+        }
+        counted
+    }
+
+    fn put_receipt(&mut self, at: usize, receipt: Option<Receipt>) {
+        if let (Some(charged), Some(receipt)) = (self.charges.get_mut(at), receipt) {
+            charged.decision.put_receipt(&receipt);
+        }
+    }
+}
+
+/// A request that waits for its departures: several if several of its policies are queues.
+///
+/// If it is dropped before it departs, it leaves its lines, what it took is refunded, and the observer sees the outcome
+/// [`Abandoned`](OutcomeKind::Abandoned).
+pub(crate) struct Delayed<S, B, L: Limiter> {
+    pub(crate) service: S,
+    /// The request and what it holds, until it departs.
+    held: Option<(Request<B>, Ticket<L>)>,
+    /// The turns that it waits for, with the place of the charge of each.
+    turns: SmallVec<[(usize, Turn); 1]>,
+    /// The instant of the timer until which the request sleeps, in microseconds.
+    sleep: Option<(u64, Sleep)>,
+    counted: Option<Counted>,
+}
+
+impl<S, B, L: Limiter> Delayed<S, B, L> {
+    /// Puts a request into the lines that it has to wait in.
+    #[inline(never)]
+    pub(crate) fn new(service: S, request: Request<B>, mut ticket: Ticket<L>, counted: Counted) -> Box<Self> {
+        let mut turns = SmallVec::new();
+        let Counted(delays) = &counted;
+        let now_us = delays.now_us();
+        for (at, charged) in ticket.charges.iter_mut().enumerate().filter(|(_, charged)| makes_wait(charged)) {
+            let Charged { policy, key, cost, decision, .. } = charged;
+            let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
+            let place = Place { policy: *policy, key: key.clone(), cost: *cost };
+            turns.push((at, delays.lines.join(place, departs_us, decision.take_receipt())));
+        }
+        Box::new(Self { service, held: Some((request, ticket)), turns, sleep: None, counted: Some(counted) })
+    }
+
+    /// Is ready when all departures have come.
+    pub(crate) fn poll_departure(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (Some(Counted(delays)), Some((_, held))) = (&self.counted, &mut self.held) else { return Poll::Ready(()) };
+        let mut now_us = delays.now_us();
+        loop {
+            let mut latest_us = None;
+            self.turns.retain(|(at, turn)| match delays.lines.poll(turn, now_us, cx.waker()) {
+                Some(until_us) => {
+                    latest_us = latest_us.max(Some(until_us));
+                    true
+                }
+                None => {
+                    held.put_receipt(*at, Lines::receipt(turn));
+                    false
+                }
+            });
+            let Some(until_us) = latest_us else { break };
+            if self.sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
+                self.sleep = Some((until_us, delays.timer.sleep_until(Duration::from_micros(until_us))));
+            }
+            let Some((_, sleep)) = &mut self.sleep else { break };
+            std::task::ready!(sleep.as_mut().poll(cx));
+            self.sleep = None;
+            // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
+            now_us = delays.now_us().max(until_us);
+        }
+        self.counted = None;
+        Poll::Ready(())
+    }
+
+    /// Takes the request out after its departure, with what it holds. Returns `None` if it was taken before.
+    pub(crate) fn depart(&mut self) -> Option<(Request<B>, Ticket<L>)> {
+        self.held.take()
+    }
+}
+
+impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
+    fn drop(&mut self) {
+        let Some((request, mut ticket)) = self.held.take() else { return };
+        if let Some(Counted(delays)) = &self.counted {
+            let now_us = delays.now_us();
+            for (at, turn) in self.turns.drain(..) {
+                ticket.put_receipt(at, delays.lines.leave(&turn, now_us));
+            }
+        }
+        self.counted = None;
+        ticket.kind = OutcomeKind::Abandoned;
+        let outcome = ticket.outcome();
+        ticket.refund();
+        // Last, because it is the application's code and may panic.
+        ticket.observe(&request.into_parts().0, &outcome);
+    }
+}

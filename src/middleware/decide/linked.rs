@@ -1,0 +1,117 @@
+//! Rules with a linked policy: a block after refusals, or a meter for what is beyond the quota.
+//!
+//! The linked policy's charge stands behind those of its rule, and the limiter takes it only when one of them is refused.
+
+use smallvec::SmallVec;
+
+use crate::decision::ChargeDecision;
+use crate::limiter::{Effect, Limiter};
+use crate::middleware::compiled::Compiled;
+use crate::middleware::rule::LinkedRole;
+use crate::middleware::ticket::{Charged, Charges, Ticket, is_strike};
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+
+/// Adds the charge of a rule's linked policy behind those of the rule, which begin at `first`.
+#[cold]
+pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, first: usize) {
+    let Some(last) = charges.last() else { return };
+    let (key, mode) = (last.key.clone(), last.mode);
+    let cost = match role {
+        LinkedRole::Block => 1,
+        // Only a rule that enforces meters: in other modes, what is beyond the quota passes anyway.
+        LinkedRole::Meter if mode != Mode::Enforce => return,
+        LinkedRole::Meter => last.cost,
+    };
+    if role == LinkedRole::Meter {
+        charges.iter_mut().skip(first).for_each(|charged| charged.effect = Effect::Observe);
+    }
+    let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX); // a rule with a linked policy has no more
+    charges.push(Charged { effect: Effect::OnRefusal { of }, ..Charged::new(policy, key, cost, mode) });
+}
+
+/// Returns the charge that is linked to the one at `at`, and what it counts.
+fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
+    let charged = charges.get(at)?;
+    let (place, of) = charges.iter().enumerate().skip(at + 1).find_map(|(place, charged)| match charged.effect {
+        Effect::OnRefusal { of } => Some((place, usize::from(of))),
+        _ => None,
+    })?;
+    // A rule that enforces observes its quota only if it meters.
+    let meters = charged.effect == Effect::Observe && charged.mode == Mode::Enforce;
+    let role = if meters { LinkedRole::Meter } else { LinkedRole::Block };
+    (place - of <= at).then_some((charges.get(place)?, role))
+}
+
+/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy: the block's
+/// if that is closed for longer. Returns `None` for the charge of a linked policy.
+pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDecision)> {
+    let charged = charges.get(at).filter(|charged| !matches!(charged.effect, Effect::OnRefusal { .. }))?;
+    let own = &charged.decision;
+    Some(match linked_to(charges, at) {
+        None => (charged.is_refused(), own),
+        Some((meter, LinkedRole::Meter)) => (charged.is_refused() && meter.is_refused(), own),
+        Some((block, LinkedRole::Block)) if block.is_refused() => {
+            (true, if block.decision.retry_us() > own.retry_us() { &block.decision } else { own })
+        }
+        Some((_, LinkedRole::Block)) => (charged.is_refused(), own),
+    })
+}
+
+/// Returns whether the policy of the charge at `at` refuses its request.
+pub(crate) fn refuses(charges: &[Charged], at: usize) -> bool {
+    let Some(charged) = charges.get(at) else { return false };
+    match charged.effect {
+        // A full meter refuses by its rule's quota.
+        Effect::OnRefusal { .. } => {
+            let before = at.checked_sub(1).and_then(|before| linked_to(charges, before));
+            charged.is_refused() && before.is_none_or(|(_, role)| role == LinkedRole::Block)
+        }
+        // The block of a rule refuses for itself.
+        Effect::Enforce => charged.is_refused(),
+        _ => status(charges, at).is_some_and(|(refuses, _)| refuses),
+    }
+}
+
+/// Returns what becomes of a request whose charges were decided as `kind`, taking blocks and meters into account.
+pub(crate) fn kind<L>(layer: &Compiled<L>, kind: OutcomeKind, charges: &[Charged]) -> OutcomeKind {
+    let refused =
+        |is_it: &dyn Fn(&Charged) -> bool| charges.iter().any(|charged| charged.is_refused() && is_it(charged));
+    match kind {
+        OutcomeKind::Limited if refused(&|charged| is_strike(layer, charged)) => OutcomeKind::Blocked,
+        OutcomeKind::Allowed | OutcomeKind::Delayed | OutcomeKind::ShadowLimited
+            if refused(&|charged| charged.effect == Effect::Observe) =>
+        {
+            OutcomeKind::Overage
+        }
+        kind => kind,
+    }
+}
+
+impl<L: Limiter> Ticket<L> {
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block that
+    /// enforces would have let nothing be taken, so the rule goes on to decide as it would then.
+    #[cold]
+    pub(crate) fn take_nothing_while_closed(&mut self) {
+        let mut closed: SmallVec<[usize; 4]> = SmallVec::new();
+        for (at, block) in self.charges.iter().enumerate() {
+            if let Effect::OnRefusal { of } = block.effect {
+                if block.mode != Mode::Enforce && !block.decision.is_allowed() {
+                    closed.extend(at.saturating_sub(usize::from(of))..at);
+                }
+            }
+        }
+        let mut receipts: SmallVec<[_; 4]> = SmallVec::new();
+        let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
+        for at in closed {
+            if let Some(receipt) = self.charges.get_mut(at).and_then(|charged| charged.decision.take_receipt()) {
+                taken.push((at, receipt.units()));
+                receipts.push((at, receipt));
+            }
+        }
+        self.refund_receipts(receipts);
+        for (at, units) in taken {
+            self.update(at, units, 0);
+        }
+    }
+}

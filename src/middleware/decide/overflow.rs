@@ -1,0 +1,90 @@
+//! The overflow: the service that answers requests that are over a quota, if there is one.
+
+use std::future::{Future, Pending, pending};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use crate::middleware::body::{BoxError, RefusalBody};
+
+/// What a layer does with requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
+///
+/// `S` is the service within the layer, `B` the body of its requests.
+pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {
+    /// The error of the overflow's service.
+    type Error: Into<S::Error>;
+
+    /// The body of the overflow's responses. The layer converts it into the body type of the service
+    /// inside.
+    type Body: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
+
+    /// The overflow's response.
+    type Future: Future<Output = Result<Response<Self::Body>, Self::Error>>;
+
+    /// A service that is ready to be called, if there is one at this moment.
+    #[doc(hidden)]
+    fn ready(&self, cx: &mut Context<'_>) -> Poll<Result<Self, Self::Error>>;
+
+    /// Calls it, once it is ready.
+    #[doc(hidden)]
+    fn call(self, request: Request<B>) -> Self::Future;
+}
+
+/// Only the types of this file are overflows.
+pub trait Sealed {}
+
+/// Requests that are over a quota are refused.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct NoOverflow;
+
+impl Sealed for NoOverflow {}
+
+impl<S: Service<Request<B>>, B> Overflow<S, B> for NoOverflow {
+    type Error = S::Error;
+    type Body = RefusalBody;
+    type Future = Pending<Result<Response<RefusalBody>, S::Error>>;
+
+    fn ready(&self, _: &mut Context<'_>) -> Poll<Result<Self, S::Error>> {
+        Poll::Pending
+    }
+
+    fn call(self, _: Request<B>) -> Self::Future {
+        pending()
+    }
+}
+
+/// Requests that are over a quota go to this service; see [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow).
+#[derive(Clone, Copy, Debug)]
+pub struct OverflowTo<T>(T);
+
+impl<T> OverflowTo<T> {
+    pub(crate) fn new(service: T) -> Self {
+        Self(service)
+    }
+}
+
+impl<T> Sealed for OverflowTo<T> {}
+
+impl<S, B, T, C> Overflow<S, B> for OverflowTo<T>
+where
+    S: Service<Request<B>>,
+    T: Service<Request<B>, Response = Response<C>, Error: Into<S::Error>> + Clone,
+    C: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    type Error = T::Error;
+    type Body = C;
+    type Future = T::Future;
+
+    fn ready(&self, cx: &mut Context<'_>) -> Poll<Result<Self, T::Error>> {
+        let mut service = self.clone();
+        service.0.poll_ready(cx).map_ok(|()| service)
+    }
+
+    fn call(mut self, request: Request<B>) -> T::Future {
+        self.0.call(request)
+    }
+}

@@ -1,0 +1,289 @@
+//! Warnings about likely misconfigurations. A layer watches its first requests. After that, the watch costs each request
+//! two atomic loads.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::header::{FORWARDED, HeaderName};
+use http::request::Parts;
+
+use super::charge::access::BoundList;
+use super::rule::{BoundRule, LinkedRole, MissingKey, RuleMatch};
+use super::settings::Settings;
+use crate::key::{Key, peer_address};
+use crate::outcome::{Observer, Outcome};
+use crate::policy::Policy;
+use crate::setup_warning::{SetupWarning, SetupWarningKind};
+
+/// The number of first requests that are watched.
+const LOOKED_AT: u32 = 256;
+
+/// A rule is reported if it applies to none of this many requests.
+const APPLIES_TO_NONE: u32 = 1_000;
+
+/// A rule is reported if it applies to this many requests and none of them has a key.
+const KEYLESS: u32 = 32;
+
+/// [`KEYLESS`] for a rule that exempts requests without a key, because they may be usual.
+const KEYLESS_EXEMPT: u32 = 1_000;
+
+/// The number of first requests for which a rule is watched.
+const RULE_LOOKED_AT: u32 = 10_000;
+
+/// The headers in which proxies report the client.
+const FORWARDING: [HeaderName; 3] =
+    [HeaderName::from_static("x-forwarded-for"), FORWARDED, HeaderName::from_static("x-real-ip")];
+
+/// The warnings of a layer, and what is still watched.
+pub(super) struct Diagnostics {
+    observer: Option<Arc<dyn Observer>>,
+    /// At most one of each kind.
+    noticed: Mutex<Vec<SetupWarning>>,
+    /// The number of requests that are still watched.
+    to_look_at: AtomicU32,
+    /// One for each rule.
+    rules: Box<[KeyWatch]>,
+    /// One for each list.
+    lists: Box<[KeyWatch]>,
+    /// The number of rules and lists that are still watched.
+    new: AtomicU32,
+}
+
+/// The watch over one rule or list, until a request has its key.
+#[derive(Default)]
+struct KeyWatch {
+    /// Whether the watch has ended.
+    known: AtomicBool,
+    asked: AtomicU32,
+    applied: AtomicU32,
+}
+
+impl Diagnostics {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            observer: settings.observer.clone(),
+            noticed: Mutex::default(),
+            to_look_at: AtomicU32::new(LOOKED_AT),
+            rules: settings.rules.iter().map(|_| KeyWatch::default()).collect(),
+            lists: settings.access.iter().map(|_| KeyWatch::default()).collect(),
+            new: AtomicU32::new(u32::try_from(settings.rules.len() + settings.access.len()).unwrap_or(u32::MAX)),
+        }
+    }
+
+    /// Whether anything is still watched.
+    #[inline]
+    pub(super) fn is_watching(&self) -> bool {
+        self.looks() || self.looks_for_keys()
+    }
+
+    /// Whether the keys of rules and lists are still watched.
+    pub(super) fn looks_for_keys(&self) -> bool {
+        self.new.load(Ordering::Relaxed) > 0
+    }
+
+    /// Ends the watch over a rule or list. Returns `false` if another thread has ended it.
+    fn is_known_now(&self, of: &KeyWatch) -> bool {
+        let first = !of.known.swap(true, Ordering::Relaxed);
+        self.new.fetch_sub(u32::from(first), Ordering::Relaxed);
+        first
+    }
+
+    /// Whether requests are still watched.
+    pub(super) fn looks(&self) -> bool {
+        self.to_look_at.load(Ordering::Relaxed) > 0
+    }
+
+    /// Returns the first warning.
+    pub(super) fn first(&self) -> Option<SetupWarning> {
+        self.noticed.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+    }
+
+    /// Records a warning. Returns it if it is the first of its kind.
+    fn note(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) -> Option<SetupWarning> {
+        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        if noticed.iter().any(|setup_warning| setup_warning.kind() == kind) {
+            return None;
+        }
+        let setup_warning = SetupWarning::new(kind, text());
+        noticed.push(setup_warning.clone());
+        Some(setup_warning)
+    }
+}
+
+/// Counts down to 0. Returns whether it was above 0.
+fn count_down(left: &AtomicU32) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+fn forwarding_header(parts: &Parts) -> Option<HeaderName> {
+    FORWARDING.into_iter().find(|name| parts.headers.contains_key(name))
+}
+
+impl Diagnostics {
+    pub(super) fn notice(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) {
+        // Not reported under the lock.
+        let Some(setup_warning) = self.note(kind, text) else { return };
+        match &self.observer {
+            Some(observer) => observer.on_setup_warning(&setup_warning),
+            None => setup_warning.report(),
+        }
+    }
+
+    /// Watches one of the first requests of a layer.
+    pub(super) fn look_at_request(&self, settings: &Settings, parts: &Parts) {
+        if count_down(&self.to_look_at) {
+            self.look_for_peer(settings, parts);
+        }
+    }
+
+    fn look_for_peer(&self, settings: &Settings, parts: &Parts) {
+        let user = if settings.rules.iter().any(BoundRule::is_by_peer) {
+            "a rule counts by key::peer_ip"
+        } else if settings.access.iter().any(BoundList::is_by_peer) {
+            "an access list looks up key::peer_ip"
+        } else {
+            return;
+        };
+        if peer_address(parts).is_none() {
+            self.peer_is_unknown(user);
+        }
+        if let Some(name) = forwarding_header(parts) {
+            self.notice(SetupWarningKind::ProxyNotTrusted, || {
+                format!(
+                    "{user}, and a request has the header {name}: behind a proxy all clients share the proxy's address, so \
+                     take key::client_ip(TrustedProxies::count(1)?) or name the proxies' networks; without a proxy a client \
+                     has made the header up, and there is nothing to do"
+                )
+            });
+        }
+    }
+
+    fn peer_is_unknown(&self, user: &str) {
+        self.notice(SetupWarningKind::PeerUnknown, || {
+            format!(
+                "{user}, and a request has no peer's address: pass it on (axum: serve \
+                 into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the feature \
+                 `tonic`; others: insert a key::PeerAddr into the request's extensions)"
+            )
+        });
+    }
+
+    /// Watches what a rule makes of a request.
+    #[cold]
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, matched: &RuleMatch) {
+        let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let (applies, has_key) = match matched {
+            RuleMatch::None => (false, false),
+            RuleMatch::Charge { key, .. } => (true, *key != Key::keyless()),
+            RuleMatch::KeyMissing | RuleMatch::Exempt => (true, false),
+        };
+        let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
+        let missing_key = bound.rule().missing_key;
+        let keyless = if missing_key == MissingKey::Exempt { KEYLESS_EXEMPT } else { KEYLESS };
+        let finding = if has_key || asked >= RULE_LOOKED_AT {
+            None
+        } else if applied >= keyless {
+            Some(SetupWarningKind::KeyNeverFound)
+        } else if applied == 0 && asked >= APPLIES_TO_NONE {
+            Some(SetupWarningKind::NeverApplies)
+        } else {
+            return;
+        };
+        if !self.is_known_now(rule) {
+            return;
+        }
+        let name = bound.policies().first().map_or("", Policy::name);
+        match finding {
+            Some(SetupWarningKind::NeverApplies) => self.notice(SetupWarningKind::NeverApplies, || {
+                format!(
+                    "the policy {name:?} applied to none of the first {asked} requests, so the condition of its rule \
+                     (Rule::when) may never hold: inside of axum's `nest` a request's URI lacks the prefix, so test \
+                     key::original_uri(request) instead; if such requests are rare, there is nothing to do"
+                )
+            }),
+            Some(_) if bound.needs_peer() => self.peer_is_unknown("a rule counts by the address of the client"),
+            Some(_) => self.notice(SetupWarningKind::KeyNeverFound, || {
+                let fate = match missing_key {
+                    MissingKey::Reject => "are refused",
+                    MissingKey::Shared => "share one allowance",
+                    MissingKey::Exempt => "are not limited",
+                };
+                format!(
+                    "none of the first {applied} requests that the policy {name:?} applies to had a key, and requests \
+                     without one {fate}: if another layer puts the key into requests (authentication), place that layer \
+                     outside of this one; if the extractor reads a header or a cookie, check its name; if no client sent \
+                     one yet, there is nothing to do"
+                )
+            }),
+            None => {}
+        }
+    }
+
+    /// Watches whether a request has the key of a list.
+    #[cold]
+    pub(super) fn look_at_list(&self, at: usize, has_key: bool) {
+        let Some(list) = self.lists.get(at).filter(|list| !list.known.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let asked = list.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if !has_key && asked < KEYLESS_EXEMPT {
+            return;
+        }
+        if self.is_known_now(list) && !has_key {
+            self.notice(SetupWarningKind::KeyNeverFound, || {
+                format!(
+                    "none of the first {asked} requests had the key by which access list {} of the layer is asked, so it \
+                     neither allows nor denies anybody: if another layer puts the key into requests (authentication), \
+                     place that layer outside of this one; if the extractor reads a header or a cookie, check its name; \
+                     if no client sent one yet, there is nothing to do",
+                    at + 1
+                )
+            });
+        }
+    }
+
+    /// Watches one of the first requests that a list exempts.
+    #[cold]
+    pub(super) fn look_for_allowed_proxy(&self, list: &BoundList, parts: &Parts) {
+        let Some(name) = forwarding_header(parts) else { return };
+        if list.decided_by_peer(parts) {
+            self.notice(SetupWarningKind::ProxyAllowed, || {
+                format!(
+                    "an access list allows a request by the address of its peer, and the request has the header {name}: if \
+                     the peer is a proxy, the list exempts every client behind it, so take \
+                     key::client_network(TrustedProxies::count(1)?, Prefixes::exact()) for the list or name the proxies' \
+                     networks"
+                )
+            });
+        }
+    }
+
+    /// Warns about a refused request that can never pass.
+    #[cold]
+    pub(super) fn look_for_never(&self, settings: &Settings, outcome: &Outcome) {
+        let never = outcome.violated().find(|status| {
+            // What is too much for a quota may be meant for its meter, which now is full.
+            let metered = settings.rules.iter().filter(|bound| bound.policies().contains(status.policy()));
+            let mut meters =
+                metered.filter_map(|bound| bound.rule().linked.as_ref()).filter(|own| own.role == LinkedRole::Meter);
+            let fits = meters.any(|meter| status.cost() <= meter.policy.quota().capacity());
+            status.decision().is_never() && !fits
+        });
+        // A quota of 0 is a switch.
+        if let Some(status) = never.filter(|status| status.policy().quota().limit() > 0) {
+            self.notice(SetupWarningKind::NeverPasses, || {
+                format!(
+                    "a request cost {} units of the policy {:?} ({}), of which no more than {} can pass at once, so it is \
+                     refused for good: raise the quota's burst or limit, lower the cost, or answer such requests otherwise",
+                    status.cost(),
+                    status.policy().name(),
+                    status.policy().quota(),
+                    status.policy().quota().capacity(),
+                )
+            });
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Following quota switches: when a quota changes, the layer's configuration is compiled anew and replaced as a whole.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::compiled::{Compiled, Live};
+use super::rule::{BoundRule, Follow};
+use crate::limiter::{Limiter, UnsupportedQuota};
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+/// Returns the shared slot of the layer's newest configuration. Returns `None` if no rule has a quota switch.
+pub(super) fn follow_switches<L: Limiter>(compiled: &Arc<Compiled<L>>) -> Option<Arc<Live<L>>> {
+    let rules = || compiled.settings.rules.iter().map(BoundRule::rule);
+    if rules().all(|rule| rule.switch.is_none()) {
+        return None;
+    }
+    let (current, version) = (Mutex::new(Arc::clone(compiled)), AtomicU64::new(compiled.version));
+    let live = Arc::new(Live { current, version });
+    let _ = compiled.live.set(Arc::downgrade(&live));
+    let follower: Weak<dyn Follow> = Arc::downgrade(&(Arc::clone(&live) as Arc<dyn Follow>));
+    for switch in rules().filter_map(|rule| rule.switch.as_ref()) {
+        switch.enter(Weak::clone(&follower));
+    }
+    // The quotas may have changed since the rules were made.
+    live.follow();
+    Some(live)
+}
+
+impl<L> Live<L> {
+    /// Replaces a configuration that is not the current one.
+    #[inline]
+    pub(super) fn catch_up(&self, compiled: &mut Arc<Compiled<L>>) {
+        // Acquire, with the Release in `follow`: what is read under the lock is then at least as new.
+        if self.version.load(Ordering::Acquire) != compiled.version {
+            *compiled = self.current();
+        }
+    }
+}
+
+impl<L: Limiter> Follow for Live<L> {
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.current().limiter.supports(quota)
+    }
+
+    fn follow(&self) {
+        loop {
+            let before = self.current();
+            let mut settings = before.settings.clone();
+            for bound in &mut settings.rules {
+                bound.rule_mut().follow_switch();
+            }
+            let policies =
+                |rules: &[BoundRule]| -> Vec<Policy> { rules.iter().flat_map(BoundRule::policies).cloned().collect() };
+            if policies(&settings.rules) == policies(&before.settings.rules) {
+                return;
+            }
+            // Not under the lock: this calls the limiter, which is the application's code.
+            let next = Arc::new(before.successor(settings));
+            {
+                let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+                if !Arc::ptr_eq(&current, &before) {
+                    continue; // another thread replaced it first
+                }
+                self.version.store(next.version, Ordering::Release);
+                *current = Arc::clone(&next);
+            }
+            let was_entered = before.entered.get().is_some();
+            drop(before); // it leaves the registry, unless requests are still decided under it
+            if was_entered {
+                next.look_at_setup();
+            }
+            return;
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Which headers report quotas to clients, and when: the configuration.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderName;
+use http::header::RETRY_AFTER;
+
+use crate::key::Key;
+use crate::policy::Policy;
+
+use super::content::{Content, Header, List};
+use super::legacy::{HeadersError, LegacyHeaders};
+use super::reset::{ResetEncoding, ResetMeaning};
+use super::wait::{Jitter, Waits};
+
+const RATE_LIMIT: &str = "ratelimit";
+const RATE_LIMIT_POLICY: &str = "ratelimit-policy";
+
+/// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
+/// 11](Self::draft_11) on every response, and `Retry-After` on refusals.
+///
+/// ```
+/// use tower_ratelimit::{middleware::{ResetEncoding, When}, Headers};
+///
+/// // The draft's headers and the older ones together, only when little remains.
+/// let headers = Headers::draft_11()
+///     .and(Headers::x_rate_limit(ResetEncoding::EpochSeconds))
+///     .send(When::NearExhaustion { percent: 20 });
+/// # assert_eq!(headers.names().len(), 6);
+/// ```
+///
+/// # How quotas are reported
+///
+/// * What remains is rounded down, and every time is rounded up. A policy that refused is reported
+///   with nothing remaining.
+/// * `Retry-After` is in whole seconds, at least 1: the longest wait of the policies that refused.
+///   It is absent if no wait helps, because a cost is above its policy's capacity.
+/// * Redirects (3xx) carry only `Retry-After`, because the other headers could keep a client from
+///   following them.
+/// * Headers that a response already has, from an inner layer or a handler, are merged. Related
+///   headers always come from one source:
+///   * Lists are extended. If both sources have an item for a policy, the one with less remaining
+///     is used in both headers.
+///   * Single-valued headers of the response stay if their `remaining` is at most ours. Otherwise
+///     ours replace all of them, also others with the prefix, such as `X-RateLimit-Used`.
+///   * The later `Retry-After` stays.
+///   * A value that cannot be read is replaced, because clients would ignore it or the whole
+///     header.
+/// * In browsers, scripts see these headers, also `Retry-After`, only if
+///   `Access-Control-Expose-Headers` names them. Give [`names`](Self::names) to tower-http's
+///   `CorsLayer::expose_headers`.
+#[derive(Clone, Debug)]
+pub struct Headers {
+    pub(super) formats: Vec<Format>,
+    pub(super) retry_after: bool,
+    pub(super) waits: Waits,
+    pub(super) partition: Option<PartitionKey>,
+}
+
+/// Says when the headers are sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum When {
+    /// Never.
+    Never,
+    /// When the request is refused.
+    OnRefusal,
+    /// When the request is refused, or at most `percent` of some policy's limit remains.
+    NearExhaustion {
+        /// Percent of the limit.
+        percent: u8,
+    },
+    /// With every response to a request that a policy applied to.
+    #[default]
+    Always,
+}
+
+impl Headers {
+    /// Sends `RateLimit-Policy: "default";q=100;w=60` and `RateLimit: "default";r=99;t=60`, as in
+    /// draft-ietf-httpapi-ratelimit-headers-11 (May 2026; the same on the wire since revision 08),
+    /// and `Retry-After`.
+    ///
+    /// * `q` is the capacity, and `w` the seconds in which it refills. So a token bucket reports
+    ///   its burst.
+    /// * `t` is the effective window: at most `r` may be used within it. It is not the time until
+    ///   the quota is full.
+    /// * For a policy that refused, `t` is the wait, like `Retry-After`. It is absent if no wait
+    ///   helps.
+    ///
+    /// The draft is work in progress and not a standard.
+    #[must_use]
+    pub fn draft_11() -> Self {
+        Self::with(vec![
+            Header::new(RATE_LIMIT_POLICY, Content::List(List::Policies)),
+            Header::new(RATE_LIMIT, Content::List(List::Limits)),
+        ])
+    }
+
+    /// Sends `RateLimit-Policy: 100;w=60` and `RateLimit: limit=100, remaining=50, reset=5`, as in
+    /// draft 07 (2023), and `Retry-After`.
+    ///
+    /// `RateLimit` reports the policy that binds. Its `reset` is the time until the quota is full,
+    /// or after a refusal the wait.
+    #[must_use]
+    pub fn draft_07() -> Self {
+        Self::with(vec![
+            Header::new(RATE_LIMIT_POLICY, Content::List(List::Nameless)),
+            Header::new(RATE_LIMIT, Content::Dictionary),
+        ])
+    }
+
+    /// Sends `RateLimit-Policy: 100;w=60`, `RateLimit-Limit: 100`, `RateLimit-Remaining: 50` and
+    /// `RateLimit-Reset: 5`, as in draft 06 (2022), and `Retry-After`. The values are those of
+    /// [`draft_07`](Self::draft_07).
+    #[must_use]
+    pub fn draft_06() -> Self {
+        Self::with(vec![
+            Header::new(RATE_LIMIT_POLICY, Content::List(List::Nameless)),
+            Header::new("ratelimit-limit", Content::Limit),
+            Header::new("ratelimit-remaining", Content::Remaining),
+            Header::new("ratelimit-reset", Content::DraftReset),
+        ])
+    }
+
+    /// Sends `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Reset`, and `Retry-After`.
+    /// The reset is when the quota is full.
+    ///
+    /// Servers encode the reset in different ways, so you have to choose one.
+    ///
+    /// Older versions of `ratelimit-header-parser` (npm) read `RateLimit` first, as draft 07, and
+    /// find no numbers in draft 11's. Do not send [`draft_11`](Self::draft_11) beside this format
+    /// to their users. Send this format alone, or [`draft_07`](Self::draft_07).
+    #[must_use]
+    pub fn x_rate_limit(reset: ResetEncoding) -> Self {
+        Self::with(vec![
+            Header::new("x-ratelimit-limit", Content::Limit),
+            Header::new("x-ratelimit-remaining", Content::Remaining),
+            Header::new("x-ratelimit-reset", Content::Reset(reset, ResetMeaning::Full)),
+        ])
+    }
+
+    /// Sends the headers of GitHub's API: `x-ratelimit-limit`, `-remaining`, `-used`, and `-reset`
+    /// in seconds since the epoch. Also sends `Retry-After`.
+    #[must_use]
+    pub fn github() -> Self {
+        Self::with(vec![
+            Header::new("x-ratelimit-limit", Content::Limit),
+            Header::new("x-ratelimit-remaining", Content::Remaining),
+            Header::new("x-ratelimit-used", Content::Used),
+            Header::new("x-ratelimit-reset", Content::Reset(ResetEncoding::EpochSeconds, ResetMeaning::Full)),
+        ])
+    }
+
+    /// Sends headers of your own names, and `Retry-After`.
+    ///
+    /// # Errors
+    /// Returns an error if a name is not a valid header name, comes twice, or has another meaning
+    /// in HTTP or gRPC.
+    pub fn legacy(headers: LegacyHeaders) -> Result<Self, HeadersError> {
+        Ok(Self::with(headers.into_headers()?))
+    }
+
+    /// Sends no headers, not even `Retry-After`.
+    #[must_use]
+    pub fn none() -> Self {
+        Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None }
+    }
+
+    /// Sends the headers of `other`, too, each format [when](Self::send) it says.
+    ///
+    /// If both have a header, that of `self` is sent. `Retry-After` is sent if either sends it. The
+    /// shorter of the two [longest waits](Self::max_wait) is used. The jitter of `other` is used
+    /// only if `self` has none.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        for mut format in other.formats {
+            format.headers.retain(|header| self.headers().all(|known| known.name != header.name));
+            self.formats.push(format);
+        }
+        self.retry_after |= other.retry_after;
+        self.partition = self.partition.or(other.partition);
+        self.waits = self.waits.and(other.waits);
+        self
+    }
+
+    /// Sets when the headers chosen so far are sent. `Retry-After` is sent on refusals in any case.
+    #[must_use]
+    pub fn send(mut self, when: When) -> Self {
+        for format in &mut self.formats {
+            format.when = when;
+        }
+        self
+    }
+
+    /// Sets whether `Retry-After` is sent on refusals.
+    #[must_use]
+    pub fn retry_after(mut self, send: bool) -> Self {
+        self.retry_after = send;
+        self
+    }
+
+    /// Sets the longest wait that is reported, by default one day, because huge values can harm
+    /// clients.
+    ///
+    /// It caps `Retry-After`, the `t` of a policy with nothing remaining, the drafts' `reset` after
+    /// a refusal, resets of the meanings [`NextUnit`](ResetMeaning::NextUnit) and
+    /// [`Window`](ResetMeaning::Window) after a refusal, and gRPC's equivalents. It does not cap a
+    /// `t` beside something that remains: that is not a wait, and a smaller value would invite a
+    /// higher rate. A value below one second does not reduce waits below 1 s.
+    #[must_use]
+    pub fn max_wait(mut self, max: Duration) -> Self {
+        self.waits.limit_to(max);
+        self
+    }
+
+    /// Lengthens the waits of refusals, so that clients do not all return at once. By default
+    /// nothing is added.
+    #[must_use]
+    pub fn jitter(mut self, jitter: Jitter) -> Self {
+        self.waits.add(jitter);
+        self
+    }
+
+    /// Sends the draft's partition key `pk` in the items of [`draft_11`](Self::draft_11)'s
+    /// `RateLimit`. `name` returns its bytes for a policy and the request's key.
+    ///
+    /// By default none is sent, which is the safe choice, because clients and every proxy on the
+    /// way can read it. Never send the key itself if it is a secret or an address, nor its plain
+    /// hash, which can be guessed. Send a public name, such as a tenant's, or a keyed hash (HMAC).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Headers, Key, Policy};
+    ///
+    /// let headers = Headers::draft_11().partition_keys(|policy: &Policy, key: &Key| {
+    ///     // Tenants' names are public, users' are not.
+    ///     (policy.name() == "tenant").then(|| key.as_bytes().to_vec())
+    /// });
+    /// ```
+    #[must_use]
+    pub fn partition_keys(mut self, name: impl Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
+        self.partition = Some(PartitionKey(Arc::new(name)));
+        self
+    }
+
+    /// Returns the names of all headers that may be sent, for `Access-Control-Expose-Headers`.
+    #[must_use]
+    pub fn names(&self) -> Vec<HeaderName> {
+        let sent = self.formats.iter().filter(|format| format.when != When::Never);
+        let names = sent.flat_map(|format| &format.headers).map(|header| header.name.clone());
+        names.chain(self.retry_after.then_some(RETRY_AFTER)).collect()
+    }
+
+    fn with(headers: Vec<Header>) -> Self {
+        Self { formats: vec![Format::new(headers)], retry_after: true, ..Self::none() }
+    }
+
+    pub(super) fn headers(&self) -> impl Iterator<Item = &Header> {
+        self.formats.iter().flat_map(|format| &format.headers)
+    }
+}
+
+impl Default for Headers {
+    fn default() -> Self {
+        Self::draft_11()
+    }
+}
+
+/// Returns the partition key of a request's key, if it has one.
+type NamePartition = dyn Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync;
+
+#[derive(Clone)]
+pub(super) struct PartitionKey(pub(super) Arc<NamePartition>);
+
+impl fmt::Debug for PartitionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("PartitionKey")
+    }
+}
+
+/// Headers that are sent together.
+#[derive(Clone, Debug)]
+pub(super) struct Format {
+    pub(super) headers: Vec<Header>,
+    pub(super) when: When,
+    /// The header that reports what remains. It is kept apart because [`Headers::and`] removes it
+    /// from `headers` if an earlier format has it too.
+    pub(super) remaining: Option<Header>,
+}
+
+impl Format {
+    fn new(headers: Vec<Header>) -> Self {
+        let remaining = headers.iter().find(|header| header.content.reports_remaining()).cloned();
+        Self { headers, when: When::default(), remaining }
+    }
+}

@@ -1,0 +1,235 @@
+//! The headers of draft-ietf-httpapi-ratelimit-headers: revisions 11 (the format since 08), 07 and 06.
+//!
+//! Strings, integers, lists and parameters are serialized as in RFC 9651, and parameters always in
+//! one order.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use http::HeaderValue;
+
+use crate::policy::{Policy, REQUESTS};
+use crate::quota::{Quota, UNITS_MAX};
+use crate::time::micros_ceil;
+
+use super::content::List;
+use super::item_cache;
+use super::text::{Text, four_digits, leading_zeros};
+use super::wait::{SECOND_US, seconds_ceil};
+
+/// A quota as clients learn it: `quota` units per `window` seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Advertised {
+    pub(crate) quota: u64,
+    pub(crate) window: u64,
+}
+
+impl Advertised {
+    /// Returns the capacity, and the time in which it is restored, in whole seconds. A bucket with
+    /// burst 20 at 100 per minute is 20 per 12 s.
+    ///
+    /// The window is at least one second. A quota with a shorter period, whose capacity is its
+    /// limit, is scaled to one second and rounded down (10 per 100 ms is 100 per 1 s). Another
+    /// capacity is reported per 1 s, which is cautious.
+    pub(crate) fn new(quota: &Quota) -> Self {
+        let (capacity, period_us) = (quota.capacity(), quota.spec().period_us);
+        let seconds = |us| seconds_ceil(us).max(1);
+        if capacity == 0 {
+            return Self { quota: 0, window: seconds(period_us) };
+        }
+        if capacity == quota.limit() && period_us < SECOND_US {
+            let scaled = u128::from(capacity) * u128::from(SECOND_US) / u128::from(period_us.max(1));
+            return Self { quota: u64::try_from(scaled).unwrap_or(u64::MAX).min(UNITS_MAX), window: 1 };
+        }
+        Self { quota: capacity, window: seconds(micros_ceil(quota.refill_time())) }
+    }
+}
+
+/// Writes a policy as `"default";q=100;w=60` or `"default";q=100;qu="tokens";w=60`, or for a
+/// nameless list as `100;w=60`.
+pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
+    let Advertised { quota, window } = Advertised::new(policy.quota());
+    text.push_separator();
+    if list != List::Nameless {
+        push_string(text, policy.name());
+        text.push(b";q=");
+    }
+    text.push_field_integer(quota);
+    if list != List::Nameless && policy.quota_unit() != REQUESTS {
+        text.push(b";qu=");
+        push_string(text, policy.quota_unit());
+    }
+    text.push(b";w=");
+    text.push_field_integer(window);
+}
+
+/// Writes a policy's name or unit as a string. Both are printable ASCII, see [`Policy`].
+fn push_string(text: &mut Text, name: &str) {
+    text.push(b"\"");
+    for byte in name.bytes() {
+        if byte == b'"' || byte == b'\\' {
+            text.push(b"\\");
+        }
+        text.push(&[byte]);
+    }
+    text.push(b"\"");
+}
+
+/// Returns `"default";r=`, the beginning of an item of draft 11.
+pub(super) fn item_start(policy: &Policy) -> Text {
+    let mut text = Text::new();
+    push_item_start(&mut text, policy);
+    text
+}
+
+fn push_item_start(text: &mut Text, policy: &Policy) {
+    push_string(text, policy.name());
+    text.push(b";r=");
+}
+
+/// Writes `"default";r=99;t=60`.
+pub(super) fn push_item(text: &mut Text, policy: &Policy, remaining: u64, window: Option<u64>) {
+    text.push_separator();
+    push_item_start(text, policy);
+    text.push(ItemEnd::new(remaining, window).as_bytes());
+}
+
+/// Writes `;pk=:d2hvbQ==:`, the end of an item with a partition key.
+pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
+    text.push(b";pk=:");
+    text.push(STANDARD.encode(partition).as_bytes());
+    text.push(b":");
+}
+
+/// Returns a list with one item, in at most one allocation.
+#[inline]
+pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
+    let write = || {
+        let end = ItemEnd::new(remaining, window);
+        let end = end.as_bytes();
+        // With spare capacity, `Bytes` would allocate a second time.
+        let mut item = Vec::with_capacity(start.len() + end.len());
+        item.extend_from_slice(start);
+        item.extend_from_slice(end);
+        Bytes::from(item)
+    };
+    match (remaining, window) {
+        (0, Some(window)) => item_cache::exhausted(start, window, write),
+        _ => HeaderValue::from_maybe_shared(write()).ok(),
+    }
+}
+
+/// The text `99;t=60`, written from its end to its front.
+struct ItemEnd {
+    bytes: [u8; Self::MAX],
+    start: usize,
+}
+
+impl ItemEnd {
+    /// At least two integers of 15 digits, `;t=`, and the zeros before a number's first digits.
+    const MAX: usize = 40;
+
+    #[inline]
+    fn new(remaining: u64, window: Option<u64>) -> Self {
+        let mut end = Self { bytes: [0; Self::MAX], start: Self::MAX };
+        if let Some(window) = window {
+            end.put_integer(window);
+            end.put(*b" ;t=", 1);
+        }
+        end.put_integer(remaining);
+        end
+    }
+
+    /// Puts four bytes in front and skips the first `skip` of them.
+    #[inline]
+    fn put(&mut self, bytes: [u8; 4], skip: usize) {
+        let start = self.start.saturating_sub(4);
+        if let Some(room) = self.bytes.get_mut(start..start + 4) {
+            room.copy_from_slice(&bytes);
+            self.start = start + skip;
+        }
+    }
+
+    #[inline]
+    fn put_integer(&mut self, n: u64) {
+        let mut rest = n.min(UNITS_MAX);
+        while rest >= 1_000 {
+            self.put(four_digits(rest % 1_000), 1);
+            rest /= 1_000;
+        }
+        self.put(four_digits(rest), leading_zeros(rest));
+    }
+
+    #[inline]
+    fn as_bytes(&self) -> &[u8] {
+        self.bytes.get(self.start..).unwrap_or_default()
+    }
+}
+
+/// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07.
+pub(super) fn push_dictionary(text: &mut Text, limit: u64, remaining: u64, reset: u64) {
+    text.push(b"limit=");
+    text.push_field_integer(limit);
+    text.push(b", remaining=");
+    text.push_field_integer(remaining);
+    text.push(b", reset=");
+    text.push_field_integer(reset);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn advertised(quota: Quota) -> (u64, u64) {
+        let Advertised { quota, window } = Advertised::new(&quota);
+        (quota, window)
+    }
+
+    #[test]
+    fn item_is_equal_alone_and_in_a_list() {
+        let policy = Policy::new("a", Quota::per_second(1)).unwrap();
+        let numbers = [0, 7, 9, 10, 99, 100, 101, 999, 1_000, 123_456, UNITS_MAX - 1, UNITS_MAX, u64::MAX];
+        for remaining in numbers {
+            for window in numbers.map(Some).into_iter().chain([None]) {
+                let capped = |n: u64| n.min(UNITS_MAX);
+                let mut expected = format!("\"a\";r={}", capped(remaining));
+                if let Some(window) = window {
+                    expected += &format!(";t={}", capped(window));
+                }
+                assert_eq!(item_value(b"\"a\";r=", remaining, window).unwrap(), expected);
+                let mut text = Text::new();
+                push_item(&mut text, &policy, remaining, window);
+                assert_eq!(text.as_bytes(), expected.as_bytes());
+            }
+        }
+    }
+
+    #[test]
+    fn quota_is_advertised_as_capacity_and_refill_time() {
+        assert_eq!(advertised(Quota::per_minute(100)), (100, 60));
+        assert_eq!(advertised(Quota::per_minute(100).burst(20).unwrap()), (20, 12));
+        assert_eq!(advertised(Quota::per_minute(100).burst(1).unwrap()), (1, 1));
+        assert_eq!(advertised(Quota::per_minute(100).burst(21).unwrap()), (21, 13));
+        assert_eq!(advertised(Quota::per_day(1_000)), (1_000, 86_400));
+        assert_eq!(advertised(Quota::leaky_queue(5, Duration::from_secs(60)).unwrap()), (6, 72));
+        assert_eq!(advertised(Quota::fixed_window(7, Duration::from_millis(1_500)).unwrap()), (7, 2));
+        assert_eq!(advertised(Quota::step_bucket(10, Duration::from_secs(5)).unwrap().burst(25).unwrap()), (25, 15));
+    }
+
+    #[test]
+    fn advertised_window_is_at_least_one_second() {
+        let tenth = Duration::from_millis(100);
+        assert_eq!(advertised(Quota::new(10, tenth).unwrap()), (100, 1));
+        assert_eq!(advertised(Quota::new(10, tenth).unwrap().burst(5).unwrap()), (5, 1));
+        assert_eq!(advertised(Quota::fixed_window(10, Duration::from_millis(700)).unwrap()), (14, 1));
+        assert_eq!(advertised(Quota::new(UNITS_MAX, Duration::from_micros(1)).unwrap()), (UNITS_MAX, 1));
+    }
+
+    #[test]
+    fn closed_quota_is_advertised_as_zero_per_period() {
+        assert_eq!(advertised(Quota::per_minute(0)), (0, 60));
+        assert_eq!(advertised(Quota::new(0, Duration::from_millis(5)).unwrap()), (0, 1));
+    }
+}

@@ -1,0 +1,153 @@
+//! Headers with names of the user's own.
+
+use std::fmt;
+
+use http::HeaderName;
+
+use super::content::{Content, Header};
+use super::reset::{ResetEncoding, ResetMeaning};
+
+/// Headers of your own names, for clients that know them from elsewhere. Each header is optional.
+///
+/// If several policies apply, the headers report the one that binds: the refusing policy with the
+/// longest wait, or if none refused, the one with the least remaining.
+///
+/// ```
+/// use tower_ratelimit::{middleware::{LegacyHeaders, ResetEncoding, ResetMeaning}, Headers};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let headers = Headers::legacy(
+///     LegacyHeaders::new()
+///         .limit("x-app-limit")
+///         .remaining("x-app-remaining")
+///         .reset("x-app-reset-after", ResetEncoding::DeltaSecondsDecimal { digits: 3 }, ResetMeaning::NextUnit)
+///         .policy_name("x-app-bucket"),
+/// )?;
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct LegacyHeaders {
+    contents: Vec<(String, Content)>,
+}
+
+impl LegacyHeaders {
+    /// Makes a format without headers.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the header of the limit: the most units that can pass at one instant.
+    #[must_use]
+    pub fn limit(self, name: impl Into<String>) -> Self {
+        self.with(name, Content::Limit)
+    }
+
+    /// Sets the header of what remains, rounded down. It is 0 after a refusal.
+    #[must_use]
+    pub fn remaining(self, name: impl Into<String>) -> Self {
+        self.with(name, Content::Remaining)
+    }
+
+    /// Sets the header of what is used: the limit minus what remains.
+    #[must_use]
+    pub fn used(self, name: impl Into<String>) -> Self {
+        self.with(name, Content::Used)
+    }
+
+    /// Adds a header of the reset. There may be several, with different names.
+    #[must_use]
+    pub fn reset(self, name: impl Into<String>, encoding: ResetEncoding, meaning: ResetMeaning) -> Self {
+        self.with(name, Content::Reset(encoding, meaning))
+    }
+
+    /// Sets the header of the policy's name.
+    #[must_use]
+    pub fn policy_name(self, name: impl Into<String>) -> Self {
+        self.with(name, Content::PolicyName)
+    }
+
+    fn with(mut self, name: impl Into<String>, content: Content) -> Self {
+        self.contents.push((name.into(), content));
+        self
+    }
+
+    pub(super) fn into_headers(self) -> Result<Vec<Header>, HeadersError> {
+        let mut headers: Vec<Header> = Vec::with_capacity(self.contents.len());
+        for (text, content) in self.contents {
+            let kind = match HeaderName::from_bytes(text.as_bytes()) {
+                Err(_) => HeadersErrorKind::Invalid,
+                Ok(name) if is_reserved(&name) => HeadersErrorKind::Reserved,
+                Ok(name) if headers.iter().any(|header| header.name == name) => HeadersErrorKind::Duplicate,
+                Ok(name) => {
+                    headers.push(Header { name, content });
+                    continue;
+                }
+            };
+            return Err(HeadersError { name: text, kind });
+        }
+        Ok(headers)
+    }
+}
+
+/// Returns whether HTTP or gRPC gives the name another meaning.
+fn is_reserved(name: &HeaderName) -> bool {
+    const RESERVED: [&str; 14] = [
+        "cache-control",
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "date",
+        "keep-alive",
+        "location",
+        "retry-after",
+        "set-cookie",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    RESERVED.contains(&name.as_str()) || name.as_str().starts_with("grpc-")
+}
+
+/// The error of an invalid header name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeadersError {
+    name: String,
+    kind: HeadersErrorKind,
+}
+
+/// The kind of a [`HeadersError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum HeadersErrorKind {
+    /// The name is not a valid header name.
+    Invalid,
+    /// A header of this name has another meaning.
+    Reserved,
+    /// Two headers would have this name.
+    Duplicate,
+}
+
+impl HeadersError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> HeadersErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for HeadersError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let problem = match self.kind {
+            HeadersErrorKind::Invalid => {
+                "it is not a valid header name: use letters, digits and `-`, such as `x-ratelimit-remaining`"
+            }
+            HeadersErrorKind::Reserved => "HTTP or gRPC gives it another meaning: choose a name of your own",
+            HeadersErrorKind::Duplicate => "two headers would have this name: give each its own",
+        };
+        write!(f, "{:?} cannot be used for a header: {problem}", self.name)
+    }
+}
+
+impl std::error::Error for HeadersError {}

@@ -1,0 +1,190 @@
+//! When a quota resets, in the many encodings and meanings of `X-RateLimit-Reset`.
+
+use std::fmt::{self, Write as _};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::HeaderValue;
+
+use crate::time::Timestamp;
+
+use super::text::{Text, integer};
+use super::view::PolicyView;
+use super::wait::{SECOND_US, Waits, seconds_ceil};
+
+/// The last second that the date formats can write: 9999-12-31 23:59:59 UTC.
+const CALENDAR_END: u64 = 253_402_300_799;
+
+/// The encoding of a reset header. All encodings round up, so that no client returns too early.
+///
+/// Servers use the name `X-RateLimit-Reset` with every one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ResetEncoding {
+    /// Seconds from now: `2`.
+    DeltaSeconds,
+    /// Seconds from now with decimals: `1.250`. Times are known to the microsecond; digits beyond
+    /// the sixth are zeros.
+    DeltaSecondsDecimal {
+        /// The number of digits after the point. With 0 there is no point.
+        digits: u8,
+    },
+    /// Seconds since the Unix epoch, of the server's clock: `1705420802`.
+    EpochSeconds,
+    /// Milliseconds since the Unix epoch, of the server's clock: `1705420801250`.
+    EpochMillis,
+    /// A date of RFC 3339 in UTC, to the second: `2024-01-16T16:00:02Z`.
+    Rfc3339,
+    /// A date of HTTP (the IMF-fixdate of RFC 9110): `Tue, 16 Jan 2024 16:00:02 GMT`.
+    ImfDate,
+    /// A duration as Go prints it, to the millisecond: `1.25s`, `6m0s`, `12ms`.
+    GoDuration,
+}
+
+/// The meaning of a reset header.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ResetMeaning {
+    /// When one more unit could pass, which is now while something remains. After a refusal, when
+    /// the same request could pass. The header is absent if no wait helps.
+    NextUnit,
+    /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within
+    /// which the remaining units may be used. After a refusal like [`NextUnit`](Self::NextUnit).
+    Window,
+    /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket.
+    #[default]
+    Full,
+}
+
+impl ResetMeaning {
+    /// Returns the time to report, counted from now, or `None` if no wait helps.
+    pub(super) fn time_us(self, view: &PolicyView<'_>, waits: Waits, seed: u64) -> Option<u64> {
+        let decision = view.decision;
+        let full_us = decision.reset_us();
+        if !view.refuses {
+            return Some(match self {
+                Self::Full => full_us,
+                Self::NextUnit if decision.remaining() > 0 => 0,
+                Self::NextUnit | Self::Window => decision.window_us(),
+            });
+        }
+        match (self, view.retry_us()) {
+            (Self::Full, None) => Some(full_us),
+            (Self::Full, Some(wait_us)) => Some(waits.jittered_us(full_us.max(wait_us), seed)),
+            (Self::NextUnit | Self::Window, wait_us) => Some(waits.reported_us(wait_us?, seed)),
+        }
+    }
+}
+
+impl ResetEncoding {
+    /// Returns the header value for the time `after_us` from now.
+    pub(super) fn value(self, after_us: u64, wall_now: &dyn Fn() -> Timestamp) -> Option<HeaderValue> {
+        let at_us = || wall_now().as_micros().saturating_add(after_us);
+        let mut text = Text::new();
+        match self {
+            Self::DeltaSeconds => return integer(seconds_ceil(after_us)),
+            Self::EpochSeconds => return integer(seconds_ceil(at_us())),
+            Self::EpochMillis => return integer(at_us().div_ceil(1_000)),
+            Self::DeltaSecondsDecimal { digits } => write_decimal(&mut text, after_us, digits),
+            Self::GoDuration => write_go(&mut text, after_us.div_ceil(1_000)),
+            Self::Rfc3339 => write!(text, "{}", humantime::format_rfc3339_seconds(calendar(at_us()))),
+            Self::ImfDate => write!(text, "{}", httpdate::HttpDate::from(calendar(at_us()))),
+        }
+        .ok()?;
+        text.to_value()
+    }
+}
+
+/// Returns the date in whole seconds, rounded up, and at most the last one that can be written.
+fn calendar(at_us: u64) -> SystemTime {
+    let seconds = Duration::from_secs(seconds_ceil(at_us).min(CALENDAR_END));
+    UNIX_EPOCH.checked_add(seconds).unwrap_or(UNIX_EPOCH)
+}
+
+fn write_decimal(text: &mut Text, us: u64, digits: u8) -> fmt::Result {
+    let (precise, zeros) = (usize::from(digits.min(6)), usize::from(digits.saturating_sub(6)));
+    let scale = 10_u64.pow(u32::from(digits.min(6)));
+    let parts = us.div_ceil(SECOND_US / scale); // `scale` divides a second
+    write!(text, "{}", parts / scale)?;
+    if digits == 0 { Ok(()) } else { write!(text, ".{:0precise$}{:0<zeros$}", parts % scale, "") }
+}
+
+/// Writes a duration as Go's `time.Duration` prints it: in the smallest unit with a leading digit,
+/// without leading zeros and without zeros at the end of the decimals.
+fn write_go(text: &mut Text, millis: u64) -> fmt::Result {
+    if (1..1_000).contains(&millis) {
+        return write!(text, "{millis}ms");
+    }
+    let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1_000 % 60);
+    if hours > 0 {
+        write!(text, "{hours}h")?;
+    }
+    if hours > 0 || minutes > 0 {
+        write!(text, "{minutes}m")?;
+    }
+    let decimals = format!(".{:03}", millis % 1_000);
+    write!(text, "{seconds}{}s", decimals.trim_end_matches(['0', '.']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2024-01-16 16:00:00 UTC.
+    const NOW: u64 = 1_705_420_800_000_000;
+
+    fn value(encoding: ResetEncoding, us: u64) -> String {
+        let value = encoding.value(us, &|| Timestamp::from_micros(NOW)).unwrap();
+        value.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn encodings_round_up() {
+        use ResetEncoding::*;
+        for (encoding, expected) in [
+            (DeltaSeconds, "2"),
+            (DeltaSecondsDecimal { digits: 3 }, "1.250"),
+            (DeltaSecondsDecimal { digits: 1 }, "1.3"),
+            (DeltaSecondsDecimal { digits: 0 }, "2"),
+            (DeltaSecondsDecimal { digits: 8 }, "1.25000000"),
+            (EpochSeconds, "1705420802"),
+            (EpochMillis, "1705420801250"),
+            (Rfc3339, "2024-01-16T16:00:02Z"),
+            (ImfDate, "Tue, 16 Jan 2024 16:00:02 GMT"),
+            (GoDuration, "1.25s"),
+        ] {
+            assert_eq!(value(encoding, 1_250_000), expected, "{encoding:?}");
+        }
+        assert_eq!(value(DeltaSecondsDecimal { digits: 3 }, 1), "0.001");
+        assert_eq!(value(DeltaSecondsDecimal { digits: 6 }, 12_000_034), "12.000034");
+        assert_eq!(value(DeltaSecondsDecimal { digits: 2 }, 999_999), "1.00");
+        assert_eq!(value(DeltaSeconds, 0), "0");
+    }
+
+    #[test]
+    fn go_durations_are_written_as_go_writes_them() {
+        for (us, expected) in [
+            (0, "0s"),
+            (1, "1ms"),
+            (12_000, "12ms"),
+            (999_001, "1s"),
+            (1_050_000, "1.05s"),
+            (59_999_000, "59.999s"),
+            (60_000_000, "1m0s"),
+            (360_000_000, "6m0s"),
+            (3_600_000_000, "1h0m0s"),
+            (90_061_500_000, "25h1m1.5s"),
+        ] {
+            assert_eq!(value(ResetEncoding::GoDuration, us), expected);
+        }
+    }
+
+    #[test]
+    fn dates_beyond_the_calendar_saturate() {
+        use ResetEncoding::*;
+        assert_eq!(value(Rfc3339, u64::MAX), "9999-12-31T23:59:59Z");
+        assert_eq!(value(ImfDate, u64::MAX), "Fri, 31 Dec 9999 23:59:59 GMT");
+        for encoding in [DeltaSeconds, DeltaSecondsDecimal { digits: 255 }, EpochSeconds, EpochMillis, GoDuration] {
+            assert!(!value(encoding, u64::MAX).is_empty());
+        }
+    }
+}

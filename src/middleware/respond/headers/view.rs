@@ -1,0 +1,47 @@
+//! The status of a policy, borrowed from the request's charges.
+
+use crate::decision::ChargeDecision;
+use crate::key::Key;
+use crate::policy::Policy;
+
+/// The borrowed form of a [`PolicyStatus`](crate::outcome::PolicyStatus), with the request's key.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PolicyView<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) key: &'a Key,
+    pub(crate) decision: &'a ChargeDecision,
+    /// Whether this policy refused the request.
+    pub(crate) refuses: bool,
+}
+
+impl PolicyView<'_> {
+    /// Returns the units that clients learn to remain: 0 after a refusal, because the rest is not
+    /// enough for the request.
+    pub(super) fn remaining(&self) -> u64 {
+        if self.refuses { 0 } else { self.decision.remaining() }
+    }
+
+    /// Returns the wait after a refusal, or `None` if no wait helps.
+    pub(super) fn retry_us(&self) -> Option<u64> {
+        (!self.decision.is_never()).then(|| self.decision.retry_us())
+    }
+}
+
+/// Returns the policy that binds: the refusing one with the longest wait, or if none refused, the
+/// one with the least remaining.
+pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<'a>> {
+    let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
+    refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
+}
+
+/// Returns the longest wait of the policies that refused. Returns `None` if no policy refused, or
+/// if no wait helps.
+pub(super) fn longest_wait_us(views: &[PolicyView<'_>]) -> Option<u64> {
+    let mut waits = views.iter().filter(|view| view.refuses).map(PolicyView::retry_us);
+    waits.next()?.and_then(|first| waits.try_fold(first, |longest, wait| Some(longest.max(wait?))))
+}
+
+/// Returns whether at most this percentage of the capacity remains.
+pub(crate) fn is_near(decision: &ChargeDecision, percent: u8) -> bool {
+    u128::from(decision.remaining()) * 100 <= u128::from(decision.limit()) * u128::from(percent)
+}

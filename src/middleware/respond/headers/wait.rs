@@ -1,0 +1,147 @@
+//! The waits of refusals: capped, and with jitter.
+
+use std::time::Duration;
+
+use crate::time::micros_ceil;
+
+pub(super) const SECOND_US: u64 = 1_000_000;
+
+/// The default of the longest wait that is reported: one day.
+const MAX_WAIT_US: u64 = 86_400 * SECOND_US;
+
+/// Spreads the return of many refused clients by lengthening each reported wait by a different
+/// part.
+///
+/// Jitter only lengthens waits, and only on refusals. It depends only on the client's key, so
+/// repeating a request does not give a shorter wait. Use it for windows that end for all clients at
+/// the same time. Buckets spread clients by themselves.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_ratelimit::{middleware::Jitter, Headers};
+///
+/// let headers = Headers::default().jitter(Jitter::percent(10).at_most(Duration::from_secs(30)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Jitter {
+    percent: u8,
+    most_us: u64,
+}
+
+impl Jitter {
+    /// Adds between 0 and `percent` percent of the wait.
+    #[must_use]
+    pub fn percent(percent: u8) -> Self {
+        Self { percent, most_us: u64::MAX }
+    }
+
+    /// Limits what is added.
+    #[must_use]
+    pub fn at_most(mut self, most: Duration) -> Self {
+        self.most_us = micros_ceil(most);
+        self
+    }
+
+    fn added_us(self, wait_us: u64, seed: u64) -> u64 {
+        let span = u128::from(wait_us) * u128::from(self.percent) / 100;
+        let span = span.min(u128::from(self.most_us));
+        // `span` is below 2^64, and so is the upper half of the product.
+        u64::try_from((span * u128::from(mixed(seed))) >> 64).unwrap_or(u64::MAX)
+    }
+}
+
+/// How waits are reported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Waits {
+    max_us: u64,
+    jitter: Option<Jitter>,
+}
+
+impl Waits {
+    pub(super) fn limit_to(&mut self, max: Duration) {
+        self.max_us = micros_ceil(max);
+    }
+
+    pub(super) fn add(&mut self, jitter: Jitter) {
+        self.jitter = Some(jitter);
+    }
+
+    /// Combines both: the shorter of the two longest waits, and the jitter of `other` only if
+    /// `self` has none.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { max_us: self.max_us.min(other.max_us), jitter: self.jitter.or(other.jitter) }
+    }
+
+    pub(super) fn is_jittered(self) -> bool {
+        self.jitter.is_some()
+    }
+
+    pub(super) fn jittered_us(self, wait_us: u64, seed: u64) -> u64 {
+        let added = self.jitter.map_or(0, |jitter| jitter.added_us(wait_us, seed));
+        wait_us.saturating_add(added)
+    }
+
+    pub(super) fn capped_us(self, wait_us: u64) -> u64 {
+        wait_us.min(self.max_us)
+    }
+
+    /// Returns the wait of a refusal as clients learn it: with its jitter, capped, and above 0.
+    pub(super) fn reported_us(self, wait_us: u64, seed: u64) -> u64 {
+        self.capped_us(self.jittered_us(wait_us, seed)).max(1)
+    }
+
+    /// Returns [`reported_us`](Self::reported_us) in seconds, which is at least 1.
+    pub(super) fn reported_seconds(self, wait_us: u64, seed: u64) -> u64 {
+        seconds_ceil(self.reported_us(wait_us, seed))
+    }
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self { max_us: MAX_WAIT_US, jitter: None }
+    }
+}
+
+/// Returns whole seconds, rounded up: a client that waits a fraction less would be refused again.
+pub(super) fn seconds_ceil(us: u64) -> u64 {
+    us.div_ceil(SECOND_US)
+}
+
+/// Returns the seed through the finalizer of SplitMix64: if two seeds differ in few bits, the
+/// results differ in half of theirs.
+fn mixed(seed: u64) -> u64 {
+    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_adds_to_a_wait_within_its_bounds() {
+        let mut waits = Waits::default();
+        waits.add(Jitter::percent(10).at_most(Duration::from_secs(2)));
+        let mut different = std::collections::BTreeSet::new();
+        for seed in 0..1_000 {
+            let reported = waits.reported_us(10_000_000, seed);
+            assert!((10_000_000..=11_000_000).contains(&reported), "{reported}");
+            assert_eq!(reported, waits.reported_us(10_000_000, seed), "a retry gets the same jitter");
+            assert!((3_600_000_000..=3_602_000_000).contains(&waits.reported_us(3_600_000_000, seed)));
+            different.insert(reported);
+        }
+        assert!(different.len() > 900, "clients are spread");
+    }
+
+    #[test]
+    fn reported_wait_is_capped_and_above_zero() {
+        let mut waits = Waits::default();
+        waits.add(Jitter::percent(255));
+        assert_eq!(waits.reported_us(u64::MAX, u64::MAX), MAX_WAIT_US);
+        assert_eq!(waits.reported_us(0, 7), 1);
+        waits.limit_to(Duration::ZERO);
+        assert_eq!(waits.reported_us(5, 7), 1);
+    }
+}

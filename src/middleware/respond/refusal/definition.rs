@@ -1,0 +1,338 @@
+//! What refusals look like: the configuration, and what a responder sees.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Response, StatusCode};
+use http_body::Body;
+
+use crate::middleware::body::{BoxError, RefusalBody};
+use crate::outcome::Outcome;
+
+use super::body::BodyFormat;
+use super::protocol::Protocol;
+
+/// A refused request as a responder sees it.
+#[derive(Clone, Copy)]
+pub struct Refusal<'a> {
+    pub(super) parts: &'a Parts,
+    pub(super) outcome: &'a Outcome,
+    /// The wait as it is reported, with its jitter and its cap.
+    pub(super) retry_after: Option<Duration>,
+    pub(super) protocol: Protocol,
+    pub(super) default: &'a dyn DefaultResponse,
+}
+
+/// Builds the response that is sent without a responder.
+pub(super) trait DefaultResponse: Send + Sync {
+    fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody>;
+}
+
+impl<'a> Refusal<'a> {
+    /// Returns the request's head.
+    #[must_use]
+    pub fn parts(&self) -> &'a Parts {
+        self.parts
+    }
+
+    /// Returns why the request was refused, and the status of each policy.
+    #[must_use]
+    pub fn outcome(&self) -> &'a Outcome {
+        self.outcome
+    }
+
+    /// Returns the protocol in which the client expects the answer.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// Returns the time after which the same request may pass, with the
+    /// [jitter](crate::Headers::jitter) and the [cap](crate::Headers::max_wait) of reported waits.
+    /// Returns `None` if no quota refused, or if no wait helps.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1: the
+    /// value of `Retry-After`.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        let wait = self.retry_after?;
+        Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
+    }
+
+    /// Returns the response that would be sent without your responder. [`Headers`](crate::Headers),
+    /// also `Retry-After`, are added to every response later.
+    #[must_use]
+    pub fn default_response(&self) -> Response<RefusalBody> {
+        self.default.default_response(self)
+    }
+}
+
+impl fmt::Debug for Refusal<'_> {
+    /// Leaves out the request's headers, which may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refusal")
+            .field("method", &self.parts.method)
+            .field("outcome", &self.outcome)
+            .field("retry_after", &self.retry_after)
+            .field("protocol", &self.protocol)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Sets how refusals look. The default is 429 with a problem document (RFC 9457), and for gRPC
+/// clients the status `RESOURCE_EXHAUSTED`.
+///
+/// | refused because | HTTP | gRPC |
+/// |---|---|---|
+/// | a quota is exceeded | [`status`](Self::status), by default 429 | [`grpc_status`](Self::grpc_status), by default `RESOURCE_EXHAUSTED` (8) |
+/// | an access list denies the client | 403 | `PERMISSION_DENIED` (7) |
+/// | the key is missing | 400 | `INVALID_ARGUMENT` (3) |
+/// | the limiter failed | 503 | `UNAVAILABLE` (14), without pushback |
+///
+/// A body depends only on the policies that refused. Waits are in [`Headers`](crate::Headers). The
+/// format of the body is the server's choice and is not negotiated. Bodies and messages are for
+/// clients. Information for operators goes to the [`Observer`](crate::outcome::Observer) and to
+/// [`RateLimitLayer::check`](crate::RateLimitLayer::check).
+///
+/// # Caches
+///
+/// Every refusal has `Cache-Control: no-store`, in every protocol, because a cache that stored it
+/// would answer other clients with it. A responder's own `Cache-Control` is replaced. Headers that
+/// overrule `Cache-Control` for some caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are
+/// not changed; a responder should not set them.
+///
+/// A refusal has gRPC's shape, with the status 200, only if the request is gRPC's in every respect;
+/// see [`Protocol`].
+///
+/// ```
+/// use tower_ratelimit::{middleware::{GrpcCode, Refusal}, Refusals};
+///
+/// // A problem type of your own, for gRPC clients that retry only `UNAVAILABLE`.
+/// let refusals = Refusals::problem_json()
+///     .problem_type("https://example.com/problems/slow-down")
+///     .title("Slow down")
+///     .grpc_status(GrpcCode::Unavailable);
+///
+/// // A response of your own.
+/// let refusals = Refusals::with(|refusal: &Refusal<'_>| {
+///     let seconds = refusal.retry_after_seconds().unwrap_or(60);
+///     let mut response = refusal.default_response().map(|_| format!("come back in {seconds} s\n"));
+///     response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/plain"));
+///     response
+/// });
+/// ```
+#[derive(Clone)]
+pub struct Refusals {
+    pub(super) format: BodyFormat,
+    pub(super) status: StatusCode,
+    pub(super) problem_type: Option<Arc<str>>,
+    pub(super) title: Option<Arc<str>>,
+    pub(super) grpc_code: GrpcCode,
+    pub(super) grpc_details: bool,
+    pub(super) grpc_pushback: bool,
+    pub(super) grpc: bool,
+    pub(super) responder: Option<Responder>,
+}
+
+/// The gRPC status of a request over a quota.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GrpcCode {
+    /// 8, the code for quotas. Clients do not retry it by themselves, except some that find a
+    /// `RetryInfo` with it. It does not count as a server error.
+    #[default]
+    ResourceExhausted,
+    /// 14, which most clients retry by themselves, and which counts as a server error.
+    Unavailable,
+}
+
+impl Refusals {
+    /// Answers with `application/problem+json` (RFC 9457): the type `quota-exceeded` of
+    /// draft-ietf-httpapi-ratelimit-headers-11, with the names of the policies that refused.
+    #[must_use]
+    pub fn problem_json() -> Self {
+        Self::new(BodyFormat::ProblemJson)
+    }
+
+    /// Answers with the object of [`problem_json`](Self::problem_json) as `application/json`, for
+    /// clients that know no other type.
+    #[must_use]
+    pub fn json() -> Self {
+        Self::new(BodyFormat::Json)
+    }
+
+    /// Answers with `text/plain`: one line with the title and the names of the policies that
+    /// refused.
+    #[must_use]
+    pub fn text() -> Self {
+        Self::new(BodyFormat::Text)
+    }
+
+    /// Answers all refusals over plain HTTP with a response of your own. gRPC clients still get
+    /// gRPC statuses.
+    ///
+    /// The body may be any [`http_body::Body`] of [`Bytes`]: a `String`, axum's `Body`, or that of
+    /// [`Refusal::default_response`], which follows the other settings. The layer sends its frames,
+    /// trailers among them, as the service's own [body type](crate::middleware::ResponseBody). An
+    /// axum application can answer with its own error type, by `into_response()`:
+    ///
+    /// ```
+    /// use axum::response::{IntoResponse, Response};
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{middleware::Refusal, Refusals};
+    ///
+    /// enum AppError {
+    ///     SlowDown,
+    /// }
+    ///
+    /// impl IntoResponse for AppError {
+    ///     fn into_response(self) -> Response {
+    ///         (StatusCode::TOO_MANY_REQUESTS, "please slow down").into_response()
+    ///     }
+    /// }
+    ///
+    /// let refusals = Refusals::with(|_refusal: &Refusal<'_>| AppError::SlowDown.into_response());
+    /// ```
+    #[must_use]
+    pub fn with<F, B>(respond: F) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self::default().responder(respond, false)
+    }
+
+    /// Answers refusals in every protocol with a response of your own; see [`Refusal::protocol`]. A
+    /// gRPC client needs the status 200, an empty body and `grpc-status`, like
+    /// [`Refusal::default_response`]. For other clients a refusal should be an error (4xx or 5xx).
+    #[must_use]
+    pub fn with_all<F, B>(respond: F) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        Self::default().responder(respond, true)
+    }
+
+    /// Sets the HTTP status of a request over a quota. The default 429 means that this client
+    /// exceeded its quota. 503 suits limits that protect the server from all clients together, and
+    /// changes the problem's type to `temporary-reduced-capacity`.
+    ///
+    /// It should be the status of an error (4xx or 5xx).
+    #[must_use]
+    pub fn status(mut self, status: StatusCode) -> Self {
+        self.status = status;
+        self
+    }
+
+    /// Sets the problem's type of a request over a quota: a URI, or `about:blank` for a problem
+    /// that says no more than its status. Text has no type.
+    #[must_use]
+    pub fn problem_type(mut self, uri: impl Into<String>) -> Self {
+        self.problem_type = Some(uri.into().into());
+        self
+    }
+
+    /// Sets the problem's title, or the beginning of a text, of a request over a quota. It should
+    /// not depend on the request.
+    #[must_use]
+    pub fn title(mut self, title: impl Into<String>) -> Self {
+        self.title = Some(title.into().into());
+        self
+    }
+
+    /// Sets the gRPC status of a request over a quota.
+    #[must_use]
+    pub fn grpc_status(mut self, code: GrpcCode) -> Self {
+        self.grpc_code = code;
+        self
+    }
+
+    /// Sets whether gRPC clients get details (`grpc-status-details-bin`): a `RetryInfo` if a wait
+    /// helps, and a `QuotaFailure` with the names of the policies that refused, never with the
+    /// client's key. On by default.
+    #[must_use]
+    pub fn grpc_details(mut self, send: bool) -> Self {
+        self.grpc_details = send;
+        self
+    }
+
+    /// Sets whether gRPC clients get `grpc-retry-pushback-ms`: the wait, or -1 for never. Clients
+    /// with a retry policy obey it. On by default.
+    #[must_use]
+    pub fn grpc_pushback(mut self, send: bool) -> Self {
+        self.grpc_pushback = send;
+        self
+    }
+
+    /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form. On by default. Switch it
+    /// off in a service without gRPC: all requests are then refused as plain HTTP, which gRPC
+    /// clients cannot read.
+    #[must_use]
+    pub fn grpc(mut self, on: bool) -> Self {
+        self.grpc = on;
+        self
+    }
+
+    fn new(format: BodyFormat) -> Self {
+        Self {
+            format,
+            status: StatusCode::TOO_MANY_REQUESTS,
+            problem_type: None,
+            title: None,
+            grpc_code: GrpcCode::default(),
+            grpc_details: true,
+            grpc_pushback: true,
+            grpc: true,
+            responder: None,
+        }
+    }
+
+    fn responder<F, B>(mut self, respond: F, every_protocol: bool) -> Self
+    where
+        F: Fn(&Refusal<'_>) -> Response<B> + Send + Sync + 'static,
+        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+    {
+        let respond = Arc::new(move |refusal: &Refusal<'_>| respond(refusal).map(RefusalBody::own));
+        self.responder = Some(Responder { respond, every_protocol });
+        self
+    }
+}
+
+impl Default for Refusals {
+    fn default() -> Self {
+        Self::problem_json()
+    }
+}
+
+impl fmt::Debug for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refusals")
+            .field("format", &self.format)
+            .field("status", &self.status)
+            .field("problem_type", &self.problem_type)
+            .field("title", &self.title)
+            .field("grpc_code", &self.grpc_code)
+            .field("grpc_details", &self.grpc_details)
+            .field("grpc_pushback", &self.grpc_pushback)
+            .field("grpc", &self.grpc)
+            .field("own_responder", &self.responder.is_some())
+            .finish()
+    }
+}
+
+pub(super) type Respond = dyn Fn(&Refusal<'_>) -> Response<RefusalBody> + Send + Sync;
+
+/// A responder of the application.
+#[derive(Clone)]
+pub(super) struct Responder {
+    pub(super) respond: Arc<Respond>,
+    pub(super) every_protocol: bool,
+}

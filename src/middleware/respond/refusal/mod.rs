@@ -1,0 +1,17 @@
+//! The responses to refused requests, in the protocol that the client speaks.
+
+mod body;
+mod definition;
+mod grpc;
+mod prepared;
+mod protocol;
+mod reason;
+#[cfg(test)]
+mod tests;
+
+pub use definition::{GrpcCode, Refusal, Refusals};
+pub use protocol::Protocol;
+
+pub(crate) use prepared::PreparedRefusals;
+#[cfg(feature = "tonic")]
+pub(crate) use reason::message;

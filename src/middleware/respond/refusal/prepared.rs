@@ -1,0 +1,189 @@
+//! Building the response to one refused request.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use smallvec::SmallVec;
+
+use crate::middleware::body::RefusalBody;
+use crate::outcome::Outcome;
+use crate::policy::Policy;
+
+use super::body::Problem;
+use super::definition::{DefaultResponse, Refusal, Refusals};
+use super::grpc;
+use super::protocol::Protocol;
+use super::reason::Reason;
+
+const BLANK: &str = "about:blank";
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const QUOTA_EXCEEDED_TITLE: &str = "Request cannot be satisfied as assigned quota has been exceeded";
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+const REDUCED_CAPACITY_TITLE: &str = "Request cannot be satisfied due to temporary server capacity constraints";
+
+/// [`Refusals`] compiled for the policies of one layer, with the usual bodies rendered.
+#[derive(Debug)]
+pub(crate) struct PreparedRefusals {
+    refusals: Refusals,
+    /// The body if this policy alone refuses.
+    limited: Vec<(Policy, Bytes)>,
+    /// The bodies of refusals that are not about a quota.
+    others: [(Reason, Bytes); 3],
+}
+
+impl PreparedRefusals {
+    pub(crate) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
+        let limited = policies.iter().map(|policy| (policy.clone(), refusals.limited_body(&[policy.name()])));
+        let others = [Reason::Denied, Reason::KeyMissing, Reason::LimiterFailed];
+        Self {
+            limited: limited.collect(),
+            others: others.map(|reason| (reason, refusals.blank_body(reason))),
+            refusals,
+        }
+    }
+
+    /// Returns the headers of every default refusal over plain HTTP.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, self.refusals.format.content_type());
+        forbid_storing(&mut headers);
+        headers
+    }
+
+    /// Returns the HTTP status of a request that is over a quota.
+    pub(crate) fn limited_status(&self) -> StatusCode {
+        self.refusals.status
+    }
+
+    /// Returns the usual refusal: over plain HTTP, by default response, of a request that is over a
+    /// quota. `headers` are all headers of that response. Returns `None` if another is due.
+    pub(crate) fn usual(
+        &self,
+        parts: &Parts,
+        outcome: &Outcome,
+        headers: impl FnOnce() -> Option<HeaderMap>,
+    ) -> Option<Response<RefusalBody>> {
+        let is_usual = self.refusals.responder.is_none()
+            && Reason::of(outcome) == Reason::Limited
+            && self.protocol_of(parts) == Protocol::Http;
+        let headers = if is_usual { headers()? } else { return None };
+        Some(self.http_response(Reason::Limited, outcome, headers))
+    }
+
+    /// Returns the response, without the headers that report quotas. `retry_after` is the wait as it
+    /// is reported.
+    pub(crate) fn respond(
+        &self,
+        parts: &Parts,
+        outcome: &Outcome,
+        retry_after: Option<Duration>,
+    ) -> Response<RefusalBody> {
+        let refusal = self.refusal(parts, outcome, retry_after);
+        let responder = self.refusals.responder.as_ref();
+        match responder.filter(|own| own.every_protocol || refusal.protocol == Protocol::Http) {
+            Some(own) => {
+                let mut response = (own.respond)(&refusal);
+                forbid_storing(response.headers_mut());
+                response
+            }
+            None => self.default_response(&refusal),
+        }
+    }
+
+    pub(super) fn refusal<'a>(
+        &'a self,
+        parts: &'a Parts,
+        outcome: &'a Outcome,
+        retry_after: Option<Duration>,
+    ) -> Refusal<'a> {
+        Refusal { parts, outcome, retry_after, protocol: self.protocol_of(parts), default: self }
+    }
+
+    fn protocol_of(&self, parts: &Parts) -> Protocol {
+        if self.refusals.grpc { Protocol::of(parts) } else { Protocol::Http }
+    }
+
+    fn http_response(&self, reason: Reason, outcome: &Outcome, headers: HeaderMap) -> Response<RefusalBody> {
+        let other = self.others.iter().find(|(known, _)| *known == reason);
+        let body = other.map_or_else(|| self.limited_body(outcome), |(_, body)| body.clone());
+        let mut response = Response::new(RefusalBody::whole(body));
+        *response.status_mut() = reason.http_status(self.refusals.status);
+        *response.headers_mut() = headers;
+        response
+    }
+
+    fn limited_body(&self, outcome: &Outcome) -> Bytes {
+        let mut violated = outcome.violated();
+        if let (Some(only), None) = (violated.next(), violated.next()) {
+            if let Some((_, body)) = self.limited.iter().find(|(policy, _)| policy == only.policy()) {
+                return body.clone();
+            }
+        }
+        let names: SmallVec<[&str; 8]> = outcome.violated().map(|status| status.policy().name()).collect();
+        self.refusals.limited_body(&names)
+    }
+
+    fn grpc_response(&self, reason: Reason, refusal: &Refusal<'_>) -> Response<RefusalBody> {
+        let (code, message) = (reason.grpc_status(self.refusals.grpc_code), reason.message());
+        let mut response = Response::new(RefusalBody::whole(Bytes::new()));
+        let headers = response.headers_mut();
+        grpc::write_status(headers, refusal.protocol, code, message);
+        if reason == Reason::Limited && self.refusals.grpc_pushback {
+            grpc::write_pushback(headers, refusal.retry_after, refusal.outcome);
+        }
+        if reason == Reason::Limited && self.refusals.grpc_details {
+            grpc::write_details(headers, &grpc::details(code, message, refusal.retry_after, refusal.outcome));
+        }
+        forbid_storing(headers);
+        response
+    }
+}
+
+impl DefaultResponse for PreparedRefusals {
+    fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody> {
+        let reason = Reason::of(refusal.outcome);
+        match refusal.protocol {
+            Protocol::Http => self.http_response(reason, refusal.outcome, self.headers()),
+            Protocol::Grpc | Protocol::GrpcWeb { .. } => self.grpc_response(reason, refusal),
+        }
+    }
+}
+
+impl Refusals {
+    /// Renders the body for a request that these policies refused.
+    fn limited_body(&self, policies: &[&str]) -> Bytes {
+        let default_kind =
+            if self.status == StatusCode::SERVICE_UNAVAILABLE { REDUCED_CAPACITY } else { QUOTA_EXCEEDED };
+        let kind = self.problem_type.as_deref().unwrap_or(default_kind);
+        let default_title = match kind {
+            BLANK => phrase(self.status),
+            REDUCED_CAPACITY => REDUCED_CAPACITY_TITLE,
+            _ => QUOTA_EXCEEDED_TITLE,
+        };
+        let title = self.title.as_deref().unwrap_or(default_title);
+        let problem = Problem { kind, title, status: self.status, detail: None, policies: Some(policies) };
+        Bytes::from(self.format.render(&problem))
+    }
+
+    /// Renders the body for a refusal that is not about a quota.
+    fn blank_body(&self, reason: Reason) -> Bytes {
+        let status = reason.http_status(self.status);
+        let detail = Some(reason.message());
+        let problem = Problem { kind: BLANK, title: phrase(status), status, detail, policies: None };
+        Bytes::from(self.format.render(&problem))
+    }
+}
+
+/// Returns the phrase of a status, which is the title of a problem of the type `about:blank`.
+fn phrase(status: StatusCode) -> &'static str {
+    status.canonical_reason().unwrap_or("Refused")
+}
+
+/// Forbids caches to store a refusal, because it is for one client at one moment. It replaces
+/// `Cache-Control` of a responder.
+fn forbid_storing(headers: &mut HeaderMap) {
+    let _ = headers.try_insert(CACHE_CONTROL, HeaderValue::from_static("no-store")); // a responder may fill the map
+}

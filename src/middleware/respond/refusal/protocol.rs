@@ -1,0 +1,205 @@
+//! The protocol of a request, in which it must be refused.
+
+use http::header::{ACCEPT, CONTENT_TYPE, TE};
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Method, Version};
+
+/// The protocol in which a client expects its answer.
+///
+/// A gRPC refusal has the HTTP status 200, which a cache takes for a success. So only requests that
+/// are gRPC's in every respect get one. A `Content-Type` alone is no proof, because any client can
+/// send it with a `GET`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Protocol {
+    /// Anything but gRPC.
+    Http,
+    /// gRPC: a `POST` with one `Content-Type`, which is `application/grpc`, alone or with a `+`
+    /// suffix. It comes over HTTP/2 or later, or has `TE: trailers`.
+    Grpc,
+    /// gRPC-Web: a `POST` with one `Content-Type`, which is `application/grpc-web` or
+    /// `application/grpc-web-text`, alone or with a `+` suffix.
+    GrpcWeb {
+        /// Whether the answer has the `-text` type, which is base64.
+        text: bool,
+    },
+}
+
+impl Protocol {
+    pub(super) fn of(parts: &Parts) -> Self {
+        if parts.method != Method::POST {
+            return Self::Http;
+        }
+        let headers = &parts.headers;
+        match content_kind(headers) {
+            Kind::Grpc if parts.version >= Version::HTTP_2 || has_te_trailers(headers) => Self::Grpc,
+            Kind::Web => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(false) },
+            Kind::WebText => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(true) },
+            Kind::Grpc | Kind::Other => Self::Http,
+        }
+    }
+
+    /// The `Content-Type` of a response without messages.
+    pub(super) fn content_type(self) -> HeaderValue {
+        HeaderValue::from_static(match self {
+            Self::Http | Self::Grpc => "application/grpc",
+            Self::GrpcWeb { text: false } => "application/grpc-web+proto",
+            Self::GrpcWeb { text: true } => "application/grpc-web-text+proto",
+        })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Grpc,
+    Web,
+    WebText,
+    Other,
+}
+
+/// The kind of the request's content. Several content types, on several lines or on one, are of no
+/// kind.
+fn content_kind(headers: &HeaderMap) -> Kind {
+    let mut lines = headers.get_all(CONTENT_TYPE).iter();
+    match (lines.next(), lines.next()) {
+        (Some(only), None) if !only.as_bytes().contains(&b',') => kind(only.as_bytes()),
+        _ => Kind::Other,
+    }
+}
+
+/// The kind of a media type: its parameters do not matter, and `application/grpcfoo` is not gRPC.
+fn kind(media_type: &[u8]) -> Kind {
+    const TYPES: [(&[u8], Kind); 3] = [
+        (b"application/grpc", Kind::Grpc),
+        (b"application/grpc-web", Kind::Web),
+        (b"application/grpc-web-text", Kind::WebText),
+    ];
+    let essence = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
+    let (name, suffix) = match essence.iter().position(|byte| *byte == b'+') {
+        Some(plus) => essence.split_at(plus),
+        None => (essence, &[][..]),
+    };
+    if suffix.iter().any(|byte| !is_token(*byte)) {
+        return Kind::Other;
+    }
+    TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Kind::Other, |(_, kind)| *kind)
+}
+
+/// Whether a token of RFC 9110 may contain this byte.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+/// Whether the client reads trailers: gRPC's HTTP/2 mapping demands that clients say so.
+fn has_te_trailers(headers: &HeaderMap) -> bool {
+    let mut members = headers.get_all(TE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+}
+
+/// Whether the client asked for a text answer; `None` if it named neither kind.
+fn accepts_text(headers: &HeaderMap) -> Option<bool> {
+    let kinds = || {
+        let accepted = headers.get_all(ACCEPT).iter();
+        accepted.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')).map(kind)
+    };
+    if kinds().any(|kind| kind == Kind::WebText) {
+        return Some(true);
+    }
+    kinds().any(|kind| kind == Kind::Web).then_some(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, request};
+
+    use super::*;
+
+    fn post(content_type: &str) -> request::Builder {
+        Request::post("/").version(Version::HTTP_2).header(CONTENT_TYPE, content_type)
+    }
+
+    fn protocol(request: request::Builder) -> Protocol {
+        Protocol::of(&request.body(()).unwrap().into_parts().0)
+    }
+
+    const WEB: Protocol = Protocol::GrpcWeb { text: false };
+    const WEB_TEXT: Protocol = Protocol::GrpcWeb { text: true };
+
+    #[test]
+    fn a_media_type_names_its_protocol() {
+        for (content_type, expected) in [
+            ("application/grpc", Protocol::Grpc),
+            ("application/grpc+proto", Protocol::Grpc),
+            ("Application/GRPC", Protocol::Grpc),
+            ("application/grpc;charset=utf-8", Protocol::Grpc),
+            ("application/grpc ; charset=utf-8", Protocol::Grpc),
+            ("application/grpc+json; a=b", Protocol::Grpc),
+            ("application/grpc+proto text/html", Protocol::Http),
+            ("application/grpc text/html", Protocol::Http),
+            ("application/grpc, text/html", Protocol::Http),
+            ("application/grpc+proto,text/html", Protocol::Http),
+            ("application/grpc;a=b, text/html", Protocol::Http),
+            ("text/html, application/grpc", Protocol::Http),
+            ("application/grpcfoo", Protocol::Http),
+            ("application/grpc-foo", Protocol::Http),
+            ("application/grp", Protocol::Http),
+            ("application/json", Protocol::Http),
+            ("application/json;a=application/grpc", Protocol::Http),
+            (";application/grpc", Protocol::Http),
+            ("+", Protocol::Http),
+            ("", Protocol::Http),
+            ("application/grpc-web", WEB),
+            ("application/grpc-web+proto", WEB),
+            ("application/grpc-webby", Protocol::Http),
+            ("application/grpc-web-text", WEB_TEXT),
+            ("application/grpc-web-text+proto", WEB_TEXT),
+            ("application/grpc-web-texts", Protocol::Http),
+        ] {
+            assert_eq!(protocol(post(content_type)), expected, "{content_type:?}");
+        }
+        assert_eq!(protocol(Request::post("/").version(Version::HTTP_2)), Protocol::Http);
+    }
+
+    #[test]
+    fn grpc_is_a_post_over_http_2_or_with_te_trailers() {
+        for method in ["GET", "HEAD", "PUT", "OPTIONS", "post", "POSTS", "QUERY"] {
+            for content_type in ["application/grpc", "application/grpc-web", "application/grpc-web-text"] {
+                let request = post(content_type).header(TE, "trailers").method(method);
+                assert_eq!(protocol(request), Protocol::Http, "{method} {content_type}");
+            }
+        }
+        for (version, te, expected) in [
+            (Version::HTTP_3, None, Protocol::Grpc),
+            (Version::HTTP_2, None, Protocol::Grpc),
+            (Version::HTTP_11, None, Protocol::Http),
+            (Version::HTTP_10, None, Protocol::Http),
+            (Version::HTTP_11, Some("trailers"), Protocol::Grpc),
+            (Version::HTTP_11, Some("deflate;q=0.5, Trailers"), Protocol::Grpc),
+            (Version::HTTP_11, Some("trailersx"), Protocol::Http),
+            (Version::HTTP_11, Some("gzip"), Protocol::Http),
+        ] {
+            let request = post("application/grpc").version(version);
+            let request = te.into_iter().fold(request, |request, te| request.header(TE, te));
+            assert_eq!(protocol(request), expected, "{version:?} {te:?}");
+        }
+        assert_eq!(protocol(post("application/grpc-web").version(Version::HTTP_11)), WEB);
+    }
+
+    #[test]
+    fn two_content_types_are_none() {
+        for (first, second) in [("application/grpc", "text/html"), ("text/html", "application/grpc-web")] {
+            assert_eq!(protocol(post(first).header(CONTENT_TYPE, second)), Protocol::Http);
+        }
+        assert_eq!(protocol(post("application/grpc").header(CONTENT_TYPE, "application/grpc")), Protocol::Http);
+    }
+
+    #[test]
+    fn a_web_client_gets_the_type_it_accepts() {
+        let text = |content_type, accept| protocol(post(content_type).header(ACCEPT, accept)) == WEB_TEXT;
+        assert!(text("application/grpc-web", "application/grpc-web-text"));
+        assert!(text("application/grpc-web", "text/html, Application/gRPC-Web-Text+proto;q=0.9"));
+        assert!(!text("application/grpc-web-text", "application/grpc-web"));
+        assert!(!text("application/grpc-web", "*/*"));
+        assert!(text("application/grpc-web-text", "*/*"));
+    }
+}

@@ -1,0 +1,74 @@
+//! Why a request is refused, and what each protocol calls that.
+
+use http::StatusCode;
+
+use crate::outcome::{Outcome, OutcomeKind};
+
+use super::definition::GrpcCode;
+
+/// Why a request is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reason {
+    Limited,
+    Denied,
+    KeyMissing,
+    LimiterFailed,
+}
+
+impl Reason {
+    pub(super) fn of(outcome: &Outcome) -> Self {
+        match outcome.kind() {
+            OutcomeKind::Denied => Self::Denied,
+            OutcomeKind::KeyMissing => Self::KeyMissing,
+            OutcomeKind::FailedClosed => Self::LimiterFailed,
+            OutcomeKind::Limited | OutcomeKind::Blocked => Self::Limited,
+            // These are not refusals.
+            OutcomeKind::Allowed
+            | OutcomeKind::Overage
+            | OutcomeKind::Delayed
+            | OutcomeKind::Degraded
+            | OutcomeKind::ShadowLimited
+            | OutcomeKind::Overflowed
+            | OutcomeKind::Exempt
+            | OutcomeKind::Abandoned
+            | OutcomeKind::FailedOpen => Self::Limited,
+        }
+    }
+
+    /// Returns the HTTP status. `limited` is the one for requests over a quota.
+    pub(super) fn http_status(self, limited: StatusCode) -> StatusCode {
+        match self {
+            Self::Limited => limited,
+            Self::Denied => StatusCode::FORBIDDEN,
+            Self::KeyMissing => StatusCode::BAD_REQUEST,
+            Self::LimiterFailed => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    /// Returns the gRPC status. `limited` is the one for requests over a quota.
+    pub(super) fn grpc_status(self, limited: GrpcCode) -> u8 {
+        match (self, limited) {
+            (Self::Limited, GrpcCode::ResourceExhausted) => 8,
+            (Self::Limited, GrpcCode::Unavailable) | (Self::LimiterFailed, _) => 14,
+            (Self::Denied, _) => 7,
+            (Self::KeyMissing, _) => 3,
+        }
+    }
+
+    /// Returns a text for clients, in printable ASCII without `%`. Texts for operators go to the
+    /// observer and to `RateLimitLayer::check`.
+    pub(super) fn message(self) -> &'static str {
+        match self {
+            Self::Limited => "rate limit exceeded",
+            Self::Denied => "This client may not use this service.",
+            Self::KeyMissing => "The request lacks what this service identifies clients by, such as an API key.",
+            Self::LimiterFailed => "The service cannot accept this request at the moment.",
+        }
+    }
+}
+
+/// Returns the message of a gRPC status for a refused request.
+#[cfg(feature = "tonic")]
+pub(crate) fn message(outcome: &Outcome) -> &'static str {
+    Reason::of(outcome).message()
+}

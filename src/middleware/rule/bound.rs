@@ -1,0 +1,223 @@
+//! A rule in its place in a layer: with the extractor of its key, and with policies whose names no
+//! other rule has.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use super::definition::{MissingKey, Read, Rule};
+use crate::key::AddressSource;
+use crate::key::value::{IntoKey, Key};
+use crate::policy::Policy;
+
+/// A rule with the extractor of its key.
+#[derive(Clone)]
+pub(crate) struct BoundRule {
+    rule: Rule,
+    /// Returns the key, or the shared key of requests without one if the rule says so.
+    extract: Read<Option<Key>>,
+    /// The place of its first policy among those of the layer.
+    first: usize,
+    /// The source of the extractor's address.
+    by: AddressSource,
+}
+
+/// The match of a request with a rule.
+pub(crate) enum RuleMatch {
+    /// The rule does not apply.
+    None,
+    /// The rule charges this key.
+    Charge { key: Key, cost: u64 },
+    /// The request has no key, and the rule refuses it.
+    KeyMissing,
+    /// The request has no key, and the rule exempts it.
+    Exempt,
+}
+
+impl BoundRule {
+    pub(crate) fn new<E, K>(mut rule: Rule, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let shares = rule.missing_key == MissingKey::Shared;
+        let extract = move |parts: &Parts| extract(parts).into_key().or_else(|| shares.then(Key::keyless));
+        // A charge of 0 looks, and passes also in debt: what is settled later reserves at least one
+        // unit.
+        if let Some(cost) = rule.cost.clone().filter(|_| rule.settlement.replaces_cost()) {
+            rule.cost = Some(Arc::new(move |parts: &Parts| cost(parts).max(1)));
+        }
+        Self { rule, extract: Arc::new(extract), first: 0, by: AddressSource::of::<E>() }
+    }
+
+    pub(crate) fn rule(&self) -> &Rule {
+        &self.rule
+    }
+
+    pub(crate) fn rule_mut(&mut self) -> &mut Rule {
+        &mut self.rule
+    }
+
+    pub(crate) fn policies(&self) -> &[Policy] {
+        &self.rule.policies
+    }
+
+    pub(crate) fn is_by_peer(&self) -> bool {
+        self.by == AddressSource::Peer
+    }
+
+    /// Whether the key is missing only if the peer's address is.
+    pub(crate) fn needs_peer(&self) -> bool {
+        self.by != AddressSource::Other
+    }
+
+    /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api`
+    /// becomes `api-2`, `api-3` and so on.
+    pub(crate) fn place_behind(&mut self, others: &[Self]) {
+        self.first = others.iter().map(|other| other.policies().len()).sum();
+        for at in 0..self.policies().len() {
+            if let (Some(renamed), Some(policy)) = (self.renamed(at, others), self.rule.policies.get_mut(at)) {
+                *policy = renamed;
+            }
+        }
+        if let Some(linked) = &self.rule.linked {
+            let taken = others.iter().flat_map(Self::names).chain(self.policies().iter().map(Policy::name));
+            let taken: Vec<&str> = taken.collect();
+            let free = free_name(linked.policy.name(), &taken);
+            let renamed = free.and_then(|name| linked.policy.with_name(name));
+            if let (Some(renamed), Some(linked)) = (renamed, self.rule.linked.as_mut()) {
+                linked.policy = renamed;
+            }
+        }
+    }
+
+    /// The names of its policies, and of the one that goes with them.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.policies().iter().chain(self.rule.linked.as_ref().map(|linked| &linked.policy)).map(Policy::name)
+    }
+
+    /// The policy with another name, if its name is taken.
+    fn renamed(&self, at: usize, others: &[Self]) -> Option<Policy> {
+        let policy = self.policies().get(at)?;
+        let theirs = others.iter().flat_map(Self::names);
+        // Plans have their name in common.
+        let own = self.policies().iter().filter(|own| self.rule.choose.is_none() && *own != policy);
+        let taken: Vec<&str> = theirs.chain(own.map(Policy::name)).collect();
+        policy.with_name(free_name(policy.name(), &taken)?)
+    }
+
+    /// The policies that a request is charged to, among those of the layer.
+    #[inline]
+    pub(crate) fn charged(&self, parts: &Parts) -> Range<usize> {
+        let count = self.rule.policies.len();
+        match &self.rule.choose {
+            None => self.first..self.first + count,
+            Some(choose) => {
+                let plan = choose(parts).filter(|plan| *plan < count).unwrap_or(0);
+                self.first + plan..self.first + plan + 1
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn matches(&self, parts: &Parts) -> RuleMatch {
+        if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
+            return RuleMatch::None;
+        }
+        match (self.extract)(parts) {
+            Some(key) => RuleMatch::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) },
+            None if self.rule.missing_key == MissingKey::Exempt => RuleMatch::Exempt,
+            None => RuleMatch::KeyMissing,
+        }
+    }
+}
+
+impl fmt::Debug for BoundRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.rule.fmt(f)
+    }
+}
+
+/// A name like `name` that is not among those taken, if it is.
+fn free_name(name: &str, taken: &[&str]) -> Option<String> {
+    /// The longest name of a policy.
+    const NAME_MAX: usize = 128;
+    if !taken.contains(&name) {
+        return None;
+    }
+    // One of these is free, since there are more of them than names.
+    (2..=taken.len() + 1).find_map(|number| {
+        let suffix = format!("-{number}");
+        // A name is ASCII, so every index is a boundary.
+        let kept = name.len().min(NAME_MAX - suffix.len());
+        let numbered = format!("{}{suffix}", name.get(..kept).unwrap_or_default());
+        (!taken.contains(&numbered.as_str())).then_some(numbered)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::middleware::IntoRule;
+    use crate::quota::Quota;
+
+    fn bound(name: &str, quota: Quota) -> BoundRule {
+        BoundRule::new(Policy::new(name, quota).unwrap().into_rule(), |_: &Parts| ())
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_numbered() {
+        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
+        let mut third = bound("api", Quota::per_second(9));
+        third.place_behind(&others);
+        assert_eq!(third.policies()[0].name(), "api-3");
+        assert_eq!(third.policies()[0].quota().limit(), 9);
+    }
+
+    #[test]
+    fn the_longest_name_can_be_numbered_too() {
+        let long = "n".repeat(128);
+        let others = [bound(&long, Quota::per_second(1))];
+        let mut second = bound(&long, Quota::per_second(1));
+        second.place_behind(&others);
+        assert_eq!(second.policies()[0].name(), format!("{}-2", "n".repeat(126)));
+    }
+
+    #[test]
+    fn each_of_several_policies_is_numbered_if_its_name_is_taken() {
+        let quotas = || [Quota::per_second(1), Quota::per_hour(9)];
+        let several = || BoundRule::new(Policy::all_of("api", quotas()).unwrap(), |_: &Parts| ());
+        let others = [several(), bound("api-9-per-hour-2", Quota::per_second(1))];
+        let mut second = several();
+        second.place_behind(&others);
+        let names: Vec<&str> = second.policies().iter().map(Policy::name).collect();
+        assert_eq!(names, ["api-1-per-second-2", "api-9-per-hour-3"]);
+        assert_eq!(second.first, 3);
+    }
+
+    #[test]
+    fn plans_are_numbered_alike_if_their_name_is_taken() {
+        let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
+        let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
+        let mut plans = BoundRule::new(Policy::plans("api", quotas, |_| 1).unwrap(), |_: &Parts| ());
+        plans.place_behind(&others);
+        let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
+        assert_eq!(names, ["api-3"; 3]);
+    }
+
+    #[test]
+    fn several_predicates_must_all_hold() {
+        let rule =
+            Rule::new(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
+        let bound = BoundRule::new(rule, |_: &Parts| ());
+        let asks = |method: &str, path: &str| {
+            let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
+            matches!(bound.matches(&parts), RuleMatch::Charge { .. })
+        };
+        assert!(asks("GET", "/a"));
+        assert!(!asks("POST", "/a"));
+        assert!(!asks("GET", "/b"));
+    }
+}

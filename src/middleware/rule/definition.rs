@@ -1,0 +1,445 @@
+//! Rules: a policy, the requests that it applies to, and what they cost.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::request::Parts;
+
+use crate::mode::ModeSwitch;
+use crate::policy::{CONTENT_BYTES, Policy};
+use crate::quota::{PolicyError, Quota};
+
+use super::settlement::Settlement;
+use super::switch::QuotaSwitch;
+
+/// A closure of the application over a request's head.
+pub(crate) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+
+/// A policy as a layer applies it: to which requests, at what cost, and what happens to a request
+/// without a key.
+///
+/// By default a rule applies to every request, each costs 1, and a request without a key is
+/// refused. A [`Quota`] and a [`Policy`] are accepted wherever a layer takes a rule.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, key};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let search = Policy::new("search", Quota::per_second(10))?
+///     .when(|request| request.uri.path().starts_with("/search"))
+///     .cost(|request| if request.uri.query().is_some() { 2 } else { 1 });
+/// let user = Policy::new("user", Quota::per_hour(1_000))?.missing_key(MissingKey::Shared);
+///
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), search, key::peer_ip()).and(user, key::bearer_token());
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Rule {
+    /// At least one.
+    pub(crate) policies: Vec<Policy>,
+    /// Chooses the policy that applies. Without it all apply.
+    pub(crate) choose: Option<Read<Option<usize>>>,
+    pub(crate) when: Option<Read<bool>>,
+    pub(crate) cost: Option<Read<u64>>,
+    pub(crate) missing_key: MissingKey,
+    /// The rule's mode. Without it the rule enforces.
+    pub(crate) mode: Option<ModeSwitch>,
+    pub(crate) warn_at_percent: Option<u8>,
+    pub(crate) linked: Option<LinkedPolicy>,
+    /// The switch that the quota of the only policy follows.
+    pub(crate) switch: Option<QuotaSwitch>,
+    pub(crate) settlement: Settlement,
+}
+
+/// A policy that is charged together with a rule's own.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkedPolicy {
+    pub(crate) policy: Policy,
+    pub(crate) role: LinkedRole,
+}
+
+/// The role of a linked policy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkedRole {
+    /// It counts refusals by the rule's own policies.
+    Block,
+    /// It counts units beyond the rule's own quota.
+    Meter,
+}
+
+impl Rule {
+    /// Makes a rule that applies the policy to every request.
+    #[must_use]
+    pub fn new(policy: impl IntoRule) -> Self {
+        policy.into_rule()
+    }
+
+    /// Applies the rule only to requests for which `predicate` holds. If this is called several
+    /// times, all predicates must hold.
+    ///
+    /// A request to which no rule of a layer applies is exempt: it passes and gets no rate limit
+    /// headers.
+    ///
+    /// Inside axum's `nest` the path of a request lacks the prefix. Test
+    /// [`key::original_uri(request)`](crate::key::original_uri) there.
+    #[must_use]
+    pub fn when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.when = Some(match self.when.take() {
+            None => Arc::new(predicate),
+            Some(earlier) => Arc::new(move |parts: &Parts| earlier(parts) && predicate(parts)),
+        });
+        self
+    }
+
+    /// Sets the cost of a request, in units. If a unit is not a request, state it with
+    /// [`unit`](Self::unit).
+    ///
+    /// * A cost of 0 looks: the request passes and takes nothing, unless the key is
+    ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
+    ///   unit for it.
+    /// * A cost above the quota's capacity is refused for good, without `Retry-After`.
+    #[must_use]
+    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+        self.cost = Some(Arc::new(cost));
+        self
+    }
+
+    /// States the unit of the rule's quotas: what a cost of 1 stands for. Clients see it in
+    /// `RateLimit-Policy`, as `qu` of [`Headers::draft_11`](crate::Headers::draft_11), and in the
+    /// details of gRPC refusals.
+    ///
+    /// Without it a unit is a request, so a client would read a quota of a million bytes as a
+    /// million requests. The draft defines `requests`, `content-bytes` and `concurrent-requests`.
+    /// Others are your own, such as `tokens`. The default of a rule that is [settled by the
+    /// body](Self::settle_by_body) is `content-bytes`.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Policy::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_usage();
+    /// // RateLimit-Policy: "tokens";q=10000;qu="tokens";w=3600
+    /// assert_eq!(tokens.policies()[0].quota_unit(), "tokens");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if the unit is empty, longer than 128 characters, or not printable ASCII.
+    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, PolicyError> {
+        for policy in &mut self.policies {
+            *policy = policy.in_unit(unit.as_ref())?;
+        }
+        Ok(self)
+    }
+
+    /// States `content-bytes` as the unit, unless the rule states another one.
+    pub(crate) fn in_content_bytes(mut self) -> Self {
+        for policy in self.policies.iter_mut().filter(|policy| !policy.has_unit()) {
+            if let Ok(in_bytes) = policy.in_unit(CONTENT_BYTES) {
+                *policy = in_bytes;
+            }
+        }
+        self
+    }
+
+    /// Sets what happens to a request without a key.
+    #[must_use]
+    pub fn missing_key(mut self, missing_key: MissingKey) -> Self {
+        self.missing_key = missing_key;
+        self
+    }
+
+    /// Sets what the rule does with a request that is over its quota: a
+    /// [`Mode`](crate::mode::Mode), or a [`ModeSwitch`] that changes it while requests are served.
+    #[must_use]
+    pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
+        self.mode = Some(mode.into());
+        self
+    }
+
+    /// Warns when at most this percentage of the quota's capacity remains: the outcome [is
+    /// near](crate::outcome::PolicyStatus::is_near) then. The comparison is exact. Values above 100
+    /// count as 100, which is always.
+    ///
+    /// An [`Observer`](crate::outcome::Observer) sees the outcome, and so does the service if the
+    /// outcome is [exposed](crate::RateLimitLayer::expose_outcome).
+    #[must_use]
+    pub fn warn_at_percent(mut self, percent: u8) -> Self {
+        self.warn_at_percent = Some(percent);
+        self
+    }
+
+    /// Returns the policies: one, unless the rule has [several quotas](Policy::all_of) or
+    /// [plans](Policy::plans).
+    #[must_use]
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    /// Takes the quota that the switch has now.
+    pub(crate) fn follow_switch(&mut self) {
+        if let (Some(switch), Some(policy)) = (&self.switch, self.policies.first_mut()) {
+            *policy = policy.following(switch.compiled(), switch.id());
+        }
+    }
+
+    fn of(policies: Vec<Policy>) -> Self {
+        Self {
+            policies,
+            choose: None,
+            when: None,
+            cost: None,
+            missing_key: MissingKey::default(),
+            mode: None,
+            warn_at_percent: None,
+            linked: None,
+            switch: None,
+            settlement: Settlement::default(),
+        }
+    }
+}
+
+impl fmt::Debug for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("policies", &self.policies)
+            .field("chosen", &self.choose.is_some())
+            .field("conditional", &self.when.is_some())
+            .field("costed", &self.cost.is_some())
+            .field("missing_key", &self.missing_key)
+            .field("mode", &self.mode)
+            .field("warn_at_percent", &self.warn_at_percent)
+            .field("linked", &self.linked)
+            .field("switch", &self.switch)
+            .field("settlement", &self.settlement)
+            .finish()
+    }
+}
+
+/// What happens to a request without a key, because its extractor found none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MissingKey {
+    /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
+    /// is charged.
+    ///
+    /// The default, because with both other choices a client can evade a limit by leaving its key
+    /// out.
+    #[default]
+    Reject,
+    /// All requests without a key share one allowance of this policy. No key that an extractor
+    /// returns is equal to theirs.
+    Shared,
+    /// The rule does not apply to the request.
+    Exempt,
+}
+
+/// A value that a layer accepts as a rule: a [`Quota`], a [`Policy`] or a [`Rule`].
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a quota, a policy or a rule",
+    note = "`Policy::new` returns a `Result`: is a `?` missing?"
+)]
+pub trait IntoRule {
+    /// Returns the rule.
+    fn into_rule(self) -> Rule;
+}
+
+impl IntoRule for Rule {
+    fn into_rule(self) -> Rule {
+        self
+    }
+}
+
+impl IntoRule for Policy {
+    fn into_rule(self) -> Rule {
+        Rule::of(vec![self])
+    }
+}
+
+impl IntoRule for &Policy {
+    fn into_rule(self) -> Rule {
+        self.clone().into_rule()
+    }
+}
+
+impl IntoRule for Quota {
+    fn into_rule(self) -> Rule {
+        Policy::from(self).into_rule()
+    }
+}
+
+impl Policy {
+    /// Makes a rule of several quotas that a request must all meet, such as 60 per minute, 1,000
+    /// per hour and 10,000 per day.
+    ///
+    /// The quotas share the key, the cost, the condition and the other settings of the rule. A
+    /// request is charged to all of them or to none. Each quota is a policy of its own, named after
+    /// `name` and its words, so that headers, refusals and metrics distinguish them.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
+    /// let client = Policy::all_of("client", quotas)?;
+    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
+    ///
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, if two quotas count alike, or if a policy's name
+    /// would be invalid; see [`Policy::new`]. The words of a usual quota add about 15 characters to
+    /// the name.
+    pub fn all_of(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
+        Self::each(name.as_ref(), quotas).map(Rule::of)
+    }
+
+    /// Makes a rule of several plans, of which each request has one: free, pro and enterprise
+    /// customers have different quotas under one name. `choose` returns the plan's index in
+    /// `quotas`. It may return an `Option`.
+    ///
+    /// The first quota applies if `choose` returns `None` or an index that does not exist, so no
+    /// request is unlimited by mistake. Put the strictest quota first. To exempt requests, see
+    /// [`Rule::when`].
+    ///
+    /// When the plan of a key changes, its usage is kept:
+    ///
+    /// * A client that has used 80 of 100 and upgrades to 1,000 has 920 left.
+    /// * A client that downgrades with more usage than the smaller plan allows must wait until
+    ///   enough of it has expired, at the smaller plan's pace. For this each quota gets the
+    ///   [debt](Quota::max_debt) that the largest one needs, as far as a debt may go.
+    /// * Each change may round the used amount up by less than a unit, never down. So changing back
+    ///   and forth gains nothing. All requests of one key should have the same plan.
+    /// * A quota of 0 remembers nothing.
+    ///
+    /// Alternatives:
+    ///
+    /// * [`plans_in_proportion`](Self::plans_in_proportion) keeps the used share instead of the
+    ///   amount.
+    /// * If each plan should start with a fresh allowance, make the plan a part of the key:
+    ///   `Key::of((customer, plan))`.
+    /// * [`PlanOverrides`](crate::middleware::PlanOverrides) gives single keys another plan while
+    ///   the service runs.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// enum Plan {
+    ///     Free,
+    ///     Pro,
+    ///     Enterprise,
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
+    /// let customer = Policy::plans("customer", quotas, |request| {
+    ///     request.extensions.get::<Plan>().map(|plan| *plan as usize) // no plan: as `Free`
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, or if the name is invalid; see [`Policy::new`].
+    pub fn plans<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Rule, PolicyError>
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Rule { choose: Some(choose), ..Rule::of(Self::named_plans(name.as_ref(), quotas)?) })
+    }
+
+    /// Makes a rule of several plans like [`plans`](Self::plans), which keeps the used share when a
+    /// key's plan changes, instead of the used amount. A client that has used 60 of 100 and
+    /// upgrades to 1,000 has 400 left. If it then downgrades, it has 40 left.
+    ///
+    /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
+    ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
+    ///   9 left.
+    /// * However a key changes its plan, the shares that it takes at one instant add up to at most
+    ///   one whole. So it never gets more than one plan alone would give. All requests of one key
+    ///   should have the same plan, because each change may cost a unit.
+    /// * Debts are shares, too. So each plan may owe as large a part of its capacity as any other.
+    /// * In windows and logs, usage of another plan counts as used at the conversion.
+    /// * A quota of 0 remembers nothing.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_hour(100), Quota::per_hour(1_000)];
+    /// let customer = Policy::plans_in_proportion("customer", quotas, |request| {
+    ///     usize::from(request.headers.contains_key("x-paid"))
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, if the name is invalid (see [`Policy::new`]), or if a
+    /// quota is a block or a meter (see [`Quota::in_proportion`]).
+    pub fn plans_in_proportion<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Rule, PolicyError>
+    where
+        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Rule { choose: Some(choose), ..Rule::of(Self::named_plans_in_proportion(name.as_ref(), quotas)?) })
+    }
+
+    /// Returns a rule whose quota follows a [`QuotaSwitch`].
+    ///
+    /// # Errors
+    /// Returns an error if the name is invalid; see [`Policy::new`].
+    pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Rule, PolicyError> {
+        let policy = Self::new(name, quota.compiled())?.following(quota.compiled(), quota.id());
+        Ok(Rule { switch: Some(quota.clone()), ..policy.into_rule() })
+    }
+
+    /// Returns a rule that applies this policy only to requests for which `predicate` holds; see
+    /// [`Rule::when`].
+    #[must_use]
+    pub fn when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
+        self.into_rule().when(predicate)
+    }
+
+    /// Returns a rule in which `cost` returns the cost of a request; see [`Rule::cost`].
+    #[must_use]
+    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Rule {
+        self.into_rule().cost(cost)
+    }
+
+    /// Returns a rule whose quota has this unit; see [`Rule::unit`].
+    ///
+    /// # Errors
+    /// Those of [`Rule::unit`].
+    pub fn unit(self, unit: impl AsRef<str>) -> Result<Rule, PolicyError> {
+        self.into_rule().unit(unit)
+    }
+
+    /// Returns a rule in this mode; see [`Rule::mode`].
+    #[must_use]
+    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Rule {
+        self.into_rule().mode(mode)
+    }
+
+    /// Returns a rule that warns when little remains; see [`Rule::warn_at_percent`].
+    #[must_use]
+    pub fn warn_at_percent(self, percent: u8) -> Rule {
+        self.into_rule().warn_at_percent(percent)
+    }
+
+    /// Returns a rule that sets what happens to requests without a key; see [`Rule::missing_key`].
+    #[must_use]
+    pub fn missing_key(self, missing_key: MissingKey) -> Rule {
+        self.into_rule().missing_key(missing_key)
+    }
+}

@@ -1,0 +1,209 @@
+//! Builders for what a rule does after the response: keep or refund the charge, and settle the
+//! cost.
+
+use std::sync::Arc;
+
+use http::response::Parts;
+
+use super::definition::{IntoRule, Rule};
+use super::settlement::OnAborted;
+use crate::policy::Policy;
+
+impl Rule {
+    /// Keeps the charge of a request only if `predicate` holds for its response, and refunds it
+    /// otherwise. For example, only failed logins count.
+    ///
+    /// * The charge is taken before the service is called. So requests that run at the same time
+    ///   cannot slip through while their outcome is unknown: with a quota of 5, at most 5 are in
+    ///   flight.
+    /// * The headers of the response report what is left after the refund. A remote limiter is not
+    ///   asked again for that: `remaining` is calculated, and the window stays that of the charge.
+    /// * If the request was counted by a [meter](Self::overage), the meter is refunded.
+    /// * The predicate sees the response's head: status, headers, extensions. In a gRPC response
+    ///   `grpc-status` is in the head only if the call failed before its first message. Otherwise
+    ///   it follows the body, and the predicate does not see it.
+    /// * If this is called several times, or together with [`refund_when`](Self::refund_when), the
+    ///   charge is kept only if all of them keep it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let failed = Policy::new("failed-logins", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), failed, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn charge_when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.settlement.keeps = Some(match self.settlement.keeps.take() {
+            None => Arc::new(predicate),
+            Some(earlier) => Arc::new(move |response: &Parts| earlier(response) && predicate(response)),
+        });
+        self
+    }
+
+    /// Refunds the charge of a request if `predicate` holds for its response, for example for a
+    /// server error. It is the opposite of [`charge_when`](Self::charge_when).
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let api = Policy::new("api", Quota::per_minute(100))?.refund_when(|response| response.status.is_server_error());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.charge_when(move |response| !predicate(response))
+    }
+
+    /// Takes the cost as a reservation, and settles it by what handlers report through a
+    /// [`Usage`](crate::middleware::Usage), for example tokens, rows or seconds. Each request that
+    /// passes has one in its extensions.
+    ///
+    /// * The request is settled once, when the response's body has ended or was dropped.
+    /// * If too much was reserved, the rest is refunded as far as the receipt still holds it. Units
+    ///   of a window that has ended are not added to the next one.
+    /// * If too little was reserved, the rest is charged whatever is left, into debt. Later
+    ///   requests wait for it. Debt beyond [`Quota::max_debt`](crate::Quota::max_debt) is
+    ///   forgotten.
+    /// * If no cost is reported, the request stays charged with its reservation.
+    /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
+    /// * At least one unit is reserved, also if the [cost](Self::cost) is 0. So a request passes
+    ///   only while a unit is left. To reserve nothing more, use a cost of 0, and call
+    ///   `usage.set(0)` for a request that turned out to be free.
+    /// * Reserve the usual or the largest cost. What is not reserved does not hold back requests
+    ///   that run at the same time.
+    /// * A response to `HEAD` ends with its head and is not aborted. It costs what was reported
+    ///   until then. So do not serve `HEAD` with a handler that reports its cost while it sends the
+    ///   body.
+    /// * If the response switches protocols, for example to a WebSocket, its body ends at once.
+    ///   Later reports have no effect.
+    ///
+    /// ```
+    /// use tower_ratelimit::{key, middleware::Usage, MemoryLimiter, Policy, Quota, RateLimitLayer};
+    ///
+    /// // With axum: `Extension(usage): Extension<Usage>`
+    /// async fn complete(usage: Usage) -> String {
+    ///     let (answer, tokens) = ("Hello!".to_owned(), 12);
+    ///     usage.set(tokens);
+    ///     answer
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let tokens = Policy::new("tokens", Quota::per_minute(100_000))?.cost(|_| 1_000).settle_by_usage();
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn settle_by_usage(mut self) -> Self {
+        self.settlement.by_usage = true;
+        self
+    }
+
+    /// Takes the cost as a reservation, and settles it by the response's head. If `actual` returns
+    /// `None`, the reservation stays.
+    ///
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both, the
+    /// response's head replaces what was reported before it.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let rows = Policy::new("rows", Quota::per_minute(10_000))?
+    ///     .cost(|_| 100)
+    ///     .settle_by_response(|response| response.headers.get("x-rows")?.to_str().ok()?.parse().ok());
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn settle_by_response(mut self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Self {
+        self.settlement.by_response = Some(Arc::new(actual));
+        self
+    }
+
+    /// Takes the cost as a reservation of bytes, and settles it by the bytes of the response's body
+    /// that were handed to the server. Headers and the protocol's own bytes do not count. The
+    /// quota's [unit](Self::unit) is `content-bytes`, unless another one is stated.
+    ///
+    /// Otherwise it works like [`settle_by_usage`](Self::settle_by_usage). If a rule has both, the
+    /// bytes are added to the reported units.
+    ///
+    /// * If the client disconnects early, the request costs at least its reservation; see
+    ///   [`on_aborted`](Self::on_aborted).
+    /// * A response without a body costs no bytes: one to `HEAD`, a 204 or a 304.
+    /// * A response that switches protocols (101, or a success of `CONNECT`) stays charged with its
+    ///   reservation, because the layer does not see the bytes of the connection.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let downloads = Policy::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn settle_by_body(mut self) -> Self {
+        self.settlement.by_body = true;
+        self.in_content_bytes()
+    }
+
+    /// Sets the cost of an aborted request: the client disconnects, or the service panics or
+    /// returns an error, before the response's head. If the cost is settled by usage or by the
+    /// body, a request is also aborted before its body has ended.
+    ///
+    /// By default it costs at least its reservation, [`OnAborted::Keep`]. If disconnecting refunded
+    /// the charge, an attacker could retry logins or start costly work forever. A request that
+    /// never reached the service is always refunded.
+    ///
+    /// ```
+    /// use tower_ratelimit::{middleware::OnAborted, Policy, Quota};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // The handler reports each token before it sends it.
+    /// let tokens = Policy::new("tokens", Quota::per_minute(100_000))?
+    ///     .cost(|_| 1_000)
+    ///     .settle_by_usage()
+    ///     .on_aborted(OnAborted::Refund);
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn on_aborted(mut self, on_aborted: OnAborted) -> Self {
+        self.settlement.on_aborted = on_aborted;
+        self
+    }
+}
+
+impl Policy {
+    /// Returns a rule that keeps the charge only for some responses; see [`Rule::charge_when`].
+    #[must_use]
+    pub fn charge_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
+        self.into_rule().charge_when(predicate)
+    }
+
+    /// Returns a rule that refunds the charge for some responses; see [`Rule::refund_when`].
+    #[must_use]
+    pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
+        self.into_rule().refund_when(predicate)
+    }
+
+    /// Returns a rule that is settled by what handlers report; see [`Rule::settle_by_usage`].
+    #[must_use]
+    pub fn settle_by_usage(self) -> Rule {
+        self.into_rule().settle_by_usage()
+    }
+
+    /// Returns a rule that is settled by the response's head; see [`Rule::settle_by_response`].
+    #[must_use]
+    pub fn settle_by_response(self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Rule {
+        self.into_rule().settle_by_response(actual)
+    }
+
+    /// Returns a rule that is settled by the bytes of the response's body; see
+    /// [`Rule::settle_by_body`].
+    #[must_use]
+    pub fn settle_by_body(self) -> Rule {
+        self.into_rule().settle_by_body()
+    }
+
+    /// Returns a rule that sets the cost of aborted requests; see [`Rule::on_aborted`].
+    #[must_use]
+    pub fn on_aborted(self, on_aborted: OnAborted) -> Rule {
+        self.into_rule().on_aborted(on_aborted)
+    }
+}

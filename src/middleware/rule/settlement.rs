@@ -1,0 +1,72 @@
+//! What a rule does after the response. Data: `settle` acts on it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::response::Parts;
+
+/// A closure of the application over a response's head.
+pub(crate) type ReadResponse<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+
+/// What a rule does after the response. Most rules do nothing.
+#[derive(Clone, Default)]
+pub(crate) struct Settlement {
+    /// Whether the request stays charged.
+    pub(crate) keeps: Option<ReadResponse<bool>>,
+    /// Returns the cost that the response's head states.
+    pub(crate) by_response: Option<ReadResponse<Option<u64>>>,
+    /// A [`Usage`](crate::middleware::Usage) states the cost.
+    pub(crate) by_usage: bool,
+    /// The cost is the bytes of the response's body.
+    pub(crate) by_body: bool,
+    pub(crate) on_aborted: OnAborted,
+}
+
+impl Settlement {
+    pub(crate) fn is_none(&self) -> bool {
+        self.keeps.is_none() && !self.replaces_cost()
+    }
+
+    /// Whether the cost that is charged first is a reservation.
+    pub(crate) fn replaces_cost(&self) -> bool {
+        self.by_response.is_some() || self.waits_for_body()
+    }
+
+    /// Whether the cost is known only when the response's body has ended.
+    pub(crate) fn waits_for_body(&self) -> bool {
+        self.by_usage || self.by_body
+    }
+}
+
+impl fmt::Debug for Settlement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settlement")
+            .field("by_outcome", &self.keeps.is_some())
+            .field("by_response", &self.by_response.is_some())
+            .field("by_usage", &self.by_usage)
+            .field("by_body", &self.by_body)
+            .field("on_aborted", &self.on_aborted)
+            .finish()
+    }
+}
+
+/// The cost of an aborted request; see [`Rule::on_aborted`](crate::Rule::on_aborted).
+///
+/// | when the request was aborted | `Keep` | `Refund` |
+/// |---|---|---|
+/// | nothing was stated or counted | its reservation | nothing |
+/// | a [`Usage`](crate::middleware::Usage) stated less than was reserved, or fewer bytes were sent | its reservation | what was stated or sent |
+/// | a `Usage` stated more than was reserved, or more bytes were sent | what was stated or sent | what was stated or sent |
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnAborted {
+    /// The request costs at least its reservation. The default, so that disconnecting early saves
+    /// nothing.
+    #[default]
+    Keep,
+    /// The request costs what was known when it was aborted. The rest is refunded.
+    ///
+    /// A client can then get work for free by disconnecting before the handler states the cost. Use
+    /// this only if the handler states each cost as soon as it arises.
+    Refund,
+}

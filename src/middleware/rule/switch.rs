@@ -1,0 +1,169 @@
+//! Quotas that change while requests are served.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::limiter::UnsupportedQuota;
+use crate::quota::{Algorithm, Quota};
+
+/// A [`Quota`] that can be changed while requests are served, by any clone, without rebuilding a
+/// layer.
+///
+/// * A request uses one quota from beginning to end: the one in force when its layer is called. It
+///   is settled, refunded and answered under that quota.
+/// * What a key has used stays used. A key that has used more than the new quota allows must wait
+///   until enough of it has expired, at the new quota's pace. For this each quota gets the
+///   [debt](Quota::max_debt) that the largest one so far needs.
+/// * Headers, outcomes and [`policies`](crate::RateLimitLayer::policies) follow. The policy's name
+///   stays.
+/// * A request to a layer with a switch costs one atomic load more. A change costs as much as
+///   building the layer.
+/// * Each process has its own switch. With Redis, change it in every process.
+///
+/// ```
+/// use tower_ratelimit::{key, middleware::QuotaSwitch, MemoryLimiter, Policy, Quota, RateLimitLayer};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let quota = QuotaSwitch::new(Quota::per_minute(100));
+/// let client = Policy::switched("client", &quota)?;
+/// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
+///
+/// quota.set(Quota::per_minute(20))?; // from the next request on
+/// assert_eq!(layer.policies()[0].quota().limit(), 20);
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct QuotaSwitch(Arc<Mutex<State>>);
+
+struct State {
+    quota: Quota,
+    /// The largest capacity that the quota has had.
+    largest: u64,
+    layers: Vec<Weak<dyn Follow>>,
+}
+
+/// A layer whose quotas follow switches.
+pub(crate) trait Follow: Send + Sync {
+    /// Checks whether the layer's limiter supports a quota.
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
+
+    /// Compiles the layer's configuration with what its switches say now.
+    fn follow(&self);
+}
+
+impl QuotaSwitch {
+    /// Makes a switch that is set to `quota`.
+    #[must_use]
+    pub fn new(quota: Quota) -> Self {
+        Self(Arc::new(Mutex::new(State { quota, largest: quota.capacity(), layers: Vec::new() })))
+    }
+
+    /// Returns the quota.
+    #[must_use]
+    pub fn get(&self) -> Quota {
+        self.state().quota
+    }
+
+    /// Sets the quota for all layers that have a rule with this switch, and returns the previous
+    /// one.
+    ///
+    /// # Errors
+    /// Returns an error if a layer's limiter does not support the quota, or if only one of the old
+    /// and the new quota is a block or a meter. Nothing is changed then.
+    pub fn set(&self, quota: Quota) -> Result<Quota, QuotaSwitchError> {
+        let before = self.get();
+        if kind(&before) != kind(&quota) {
+            return Err(QuotaSwitchError {
+                kind: QuotaSwitchErrorKind::Algorithm,
+                message: format!(
+                    "the quota \"{before}\" cannot be changed to \"{quota}\": units, strikes of a block and what a meter \
+                     counts do not convert into each other; use a policy of another name"
+                ),
+            });
+        }
+        let layers: Vec<Arc<dyn Follow>> = self.state().layers.iter().filter_map(Weak::upgrade).collect();
+        let compiled = quota.holding(self.state().largest);
+        for layer in &layers {
+            layer.supports(&compiled).map_err(|unsupported| QuotaSwitchError {
+                kind: QuotaSwitchErrorKind::Unsupported,
+                message: format!("the quota \"{before}\" cannot be changed: {unsupported}"),
+            })?;
+        }
+        let (before, layers) = {
+            let mut state = self.state();
+            state.largest = state.largest.max(quota.capacity());
+            let before = std::mem::replace(&mut state.quota, quota);
+            // Layers that have come meanwhile are among them.
+            let layers: Vec<Arc<dyn Follow>> = state.layers.iter().filter_map(Weak::upgrade).collect();
+            (before, layers)
+        };
+        for layer in layers {
+            layer.follow();
+        }
+        Ok(before)
+    }
+
+    /// Returns the quota with the debt that states under earlier quotas need.
+    pub(crate) fn compiled(&self) -> Quota {
+        let state = self.state();
+        state.quota.holding(state.largest)
+    }
+
+    pub(crate) fn enter(&self, layer: Weak<dyn Follow>) {
+        let mut state = self.state();
+        state.layers.retain(|layer| layer.strong_count() > 0);
+        state.layers.push(layer);
+    }
+
+    /// Returns a number that is different for each switch in use.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the kind of a quota. States convert only between quotas of one kind.
+fn kind(quota: &Quota) -> Option<Algorithm> {
+    Some(quota.algorithm()).filter(|algorithm| matches!(algorithm, Algorithm::Block | Algorithm::Meter))
+}
+
+impl fmt::Debug for QuotaSwitch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("QuotaSwitch").field(&self.get()).finish()
+    }
+}
+
+/// The error of a quota that was not changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QuotaSwitchError {
+    kind: QuotaSwitchErrorKind,
+    message: String,
+}
+
+/// The kind of a [`QuotaSwitchError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum QuotaSwitchErrorKind {
+    /// A limiter does not [support](crate::limiter::Limiter::supports) the quota.
+    Unsupported,
+    /// Only one of the old and the new quota is a block or a meter.
+    Algorithm,
+}
+
+impl QuotaSwitchError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> QuotaSwitchErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for QuotaSwitchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for QuotaSwitchError {}

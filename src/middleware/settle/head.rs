@@ -1,0 +1,142 @@
+//! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head says.
+
+use std::sync::Arc;
+
+use http::response::Parts;
+use http::{Extensions, Method, StatusCode, header};
+use smallvec::SmallVec;
+
+use super::pending::{Open, Pending};
+use super::usage::{Item, Usage};
+use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
+use crate::middleware::ticket::Ticket;
+
+/// What a response's head says about the charges of a rule.
+enum Verdict {
+    /// They stay open until the body has ended.
+    Open,
+    /// They cost this many units; without a number they cost what was stated, or else what was reserved.
+    Settled(Option<u64>),
+}
+
+impl<L: Limiter> Ticket<L> {
+    /// Opens what is settled after the response. Called before the service is called, with the request's method and
+    /// extensions.
+    ///
+    /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] also if nothing was charged, so that
+    /// handlers can rely on it.
+    pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
+        let layer = Arc::clone(&self.layer);
+        if !layer.settles {
+            return;
+        }
+        let mut open: SmallVec<[Open; 1]> = SmallVec::new();
+        let mut last = None;
+        // A request that passes although the limiter failed has taken nothing, and so has nothing to settle.
+        for (at, charged) in self.answered().iter().enumerate() {
+            let Some(policy) = layer.policy(charged.policy) else { continue };
+            let settlement = layer.settlement(charged.policy).filter(|settlement| !settlement.is_none());
+            let Some(settlement) = settlement else { continue };
+            let rule = layer.rule_of(charged.policy);
+            // The charges of a rule are beside each other, its meter's the last.
+            match open.last_mut().filter(|_| last == Some(rule)) {
+                Some(same) => {
+                    same.charges.end = at + 1;
+                    if let Some(item) = same.item.as_mut().and_then(Arc::get_mut) {
+                        item.charge(policy);
+                    }
+                }
+                None => {
+                    last = Some(rule);
+                    let item = settlement.replaces_cost().then(|| Arc::new(Item::new(policy, charged.cost)));
+                    open.push(Open { charges: at..at + 1, policy: charged.policy, item });
+                }
+            }
+        }
+        let mut usage = Usage::new();
+        for Open { policy, item, .. } in &open {
+            if let Some(item) = item.as_ref().filter(|_| layer.settlement(*policy).is_some_and(|found| found.by_usage))
+            {
+                usage.push(Arc::clone(item));
+            }
+        }
+        if !usage.is_empty() || (layer.expects_usage && extensions.get::<Usage>().is_none()) {
+            // One handle states the cost for the outer layers, too.
+            if let Some(outer) = extensions.get() {
+                usage.append(outer);
+            }
+            extensions.insert(usage);
+        }
+        if !open.is_empty() {
+            let pending = self.pending.get_or_insert_with(Box::<Pending>::default);
+            pending.open = open;
+            pending.response.method = method;
+        }
+    }
+
+    /// Settles what the response's head settles. Afterwards only what waits for the end of the body is pending.
+    ///
+    /// What is not settled yet stays pending while the application's closures run, since they may panic.
+    pub(crate) fn see_head(&mut self, response: &Parts) {
+        let Some(pending) = &mut self.pending else { return };
+        if pending.copies.take().is_some_and(|copies| copies.are_refused()) {
+            self.take_back();
+            self.pending = None;
+            return;
+        }
+        let length = response.headers.get(header::CONTENT_LENGTH);
+        pending.response.length = length.and_then(|length| length.to_str().ok()?.parse().ok());
+        let is_whole = is_bodiless(&pending.response.method, response.status);
+        let mut at = 0;
+        while let Some(pending) = &mut self.pending {
+            let Some(open) = pending.open.get(at) else { break };
+            match verdict(&self.layer, open, &pending.response.method, response) {
+                Verdict::Open => at += 1,
+                Verdict::Settled(units) => {
+                    let open = pending.open.remove(at);
+                    let stated = open.close();
+                    if let Some(units) = units.or(stated) {
+                        self.settle(open.charges, units, true);
+                    }
+                }
+            }
+        }
+        self.pending = self.pending.take().filter(|pending| !pending.open.is_empty());
+        if let Some(pending) = &mut self.pending {
+            pending.response.is_whole = is_whole;
+        }
+    }
+}
+
+fn verdict<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Parts) -> Verdict {
+    let Some(settlement) = layer.settlement(open.policy) else { return Verdict::Settled(None) };
+    if settlement.keeps.as_ref().is_some_and(|keeps| !keeps(response)) {
+        return Verdict::Settled(Some(0));
+    }
+    let units = settlement.by_response.as_ref().and_then(|actual| actual(response));
+    if !settlement.waits_for_body() {
+        return Verdict::Settled(units);
+    }
+    if let Some(item) = &open.item {
+        if let Some(units) = units {
+            item.set(units);
+        }
+        if settlement.by_body && !switches_protocols(method, response.status) {
+            item.add(0); // the bytes count from here on
+        }
+    }
+    Verdict::Open
+}
+
+/// Whether the connection switches to another protocol after this response (RFC 9110, sections 9.3.6 and 15.2.2).
+fn switches_protocols(method: &Method, status: StatusCode) -> bool {
+    status == StatusCode::SWITCHING_PROTOCOLS || (method == Method::CONNECT && status.is_success())
+}
+
+/// Whether a server sends nothing after this response's head, whatever its body is (RFC 9110, section 6.4.1).
+fn is_bodiless(method: &Method, status: StatusCode) -> bool {
+    method == Method::HEAD
+        || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED)
+        || switches_protocols(method, status)
+}

@@ -1,0 +1,195 @@
+//! The cost of a request, as its handlers state it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smallvec::SmallVec;
+
+use crate::policy::Policy;
+
+/// The value while no cost was stated.
+const UNSTATED: u64 = u64::MAX;
+
+/// The value after the cost was settled. It never changes again.
+const SETTLED: u64 = u64::MAX - 1;
+
+/// The most units that can be stated.
+const MOST: u64 = u64::MAX - 2;
+
+/// A handle with which a handler states what its request cost. It is in the extensions of each request that passes a layer
+/// with a rule that is [settled by usage](crate::Rule::settle_by_usage).
+///
+/// Clone it freely, for example into the stream that makes the response's body. The last statement counts. The cost is
+/// settled when the response's body has ended or was dropped; later statements have no effect. An
+/// empty body has ended when the response's head is sent.
+///
+/// If no such rule charged the request, or the limiter failed, the handle has no effect. A request that goes
+/// to the [overflow](crate::RateLimitLayer::overflow) has no handle.
+///
+/// If several rules are settled by usage, also in several layers, one handle states the cost for all of them;
+/// [`of`](Self::of) returns the handle of one rule.
+#[derive(Clone)]
+pub struct Usage(SmallVec<[Arc<Item>; 1]>);
+
+/// The cost of a request under one rule.
+pub(crate) struct Item {
+    /// The policies of the rule that were charged.
+    policies: SmallVec<[Policy; 1]>,
+    reserved: u64,
+    stated: AtomicU64,
+}
+
+impl Usage {
+    pub(crate) fn new() -> Self {
+        Self(SmallVec::new())
+    }
+
+    pub(crate) fn push(&mut self, item: Arc<Item>) {
+        self.0.push(item);
+    }
+
+    pub(crate) fn append(&mut self, other: &Self) {
+        self.0.extend(other.0.iter().cloned());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// States the whole cost of the request, in units; 0 refunds everything. Returns `false` if the cost was settled before.
+    pub fn set(&self, units: u64) -> bool {
+        self.state(|_| units)
+    }
+
+    /// Adds units to the stated cost. The first units replace the reservation, they are not added to it. Returns `false` if
+    /// the cost was settled before.
+    pub fn add(&self, units: u64) -> bool {
+        self.state(|said| said.unwrap_or(0).saturating_add(units))
+    }
+
+    /// Returns the cost that was stated so far; of several rules the largest.
+    #[must_use]
+    pub fn stated(&self) -> Option<u64> {
+        self.0.iter().filter_map(|item| item.stated()).max()
+    }
+
+    /// Returns the units that were reserved before the service was called; of several rules the largest.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.0.iter().map(|item| item.reserved).max().unwrap_or(0)
+    }
+
+    /// Returns the handle of the rule that has a policy of this name alone.
+    #[must_use]
+    pub fn of(&self, policy: &str) -> Option<Self> {
+        let items: SmallVec<[Arc<Item>; 1]> = self.0.iter().filter(|item| item.has(policy)).cloned().collect();
+        (!items.is_empty()).then_some(Self(items))
+    }
+
+    fn state(&self, units: impl Fn(Option<u64>) -> u64) -> bool {
+        // Every rule, also if an earlier one was settled already.
+        self.0.iter().fold(false, |in_time, item| item.state(&units) | in_time)
+    }
+}
+
+impl fmt::Debug for Usage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Usage")
+            .field("reserved", &self.reserved())
+            .field("stated", &self.stated())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Item {
+    pub(crate) fn new(policy: &Policy, reserved: u64) -> Self {
+        Self { policies: SmallVec::from_iter([policy.clone()]), reserved, stated: AtomicU64::new(UNSTATED) }
+    }
+
+    pub(crate) fn charge(&mut self, policy: &Policy) {
+        self.policies.push(policy.clone());
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.policies.iter().any(|policy| policy.name() == name)
+    }
+
+    fn stated(&self) -> Option<u64> {
+        Some(self.stated.load(Ordering::Acquire)).filter(|said| *said <= MOST)
+    }
+
+    pub(crate) fn reserved(&self) -> u64 {
+        self.reserved
+    }
+
+    fn state(&self, units: impl Fn(Option<u64>) -> u64) -> bool {
+        let state = |said| match said {
+            SETTLED => None,
+            UNSTATED => Some(units(None).min(MOST)),
+            said => Some(units(Some(said)).min(MOST)),
+        };
+        self.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok()
+    }
+
+    pub(crate) fn set(&self, units: u64) {
+        self.state(|_| units);
+    }
+
+    pub(crate) fn add(&self, units: u64) {
+        self.state(|said| said.unwrap_or(0).saturating_add(units));
+    }
+
+    /// Returns the stated cost and ends the statements.
+    pub(crate) fn close(&self) -> Option<u64> {
+        Some(self.stated.swap(SETTLED, Ordering::AcqRel)).filter(|said| *said <= MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quota::Quota;
+
+    fn usage(names: &[&str]) -> (Usage, Vec<Arc<Item>>) {
+        let items: Vec<Arc<Item>> = names
+            .iter()
+            .zip(7..)
+            .map(|(name, reserved)| Arc::new(Item::new(&Policy::new(*name, Quota::per_second(1)).unwrap(), reserved)))
+            .collect();
+        (Usage(items.iter().cloned().collect()), items)
+    }
+
+    #[test]
+    fn last_statement_before_the_end_counts() {
+        let (handle, items) = usage(&["tokens"]);
+        assert_eq!((handle.stated(), handle.reserved()), (None, 7));
+        assert!(handle.set(5) && handle.set(3));
+        assert!(handle.clone().add(2));
+        assert_eq!(handle.stated(), Some(5));
+        assert_eq!(items[0].close(), Some(5));
+        assert!(!handle.set(9) && !handle.add(9));
+        assert_eq!((handle.stated(), items[0].close()), (None, None));
+    }
+
+    #[test]
+    fn first_added_units_replace_the_reservation() {
+        let (handle, _) = usage(&["tokens"]);
+        handle.add(2);
+        assert_eq!(handle.stated(), Some(2));
+        handle.add(u64::MAX);
+        assert_eq!(handle.stated(), Some(MOST));
+        assert!(handle.set(u64::MAX));
+        assert_eq!(handle.stated(), Some(MOST));
+    }
+
+    #[test]
+    fn handle_of_one_rule_is_found_by_policy_name() {
+        let (handle, items) = usage(&["tokens", "bytes"]);
+        handle.of("bytes").unwrap().set(4);
+        assert!(handle.of("rows").is_none());
+        items[0].close();
+        assert!(handle.set(6), "one is still open");
+        assert_eq!((items[0].close(), items[1].close()), (None, Some(6)));
+    }
+}

@@ -1,0 +1,129 @@
+//! Warnings about the setup of a layer: by its configuration, by other layers, and by its first requests.
+
+use std::sync::Arc;
+
+use http::Extensions;
+
+use super::compiled::Compiled;
+use super::ticket::{Charged, Ticket};
+use crate::key::Key;
+use crate::limiter::{Contradiction, Entered, Limiter};
+use crate::quota::Algorithm;
+use crate::setup_warning::SetupWarningKind;
+
+/// The charges of outer layers, in the extensions of one of their first requests.
+#[derive(Clone)]
+struct Earlier(Arc<Vec<ChargedTo>>);
+
+/// A limiter, the name of a policy, and a key.
+#[derive(Clone, PartialEq)]
+struct ChargedTo {
+    limiter: usize,
+    policy: u64,
+    key: Key,
+}
+
+impl<L: Limiter> Compiled<L> {
+    /// Warns about what the setup alone shows.
+    pub(super) fn look_at_setup(&self) {
+        for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
+            if let Some(policy) = bound.policies().iter().find(|policy| policy.quota().spec().debt == 0) {
+                self.diagnostics.notice(SetupWarningKind::NoDebt, || {
+                    format!(
+                        "the policy {:?} settles what a request cost above its reservation, and its quota ({}) remembers \
+                         no debt: give it one by Quota::max_debt",
+                        policy.name(),
+                        policy.quota()
+                    )
+                });
+            }
+        }
+        if let Some((policy, error)) = self.unsupported.first().and_then(|(at, error)| Some((self.policy(*at)?, error)))
+        {
+            self.diagnostics.notice(SetupWarningKind::UnsupportedQuota, || {
+                format!(
+                    "the policy {:?}: {error}; its requests are decided as if the limiter had failed",
+                    policy.name()
+                )
+            });
+        }
+        self.look_for_timer();
+        self.look_for_contradiction();
+    }
+
+    /// Compares the layer's policies with those of the other layers over its limiter.
+    fn look_for_contradiction(&self) {
+        let entered = self.entered.get_or_init(|| Some(self.limiter.policy_registry()?.enter(&self.policies)));
+        let Some(Contradiction { own, other, unnamed }) = entered.as_ref().and_then(Entered::contradiction) else {
+            return;
+        };
+        if unnamed {
+            self.diagnostics.notice(SetupWarningKind::UnnamedQuota, || {
+                format!(
+                    "this layer and another one over the same limiter have the unnamed quota \"{}\" ({:?} in headers and \
+                     stored keys), and both count in the same states: name each policy by Policy::new; if the layers are to \
+                     share an allowance, make both from clones of one layer or policy",
+                    own.quota(),
+                    own.name()
+                )
+            });
+        } else {
+            self.diagnostics.notice(SetupWarningKind::TwoQuotas, || {
+                format!(
+                    "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
+                     count in the same states: give one of them another name, or make them plans by Policy::plans",
+                    own.name(),
+                    own.quota(),
+                    other.quota()
+                )
+            });
+        }
+    }
+
+    /// Warns about a queue without a timer, and about a timer without a queue.
+    fn look_for_timer(&self) {
+        let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
+        if queue.is_none() && self.delays.is_some() {
+            self.diagnostics.notice(SetupWarningKind::NoQueue, || {
+                "the layer has a timer (RateLimitLayer::delay), and no rule tells requests when to depart, so that none ever \
+                 waits and those over a quota are refused: give a rule a Quota::leaky_queue, or leave the timer out"
+                    .to_owned()
+            });
+        }
+        if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
+            self.diagnostics.notice(SetupWarningKind::NoTimer, || {
+                format!(
+                    "the policy {:?} ({}) tells requests when to depart, and the layer has no timer, so that those in the \
+                     queue go on at once: give it one by RateLimitLayer::delay, or take Quota::leaky_bucket",
+                    policy.name(),
+                    policy.quota()
+                )
+            });
+        }
+    }
+}
+
+impl<L: Limiter> Ticket<L> {
+    /// Compares the charges of this layer with those of outer layers, and leaves them for inner ones.
+    #[cold]
+    pub(super) fn look_for_double_charge(&self, extensions: &mut Extensions) {
+        let layer = &*self.layer;
+        let Some(limiter) = layer.limiter.policy_registry().map(|registry| registry.id()) else { return };
+        let mut all = extensions.get().map_or_else(Vec::new, |Earlier(outer)| Vec::clone(outer));
+        for Charged { policy, key, .. } in &self.charges {
+            let Some(policy) = layer.policy(*policy) else { continue };
+            let own = ChargedTo { limiter, policy: policy.name_fingerprint(), key: key.clone() };
+            if all.contains(&own) {
+                layer.diagnostics.notice(SetupWarningKind::ChargedTwice, || {
+                    format!(
+                        "a request was charged for the policy {:?} and the same key by this layer and by an outer one, over \
+                         the same limiter: leave one of them out, or give the policies different names",
+                        policy.name()
+                    )
+                });
+            }
+            all.push(own);
+        }
+        extensions.insert(Earlier(Arc::new(all)));
+    }
+}

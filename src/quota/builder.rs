@@ -1,0 +1,525 @@
+//! The constructors and options of quotas, which check every number.
+
+use std::fmt;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::time::Duration;
+
+use crate::algorithm::Rules;
+use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact, micros_floor};
+
+use super::error::{QuotaError, QuotaErrorKind};
+use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX, drain_us};
+
+/// The largest limit of a log that is not a large one. Its memory grows with the limit.
+const LOG_LIMIT_MAX: u64 = 10_000;
+const LARGE_LOG_LIMIT_MAX: u64 = 1_000_000;
+
+const BUCKETS_MAX: u32 = 3_600;
+
+const SECOND: u64 = 1_000_000;
+
+/// Says how much is allowed: `limit` units per `period`, an algorithm and its options.
+///
+/// The short constructors make token buckets with continuous refill and a burst of `limit`:
+///
+/// ```
+/// use tower_ratelimit::Quota;
+/// # fn main() -> Result<(), tower_ratelimit::quota::QuotaError> {
+/// let quota = Quota::per_minute(100);                      // 100 at once after a pause, then one each 0.6 s
+/// let strict = Quota::per_minute(100).burst(1)?;           // never two within 0.6 s
+/// let parsed: Quota = "100/min burst 20".parse()?;
+/// assert_eq!(parsed.to_string(), "100 per minute, burst 20, token bucket");
+/// # Ok(()) }
+/// ```
+///
+/// # Exactness and ranges
+///
+/// All arithmetic is in integers: whole microseconds and, if the interval between two units is not
+/// whole, an exact numerator over the reduced limit. No rate drifts.
+///
+/// * Limits, bursts and other numbers of units go up to 999,999,999,999,999.
+/// * Periods go from one microsecond to 366 days, in whole microseconds.
+/// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
+///
+/// So rates from one per 366 days to billions per second and byte quotas of terabytes a month are
+/// possible. A quota outside of this range is an error when it is made, not when a request comes.
+///
+/// A quota with a limit of 0 lets nothing pass.
+#[derive(Clone, Copy)]
+pub struct Quota {
+    pub(super) spec: Spec,
+    pub(super) rules: Rules,
+    pub(super) fingerprint: u64,
+    /// The debt of a quota for which none was chosen: as much as the capacity.
+    pub(super) debt_follows: bool,
+}
+
+impl Quota {
+    /// Makes a token bucket of `limit` per second with a burst of `limit`.
+    #[must_use]
+    pub fn per_second(limit: u32) -> Self {
+        Self::simple(limit, SECOND)
+    }
+
+    /// Makes a token bucket of `limit` per minute with a burst of `limit`.
+    #[must_use]
+    pub fn per_minute(limit: u32) -> Self {
+        Self::simple(limit, 60 * SECOND)
+    }
+
+    /// Makes a token bucket of `limit` per hour with a burst of `limit`.
+    #[must_use]
+    pub fn per_hour(limit: u32) -> Self {
+        Self::simple(limit, 3_600 * SECOND)
+    }
+
+    /// Makes a token bucket of `limit` per day of 24 hours with a burst of `limit`.
+    #[must_use]
+    pub fn per_day(limit: u32) -> Self {
+        Self::simple(limit, 86_400 * SECOND)
+    }
+
+    /// Makes a token bucket of `limit` per `period` with a burst of `limit`.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn new(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::token_bucket(limit, period)
+    }
+
+    /// Makes a token bucket of one per `interval` with a burst of 1, so that no two units are
+    /// closer.
+    ///
+    /// # Errors
+    /// Returns an error if the interval is out of [range](Self#exactness-and-ranges).
+    pub fn one_every(interval: Duration) -> Result<Self, QuotaError> {
+        Self::token_bucket(1, interval)
+    }
+
+    /// Makes a token bucket with continuous refill: `limit` tokens flow in each `period`. It holds
+    /// [`burst`](Self::burst) tokens, by default `limit`.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn token_bucket(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::TokenBucket)
+    }
+
+    /// Makes a token bucket that gets `tokens` at each tick, one tick every `step`. It holds
+    /// [`burst`](Self::burst) tokens, by default `tokens`. Ticks are at whole multiples of `step`
+    /// since the epoch, unless [`anchor`](Self::anchor) says otherwise.
+    ///
+    /// # Errors
+    /// Returns an error if the tokens or the step are out of [range](Self#exactness-and-ranges).
+    pub fn step_bucket(tokens: u64, step: Duration) -> Result<Self, QuotaError> {
+        Self::build(tokens, step, Algorithm::StepBucket)
+    }
+
+    /// Makes a quota of the generic cell rate algorithm: one unit every `period / limit`, with a
+    /// tolerance of [`burst`](Self::burst) units. The default burst of 1 is strict spacing.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn gcra(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::Gcra)
+    }
+
+    /// Makes a leaky bucket that rejects: it leaks `limit` units per `period`, holds
+    /// [`burst`](Self::burst) units (by default `limit`), and rejects requests that would overflow
+    /// it.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn leaky_bucket(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::LeakyBucket)
+    }
+
+    /// Makes a leaky bucket whose requests wait: one unit departs every `period / limit`, first
+    /// come, first served, and each admitted request gets its own departure time.
+    /// [`queue`](Self::queue) units may wait, by default `limit`.
+    ///
+    /// A request of several units departs once, and the next request keeps the distance of all its
+    /// units: at one unit per 100 ms, requests that cost 2, 2 and 1 depart after 0, 200 and 400 ms.
+    ///
+    /// Requests wait only in a layer with a timer:
+    /// [`RateLimitLayer::delay`](crate::RateLimitLayer::delay).
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn leaky_queue(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::LeakyQueue)
+    }
+
+    /// Makes a counter that starts afresh each `period`, at whole multiples of it since the epoch,
+    /// unless [`anchor`](Self::anchor) says otherwise.
+    ///
+    /// A period has a fixed length. Windows of one day begin at midnight UTC, and windows of 30
+    /// days are not months. There are no calendar months, and no days of another time zone.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn fixed_window(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::FixedWindow)
+    }
+
+    /// Makes a window that slides with time, counted in sub-windows. [`buckets`](Self::buckets)
+    /// sets their number; the default of 1 is the classic estimate from two counters.
+    /// [`oldest`](Self::oldest) says how the oldest one counts.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges).
+    pub fn sliding_window(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        Self::build(limit, period, Algorithm::SlidingWindow)
+    }
+
+    /// Makes an exact log: never more than `limit` units in any trailing `period`. Its memory grows
+    /// with the limit, which is at most 10,000; [`large_sliding_log`](Self::large_sliding_log)
+    /// allows more.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
+    /// the limit is above 10,000.
+    pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        if limit > LOG_LIMIT_MAX {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Units,
+                format!(
+                    "a log of {limit} units remembers up to {limit} requests for each key, and more than \
+                     {LOG_LIMIT_MAX} must be asked for: use Quota::large_sliding_log, or a sliding window of 60 buckets, \
+                     whose memory does not grow with the limit"
+                ),
+            ));
+        }
+        Self::build(limit, period, Algorithm::SlidingLog)
+    }
+
+    /// Makes an exact log with a limit of up to 1,000,000.
+    ///
+    /// # Errors
+    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
+    /// the limit is above 1,000,000.
+    pub fn large_sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
+        if limit > LARGE_LOG_LIMIT_MAX {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Units,
+                format!(
+                    "a log of {limit} units is above the most that is kept for one key ({LARGE_LOG_LIMIT_MAX}): use a \
+                     sliding window of 60 buckets, whose memory does not grow with the limit"
+                ),
+            ));
+        }
+        Self::build(limit, period, Algorithm::SlidingLog)
+    }
+
+    /// Sets how many units can pass at one instant after a pause: the bucket's capacity. It is not
+    /// added to the limit.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a bucket, the burst is 0 or too large, or the full
+    /// bucket drains too slowly.
+    pub fn burst(self, burst: u64) -> Result<Self, QuotaError> {
+        use Algorithm::{Gcra, LeakyBucket, StepBucket, TokenBucket};
+        self.only("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket])?;
+        if burst == 0 && self.spec.limit != 0 {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Units,
+                "a burst of 0 would let nothing pass: 1 is strict spacing, and a limit of 0 closes the quota",
+            ));
+        }
+        let debt = if self.debt_follows { burst } else { self.spec.debt };
+        self.with(|spec| {
+            spec.burst = burst;
+            spec.debt = debt;
+        })
+    }
+
+    /// Sets how many units may wait in a leaky queue, besides the one that is due. Units beyond
+    /// that are denied.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a leaky queue, or the queue is too long.
+    pub fn queue(self, length: u64) -> Result<Self, QuotaError> {
+        self.only("queue", &[Algorithm::LeakyQueue])?;
+        let burst = length.saturating_add(1);
+        if length < self.spec.delay_after {
+            return Err(too_short_for_delay(length, self.spec.delay_after));
+        }
+        let debt = if self.debt_follows { burst } else { self.spec.debt };
+        self.with(|spec| {
+            spec.burst = burst;
+            spec.debt = debt;
+        })
+    }
+
+    /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
+    /// have to is denied.
+    ///
+    /// The queue gets as many places as units depart in that time, rounded down, besides those that
+    /// [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short enough
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a leaky queue.
+    pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
+        self.only("max_wait", &[Algorithm::LeakyQueue])?;
+        let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / u128::from(self.spec.period_us);
+        let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
+        if length >= self.spec.burst.saturating_sub(1) { Ok(self) } else { self.queue(length) }
+    }
+
+    /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
+    /// that is due, the first `n` are not delayed, the next ones are spaced, and units beyond the
+    /// queue are denied.
+    ///
+    /// A request of several units passes at once only if all of them do. So in any interval at most
+    /// `n + 1` units depart beyond the rate, or the cost of one request if that is more.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
+    pub fn delay_after(self, n: u64) -> Result<Self, QuotaError> {
+        self.only("delay_after", &[Algorithm::LeakyQueue])?;
+        let length = self.spec.burst.saturating_sub(1);
+        if n > length {
+            return Err(too_short_for_delay(length, n));
+        }
+        self.with(|spec| spec.delay_after = n)
+    }
+
+    /// Sets where windows or steps begin.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is neither a fixed window nor a step bucket.
+    pub fn anchor(self, anchor: Anchor) -> Result<Self, QuotaError> {
+        self.only("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket])?;
+        self.with(|spec| spec.anchor = anchor)
+    }
+
+    /// Sets the number of sub-windows of a sliding window: 1 is the classic estimate from two
+    /// counters, 60 is close to a log.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a sliding window, or the period does not divide
+    /// into `buckets` sub-windows of whole microseconds, or `buckets` is 0 or above 3,600.
+    pub fn buckets(self, buckets: u32) -> Result<Self, QuotaError> {
+        self.only("buckets", &[Algorithm::SlidingWindow])?;
+        if buckets == 0 || buckets > BUCKETS_MAX {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Units,
+                format!("a sliding window has 1 to {BUCKETS_MAX} buckets, not {buckets}"),
+            ));
+        }
+        if self.spec.period_us % u64::from(buckets) != 0 {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Period,
+                format!(
+                    "{} µs do not divide into {buckets} buckets of whole microseconds: choose a number of buckets that \
+                     divides the period, such as {}",
+                    self.spec.period_us,
+                    (1..=buckets).rev().find(|n| self.spec.period_us % u64::from(*n) == 0).unwrap_or(1),
+                ),
+            ));
+        }
+        self.with(|spec| spec.buckets = buckets)
+    }
+
+    /// Sets how the oldest sub-window of a sliding window counts, which the period covers only in
+    /// part.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a sliding window.
+    pub fn oldest(self, oldest: Oldest) -> Result<Self, QuotaError> {
+        self.only("oldest", &[Algorithm::SlidingWindow])?;
+        self.with(|spec| spec.oldest = oldest)
+    }
+
+    /// Counts denied requests, too, so that a client that keeps retrying stays denied.
+    ///
+    /// They fill a fixed window, or a sliding window's current sub-window, up to the limit. A log
+    /// keeps the newest `limit` units. A block starts again with each denied request.
+    ///
+    /// # Errors
+    /// Returns an error if the algorithm is not a window, a log or a block.
+    pub fn count_denied(self) -> Result<Self, QuotaError> {
+        use Algorithm::{Block, FixedWindow, SlidingLog, SlidingWindow};
+        self.only("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block])?;
+        self.with(|spec| spec.count_denied = true)
+    }
+
+    /// Sets how far below zero forced charges may go, in units; settling makes such charges. Debt
+    /// beyond it is forgotten. The default is the capacity. It also bounds how long a clock that
+    /// steps back can deny a key.
+    ///
+    /// # Errors
+    /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block
+    /// or a meter, which have no debt.
+    pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
+        self.only("max_debt", Algorithm::limits())?;
+        self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
+    }
+
+    /// Returns the limit: the units per period.
+    #[must_use]
+    pub fn limit(&self) -> u64 {
+        self.spec.limit
+    }
+
+    /// Returns the period of the limit.
+    #[must_use]
+    pub fn period(&self) -> Duration {
+        Duration::from_micros(self.spec.period_us)
+    }
+
+    /// Returns the most units that can pass at one instant: a bucket's burst, a window's or a log's
+    /// limit.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        self.spec.burst
+    }
+
+    /// Returns the algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.spec.algorithm
+    }
+
+    /// Returns whether denied requests change this quota's state.
+    #[must_use]
+    pub fn counts_denied(&self) -> bool {
+        self.spec.count_denied
+    }
+
+    /// Returns the time in which the whole capacity refills, rounded up to a microsecond.
+    #[must_use]
+    pub fn refill_time(&self) -> Duration {
+        Duration::from_micros(match self.spec.algorithm {
+            Algorithm::Block => self.spec.lasting.longest_us.max(self.spec.period_us),
+            algorithm if !algorithm.is_bucket() => self.spec.period_us,
+            _ => drain_us(&self.spec, self.spec.burst).unwrap_or(DRAIN_US_MAX),
+        })
+    }
+
+    pub(crate) fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Returns whether this quota and another one count alike, so that their states look alike.
+    /// They may differ in their algorithm's name, and in what happens to a request that waits or is
+    /// denied.
+    pub(crate) fn counts_alike(&self, other: &Self) -> bool {
+        let counted = |Self { spec, .. }: &Self| {
+            let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
+            let algorithm = if is_one_instant { Algorithm::TokenBucket } else { spec.algorithm };
+            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, ..*spec }
+        };
+        counted(self) == counted(other)
+    }
+
+    pub(crate) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    /// Returns a number that is equal for equal quotas. Valid in this process only; it is not
+    /// stored.
+    pub(crate) fn fingerprint(&self) -> u64 {
+        self.fingerprint
+    }
+
+    fn simple(limit: u32, period_us: u64) -> Self {
+        // Every u32 is in range: the longest drain is one period, the shortest interval a fraction
+        // of a microsecond.
+        Self::from_spec(Spec::new(u64::from(limit), period_us, Algorithm::TokenBucket))
+    }
+
+    pub(super) fn build(limit: u64, period: Duration, algorithm: Algorithm) -> Result<Self, QuotaError> {
+        let Some(period_us) = micros_exact(period).filter(|us| (1..=PERIOD_US_MAX).contains(us)) else {
+            return Err(QuotaError::new(
+                QuotaErrorKind::Period,
+                format!(
+                    "a period of {period:?} is not possible: it must be whole microseconds, at least one and at most 366 \
+                     days; scale limit and period together to say the same rate"
+                ),
+            ));
+        };
+        Self::checked(Spec::new(limit, period_us, algorithm))
+    }
+
+    pub(super) fn with(self, change: impl FnOnce(&mut Spec)) -> Result<Self, QuotaError> {
+        let mut spec = self.spec;
+        change(&mut spec);
+        if spec.limit == 0 {
+            (spec.burst, spec.debt) = (0, 0); // closed: no capacity and no debt
+        }
+        Self::checked(spec).map(|quota| Self { debt_follows: self.debt_follows, ..quota })
+    }
+
+    pub(super) fn checked(spec: Spec) -> Result<Self, QuotaError> {
+        for (name, units) in [("limit", spec.limit), ("burst", spec.burst), ("debt", spec.debt)] {
+            if units > UNITS_MAX {
+                return Err(QuotaError::new(
+                    QuotaErrorKind::Units,
+                    format!("a {name} of {units} is too large: at most {UNITS_MAX}; count in a larger unit"),
+                ));
+            }
+        }
+        for (name, units) in [("burst", spec.burst), ("debt", spec.debt)] {
+            if drain_us(&spec, units).is_none() {
+                return Err(QuotaError::new(
+                    QuotaErrorKind::TooSlow,
+                    format!(
+                        "a {name} of {units} at {} per {} µs takes longer than 8.9 years to come back: make it smaller or \
+                         the rate higher",
+                        spec.limit, spec.period_us
+                    ),
+                ));
+            }
+        }
+        Ok(Self::from_spec(spec))
+    }
+
+    pub(super) fn from_spec(spec: Spec) -> Self {
+        let fingerprint = foldhash::quality::FixedState::default().hash_one(spec);
+        Self { spec, rules: Rules::new(&spec), fingerprint, debt_follows: true }
+    }
+
+    pub(super) fn only(&self, option: &str, algorithms: &[Algorithm]) -> Result<(), QuotaError> {
+        if algorithms.contains(&self.spec.algorithm) {
+            return Ok(());
+        }
+        let names: Vec<&str> = algorithms.iter().map(|algorithm| algorithm.words()).collect();
+        Err(QuotaError::new(
+            QuotaErrorKind::NotAnOption,
+            format!(
+                "`{option}` has no meaning for a {}: it belongs to {}",
+                self.spec.algorithm.words(),
+                names.join(", ")
+            ),
+        ))
+    }
+}
+
+fn too_short_for_delay(length: u64, delay_after: u64) -> QuotaError {
+    QuotaError::new(
+        QuotaErrorKind::Units,
+        format!("{delay_after} requests cannot pass undelayed through a queue of {length}: lengthen the queue first"),
+    )
+}
+
+impl PartialEq for Quota {
+    fn eq(&self, other: &Self) -> bool {
+        self.spec == other.spec
+    }
+}
+
+impl Eq for Quota {}
+
+impl Hash for Quota {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.spec.hash(state);
+    }
+}
+
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quota({self})")
+    }
+}

@@ -1,0 +1,158 @@
+//! A quota as data, which algorithms read.
+
+use crate::time::DRAIN_US_MAX;
+
+/// The largest number of units in a quota: the largest integer of a structured header.
+pub(crate) const UNITS_MAX: u64 = 999_999_999_999_999;
+
+/// The numbers of a quota. Everything else is derived from them.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Spec {
+    pub(crate) limit: u64,
+    pub(crate) period_us: u64,
+    /// The most units at one instant.
+    pub(crate) burst: u64,
+    /// How far below zero forced charges may go, in units.
+    pub(crate) debt: u64,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) anchor: Anchor,
+    pub(crate) delay_after: u64,
+    pub(crate) buckets: u32,
+    pub(crate) oldest: Oldest,
+    pub(crate) count_denied: bool,
+    /// Whether a changed quota keeps the used share instead of the used amount.
+    pub(crate) proportional: bool,
+    pub(crate) lasting: Lasting,
+}
+
+/// The lengths of blocks. For other algorithms the times are zero and the factor is 1.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Lasting {
+    pub(crate) length_us: u64,
+    /// How many times as long as the previous block a further block is.
+    pub(crate) factor: u64,
+    /// The longest block.
+    pub(crate) longest_us: u64,
+    /// The time after a block's end within which another one is a further block.
+    pub(crate) memory_us: u64,
+}
+
+/// The algorithms. The guide says [which one to choose](crate::guide::choosing_an_algorithm).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Tokens flow in continuously, up to the burst.
+    TokenBucket,
+    /// Tokens come in steps, like from a refill process with a timer.
+    StepBucket,
+    /// The generic cell rate algorithm. Burst 1 is strict spacing.
+    Gcra,
+    /// A leaky bucket that rejects requests that would overflow it.
+    LeakyBucket,
+    /// A leaky bucket whose requests wait for their departure.
+    LeakyQueue,
+    /// A counter that starts afresh each period.
+    FixedWindow,
+    /// Counters of the current and of past sub-windows, which slide with time.
+    SlidingWindow,
+    /// A log of every admitted request of one period.
+    SlidingLog,
+    /// A number of strikes. Once they are used up, the key is closed for a longer time.
+    Block,
+    /// A counter for metering, which starts afresh only when it is reset or unused for long.
+    Meter,
+}
+
+/// The points in time at which windows or steps begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Anchor {
+    /// At whole multiples of the period since the Unix epoch, so a day begins at midnight UTC.
+    #[default]
+    Epoch,
+    /// At the key's first request.
+    FirstRequest,
+}
+
+/// How the oldest sub-window counts, which the sliding period covers only in part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Oldest {
+    /// In proportion to the part that is still covered, rounded down.
+    #[default]
+    Weighted,
+    /// Not at all.
+    Dropped,
+    /// In full, so that no trailing period is above the limit. In the long run the limit then
+    /// passes for each period plus one sub-window. With one bucket that is half the rate.
+    Counted,
+}
+
+impl Algorithm {
+    pub(crate) const ALL: [Self; 10] = [
+        Self::TokenBucket,
+        Self::StepBucket,
+        Self::Gcra,
+        Self::LeakyBucket,
+        Self::LeakyQueue,
+        Self::FixedWindow,
+        Self::SlidingWindow,
+        Self::SlidingLog,
+        Self::Block,
+        Self::Meter,
+    ];
+
+    /// Returns all algorithms but blocks and meters, whose units are refusals or are to be settled.
+    pub(super) fn limits() -> &'static [Self] {
+        &Self::ALL[..8]
+    }
+
+    /// Returns whether the units of a full quota come back bit by bit.
+    pub(super) fn is_bucket(self) -> bool {
+        use Algorithm::{Gcra, LeakyBucket, LeakyQueue, StepBucket, TokenBucket};
+        matches!(self, TokenBucket | StepBucket | Gcra | LeakyBucket | LeakyQueue)
+    }
+
+    /// Returns the debt of a quota with this capacity for which none was chosen.
+    pub(super) fn debt_of(self, burst: u64) -> u64 {
+        if Self::limits().contains(&self) { burst } else { 0 }
+    }
+}
+
+/// Returns the time in which `units` drain, rounded up, or `None` if it is longer than allowed.
+pub(super) fn drain_us(spec: &Spec, units: u64) -> Option<u64> {
+    if spec.limit == 0 {
+        return Some(0);
+    }
+    let drain = match spec.algorithm {
+        algorithm if !algorithm.is_bucket() => 0,
+        Algorithm::StepBucket => u128::from(units.div_ceil(spec.limit)) * u128::from(spec.period_us),
+        _ => (u128::from(units) * u128::from(spec.period_us)).div_ceil(u128::from(spec.limit)),
+    };
+    u64::try_from(drain).ok().filter(|drain| *drain <= DRAIN_US_MAX)
+}
+
+impl Spec {
+    pub(super) fn new(limit: u64, period_us: u64, algorithm: Algorithm) -> Self {
+        let burst = match algorithm {
+            _ if limit == 0 => 0,
+            Algorithm::Gcra => 1,
+            Algorithm::LeakyQueue => limit.saturating_add(1),
+            _ => limit,
+        };
+        Self {
+            limit,
+            period_us,
+            burst,
+            debt: algorithm.debt_of(burst),
+            algorithm,
+            anchor: Anchor::Epoch,
+            delay_after: 0,
+            buckets: 1,
+            oldest: Oldest::Weighted,
+            count_denied: false,
+            proportional: false,
+            lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
+        }
+    }
+}

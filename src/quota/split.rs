@@ -1,0 +1,97 @@
+//! The share of a quota that one of several processes has.
+
+use std::num::NonZeroU32;
+
+use super::builder::Quota;
+use super::spec::{Algorithm, drain_us};
+use crate::time::DRAIN_US_MAX;
+
+impl Quota {
+    /// Returns the share of one of `parts` processes that each count for themselves. Limit, burst,
+    /// debt and `delay_after` are divided by `parts` and rounded down, but limit and burst are at
+    /// least 1. A quota with a limit of 0 stays as it is.
+    ///
+    /// Together the processes admit at most the larger of this quota's units and `parts`. A burst
+    /// or a debt that would take longer than 8.9 years to refill at the share's rate is cut to what
+    /// refills in that time.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use tower_ratelimit::Quota;
+    ///
+    /// let third = Quota::per_minute(100).share(NonZeroU32::new(3).unwrap());
+    /// assert_eq!(third, Quota::per_minute(33));
+    /// ```
+    #[must_use]
+    pub fn share(&self, parts: NonZeroU32) -> Self {
+        let mut spec = *self.spec();
+        if spec.limit == 0 {
+            return *self;
+        }
+        let parts = u64::from(parts.get());
+        spec.limit = (spec.limit / parts).max(1);
+        spec.burst = (spec.burst / parts).max(1);
+        spec.debt = if self.debt_follows { spec.algorithm.debt_of(spec.burst) } else { spec.debt / parts };
+        spec.delay_after /= parts;
+        if spec.algorithm.is_bucket() {
+            // The rate was rounded down, so what comes back within the longest time is less.
+            let (limit, period_us) = (u128::from(spec.limit), u128::from(spec.period_us));
+            let most = match spec.algorithm {
+                Algorithm::StepBucket => u128::from(DRAIN_US_MAX) / period_us * limit, // whole ticks
+                _ => u128::from(DRAIN_US_MAX) * limit / period_us,
+            };
+            let most = u64::try_from(most).unwrap_or(u64::MAX).max(1);
+            (spec.burst, spec.debt) = (spec.burst.min(most), spec.debt.min(most));
+            spec.delay_after = spec.delay_after.min(spec.burst - 1); // at least one, see above
+        }
+        debug_assert!(drain_us(&spec, spec.burst).is_some() && drain_us(&spec, spec.debt).is_some());
+        Self { debt_follows: self.debt_follows, ..Self::from_spec(spec) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parts(n: u32) -> NonZeroU32 {
+        NonZeroU32::new(n).unwrap()
+    }
+
+    #[test]
+    fn a_share_is_at_least_one_unit_and_a_closed_quota_stays_closed() {
+        assert_eq!(Quota::per_minute(2).share(parts(10)), Quota::per_minute(1));
+        assert_eq!(Quota::per_minute(7).share(parts(1)), Quota::per_minute(7));
+        let closed = Quota::fixed_window(0, Duration::from_secs(1)).unwrap();
+        assert_eq!(closed.share(parts(4)), closed);
+    }
+
+    #[test]
+    fn the_capacity_of_a_window_is_its_limit() {
+        let share = Quota::sliding_log(10, Duration::from_secs(1)).unwrap().share(parts(4));
+        assert_eq!((share.limit(), share.capacity()), (2, 2));
+    }
+
+    proptest! {
+        #[test]
+        fn shares_together_are_within_the_quota_and_could_have_been_written(
+            limit in 1..=999_999_999_999_999_u64,
+            period_us in 1..=31_622_400_000_000_u64,
+            burst in 1..=999_999_999_999_999_u64,
+            n in 1..=u32::MAX,
+        ) {
+            let period = Duration::from_micros(period_us);
+            let bucket = Quota::token_bucket(limit, period).and_then(|quota| quota.burst(burst));
+            for quota in [bucket, Quota::fixed_window(limit, period)].into_iter().flatten() {
+                let share = quota.share(parts(n));
+                prop_assert!(share.limit() * u64::from(n) <= quota.limit().max(u64::from(n)));
+                prop_assert!(share.capacity() * u64::from(n) <= quota.capacity().max(u64::from(n)));
+                let again = Quota::token_bucket(share.limit(), period).and_then(|quota| quota.burst(share.capacity()));
+                prop_assert!(again.is_ok() || quota.algorithm() == Algorithm::FixedWindow);
+            }
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Setup warnings: likely misconfigurations that a layer detects.
+
+use std::fmt;
+
+/// A likely misconfiguration of a layer. Its text says what was detected and how to fix it.
+///
+/// Each layer reports each [kind](Self::kind) once, to its [`Observer`](crate::outcome::Observer).
+/// [`RateLimitLayer::check`](crate::RateLimitLayer::check) returns the first warning. If the layer
+/// has no observer, or one without
+/// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning goes to `tracing`
+/// (feature `tracing`), or otherwise, in builds with debug assertions, to stderr.
+///
+/// A warning does not change how requests are decided, except for an
+/// [unsupported quota](SetupWarningKind::UnsupportedQuota).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetupWarning {
+    kind: SetupWarningKind,
+    text: String,
+}
+
+/// The kind of a [`SetupWarning`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SetupWarningKind {
+    /// Two nested layers with one limiter charged a request for the same policy and key. A layer
+    /// looks for this in its first 256 requests.
+    ChargedTwice,
+    /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address
+    /// of the peer, which is the proxy's.
+    ProxyNotTrusted,
+    /// An access list allowed a forwarded request by the address of its peer, so the list exempts
+    /// every client of that proxy.
+    ProxyAllowed,
+    /// A request costs more than its policy's quota can ever allow.
+    NeverPasses,
+    /// Two layers that share a limiter use the same policy name with different quotas that are not
+    /// plans of one rule.
+    TwoQuotas,
+    /// Two layers that share a limiter have the same unnamed quota, so they share its allowance.
+    /// Clones of a layer and clones of a policy are meant to share, and are not reported.
+    UnnamedQuota,
+    /// A rule has a quota that the layer's limiter [does not
+    /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
+    /// as if the limiter had failed: see [`OnError`](crate::OnError).
+    UnsupportedQuota,
+    /// A rule counts by the address of the peer, and the server does not provide it.
+    PeerUnknown,
+    /// A rule's condition held for none of the first 1,000 requests.
+    NeverApplies,
+    /// None of the first 32 requests that a rule applies to had a key, or none of the first 1,000
+    /// if requests without a key are exempt. Or none of the first 1,000 requests had the key of an
+    /// access list.
+    KeyNeverFound,
+    /// A rule settles costs after the response, and its quota allows no debt.
+    NoDebt,
+    /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.
+    NoTimer,
+    /// A layer has a timer, and no rule has a leaky queue, so no request waits.
+    NoQueue,
+}
+
+impl SetupWarningKind {
+    /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
+    /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
+    /// `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`, `no-queue`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ChargedTwice => "charged-twice",
+            Self::ProxyNotTrusted => "proxy-not-trusted",
+            Self::ProxyAllowed => "proxy-allowed",
+            Self::NeverPasses => "never-passes",
+            Self::TwoQuotas => "two-quotas",
+            Self::UnnamedQuota => "unnamed-quota",
+            Self::UnsupportedQuota => "unsupported-quota",
+            Self::PeerUnknown => "peer-unknown",
+            Self::NeverApplies => "never-applies",
+            Self::KeyNeverFound => "key-never-found",
+            Self::NoDebt => "no-debt",
+            Self::NoTimer => "no-timer",
+            Self::NoQueue => "no-queue",
+        }
+    }
+}
+
+impl SetupWarning {
+    pub(crate) fn new(kind: SetupWarningKind, text: String) -> Self {
+        Self { kind, text }
+    }
+
+    /// Reports the warning without an observer.
+    pub(crate) fn report(&self) {
+        #[cfg(feature = "tracing")]
+        tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
+        #[cfg(not(feature = "tracing"))]
+        if cfg!(debug_assertions) {
+            use std::io::Write as _;
+            // `eprintln!` would panic if stderr is closed.
+            let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");
+        }
+    }
+
+    /// Returns the kind of the warning.
+    #[must_use]
+    pub fn kind(&self) -> SetupWarningKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for SetupWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.kind.as_str(), self.text)
+    }
+}
+
+impl std::error::Error for SetupWarning {}

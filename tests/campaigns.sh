@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# The same tests as in tests/all.sh, with many more cases: for a night, or before a release. Each command also runs alone.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+features=axum,tonic,tokio,fast-clock,redis-rustls-ring,serde,conformance
+set -x
+
+# Properties with 25 times as many cases, and a flood of 50 million keys.
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test memory --test middleware --test redis
+# Each algorithm beside its script in Redis, for two million steps.
+RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
+# Processes that are stopped and continued, for ten minutes.
+STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memory stopped_clock
+# Floods that go on until every key is forgotten. Prints the table in the documentation of `limiter::memory`.
+FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods -- --nocapture
+# The comparison with peers still builds.
+cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- -D warnings

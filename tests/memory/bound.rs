@@ -1,0 +1,124 @@
+//! The limiter's memory stays within its documented bound under an endless stream of fresh keys.
+//!
+//! The test runs itself as a process of its own, so that no other test changes the memory that the
+//! system reports. `RATELIMIT_CAMPAIGN=5` sends ten million keys.
+
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota,
+    clock::ManualClock,
+    observe::{LimiterEvent, Observer},
+};
+
+use crate::support::cases;
+
+/// Set in the child process, which measures.
+const CHILD: &str = "RATELIMIT_BOUND_CHILD";
+
+const CAPACITY: usize = 100_000;
+const HOUR: Duration = Duration::from_secs(3_600);
+
+/// Returns the resident memory of this process in bytes, on Linux.
+fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1_024)
+}
+
+/// Counts the forgotten keys.
+#[derive(Clone, Default)]
+struct Forgotten(Arc<AtomicU64>);
+
+impl Observer for Forgotten {
+    fn on_event(&self, _: &LimiterEvent) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Bounds of one stream of fresh keys.
+struct Bounds {
+    keys: u64,
+    /// Units that each key takes.
+    cost: u64,
+    /// The documented size of the limiter's tables.
+    bytes: usize,
+    /// The most keys that one call may forget.
+    per_call: u64,
+}
+
+fn flood(quota: Quota, bounds: &Bounds) {
+    let before = resident();
+    assert_eq!(before.is_some(), cfg!(target_os = "linux"), "Linux tells what is in memory");
+    let forgotten = Forgotten::default();
+    let clock = ManualClock::new();
+    let limiter = MemoryLimiter::builder()
+        .capacity(CAPACITY)
+        .clock(clock.clone())
+        .observer(forgotten.clone())
+        .build()
+        .expect("the setup is possible");
+    let policy = Policy::from(quota);
+    let mut seen = 0;
+    let mut most = 0;
+    for n in 0..bounds.keys {
+        if n % 1_000 == 0 {
+            clock.advance(Duration::from_millis(1));
+        }
+        let key = Key::of(n).expect("an integer makes a key");
+        assert!(limiter.take_one(&policy, &key, bounds.cost).is_allowed(), "{quota}: a full table evicts");
+        let now = forgotten.0.load(Ordering::Relaxed);
+        most = most.max(now - seen);
+        seen = now;
+    }
+    assert!(seen > 50_000, "{quota}: the stream was larger than the table, and {seen} were forgotten");
+    assert!(most <= bounds.per_call, "{quota}: one call forgot {most}");
+    assert!(limiter.bytes() <= bounds.bytes, "{quota}: {} bytes", limiter.bytes());
+    if let (Some(before), Some(after)) = (before, resident()) {
+        // A megabyte beside the tables is for stripes, the registry and the allocator.
+        let grown = after.saturating_sub(before);
+        assert!(grown <= bounds.bytes as u64 + (1 << 20), "{quota}: {grown} bytes more, of {}", bounds.bytes);
+        println!("{quota}: {grown} bytes more in memory, of {}; {seen} forgotten, {most} in a call", bounds.bytes);
+    }
+}
+
+/// Each key lives for a quarter of a second, in which a quarter of a million come.
+fn flood_words(keys: u64) {
+    // A word's slots: one set is two lines of four, and one of them goes.
+    flood(Quota::per_second(4), &Bounds { keys, cost: 1, bytes: OF_WORDS, per_call: 1 });
+}
+
+/// The documented size for states of one word, and one cache line of alignment.
+const OF_WORDS: usize = 40 * CAPACITY + 128;
+
+/// The documented sum for any states, and the block that stands for none.
+const OF_ALL: usize = OF_WORDS + 320 * CAPACITY + 128;
+
+#[test]
+fn fresh_keys_without_end_stay_within_the_documented_memory() {
+    if std::env::var_os(CHILD).is_none() {
+        let output = Command::new(std::env::current_exe().expect("the test knows its own file"))
+            .args(["--exact", "bound::fresh_keys_without_end_stay_within_the_documented_memory", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .expect("the test starts itself");
+        let written =
+            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+        assert!(output.status.success() && written.contains("1 passed"), "{written}");
+        println!("{written}");
+        return;
+    }
+    let quota = |quota: Result<Quota, tower_ratelimit::quota::QuotaError>| quota.expect("the quota is possible");
+    flood_words(u64::from(cases(2_000_000)));
+    flood(quota(Quota::fixed_window(100, HOUR)), &Bounds { keys: 300_000, cost: 1, bytes: OF_WORDS, per_call: 1 });
+    for (quota, cost) in [
+        (quota(Quota::sliding_log(100, HOUR)), 1),
+        (quota(quota(Quota::sliding_window(100, HOUR)).buckets(60)), 1),
+        (quota(Quota::token_bucket(99_999_999, HOUR)), 50_000_000),
+    ] {
+        flood(quota, &Bounds { keys: 500_000, cost, bytes: OF_ALL, per_call: 1 });
+    }
+}

@@ -1,0 +1,612 @@
+//! The promises of `MemoryLimiter`: charges, refunds, eviction, snapshots and its clock.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tower_ratelimit::limiter::memory::OnFull;
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota,
+    clock::{ManualClock, Timestamp},
+    limiter::{Charge, Effect, Refund},
+    observe::{LimiterEvent, Observer},
+    quota::{Anchor, Oldest},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn key(n: u64) -> Key {
+    Key::of(n).expect("an integer makes a key")
+}
+
+fn limiter(keys: usize, clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(keys).clock(clock.clone()).build().expect("the setup is possible")
+}
+
+/// Returns a quota of each algorithm and layout, with capacity 5 in a minute.
+fn quotas() -> Vec<Quota> {
+    let five = || -> Result<Vec<Quota>, tower_ratelimit::quota::QuotaError> {
+        Ok(vec![
+            Quota::token_bucket(5, MINUTE)?,
+            Quota::gcra(5, MINUTE)?.burst(5)?,
+            Quota::leaky_bucket(5, MINUTE)?,
+            Quota::leaky_queue(5, MINUTE)?.queue(4)?,
+            Quota::step_bucket(5, MINUTE)?,
+            Quota::step_bucket(5, MINUTE)?.anchor(Anchor::FirstRequest)?,
+            Quota::fixed_window(5, MINUTE)?,
+            Quota::fixed_window(5, MINUTE)?.anchor(Anchor::FirstRequest)?,
+            Quota::sliding_window(5, MINUTE)?,
+            Quota::sliding_window(5, MINUTE)?.buckets(60)?,
+            Quota::sliding_window(5, MINUTE)?.buckets(6)?.oldest(Oldest::Counted)?,
+            Quota::sliding_window(5, MINUTE)?.buckets(6)?.oldest(Oldest::Dropped)?,
+            Quota::sliding_log(5, MINUTE)?,
+            // A state that does not fit a word: a numerator over 99,999.
+            Quota::token_bucket(99_999, SECOND)?.burst(5)?,
+        ])
+    };
+    five().expect("the quotas are possible")
+}
+
+#[test]
+fn fresh_key_passes_exactly_the_capacity_in_each_algorithm() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        for n in 0..50 {
+            let passed = (0..10).filter(|_| limiter.take_one(&policy, &key(n), 1).is_allowed()).count();
+            assert_eq!(passed, 5, "{quota}, key {n}");
+        }
+    }
+}
+
+#[test]
+fn denied_cost_passes_exactly_when_its_wait_is_over() {
+    for quota in quotas() {
+        let clock = ManualClock::new();
+        let limiter = limiter(100, &clock);
+        let policy = Policy::from(quota);
+        assert!(limiter.take_one(&policy, &key(1), 4).is_allowed());
+        let denied = limiter.take_one(&policy, &key(1), 3);
+        let wait = denied.retry_after().expect("it passes later");
+        clock.advance(wait - Duration::from_micros(1));
+        assert!(!limiter.peek_one(&policy, &key(1), 3).is_allowed(), "{quota}");
+        clock.advance(Duration::from_micros(1));
+        assert!(limiter.take_one(&policy, &key(1), 3).is_allowed(), "{quota} after {wait:?}");
+    }
+}
+
+#[test]
+fn peeking_and_cost_0_take_nothing() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        assert!(limiter.take_one(&policy, &key(1), 2).is_allowed());
+        for _ in 0..20 {
+            assert_eq!(limiter.peek_one(&policy, &key(1), 1).remaining(), 2, "{quota}");
+            assert_eq!(limiter.take_one(&policy, &key(1), 0).remaining(), 3, "{quota}");
+        }
+    }
+}
+
+#[test]
+fn refund_returns_what_its_receipt_holds() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        assert!(limiter.take_one(&policy, &key(1), 2).is_allowed());
+        let mut taken = limiter.take_one(&policy, &key(1), 3);
+        let receipt = taken.take_receipt().expect("it took something");
+        assert!(!limiter.take_one(&policy, &key(1), 1).is_allowed(), "{quota}");
+        limiter.refund_now(&[Refund::new(policy.clone(), key(1), receipt)]);
+        assert_eq!(limiter.peek_one(&policy, &key(1), 0).remaining(), 3, "{quota}");
+    }
+}
+
+#[test]
+fn refund_of_the_newest_units_moves_the_reset_back() {
+    let seconds = |n: u64| Duration::from_secs(n);
+    for quota in
+        [Quota::sliding_log(40, MINUTE).unwrap(), Quota::sliding_window(40, MINUTE).unwrap().buckets(60).unwrap()]
+    {
+        let policy = Policy::from(quota);
+        // Sends 20 requests in 20 seconds and refunds the last `refunded`, the newest first or
+        // last.
+        for refunded in [1, 6, 7, 8, 15, 19] {
+            for newest_first in [true, false] {
+                let clock = ManualClock::new();
+                let (limiter, other) = (limiter(100, &clock), limiter(100, &clock));
+                let mut receipts = Vec::new();
+                for n in 0..20 {
+                    receipts.extend(limiter.take_one(&policy, &key(1), 1).take_receipt());
+                    if n < 20 - refunded {
+                        let _ = other.take_one(&policy, &key(1), 1);
+                    }
+                    clock.advance(seconds(1));
+                }
+                let mut refunds = receipts.split_off(20 - refunded);
+                if newest_first {
+                    refunds.reverse();
+                }
+                for receipt in refunds {
+                    limiter.refund_now(&[Refund::new(policy.clone(), key(1), receipt)]);
+                }
+                let [left, expected] = [&limiter, &other].map(|limiter| limiter.peek_one(&policy, &key(1), 1));
+                assert_eq!(left.reset_after(), expected.reset_after(), "{quota}: {refunded}, {newest_first}");
+                assert_eq!(left.remaining(), expected.remaining(), "{quota}: {refunded}, {newest_first}");
+            }
+        }
+    }
+}
+
+#[test]
+fn reset_gives_the_whole_quota_back() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        assert!(limiter.take_one(&policy, &key(1), 5).is_allowed());
+        limiter.reset_now(&policy, &key(1));
+        assert!(limiter.take_one(&policy, &key(1), 5).is_allowed(), "{quota}");
+    }
+}
+
+#[test]
+fn changed_quota_keeps_what_was_used() {
+    let ten = |quota: Quota| quota;
+    for from in quotas() {
+        for to in quotas() {
+            let limiter = limiter(100, &ManualClock::new());
+            let (old, new) =
+                (Policy::new("plan", ten(from)).expect("a name"), Policy::new("plan", ten(to)).expect("a name"));
+            assert!(limiter.take_one(&old, &key(1), 3).is_allowed());
+            assert_eq!(limiter.peek_one(&new, &key(1), 0).remaining(), 2, "peek {from} to {to}");
+            assert_eq!(limiter.take_one(&new, &key(1), 1).remaining(), 1, "{from} to {to}");
+            for _ in 0..5 {
+                assert_eq!(limiter.peek_one(&old, &key(1), 0).remaining(), 1, "and back, {from} to {to}");
+                assert_eq!(limiter.take_one(&old, &key(1), 0).remaining(), 1, "and back, {from} to {to}");
+                assert_eq!(limiter.take_one(&new, &key(1), 0).remaining(), 1, "and again, {from} to {to}");
+            }
+        }
+    }
+}
+
+#[test]
+fn set_is_charged_entirely_or_not_at_all() {
+    for first in quotas() {
+        for second in quotas() {
+            let limiter = limiter(100, &ManualClock::new());
+            let (a, b) = (Policy::new("a", first).expect("a name"), Policy::new("b", second).expect("a name"));
+            let (one, two) = (key(1), key(2));
+            assert!(limiter.take_one(&b, &two, 4).is_allowed());
+            let decision = limiter.take_now(&[Charge::new(&a, &one).cost(2), Charge::new(&b, &two).cost(2)]);
+            assert!(!decision.is_allowed(), "{first} and {second}");
+            assert!(decision.charges()[0].is_allowed() && !decision.charges()[1].is_allowed());
+            assert_eq!(limiter.peek_one(&a, &one, 0).remaining(), 5, "nothing was taken: {first} and {second}");
+            assert_eq!(limiter.peek_one(&b, &two, 0).remaining(), 1, "nothing was taken: {first} and {second}");
+            let mut decision = limiter.take_now(&[Charge::new(&a, &one).cost(2), Charge::new(&b, &two)]);
+            assert!(decision.is_allowed());
+            assert_eq!(limiter.peek_one(&a, &one, 0).remaining(), 3);
+            assert_eq!(limiter.peek_one(&b, &two, 0).remaining(), 0);
+            let receipts = decision.take_receipts();
+            let refunds: Vec<Refund> = receipts
+                .into_iter()
+                .zip([(&a, &one), (&b, &two)])
+                .map(|(receipt, (policy, key))| Refund::new(policy.clone(), key.clone(), receipt.expect("taken")))
+                .collect();
+            limiter.refund_now(&refunds);
+            assert_eq!(limiter.peek_one(&a, &one, 0).remaining(), 5, "given back: {first} and {second}");
+            assert_eq!(limiter.peek_one(&b, &two, 0).remaining(), 1, "given back: {first} and {second}");
+        }
+    }
+}
+
+#[test]
+fn observed_charges_never_deny_and_forced_ones_go_into_debt() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        let one = key(1);
+        assert!(limiter.take_now(&[Charge::new(&policy, &one).cost(4).effect(Effect::Observe)]).is_allowed());
+        let over = limiter.take_now(&[Charge::new(&policy, &one).cost(2).effect(Effect::Observe)]);
+        assert!(over.is_allowed() && !over.charges()[0].is_allowed(), "{quota}");
+        assert_eq!(limiter.peek_one(&policy, &one, 0).remaining(), 1, "a denied observation takes nothing: {quota}");
+        assert!(limiter.take_now(&[Charge::new(&policy, &one).cost(3).effect(Effect::Force)]).is_allowed());
+        let denied = limiter.peek_one(&policy, &one, 1);
+        assert!(!denied.is_allowed() && denied.remaining() == 0, "{quota}");
+    }
+}
+
+#[test]
+fn set_with_a_policy_and_key_twice_is_denied_loudly() {
+    for quota in quotas() {
+        let limiter = limiter(100, &ManualClock::new());
+        let policy = Policy::from(quota);
+        let one = key(1);
+        let decision = limiter.take_now(&[Charge::new(&policy, &one), Charge::new(&policy, &one)]);
+        assert!(!decision.is_allowed());
+        assert_eq!(limiter.peek_one(&policy, &one, 0).remaining(), 5, "{quota}");
+    }
+}
+
+#[test]
+fn exactly_n_of_m_concurrent_requests_pass() {
+    for quota in quotas() {
+        let limiter = limiter(1_000, &ManualClock::new());
+        let policy = Policy::from(quota);
+        let passed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                let (limiter, policy, passed) = (limiter.clone(), policy.clone(), &passed);
+                scope.spawn(move || {
+                    for n in 0..200 {
+                        if limiter.take_one(&policy, &key(n), 1).is_allowed() {
+                            passed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(passed.into_inner(), 1_000, "5 for each of 200 keys: {quota}");
+    }
+}
+
+#[test]
+fn concurrent_sets_never_leave_half_a_set_behind() {
+    for second in quotas() {
+        let limiter = limiter(1_000, &ManualClock::new());
+        let a = Policy::new("a", Quota::per_hour(100_000)).expect("a name");
+        let b = Policy::new("b", second).expect("a name");
+        let passed = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let (limiter, a, b, passed) = (limiter.clone(), a.clone(), b.clone(), &passed);
+                scope.spawn(move || {
+                    let everyone = Key::global();
+                    for n in 0..300 {
+                        let own = key((n + thread) % 100);
+                        if limiter.take_now(&[Charge::new(&a, &everyone), Charge::new(&b, &own)]).is_allowed() {
+                            passed.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(passed.into_inner(), 500, "5 for each of 100 keys: {second}");
+        assert_eq!(limiter.peek_one(&a, &Key::global(), 0).remaining(), 100_000 - 500, "{second}");
+    }
+}
+
+#[derive(Default)]
+struct Evictions {
+    idle: AtomicU64,
+    throttled: AtomicU64,
+    full: AtomicU64,
+}
+
+struct Counting(Arc<Evictions>);
+
+impl Observer for Counting {
+    fn on_event(&self, event: &LimiterEvent) {
+        match event {
+            LimiterEvent::Evicted { throttled: true } => self.0.throttled.fetch_add(1, Ordering::Relaxed),
+            LimiterEvent::Evicted { .. } => self.0.idle.fetch_add(1, Ordering::Relaxed),
+            _ => self.0.full.fetch_add(1, Ordering::Relaxed),
+        };
+    }
+}
+
+#[test]
+fn full_table_forgets_fewer_than_ten_keys_in_a_million() {
+    let seen = Arc::new(Evictions::default());
+    let limiter = MemoryLimiter::builder()
+        .capacity(1_000_000)
+        .clock(ManualClock::new())
+        .observer(Counting(seen.clone()))
+        .build()
+        .expect("the setup is possible");
+    let policy = Policy::from(Quota::per_hour(10));
+    for n in 0..1_000_000 {
+        assert!(limiter.take_one(&policy, &key(n), 1).is_allowed());
+    }
+    let forgotten = seen.idle.load(Ordering::Relaxed) + seen.throttled.load(Ordering::Relaxed);
+    assert!(forgotten < 10, "{forgotten} of a million");
+    assert!(limiter.bytes() <= 40 * 1_000_000 + 128);
+}
+
+#[test]
+fn table_forgets_as_few_keys_after_a_flood_as_before() {
+    let (seen, clock) = (Arc::new(Evictions::default()), ManualClock::new());
+    let limiter = MemoryLimiter::builder()
+        .capacity(100_000)
+        .clock(clock.clone())
+        .observer(Counting(seen.clone()))
+        .build()
+        .expect("the setup is possible");
+    let policy = Policy::from(Quota::per_hour(10));
+    let take = |keys: std::ops::Range<u64>| {
+        for n in keys {
+            assert!(limiter.take_one(&policy, &key(n), 1).is_allowed());
+        }
+        seen.idle.swap(0, Ordering::Relaxed) + seen.throttled.swap(0, Ordering::Relaxed)
+    };
+    assert!(take(0..1_000_000) > 500_000, "the flood was larger than the table");
+    clock.advance(Duration::from_secs(7_200));
+    let forgotten = take(1_000_000..1_100_000);
+    assert!(forgotten < 3, "{forgotten} of a hundred thousand");
+}
+
+#[test]
+fn throttled_key_stays_while_any_key_of_its_set_is_idle() {
+    for quota in quotas() {
+        let seen = Arc::new(Evictions::default());
+        let limiter = MemoryLimiter::builder()
+            .capacity(1_000)
+            .clock(ManualClock::new())
+            .observer(Counting(seen.clone()))
+            .build()
+            .expect("the setup is possible");
+        let policy = Policy::from(quota);
+        let throttled: Vec<Key> = (0..50).map(|n| key(1_000_000 + n)).collect();
+        for key in &throttled {
+            assert!(limiter.take_one(&policy, key, 5).is_allowed());
+        }
+        for n in 0..50_000 {
+            let _ = limiter.take_one(&policy, &key(n), 1);
+        }
+        assert!(seen.idle.load(Ordering::Relaxed) > 10_000, "the flood was larger than the table");
+        assert_eq!(seen.throttled.load(Ordering::Relaxed), 0, "{quota}");
+        for key in &throttled {
+            assert!(!limiter.peek_one(&policy, key, 1).is_allowed(), "{quota}");
+        }
+    }
+}
+
+#[test]
+fn full_table_that_denies_forgets_no_key() {
+    for quota in quotas() {
+        let seen = Arc::new(Evictions::default());
+        let limiter = MemoryLimiter::builder()
+            .capacity(100)
+            .on_full(OnFull::Deny)
+            .clock(ManualClock::new())
+            .observer(Counting(seen.clone()))
+            .build()
+            .expect("the setup is possible");
+        let policy = Policy::from(quota);
+        let held: Vec<u64> = (0..2_000).filter(|n| limiter.take_one(&policy, &key(*n), 1).is_allowed()).collect();
+        assert!((100..1_000).contains(&held.len()), "{quota}: {}", held.len());
+        assert_eq!(seen.full.load(Ordering::Relaxed), 2_000 - held.len() as u64);
+        for n in held {
+            assert_eq!(limiter.peek_one(&policy, &key(n), 0).remaining(), 4, "{quota}");
+        }
+    }
+}
+
+#[test]
+fn full_arena_makes_room_without_growing() {
+    let clock = ManualClock::new();
+    let limiter = MemoryLimiter::builder().capacity(1_000).entries(700).clock(clock.clone()).build().expect("possible");
+    let policy = Policy::from(Quota::sliding_log(100, MINUTE).expect("possible"));
+    let _ = limiter.take_one(&policy, &key(0), 1);
+    let bytes = limiter.bytes();
+    for n in 0..100_000 {
+        clock.advance(Duration::from_micros(50));
+        let _ = limiter.take_one(&policy, &key(n % 500), 1);
+    }
+    assert_eq!(limiter.bytes(), bytes);
+}
+
+#[test]
+fn snapshot_restores_every_state_into_a_table_of_any_size() {
+    for quota in quotas() {
+        let clock = ManualClock::new();
+        let first = limiter(1_000, &clock);
+        let policy = Policy::new("daily", quota).expect("a name");
+        for n in 0..200 {
+            assert!(first.take_one(&policy, &key(n), 1 + n % 4).is_allowed());
+        }
+        for capacity in [500, 1_000, 7_777] {
+            let second = MemoryLimiter::builder()
+                .capacity(capacity)
+                .clock(clock.clone())
+                .restore(first.snapshot())
+                .build()
+                .expect("the snapshot is whole");
+            for n in 0..200 {
+                assert_eq!(
+                    second.peek_one(&policy, &key(n), 1),
+                    first.peek_one(&policy, &key(n), 1),
+                    "{quota}, key {n}, capacity {capacity}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn damaged_snapshot_is_refused_or_harmless() {
+    let clock = ManualClock::new();
+    let first = limiter(100, &clock);
+    for (n, quota) in quotas().into_iter().enumerate() {
+        let policy = Policy::new(format!("p{n}"), quota).expect("a name");
+        let _ = first.take_one(&policy, &key(1), 3);
+    }
+    let whole = first.snapshot();
+    let mut refused = 0;
+    for at in 0..whole.len() {
+        for damage in [0x01, 0x80, 0xff] {
+            let mut bytes = whole.clone();
+            bytes[at] ^= damage;
+            let restored = MemoryLimiter::builder().capacity(100).clock(clock.clone()).restore(bytes).build();
+            match restored {
+                Err(error) => {
+                    refused += 1;
+                    assert!(
+                        error.to_string().contains("start without it") || error.to_string().contains("restore what")
+                    );
+                }
+                Ok(limiter) => {
+                    for (n, quota) in quotas().into_iter().enumerate() {
+                        let policy = Policy::new(format!("p{n}"), quota).expect("a name");
+                        assert!(limiter.take_one(&policy, &key(1), 1).remaining() <= 5);
+                    }
+                }
+            }
+        }
+        assert!(MemoryLimiter::builder().restore(&whole[..at]).build().is_err());
+    }
+    assert!(refused > 0);
+}
+
+#[test]
+fn clock_at_either_end_of_time_never_panics() {
+    use tower_ratelimit::clock::Timestamp;
+    for quota in quotas() {
+        for start in [0, 1, 1 << 52, u64::MAX - 1] {
+            let clock = ManualClock::at(Timestamp::from_micros(start));
+            let limiter = limiter(100, &clock);
+            let policy = Policy::from(quota);
+            for now in [start, u64::MAX, 0, start, start.saturating_add(60_000_000), 1 << 53, start, u64::MAX] {
+                clock.set(Timestamp::from_micros(now));
+                for cost in [0, 1, 5, 6, u64::MAX] {
+                    assert!(limiter.take_one(&policy, &key(1), cost).remaining() <= 5, "{quota} from {start} at {now}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn capacity_out_of_range_is_refused_by_the_builder() {
+    for capacity in [0, usize::MAX] {
+        let error = MemoryLimiter::builder().capacity(capacity).build().expect_err("out of range");
+        assert!(error.to_string().contains("choose 1 to"));
+    }
+}
+
+#[test]
+fn clock_that_steps_back_costs_a_set_at_most_one_full_drain() {
+    for quota in quotas() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_000_000_000_000));
+        let limiter = limiter(100, &clock);
+        let policy = Policy::new("a", quota).expect("a name");
+        let other = Policy::new("b", Quota::per_hour(100)).expect("a name");
+        let (one, two) = (key(1), key(2));
+        assert!(limiter.take_one(&policy, &one, 5).is_allowed());
+        clock.set(Timestamp::from_micros(900_000_000_000));
+        let set = [Charge::new(&policy, &one), Charge::new(&other, &two)];
+        let _ = limiter.take_now(&set);
+        clock.advance(2 * MINUTE);
+        assert!(limiter.take_now(&set).is_allowed(), "{quota}");
+    }
+}
+
+/// Calls the limiter that reports to it, and then panics.
+#[derive(Clone, Default)]
+struct Rude(Arc<std::sync::OnceLock<(MemoryLimiter, Policy)>>);
+
+impl Observer for Rude {
+    fn on_event(&self, _: &LimiterEvent) {
+        if let Some((limiter, policy)) = self.0.get() {
+            for n in 0..2_000 {
+                let _ = limiter.peek_one(policy, &key(n), 1);
+            }
+            panic!("an observer's own trouble");
+        }
+    }
+}
+
+#[test]
+fn observer_may_call_the_limiter_and_panic_without_a_deadlock() {
+    for quota in quotas() {
+        let observer = Rude::default();
+        let limiter = MemoryLimiter::builder()
+            .capacity(50)
+            .clock(ManualClock::new())
+            .observer(observer.clone())
+            .build()
+            .expect("the setup is possible");
+        let policy = Policy::new("a", quota).expect("a name");
+        let other = Policy::new("b", Quota::per_hour(1_000)).expect("a name");
+        assert!(observer.0.set((limiter.clone(), policy.clone())).is_ok());
+        let hook = std::panic::take_hook();
+        std::panic::set_hook(Box::new(|_| {}));
+        let mut panics = 0;
+        for n in 0..300 {
+            let (one, two) = (key(n), key(n + 1_000_000));
+            let charges = [Charge::new(&policy, &one), Charge::new(&other, &two)];
+            let call =
+                std::panic::AssertUnwindSafe(|| limiter.take_now(if n % 2 == 0 { &charges[..1] } else { &charges }));
+            panics += u32::from(std::panic::catch_unwind(call).is_err());
+        }
+        std::panic::set_hook(hook);
+        assert!(panics > 10, "{quota}: the table was full");
+        for n in 0..300 {
+            assert!(limiter.peek_one(&policy, &key(n), 1).is_allowed(), "{quota}");
+        }
+    }
+}
+
+#[test]
+fn changed_quota_without_room_forgets_no_state() {
+    let large = [
+        Quota::sliding_log(5, MINUTE).expect("possible"),
+        Quota::token_bucket(99_999, SECOND).and_then(|quota| quota.burst(5)).expect("possible"),
+    ];
+    for quota in large {
+        let limiter = MemoryLimiter::builder()
+            .capacity(100)
+            .entries(7)
+            .on_full(OnFull::Deny)
+            .clock(ManualClock::new())
+            .build()
+            .expect("the setup is possible");
+        let before = Policy::new("a", Quota::fixed_window(5, MINUTE).expect("possible")).expect("a name");
+        let after = Policy::new("a", quota).expect("a name");
+        for n in 0..20 {
+            assert!(limiter.take_one(&before, &key(n), 5).is_allowed());
+        }
+        let filler = Policy::new("filler", quota).expect("a name");
+        for n in 0..2_000 {
+            let _ = limiter.take_one(&filler, &key(n), 1);
+        }
+        for n in 0..20 {
+            assert!(!limiter.take_one(&after, &key(n), 1).is_allowed(), "there is no room");
+            assert!(!limiter.take_now(&[Charge::new(&after, &key(n)), Charge::new(&filler, &key(0))]).is_allowed());
+            assert!(!limiter.take_one(&before, &key(n), 1).is_allowed(), "{quota}: key {n} was throttled");
+        }
+    }
+}
+
+#[test]
+fn sliding_window_keeps_its_promise_when_the_clock_steps_back() {
+    // 100 units in one sub-window, and 50 more as its weight shrinks: more than any sub-window
+    // holds.
+    let quota = Quota::sliding_window(100, MINUTE).and_then(|quota| quota.buckets(6)?.max_debt(0)).expect("possible");
+    let (policy, key) = (Policy::from(quota), key(1));
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let limiter = limiter(100, &clock);
+    assert!(limiter.take_one(&policy, &key, 100).is_allowed());
+    clock.advance(Duration::from_secs(65));
+    assert!(limiter.take_one(&policy, &key, 50).is_allowed());
+    clock.set(Timestamp::from_micros(1_799_999_000_000_000));
+    let wait = limiter.take_one(&policy, &key, 1).retry_after().expect("one unit fits");
+    clock.advance(wait - Duration::from_micros(1));
+    assert!(!limiter.take_one(&policy, &key, 1).is_allowed(), "{wait:?} is not over");
+    clock.advance(Duration::from_micros(1));
+    assert!(limiter.take_one(&policy, &key, 1).is_allowed(), "{wait:?} is over");
+}
+
+#[test]
+fn reset_key_has_its_whole_quota_also_when_the_clock_steps_back() {
+    for quota in quotas() {
+        let clock = ManualClock::new();
+        let limiter = limiter(100, &clock);
+        let (policy, key) = (Policy::from(quota), key(1));
+        clock.advance(10 * MINUTE);
+        assert!(limiter.take_one(&policy, &key, policy.quota().capacity()).is_allowed(), "{quota}");
+        limiter.reset_now(&policy, &key);
+        clock.set(Timestamp::from_micros(1_735_689_600_000_000 + 510_000_000));
+        assert!(limiter.take_one(&policy, &key, policy.quota().capacity()).is_allowed(), "{quota}");
+    }
+}

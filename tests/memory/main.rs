@@ -1,0 +1,18 @@
+//! Tests of `MemoryLimiter` through its public API.
+
+mod bound;
+mod conformance;
+mod fallback;
+mod floods;
+mod idle;
+mod limiter;
+mod model;
+mod on_refusal;
+mod stale_clock;
+mod stopped_clock;
+mod stress;
+mod versions;
+mod whole_quota;
+
+#[path = "../support/mod.rs"]
+mod support;

@@ -1,0 +1,277 @@
+//! A thread may read the clock, lose the processor, and then meet a state that is newer than its
+//! reading. The limiter must not treat that as a clock that stepped back, which would refund the
+//! state's usage.
+
+use std::fmt;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota,
+    clock::{Clock, ManualClock, Timestamp},
+    limiter::{Charge, Effect, Refund},
+    quota::{Anchor, Oldest, QuotaError},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const START_US: u64 = 1_735_689_600_000_000;
+
+/// How long other threads get while the decision under test pauses. If they are not done by then,
+/// they wait for one of its locks and run after it.
+const PAUSE: Duration = Duration::from_millis(20);
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::from_micros(START_US + seconds * 1_000_000)
+}
+
+/// Returns quotas of ten units per second, in every algorithm and every size of state.
+fn quotas() -> Vec<Quota> {
+    let each = || -> Result<Vec<Quota>, QuotaError> {
+        Ok(vec![
+            Quota::token_bucket(10, SECOND)?,
+            Quota::token_bucket(10, SECOND)?.max_debt(5)?,
+            Quota::gcra(10, SECOND)?,
+            Quota::gcra(10, SECOND)?.burst(10)?,
+            Quota::leaky_bucket(10, SECOND)?,
+            Quota::leaky_queue(10, SECOND)?.queue(9)?,
+            Quota::token_bucket(99_999, MINUTE)?.burst(10)?, // two words
+            Quota::step_bucket(10, SECOND)?,
+            Quota::step_bucket(4, SECOND / 10)?.burst(10)?,
+            Quota::step_bucket(10, SECOND)?.anchor(Anchor::FirstRequest)?,
+            Quota::fixed_window(10, SECOND)?,
+            Quota::fixed_window(10, SECOND)?.anchor(Anchor::FirstRequest)?,
+            Quota::fixed_window(10_000_000, SECOND)?.anchor(Anchor::FirstRequest)?, // two words
+            Quota::sliding_window(10, SECOND)?,
+            Quota::sliding_window(10_000_000, SECOND)?, // two words
+            Quota::sliding_window(10, SECOND)?.buckets(5)?,
+            Quota::sliding_window(10, SECOND)?.buckets(5)?.oldest(Oldest::Counted)?,
+            Quota::sliding_window(10, SECOND)?.buckets(5)?.oldest(Oldest::Dropped)?,
+            Quota::sliding_log(10, SECOND)?,
+            Quota::sliding_log(10, SECOND)?.count_denied()?,
+            Quota::block(10, SECOND, SECOND)?,
+            Quota::meter(10, SECOND)?,
+        ])
+    };
+    each().expect("the quotas are possible")
+}
+
+type Others = Box<dyn FnOnce() + Send>;
+
+/// A clock that pauses the thread that reads it, once, before or after one of its readings.
+#[derive(Clone)]
+struct Pausing {
+    time: ManualClock,
+    pause: Arc<Mutex<Pause>>,
+}
+
+#[derive(Default)]
+struct Pause {
+    /// The number of places before the pause. Each reading has a place before it and one after it.
+    left: usize,
+    others: Option<Others>,
+    /// Receives a message when the other threads are done. `None` before the pause.
+    done: Option<Receiver<()>>,
+    /// The other threads finished while the thread paused.
+    in_time: bool,
+}
+
+impl fmt::Debug for Pausing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pausing")
+    }
+}
+
+impl Pausing {
+    fn new() -> Self {
+        Self { time: ManualClock::at(at(0)), pause: Arc::default() }
+    }
+
+    fn arm(&self, left: usize, others: Others) {
+        *self.pause.lock().expect("no test panics with it") =
+            Pause { left, others: Some(others), done: None, in_time: false };
+    }
+
+    fn place(&self) {
+        let mut pause = self.pause.lock().expect("no test panics with it");
+        if pause.left > 0 {
+            pause.left -= 1;
+            return;
+        }
+        let Some(others) = pause.others.take() else { return };
+        drop(pause); // the others read this clock too
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            others();
+            let _ = done.send(()); // nobody waits for it any more if the test has failed
+        });
+        let in_time = is_done.recv_timeout(PAUSE).is_ok();
+        let mut pause = self.pause.lock().expect("no test panics with it");
+        (pause.done, pause.in_time) = (Some(is_done), in_time);
+    }
+
+    /// Returns whether there was a pause, and whether the other threads finished before its end.
+    fn paused(&self) -> Option<bool> {
+        let mut pause = self.pause.lock().expect("no test panics with it");
+        pause.others = None;
+        let (done, in_time) = (pause.done.take()?, pause.in_time);
+        drop(pause); // the others read this clock too
+        if !in_time {
+            done.recv_timeout(Duration::from_secs(60)).expect("the others are done once the decision is");
+        }
+        Some(in_time)
+    }
+}
+
+impl Clock for Pausing {
+    fn now(&self) -> Timestamp {
+        self.place();
+        let now = self.time.now();
+        self.place();
+        now
+    }
+}
+
+/// Takes units until one is denied, and returns how many passed.
+fn drain(limiter: &MemoryLimiter, policy: &Policy, key: &Key) -> u64 {
+    let capacity = policy.quota().capacity();
+    let step = (capacity / 10).max(1);
+    (0..25).filter(|_| limiter.take_one(policy, key, step).is_allowed()).count() as u64 * step
+}
+
+/// Runs `decide` at second 0 with a pause at each of its places. In the pause, other threads use up
+/// the quota at second 5. `decide` returns how many units passed. At most one full quota may pass,
+/// unless `decide` came first.
+fn check(what: &str, quota: Quota, used_before: bool, decide: impl Fn(&MemoryLimiter, &Policy, &Key) -> u64) {
+    let policy = Policy::new("p", quota).expect("it is a name");
+    let key = Key::of("k").expect("it is short");
+    for place in 0.. {
+        let clock = Pausing::new();
+        let limiter =
+            MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().expect("the setup is possible");
+        if used_before {
+            assert!(limiter.take_one(&policy, &key, 1).is_allowed(), "{quota}");
+        }
+        let passed = Arc::new(Mutex::new(0));
+        let (others, limit, who, count) = (limiter.clone(), policy.clone(), key.clone(), passed.clone());
+        let time = clock.time.clone();
+        clock.arm(
+            place,
+            Box::new(move || {
+                time.set(at(5));
+                *count.lock().expect("no test panics with it") = drain(&others, &limit, &who);
+            }),
+        );
+        let by_decision = decide(&limiter, &policy, &key);
+        let Some(others_first) = clock.paused() else {
+            assert!(place > 0, "{what}: {quota}: the clock was never read");
+            return;
+        };
+        let by_others = *passed.lock().expect("no test panics with it");
+        let after = drain(&limiter, &policy, &key);
+        let at_five = by_others + after + if others_first { by_decision } else { 0 };
+        let most = quota.capacity();
+        assert!(
+            at_five <= most,
+            "{what}: {quota}, pause {place}, used before: {used_before}: {by_decision} by the decision, {by_others} by \
+             others, {after} after, of {most}"
+        );
+    }
+}
+
+fn check_all(what: &str, decide: impl Fn(&MemoryLimiter, &Policy, &Key) -> u64) {
+    for quota in quotas() {
+        for used_before in [false, true] {
+            check(what, quota, used_before, &decide);
+        }
+    }
+}
+
+fn passed(allowed: bool, units: u64) -> u64 {
+    if allowed { units } else { 0 }
+}
+
+#[test]
+fn paused_take_passes_no_more_than_the_quota() {
+    check_all("one unit", |limiter, policy, key| passed(limiter.take_one(policy, key, 1).is_allowed(), 1));
+    check_all("three units", |limiter, policy, key| passed(limiter.take_one(policy, key, 3).is_allowed(), 3));
+}
+
+#[test]
+fn paused_denial_gives_no_allowance_back() {
+    check_all("all units", |limiter, policy, key| {
+        let all = policy.quota().capacity();
+        passed(limiter.take_one(policy, key, all).is_allowed(), all)
+    });
+}
+
+#[test]
+fn paused_forced_charge_gives_no_allowance_back() {
+    check_all("forced", |limiter, policy, key| {
+        let charge = Charge::new(policy, key).effect(Effect::Force);
+        let _ = limiter.take_now(&[charge]);
+        0 // what is forced is above the quota
+    });
+}
+
+#[test]
+fn paused_set_passes_no_more_than_the_quota() {
+    for other in [Quota::per_minute(1_000), Quota::sliding_log(1_000, SECOND).expect("the quota is possible")] {
+        let other = Policy::new("other", other).expect("it is a name");
+        check_all("a set", |limiter, policy, key| {
+            let charges = [Charge::new(&other, key), Charge::new(policy, key)];
+            passed(limiter.take_now(&charges).is_allowed(), 1)
+        });
+    }
+}
+
+#[test]
+fn paused_peek_changes_nothing() {
+    check_all("a peek", |limiter, policy, key| {
+        let _ = limiter.peek_one(policy, key, 1);
+        let _ = limiter.peek_now(&[Charge::new(policy, key).cost(policy.quota().capacity())]);
+        0
+    });
+}
+
+#[test]
+fn paused_refund_gives_back_only_what_still_counts() {
+    // The unit of second 0 has expired at second 5.
+    check_all("a refund", |limiter, policy, key| {
+        if let Some(receipt) = limiter.take_one(policy, key, 1).take_receipt() {
+            limiter.refund_now(&[Refund::new(policy.clone(), key.clone(), receipt)]);
+        }
+        0
+    });
+}
+
+#[test]
+fn paused_conversion_gives_no_allowance_back() {
+    // Twelve units per second under the same name keep the usage of ten per second.
+    let larger = Quota::per_second(12);
+    for quota in [Quota::per_second(10), Quota::sliding_log(10, SECOND).expect("the quota is possible")] {
+        let policy = Policy::new("p", quota).expect("it is a name");
+        let changed = Policy::new("p", larger).expect("it is a name");
+        let key = Key::of("k").expect("it is short");
+        for place in 0.. {
+            let clock = Pausing::new();
+            let limiter =
+                MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().expect("the setup is possible");
+            assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+            let (others, limit, who, time) = (limiter.clone(), policy.clone(), key.clone(), clock.time.clone());
+            clock.arm(
+                place,
+                Box::new(move || {
+                    time.set(at(5));
+                    drain(&others, &limit, &who);
+                }),
+            );
+            let _ = limiter.take_one(&changed, &key, 12);
+            let Some(others_first) = clock.paused() else { break };
+            let after = drain(&limiter, &changed, &key);
+            assert!(!others_first || after <= 2, "{quota}, pause {place}: {after} passed after ten of twelve");
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! A handler that calls `admit` itself gets the layer's decision, refusal and charges.
+
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::routing::post;
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Key, MemoryLimiter, MissingKey, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
+    clock::ManualClock,
+    key,
+    middleware::{Access, AccessList, Admission, OnAborted, Refused},
+    observe::{Observed, Observer, OutcomeKind},
+};
+
+use crate::support::waiting::World;
+use crate::support::{Scripted, memory};
+
+const MS: u64 = 1_000;
+
+/// The cost, which only the handler knows.
+#[derive(Clone)]
+struct Rows(u64);
+
+fn rows(limit: u32) -> Policy {
+    Policy::new("rows", Quota::per_hour(limit)).unwrap()
+}
+
+fn by_rows(limit: u32) -> Rule {
+    rows(limit).cost(|request: &Parts| request.extensions.get().map_or(1, |Rows(rows)| *rows))
+}
+
+fn used(limiter: &MemoryLimiter, policy: &Policy) -> u64 {
+    policy.quota().capacity() - limiter.peek_one(policy, &Key::global(), 0).remaining()
+}
+
+fn head(rows: u64) -> Parts {
+    let mut request = Request::new(());
+    request.extensions_mut().insert(Rows(rows));
+    request.into_parts().0
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<OutcomeKind>>>);
+
+impl Log {
+    fn take(&self) -> Vec<OutcomeKind> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl Observer for Log {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.0.lock().unwrap().push(observed.outcome().kind());
+    }
+}
+
+async fn import(
+    State(limit): State<RateLimitLayer<MemoryLimiter>>,
+    mut head: Parts,
+    body: String,
+) -> Result<String, Refused> {
+    let rows = body.lines().count() as u64;
+    head.extensions.insert(Rows(rows));
+    limit.admit(&head).await?;
+    Ok(format!("{rows} rows\n"))
+}
+
+async fn text(response: Response<Body>) -> (StatusCode, HeaderMap, String) {
+    let (parts, body) = response.into_parts();
+    let bytes = body.collect().await.unwrap().to_bytes();
+    (parts.status, parts.headers, String::from_utf8(bytes.to_vec()).unwrap())
+}
+
+#[tokio::test]
+async fn handler_refuses_as_the_layer_does() {
+    for refusals in [Refusals::default(), Refusals::json(), Refusals::text()] {
+        let (limiter, log) = (memory(&ManualClock::new()), Log::default());
+        let layer =
+            RateLimitLayer::new(limiter.clone(), by_rows(10), key::global()).refusals(refusals).observer(log.clone());
+        let app: Router = Router::new().route("/", post(import)).with_state(layer.clone());
+        let send = |body: &str| app.clone().oneshot(Request::post("/").body(Body::from(body.to_owned())).unwrap());
+        assert_eq!(text(send("a\nb\nc\n").await.unwrap()).await.2, "3 rows\n");
+        assert_eq!(used(&limiter, &rows(10)), 3);
+        let refused = text(send(&"row\n".repeat(8)).await.unwrap()).await;
+        assert_eq!((refused.0, used(&limiter, &rows(10))), (StatusCode::TOO_MANY_REQUESTS, 3));
+        assert_eq!(log.take(), [OutcomeKind::Allowed, OutcomeKind::Limited]);
+        // The layer around a service.
+        let service =
+            layer.layer(service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+        let request = Request::post("/").extension(Rows(8)).body(Body::empty()).unwrap();
+        let (parts, body) = service.oneshot(request).await.unwrap().into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let told = (parts.status, parts.headers, String::from_utf8(bytes.to_vec()).unwrap());
+        let own = |headers: &HeaderMap| {
+            let mut headers = headers.clone();
+            headers.remove("content-length"); // axum's, since it has the whole body
+            headers
+        };
+        assert_eq!((refused.0, own(&refused.1), &refused.2), (told.0, own(&told.1), &told.2));
+        assert_eq!(refused.1["cache-control"], "no-store");
+        assert!(refused.1.contains_key("retry-after") && refused.1.contains_key("ratelimit"));
+    }
+}
+
+#[tokio::test]
+async fn handler_of_tonic_refuses_with_a_status() {
+    let limiter = memory(&ManualClock::new());
+    let layer = RateLimitLayer::new(limiter.clone(), by_rows(10), key::global());
+    let call = |rows| {
+        let mut call = tonic::Request::new(());
+        call.extensions_mut().insert(Rows(rows));
+        call
+    };
+    let admitted = layer.admit_call(&call(7)).await.unwrap();
+    assert_eq!(admitted.outcome().kind(), OutcomeKind::Allowed);
+    let status = layer.admit_call(&call(7)).await.unwrap_err();
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    let wait = tonic_types::StatusExt::get_details_retry_info(&status).unwrap().retry_delay.unwrap();
+    assert_eq!(wait, Duration::from_secs(4 * 360));
+    let metadata = status.metadata();
+    assert_eq!(metadata.get("cache-control").unwrap(), "no-store");
+    assert!(metadata.get("ratelimit").is_some() && metadata.get("retry-after").is_some());
+    // A request that is not gRPC's gets the equal HTTP status.
+    let refused = layer.admit(&head(7)).await.unwrap_err();
+    let status = tonic::Status::from(refused);
+    assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    assert!(status.metadata().get("retry-after").is_some());
+    assert_eq!(used(&limiter, &rows(10)), 7);
+}
+
+/// Returns whether the refusal has gRPC's shape.
+#[tokio::test]
+async fn status_of_tonic_tells_clients_nothing_of_the_server() {
+    let failing = Scripted::new();
+    failing.fail(true);
+    let keyless = |_: &Parts| None::<Key>;
+    for refusals in [Refusals::default(), Refusals::default().grpc(false)] {
+        let failed = RateLimitLayer::new(failing.clone(), rows(1), key::global()).refusals(refusals.clone());
+        let missing = RateLimitLayer::new(memory(&ManualClock::new()), rows(1), keyless).refusals(refusals.clone());
+        let limited = RateLimitLayer::new(memory(&ManualClock::new()), rows(0), key::global()).refusals(refusals);
+        let call = tonic::Request::new(());
+        for (status, code, message) in [
+            (failed.admit_call(&call).await, tonic::Code::Unavailable, "cannot accept this request"),
+            (missing.admit_call(&call).await, tonic::Code::InvalidArgument, "identifies clients by"),
+            (limited.admit_call(&call).await, tonic::Code::ResourceExhausted, "rate limit exceeded"),
+        ] {
+            let status = status.unwrap_err();
+            assert_eq!(status.code(), code);
+            assert!(status.message().contains(message), "{}", status.message());
+        }
+    }
+}
+
+#[tokio::test]
+async fn call_of_tonic_is_refused_on_the_wire() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rows(1), key::global());
+    let handler = service_fn(move |call: tonic::Request<String>| {
+        let layer = layer.clone();
+        async move {
+            layer.admit_call(&call).await?;
+            Ok::<_, tonic::Status>(tonic::Response::new(call.into_inner()))
+        }
+    });
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let request = Request::post("/rows.Rows/Import").version(http::Version::HTTP_2).header("te", "trailers");
+        let request = request.header("content-type", "application/grpc").body(Body::from(vec![0; 5])).unwrap();
+        let codec = tonic_prost::ProstCodec::<String, String>::default();
+        told.push(tonic::server::Grpc::new(codec).unary(handler.clone(), request).await.into_parts().0.headers);
+    }
+    assert!(!told[0].contains_key("grpc-status") && !told[0].contains_key("retry-after"));
+    assert_eq!(
+        (&told[1]["grpc-status"], &told[1]["cache-control"]),
+        (&"8".parse().unwrap(), &"no-store".parse().unwrap())
+    );
+    assert!(["retry-after", "ratelimit", "grpc-status-details-bin"].iter().all(|name| told[1].contains_key(*name)));
+}
+
+#[tokio::test]
+async fn admission_is_kept_refunded_or_settled() {
+    type End = fn(Admission);
+    // Once with a rule that settles by usage, once without.
+    let ends: [(&str, End, [u64; 2], [u64; 2]); 5] = [
+        ("dropped", drop, [100, 100], [0, 100]),
+        ("kept", Admission::keep, [100, 100], [100, 100]),
+        ("refunded", Admission::refund, [0, 0], [0, 0]),
+        ("settled by less", |admission| admission.settle(30), [30, 100], [30, 100]),
+        ("settled by more", |admission| admission.settle(300), [300, 100], [300, 100]),
+    ];
+    for (name, end, keep, refund) in ends {
+        for (on_aborted, expected) in [(OnAborted::Keep, keep), (OnAborted::Refund, refund)] {
+            for observed in [false, true] {
+                let limiter = memory(&ManualClock::new());
+                let plain = Policy::new("plain", Quota::per_hour(1_000)).unwrap();
+                let mut layer = RateLimitLayer::new(
+                    limiter.clone(),
+                    by_rows(1_000).settle_by_usage().on_aborted(on_aborted),
+                    key::global(),
+                )
+                .and(plain.clone().cost(|_| 100), key::global());
+                if observed {
+                    layer = layer.observer(Log::default()).expose_outcome(true);
+                }
+                end(layer.admit(&head(100)).await.unwrap());
+                let both = [used(&limiter, &rows(1_000)), used(&limiter, &plain)];
+                assert_eq!(both, expected, "{name}, {on_aborted:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn admission_of_a_layer_without_headers_is_refunded() {
+    let limiter = memory(&ManualClock::new());
+    let others = Policy::new("others", Quota::per_hour(10)).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), by_rows(10), key::global())
+        .and(&others, key::global())
+        .headers(tower_ratelimit::Headers::none());
+    layer.admit(&head(3)).await.unwrap().refund();
+    assert_eq!([used(&limiter, &rows(10)), used(&limiter, &others)], [0, 0]);
+}
+
+#[tokio::test]
+async fn handler_is_answered_whatever_the_outcome() {
+    let (limiter, log) = (Scripted::new().later(), Log::default());
+    let list = AccessList::new();
+    list.set_key("denied".as_bytes(), Access::Deny);
+    let client = |request: &Parts| Key::of(request.headers.get("client")?.as_bytes());
+    let layer = RateLimitLayer::new(limiter.clone(), rows(1), client).access(&list, client).observer(log.clone());
+    let ask = async |layer: &RateLimitLayer<Scripted>, client: Option<&str>| {
+        let mut request = Request::new(());
+        client.into_iter().for_each(|client| drop(request.headers_mut().insert("client", client.parse().unwrap())));
+        layer
+            .admit(&request.into_parts().0)
+            .await
+            .map_or_else(|refused| refused.into_response().status().as_u16(), |_| 0)
+    };
+    let mut told = Vec::new();
+    for client in [Some("alice"), Some("alice"), Some("denied"), None] {
+        told.push(ask(&layer, client).await);
+    }
+    limiter.fail(true);
+    told.push(ask(&layer, Some("bob")).await);
+    told.push(ask(&layer.clone().on_error(OnError::Allow), Some("bob")).await);
+    assert_eq!(told, [0, 429, 403, 400, 503, 0]);
+    use OutcomeKind::{Allowed, Denied, FailedClosed, FailedOpen, KeyMissing, Limited};
+    assert_eq!(log.take(), [Allowed, Limited, Denied, KeyMissing, FailedClosed, FailedOpen]);
+    let free = RateLimitLayer::new(limiter.clone(), Rule::new(rows(1)).missing_key(MissingKey::Exempt), client);
+    assert_eq!(ask(&free, None).await, 0);
+}
+
+#[test]
+fn handler_waits_for_its_departure_and_leaves_if_dropped() {
+    let mut world: World<u64> = World::new();
+    let limiter = memory(&world.clock);
+    let policy =
+        Policy::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(5).unwrap()).unwrap();
+    let log = Log::default();
+    let layer =
+        RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(world.timer.clone()).observer(log.clone());
+    let sent = [(); 4].map(|()| {
+        let (layer, timer) = (layer.clone(), world.timer.clone());
+        world.spawn(async move {
+            layer.admit(&head(0)).await.unwrap();
+            timer.now_us()
+        })
+    });
+    assert_eq!(layer.waiting(), 3);
+    world.cancel(sent[1]);
+    world.pass(100 * MS);
+    assert_eq!(sent.map(|sent| world.done[sent]), [Some(0), None, Some(10 * MS), Some(20 * MS)]);
+    assert_eq!((layer.waiting(), limiter.peek_one(&policy, &Key::global(), 0).remaining()), (0, 6));
+    use OutcomeKind::{Abandoned, Allowed, Delayed};
+    assert_eq!(log.take(), [Allowed, Abandoned, Delayed, Delayed]);
+}

@@ -1,0 +1,350 @@
+//! A layer and its limiter: the policies that it charges, administration of keys, unnamed quotas,
+//! and unsupported quotas.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::request::Parts;
+use http::{HeaderValue, Request, StatusCode};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    clock::{ManualClock, Timestamp},
+    key,
+    limiter::{
+        BoxLimiter, Charge, ChargeDecision, Decision, Limiter, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
+    },
+    observe::{LimiterEvent, Observer, SetupWarning, SetupWarningKind},
+};
+
+use crate::support::memory;
+#[cfg(feature = "redis")]
+use crate::support::redis_server::Server;
+
+type Response = http::Response<Body>;
+
+const HOUR: Duration = Duration::from_secs(3_600);
+
+fn answer(_: Request<Body>) -> Ready<Result<Response, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+async fn send<L: Limiter>(layer: &RateLimitLayer<L>, fields: &[(&'static str, &'static str)]) -> StatusCode {
+    let mut request = Request::new(Body::default());
+    for (name, value) in fields {
+        request.headers_mut().insert(*name, HeaderValue::from_static(value));
+    }
+    layer.layer(service_fn(answer)).oneshot(request).await.unwrap().status()
+}
+
+fn policy(name: &str, quota: Quota) -> Policy {
+    Policy::new(name, quota).unwrap()
+}
+
+// Administration of keys.
+
+/// Returns a layer with every kind of rule, two of which have the same name.
+fn every_kind_of_rule(limiter: BoxLimiter) -> RateLimitLayer<BoxLimiter> {
+    let api = || policy("api", Quota::per_hour(100));
+    let block = || policy("block", Quota::block(1, HOUR, HOUR).unwrap());
+    let over = policy("over", Quota::meter(100, HOUR).unwrap());
+    let several = Policy::all_of("several", [Quota::per_minute(60), Quota::per_hour(600)]).unwrap();
+    let plans = Policy::plans("api", [Quota::per_hour(7), Quota::per_hour(8)], |_| 1).unwrap();
+    let refused = Policy::new("refused", Quota::per_hour(0)).unwrap();
+    RateLimitLayer::new(limiter, api(), key::global())
+        .and(api().block(block()).unwrap(), key::global())
+        .and(refused.clone().overage(over).unwrap(), key::global())
+        .and(several.clone(), key::global())
+        .and(several, key::global())
+        .and(plans, key::global())
+        .and(Quota::per_hour(9), key::global())
+        .and(Quota::per_hour(9), key::global())
+        .and(policy("api", Quota::sliding_log(20, HOUR).unwrap()), key::global())
+        .and(refused.block(block()).unwrap().when(|request| request.headers.contains_key("strike")), key::global())
+}
+
+const NAMES: [&str; 16] = [
+    "api",
+    "api-2",
+    "refused",
+    "several-60-per-minute",
+    "several-600-per-hour",
+    "several-60-per-minute-2",
+    "several-600-per-hour-2",
+    "api-3",
+    "api-3",
+    "9-per-hour",
+    "9-per-hour-2",
+    "api-4",
+    "refused-2",
+    "block",
+    "over",
+    "block-2",
+];
+
+async fn statuses(layer: &RateLimitLayer<BoxLimiter>, key: &Key) -> Vec<(String, u64, bool)> {
+    let all = layer.peek(key).await.unwrap();
+    assert!(all.iter().map(|(policy, _)| policy).eq(layer.policies().iter()));
+    let told = |(policy, found): (Policy, ChargeDecision)| {
+        (policy.name().to_owned(), found.limit() - found.remaining(), found.is_allowed())
+    };
+    all.into_iter().map(told).collect()
+}
+
+async fn a_layers_keys_are_seen_and_reset(limiter: BoxLimiter) {
+    let (layer, key) = (every_kind_of_rule(limiter), Key::global());
+    let policies = layer.policies();
+    let names: Vec<&str> = policies.iter().map(Policy::name).collect();
+    assert_eq!(names, NAMES);
+    let fresh = statuses(&layer, &key).await;
+    assert!(fresh.iter().all(|(_, used, allowed)| *used == 0 && *allowed), "{fresh:?}");
+
+    assert_eq!(send(&layer, &[]).await, StatusCode::OK);
+    assert_eq!(send(&layer, &[("strike", "")]).await, StatusCode::TOO_MANY_REQUESTS);
+    let used = statuses(&layer, &key).await;
+    assert_eq!(used, statuses(&layer, &key).await, "looking takes nothing");
+    for (name, used, allowed) in &used {
+        match name.as_str() {
+            // A quota of 0, whose meter counts every request.
+            "refused" | "refused-2" | "block" => assert_eq!((*used, *allowed), (0, true), "{name}"),
+            "block-2" => assert!(!allowed, "{name}"),
+            _ => assert_eq!((*used, *allowed), (1, true), "{name}"),
+        }
+    }
+    layer.reset(&Key::of("another").unwrap()).await.unwrap();
+    assert_eq!(statuses(&layer, &key).await, used);
+    layer.reset(&key).await.unwrap();
+    assert_eq!(statuses(&layer, &key).await, fresh);
+}
+
+#[tokio::test]
+async fn layer_reads_and_resets_the_keys_of_all_its_policies() {
+    a_layers_keys_are_seen_and_reset(BoxLimiter::new(memory(&ManualClock::new()))).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn layer_reads_and_resets_its_keys_on_redis() {
+    let server = Server::start();
+    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let builder = tower_ratelimit::RedisLimiter::builder().clock(clock).deadline(Duration::from_secs(5));
+    let limiter = builder.connect(&server.url()).await.unwrap();
+    a_layers_keys_are_seen_and_reset(BoxLimiter::new(limiter)).await;
+}
+
+#[tokio::test]
+async fn layer_resets_its_keys_from_any_task() {
+    let overflow = service_fn(answer);
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), Quota::per_hour(1), key::global()).overflow(overflow);
+    let reset = tokio::spawn(async move { layer.reset(&Key::global()).await });
+    reset.await.unwrap().unwrap();
+}
+
+// Unnamed quotas.
+
+fn by(field: &'static str) -> impl Fn(&Parts) -> Option<HeaderValue> + Send + Sync + 'static {
+    move |request| request.headers.get(field).cloned()
+}
+
+fn misuse<L: Limiter>(layer: &RateLimitLayer<L>) -> Option<SetupWarningKind> {
+    layer.check().err().map(|misuse| misuse.kind())
+}
+
+#[tokio::test]
+async fn unnamed_quota_in_two_layers_is_reported() {
+    let limiter = memory(&ManualClock::new());
+    let log = Log::default();
+    let login = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), by("user"));
+    let _service = login.layer(());
+    assert_eq!(misuse(&login), None);
+    let signup = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), by("team")).observer(log.clone());
+    // The mistake: user 7 uses up the quota of team 7.
+    for _ in 0..2 {
+        assert_eq!(send(&login, &[("user", "7")]).await, StatusCode::OK);
+    }
+    assert_eq!(send(&signup, &[("team", "7")]).await, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(log.setup_warning(), [SetupWarningKind::UnnamedQuota], "when the second layer is made");
+    assert_eq!(
+        (misuse(&login), misuse(&signup)),
+        (Some(SetupWarningKind::UnnamedQuota), Some(SetupWarningKind::UnnamedQuota))
+    );
+    let text = signup.check().unwrap_err().to_string();
+    assert!(text.starts_with("unnamed-quota: ") && text.contains("Policy::new"), "{text}");
+    assert!(text.contains("\"2 per minute, token bucket\" (\"2-per-minute\" in headers"), "{text}");
+
+    // A handler that calls `admit` also uses the layer.
+    let log = Log::default();
+    let asked = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), by("team")).observer(log.clone());
+    let (head, ()) = Request::builder().header("team", "8").body(()).unwrap().into_parts();
+    asked.admit(&head).await.unwrap();
+    assert_eq!(log.setup_warning(), [SetupWarningKind::UnnamedQuota]);
+
+    // Each of these has a name, another quota, or another limiter.
+    let named = |name| RateLimitLayer::new(limiter.clone(), policy(name, Quota::per_minute(2)), by("user"));
+    let layers = [
+        named("login"),
+        named("signup"),
+        RateLimitLayer::new(limiter.clone(), Quota::per_minute(3), by("user")),
+        RateLimitLayer::new(memory(&ManualClock::new()), Quota::per_minute(2), by("user")),
+    ];
+    for layer in &layers {
+        let _service = layer.layer(());
+        assert_eq!(misuse(layer), None);
+    }
+}
+
+#[test]
+fn unnamed_quota_that_a_layer_numbered_is_still_unnamed() {
+    let limiter = memory(&ManualClock::new());
+    let twice = || {
+        RateLimitLayer::new(limiter.clone(), policy("2-per-minute", Quota::per_minute(2)), by("user"))
+            .and(Quota::per_minute(2), by("team"))
+    };
+    let [one, two] = [twice(), twice()];
+    assert_eq!(one.policies()[1].name(), "2-per-minute-2");
+    assert_eq!((misuse(&one), misuse(&two)), (None, Some(SetupWarningKind::UnnamedQuota)));
+}
+
+#[test]
+fn unnamed_quota_is_shared_by_clones_and_by_later_layers() {
+    let limiter = memory(&ManualClock::new());
+    let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(2), by("user"));
+    let clones = [layer.clone(), layer.clone().on_error(OnError::Allow)];
+    let _services = clones.clone().map(|layer| layer.layer(()));
+    assert!(clones.iter().all(|layer| misuse(layer).is_none()));
+    let policy = Policy::from(Quota::per_hour(2));
+    let both = [(); 2].map(|()| RateLimitLayer::new(limiter.clone(), policy.clone(), by("user")));
+    assert_eq!([misuse(&both[0]), misuse(&both[1])], [None; 2]);
+    // Rebuilt after the old layers were dropped.
+    drop((layer, clones, _services));
+    let rebuilt = RateLimitLayer::new(limiter, Quota::per_minute(2), by("user"));
+    let _service = rebuilt.layer(());
+    assert_eq!(misuse(&rebuilt), None);
+}
+
+// Unsupported quotas.
+
+/// The events that an observer got.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<(Vec<SetupWarningKind>, Vec<LimiterEvent>)>>);
+
+impl Observer for Log {
+    fn on_setup_warning(&self, misuse: &SetupWarning) {
+        self.0.lock().unwrap().0.push(misuse.kind());
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().1.push(event.clone());
+    }
+}
+
+impl Log {
+    fn setup_warning(&self) -> Vec<SetupWarningKind> {
+        self.0.lock().unwrap().0.clone()
+    }
+
+    fn events(&self) -> Vec<LimiterEvent> {
+        self.0.lock().unwrap().1.clone()
+    }
+}
+
+/// Supports limits below 1,000, and fails for others without a reason.
+#[derive(Clone)]
+struct Small(MemoryLimiter);
+
+impl Small {
+    fn take(&self, charges: &[Charge<'_>]) -> Decision {
+        let too_large = charges.iter().any(|charge| charge.policy.quota().limit() >= 1_000);
+        assert!(!too_large, "a layer asks only about what the limiter supports");
+        self.0.take_now(charges)
+    }
+}
+
+impl Limiter for Small {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        Reply::Now(Ok(Self::take(self, charges)))
+    }
+
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        Self::take(self, &[Charge::new(policy, key).cost(cost)]).charges().first().cloned()
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        Reply::Now(Ok(self.0.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+        self.0.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+        self.0.reset_now(policy, key);
+        Reply::Now(Ok(()))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        if quota.limit() < 1_000 {
+            return Ok(());
+        }
+        Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, "its limit must be below 1,000"))
+    }
+}
+
+fn small(rule: Rule) -> RateLimitLayer<Small> {
+    RateLimitLayer::new(Small(memory(&ManualClock::new())), rule, key::global())
+}
+
+fn large() -> Policy {
+    policy("large", Quota::per_hour(1_000))
+}
+
+#[tokio::test]
+async fn unsupported_quota_is_reported_and_fails_each_request() {
+    let fits = || Rule::new(policy("fits", Quota::per_hour(999)));
+    assert_eq!(misuse(&small(fits())), None);
+    assert_eq!(send(&small(fits()), &[]).await, StatusCode::OK);
+
+    let log = Log::default();
+    let layer = small(Rule::new(large())).observer(log.clone());
+    let text = layer.check().unwrap_err().to_string();
+    assert!(text.starts_with("unsupported-quota: the policy \"large\": "), "{text}");
+    assert!(text.contains("its limit must be below 1,000"), "{text}");
+    assert_eq!(send(&layer, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(log.setup_warning(), [SetupWarningKind::UnsupportedQuota]);
+    let events = log.events();
+    assert!(matches!(events.as_slice(), [LimiterEvent::Failed { error }] if error.contains("1,000")), "{events:?}");
+
+    // Without an observer, beside others, and as a block.
+    assert_eq!(send(&small(Rule::new(large())), &[]).await, StatusCode::SERVICE_UNAVAILABLE);
+    let beside = small(fits()).and(large(), key::global());
+    assert_eq!(send(&beside, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
+    let blocking = small(fits().block(policy("block", Quota::block(1_000, HOUR, HOUR).unwrap())).unwrap());
+    assert_eq!(misuse(&blocking), Some(SetupWarningKind::UnsupportedQuota));
+    assert_eq!(send(&blocking, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
+    let (head, ()) = Request::new(()).into_parts();
+    let refused = small(Rule::new(large())).admit(&head).await.unwrap_err();
+    assert_eq!(refused.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
+    // As the layer is configured for failures, and as rules that refuse nothing do.
+    assert_eq!(send(&small(Rule::new(large())).on_error(OnError::Allow), &[]).await, StatusCode::OK);
+    assert_eq!(send(&small(large().mode(Mode::Shadow)), &[]).await, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn unsupported_quota_fails_only_requests_it_applies_to() {
+    let sometimes = small(large().when(|request| request.headers.contains_key("large")));
+    assert_eq!(send(&sometimes, &[]).await, StatusCode::OK);
+    assert_eq!(send(&sometimes, &[("large", "")]).await, StatusCode::SERVICE_UNAVAILABLE);
+    let quotas = [Quota::per_hour(10), Quota::per_hour(1_000)];
+    let plans = Policy::plans("plan", quotas, |request| usize::from(request.headers.contains_key("large"))).unwrap();
+    let plans = small(plans);
+    assert_eq!(misuse(&plans), Some(SetupWarningKind::UnsupportedQuota));
+    assert_eq!(send(&plans, &[]).await, StatusCode::OK);
+    assert_eq!(send(&plans, &[("large", "")]).await, StatusCode::SERVICE_UNAVAILABLE);
+}

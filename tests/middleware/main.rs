@@ -1,0 +1,35 @@
+//! Tests of `RateLimitLayer` through the public API: over `MemoryLimiter`, over a scripted limiter,
+//! and over Redis.
+
+mod access;
+mod admit;
+mod all_or_nothing;
+mod allocations;
+mod bodies;
+mod cache_in_front;
+mod combinations;
+mod companions;
+mod defaults;
+mod delay;
+mod delay_changes;
+mod frameworks;
+mod grpc;
+mod grpc_python;
+mod layers;
+mod modes;
+mod nested;
+mod overflow;
+mod readiness;
+mod refusals;
+mod retries;
+mod rules;
+mod settling;
+mod settling_order;
+mod settling_served;
+mod setup_warnings;
+mod spoofing;
+mod switch;
+mod tiers;
+
+#[path = "../support/mod.rs"]
+mod support;

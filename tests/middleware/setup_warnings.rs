@@ -1,0 +1,382 @@
+//! The layer reports each likely misconfiguration once, with a fix.
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{HeaderValue, Request, Response};
+use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
+use tower_ratelimit::middleware::Sleep;
+use tower_ratelimit::{
+    Headers, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer,
+    limiter::{BoxLimiter, Limiter},
+    middleware::{Access, AccessList, Timer},
+    observe::{Observer, SetupWarning, SetupWarningKind},
+};
+
+use crate::support::Scripted;
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::new(Body::default())))
+}
+
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<SetupWarning>>>);
+
+impl Observer for Log {
+    fn on_setup_warning(&self, misuse: &SetupWarning) {
+        self.0.lock().unwrap().push(misuse.clone());
+    }
+}
+
+impl Log {
+    fn kinds(&self) -> Vec<SetupWarningKind> {
+        self.0.lock().unwrap().iter().map(SetupWarning::kind).collect()
+    }
+}
+
+fn request(forwarded: &[&'static str], peer: bool) -> Request<Body> {
+    let mut request = Request::new(Body::default());
+    for name in forwarded {
+        request.headers_mut().insert(*name, HeaderValue::from_static("192.0.2.1"));
+    }
+    if peer {
+        request.extensions_mut().insert(SocketAddr::from(([10, 0, 0, 1], 1)));
+    }
+    request
+}
+
+fn named(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_hour(limit)).unwrap()
+}
+
+async fn serve<L: Limiter>(layer: &RateLimitLayer<L>, requests: impl IntoIterator<Item = Request<Body>>) {
+    let service = layer.layer(service_fn(answer));
+    for request in requests {
+        service.clone().oneshot(request).await.unwrap();
+    }
+}
+
+/// Returns the warnings of two nested layers: of the inner one and of the outer one.
+async fn nested<L: Limiter + Clone>(limiters: [L; 2], names: [&str; 2], keys: [u64; 2]) -> [Vec<SetupWarningKind>; 2] {
+    let logs = [Log::default(), Log::default()];
+    let [outer, inner] = [0, 1].map(|at| {
+        let key = keys[at];
+        let layer = RateLimitLayer::new(limiters[at].clone(), named(names[at], 1_000), move |_: &_| key);
+        layer.headers(Headers::none()).observer(logs[at].clone())
+    });
+    let stack = ServiceBuilder::new().layer(outer).layer(inner).service(service_fn(answer));
+    for _ in 0..20 {
+        stack.clone().oneshot(request(&[], false)).await.unwrap();
+    }
+    let [outer, inner] = logs;
+    [inner.kinds(), outer.kinds()]
+}
+
+#[tokio::test]
+async fn request_charged_twice_by_two_layers_is_reported_once() {
+    let limiter = MemoryLimiter::new();
+    let both = || [limiter.clone(), limiter.clone()];
+    assert_eq!(nested(both(), ["api", "api"], [7, 7]).await, [vec![SetupWarningKind::ChargedTwice], vec![]]);
+    assert_eq!(nested(both(), ["api", "other"], [7, 7]).await, [vec![], vec![]]);
+    assert_eq!(nested(both(), ["api", "api"], [7, 8]).await, [vec![], vec![]]);
+    let two = [MemoryLimiter::new(), MemoryLimiter::new()];
+    assert_eq!(nested(two, ["api", "api"], [7, 7]).await, [vec![], vec![]]);
+    let boxed = BoxLimiter::new(MemoryLimiter::new());
+    assert_eq!(
+        nested([boxed.clone(), boxed], ["api", "api"], [7, 7]).await,
+        [vec![SetupWarningKind::ChargedTwice], vec![]]
+    );
+    // A custom limiter without a policy registry.
+    let own = Scripted::new();
+    assert_eq!(nested([own.clone(), own], ["api", "api"], [7, 7]).await, [vec![], vec![]]);
+}
+
+#[tokio::test]
+async fn forwarded_request_is_reported_if_no_proxy_is_trusted() {
+    for (fields, expected) in [
+        (&["x-forwarded-for"][..], vec![SetupWarningKind::ProxyNotTrusted]),
+        (&["forwarded"], vec![SetupWarningKind::ProxyNotTrusted]),
+        (&["x-request-id"], vec![]),
+    ] {
+        for prefixes in [Prefixes::default(), Prefixes::exact()] {
+            let log = Log::default();
+            let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(9), key::peer_network(prefixes));
+            let layer = layer.observer(log.clone());
+            serve(&layer, (0..5).map(|_| request(fields, true))).await;
+            assert_eq!(log.kinds(), expected);
+            assert_eq!(layer.check().map_err(|misuse| misuse.kind()).err(), expected.first().copied());
+        }
+    }
+    // Trusted proxies, or another key, are correct.
+    let trusting = key::client_ip(TrustedProxies::count(1).unwrap());
+    let layer =
+        RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(9), trusting).and(Quota::per_hour(8), key::global());
+    serve(&layer, [request(&["x-forwarded-for"], true)]).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn list_that_exempts_everybody_behind_a_proxy_is_noticed() {
+    let list = AccessList::new();
+    list.set("10.0.0.0/8", Access::Allow).unwrap();
+    let proxies = || TrustedProxies::networks(["10.0.0.9"]).unwrap();
+    let layer = |name| {
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named(name, 9), key::global());
+        [
+            layer.clone().access(&list, key::peer_network(Prefixes::exact())),
+            layer.clone().access(&list, key::peer_address),
+            layer.access(&list, key::client_network(proxies(), Prefixes::exact())),
+        ]
+    };
+    for header in ["x-forwarded-for", "forwarded", "x-real-ip"] {
+        for (at, layer) in layer(header).into_iter().enumerate() {
+            serve(&layer, [request(&[], true)]).await;
+            assert_eq!(layer.check(), Ok(()));
+            let log = Log::default();
+            let layer = layer.observer(log.clone());
+            serve(&layer, (0..3).map(|_| request(&[header], true))).await;
+            // The last list names the proxy's address, so this peer is a client that forged the
+            // header.
+            assert_eq!(log.kinds().contains(&SetupWarningKind::ProxyAllowed), at < 2, "{header} {at}");
+        }
+    }
+    // A list by the peer's address is useless behind a proxy.
+    let by_peer = layer("x")[0].clone();
+    list.remove("10.0.0.0/8").unwrap();
+    serve(&by_peer, [request(&["forwarded"], true)]).await;
+    assert_eq!(by_peer.check().unwrap_err().kind(), SetupWarningKind::ProxyNotTrusted);
+}
+
+#[tokio::test]
+async fn server_that_drops_the_peer_address_is_reported() {
+    let rule = named("client", 9).missing_key(MissingKey::Shared);
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::peer_ip());
+    serve(&layer, [request(&[], true)]).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, [request(&[], false)]).await;
+    let misuse = layer.check().unwrap_err();
+    assert_eq!(misuse.kind(), SetupWarningKind::PeerUnknown);
+    assert!(misuse.to_string().starts_with("peer-unknown: "), "{misuse}");
+    assert!(misuse.to_string().contains("into_make_service_with_connect_info"), "{misuse}");
+}
+
+#[tokio::test]
+async fn later_requests_are_not_inspected() {
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1_000), key::peer_ip());
+    serve(&layer, (0..300).map(|_| request(&[], true))).await;
+    serve(&layer, [request(&["x-forwarded-for"], false)]).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
+async fn cost_that_can_never_pass_is_reported() {
+    let log = Log::default();
+    let rule = named("upload", 9).cost(|request| u64::from(request.headers.contains_key("forwarded")) * 10);
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).observer(log.clone());
+    serve(&layer, [request(&[], false)]).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, (0..5).map(|_| request(&["forwarded"], false))).await;
+    assert_eq!(log.kinds(), [SetupWarningKind::NeverPasses]);
+    let text = layer.check().unwrap_err().to_string();
+    assert!(text.contains("10 units") && text.contains("\"upload\"") && text.contains("no more than 9"), "{text}");
+    // A quota of 0 switches something off, and is no mistake.
+    let off = RateLimitLayer::new(MemoryLimiter::new(), named("off", 0), key::global());
+    serve(&off, [request(&[], false)]).await;
+    assert_eq!(off.check(), Ok(()));
+}
+
+#[test]
+fn name_with_two_quotas_over_one_limiter_is_reported() {
+    let log = Log::default();
+    let limiter = MemoryLimiter::new();
+    let layer = |limit| RateLimitLayer::new(limiter.clone(), named("api", limit), key::global());
+    let first = layer(5);
+    let service = first.layer(());
+    let same = layer(5).headers(Headers::none());
+    assert_eq!((first.check(), same.check()), (Ok(()), Ok(())));
+    let other = layer(6).observer(log.clone());
+    assert!(log.kinds().is_empty());
+    let _ = (other.layer(()), other.layer(()), other.clone().layer(()));
+    assert_eq!(log.kinds(), [SetupWarningKind::TwoQuotas]);
+    // With another limiter, another name, as plans, or after the other layers were dropped, it is
+    // no mistake.
+    assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), named("api", 7), key::global()).check(), Ok(()));
+    assert_eq!(RateLimitLayer::new(limiter.clone(), named("api-7", 7), key::global()).check(), Ok(()));
+    let plans = || Policy::plans("plan", [Quota::per_hour(1), Quota::per_hour(9)], |_| 0).unwrap();
+    let [one, two] = [0, 1].map(|_| RateLimitLayer::new(limiter.clone(), plans(), key::global()));
+    assert_eq!((one.check(), two.check()), (Ok(()), Ok(())));
+    drop((first, same, service, other));
+    assert_eq!(layer(8).check(), Ok(()));
+}
+
+#[test]
+fn settled_policy_without_debt_is_reported() {
+    let quota = Quota::per_hour(100).max_debt(0).unwrap();
+    let rule = Policy::new("tokens", quota).unwrap().cost(|_| 10).settle_by_usage();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
+    assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::NoDebt);
+    let rule = Policy::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
+    assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
+}
+
+#[test]
+fn queue_without_timer_and_timer_without_queue_are_reported() {
+    #[derive(Debug)]
+    struct Never;
+    impl Timer for Never {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+        fn sleep_until(&self, _: Duration) -> Sleep {
+            Box::pin(std::future::pending())
+        }
+    }
+    let queue = Policy::new("queue", Quota::leaky_queue(5, Duration::from_secs(1)).unwrap()).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).and(queue, key::global());
+    let misuse = layer.check().unwrap_err();
+    assert_eq!((misuse.kind(), misuse.kind().as_str()), (SetupWarningKind::NoTimer, "no-timer"));
+    assert!(
+        misuse.to_string().contains("\"queue\"") && misuse.to_string().contains("RateLimitLayer::delay"),
+        "{misuse}"
+    );
+    assert_eq!(layer.delay(Never).check(), Ok(()));
+    // A timer without a queue is reported, too.
+    let log = Log::default();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).observer(log.clone());
+    assert_eq!(layer.check(), Ok(()));
+    let idle = layer.delay(Never);
+    let _service = idle.layer(());
+    assert_eq!(log.kinds(), [SetupWarningKind::NoQueue]);
+    let misuse = idle.check().unwrap_err();
+    assert!(misuse.to_string().starts_with("no-queue: ") && misuse.to_string().contains("leaky_queue"), "{misuse}");
+}
+
+#[tokio::test]
+async fn rule_that_never_applies_is_noticed() {
+    let log = Log::default();
+    let never = named("export", 9).when(|request| request.uri.path().starts_with("/api/export"));
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("all", 9_999), key::global()).and(never, key::global());
+    let layer = layer.observer(log.clone());
+    serve(&layer, (0..999).map(|_| request(&[], false))).await;
+    assert_eq!(layer.check(), Ok(()));
+    serve(&layer, (0..20).map(|_| request(&[], false))).await;
+    assert_eq!(log.kinds(), [SetupWarningKind::NeverApplies]);
+    let text = layer.check().unwrap_err().to_string();
+    assert!(text.starts_with("never-applies: ") && text.contains("\"export\""), "{text}");
+    assert!(text.contains("original_uri"), "{text}");
+
+    // A rule that applies to a single request is correct.
+    let rare = named("rare", 9).when(|request| request.headers.contains_key("forwarded"));
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), rare, key::global());
+    serve(&layer, (0..2_000).map(|at| request(if at == 900 { &["forwarded"] } else { &[] }, false))).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+/// For every extractor that may find no key, for example because the layer is outside of
+/// authentication.
+#[tokio::test]
+async fn rule_whose_key_is_never_there_is_noticed() {
+    struct User(u64);
+    let rules: [fn(Policy) -> RateLimitLayer<MemoryLimiter>; 7] = [
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::extension(|user: &User| user.0)),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::bearer_token()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::cookie("session")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::host()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::both(key::path(), key::header("x-user"))),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, |request| request.headers.get("x-user").cloned()),
+    ];
+    for (at, layer) in rules.into_iter().enumerate() {
+        let log = Log::default();
+        let layer = layer(named("user", 9)).observer(log.clone());
+        serve(&layer, (0..31).map(|_| request(&[], true))).await;
+        assert_eq!(layer.check(), Ok(()), "{at}");
+        serve(&layer, (0..31).map(|_| request(&[], true))).await;
+        assert_eq!(log.kinds(), [SetupWarningKind::KeyNeverFound], "{at}");
+        let text = layer.check().unwrap_err().to_string();
+        assert!(text.contains("\"user\"") && text.contains("are refused") && text.contains("authentication"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn optional_key_is_looked_for_in_more_requests() {
+    for (missing_key, most) in [(MissingKey::Reject, 31), (MissingKey::Shared, 31), (MissingKey::Exempt, 999)] {
+        let layer = || {
+            let rule = named("user", 9).missing_key(missing_key);
+            RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("forwarded"))
+        };
+        let never = layer();
+        serve(&never, (0..most).map(|_| request(&[], true))).await;
+        assert_eq!(never.check(), Ok(()));
+        serve(&never, [request(&[], true)]).await;
+        assert_eq!(never.check().unwrap_err().kind(), SetupWarningKind::KeyNeverFound);
+        let once = layer();
+        serve(&once, [request(&["forwarded"], true)]).await;
+        serve(&once, (0..2_000).map(|_| request(&[], true))).await;
+        assert_eq!(once.check(), Ok(()));
+    }
+    // If only the peer's address can be missing, the warning says so.
+    let proxies = TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("client", 9), key::client_ip(proxies));
+    serve(&layer, (0..40).map(|_| request(&["x-forwarded-for"], false))).await;
+    assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::PeerUnknown);
+}
+
+/// A list whose key is set by an inner layer denies no request.
+#[tokio::test]
+async fn list_whose_key_is_never_there_is_noticed() {
+    let layer = || {
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named("all", 9_999), key::global());
+        layer.access(&AccessList::new(), key::header("forwarded"))
+    };
+    let never = layer();
+    serve(&never, (0..999).map(|_| request(&[], true))).await;
+    assert_eq!(never.check(), Ok(()));
+    serve(&never, [request(&[], true)]).await;
+    let misuse = never.check().unwrap_err();
+    assert_eq!(misuse.kind(), SetupWarningKind::KeyNeverFound);
+    assert!(misuse.to_string().contains("access list 1"), "{misuse}");
+    let once = layer();
+    serve(&once, (0..2_000).map(|at| request(if at == 900 { &["forwarded"] } else { &[] }, true))).await;
+    assert_eq!(once.check(), Ok(()));
+}
+
+#[cfg(all(debug_assertions, not(feature = "tracing")))]
+fn never_passes(name: &str) -> RateLimitLayer<MemoryLimiter> {
+    RateLimitLayer::new(MemoryLimiter::new(), named(name, 9).cost(|_| 10), key::global())
+}
+
+/// The test runs itself as a child process, and reads its stderr.
+#[cfg(all(debug_assertions, not(feature = "tracing")))]
+#[test]
+fn misuse_that_nobody_observes_is_written_to_stderr_once() {
+    const CHILD: &str = "RATELIMIT_MISUSE_CHILD";
+    struct Deaf;
+    impl Observer for Deaf {}
+    if let Ok(child) = std::env::var(CHILD) {
+        let layer = match child.as_str() {
+            "none" => never_passes("upload"),
+            "deaf" => never_passes("upload").observer(Deaf),
+            _ => never_passes("upload").observer(Log::default()),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(serve(&layer, (0..5).map(|_| request(&[], false))));
+        assert!(layer.check().is_err());
+        return;
+    }
+    for (child, lines) in [("none", 1), ("deaf", 1), ("log", 0)] {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "setup_warnings::misuse_that_nobody_observes_is_written_to_stderr_once", "--nocapture"])
+            .env(CHILD, child)
+            .output()
+            .unwrap();
+        let written = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{written}");
+        assert_eq!(written.matches("tower-ratelimit: never-passes: ").count(), lines, "{child}: {written}");
+    }
+}

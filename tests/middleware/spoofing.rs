@@ -1,0 +1,161 @@
+//! No header makes a client appear as another client.
+
+use std::net::IpAddr;
+
+use http::request::Parts;
+use http::{HeaderName, HeaderValue};
+use proptest::prelude::*;
+use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
+use tower_ratelimit::{
+    Key,
+    middleware::{Access, AccessList},
+};
+
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 5));
+const CLIENT: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(203, 0, 113, 9));
+
+fn parts(name: &'static str, lines: &[Vec<u8>]) -> Parts {
+    let (mut parts, ()) = http::Request::new(()).into_parts();
+    parts.extensions.insert(PeerAddr::from(PEER));
+    for line in lines {
+        if let Ok(value) = HeaderValue::from_bytes(line) {
+            parts.headers.append(HeaderName::from_static(name), value);
+        }
+    }
+    parts
+}
+
+/// What a client may send: any bytes of a header value, mostly meaningful ones.
+fn claim() -> impl Strategy<Value = Vec<u8>> {
+    let piece = prop_oneof![
+        Just("for=6.6.6.6".as_bytes().to_vec()),
+        Just(b"6.6.6.6".to_vec()),
+        Just(b"\"[2001:db8::6]:1\"".to_vec()),
+        Just(b"for=".to_vec()),
+        Just(b"unknown".to_vec()),
+        prop::sample::select(b",;=\"\\[]:% ".to_vec()).prop_map(|byte| vec![byte]),
+        prop::collection::vec(prop_oneof![0x20..=0x7e_u8, 0x80..=0xff_u8], 0..4),
+    ];
+    prop::collection::vec(piece, 0..12).prop_map(|pieces| pieces.concat())
+}
+
+fn append(claim: &[u8], told: &str) -> Vec<u8> {
+    [claim, b", ", told.as_bytes()].concat()
+}
+
+fn ways() -> [TrustedProxies; 2] {
+    [TrustedProxies::count(1).unwrap(), TrustedProxies::networks(["10.0.0.0/8"]).unwrap()]
+}
+
+/// What a trusted proxy does to a client's headers: it appends to the last line, or adds a line.
+fn forwarded_by_proxy(claims: &[Vec<u8>], told: &str, own_line: bool) -> Vec<Vec<u8>> {
+    let mut lines = claims.to_vec();
+    match lines.last_mut().filter(|_| !own_line) {
+        Some(last) => *last = append(last, told),
+        None => lines.push(told.as_bytes().to_vec()),
+    }
+    lines
+}
+
+/// A list that allows the proxy's network, and denies another.
+fn list() -> AccessList {
+    let list = AccessList::new();
+    list.set("10.0.0.0/8", Access::Allow).unwrap();
+    list.set("198.51.100.0/24", Access::Deny).unwrap();
+    list
+}
+
+const HEADERS: [&str; 4] = ["x-forwarded-for", "forwarded", "x-real-ip", "connection"];
+
+proptest! {
+    #[test]
+    fn x_forwarded_for_of_a_client_changes_nothing(claims in prop::collection::vec(claim(), 1..4), own_line: bool) {
+        for proxies in ways() {
+            let client = key::client_ip(proxies);
+            for told in ["203.0.113.9", "203.0.113.9:4711", "::ffff:203.0.113.9"] {
+                let lines = forwarded_by_proxy(&claims, told, own_line);
+                prop_assert_eq!(client(&parts("x-forwarded-for", &lines)), Key::of(CLIENT));
+            }
+        }
+    }
+
+    #[test]
+    fn forwarded_of_a_client_changes_nothing(claims in prop::collection::vec(claim(), 1..4), own_line: bool) {
+        for proxies in ways() {
+            let client = key::client_ip(proxies.forwarded());
+            for told in ["for=203.0.113.9", "for=\"203.0.113.9:4711\";proto=https", "by=\"_p\";for=\"203.0.113.9\""] {
+                let lines = forwarded_by_proxy(&claims, told, own_line);
+                prop_assert_eq!(client(&parts("forwarded", &lines)), Key::of(CLIENT));
+            }
+        }
+    }
+
+    /// For anything that the client writes into any forwarding header, and each way in which the
+    /// proxy appends.
+    #[test]
+    fn list_never_takes_a_client_for_the_proxy(
+        claims in prop::collection::vec((prop::sample::select(HEADERS.to_vec()), claim()), 0..6),
+        told in prop::option::of(prop::sample::select(HEADERS.to_vec())),
+        own_line: bool,
+        denied: bool,
+    ) {
+        let list = list();
+        let client = if denied { "198.51.100.7" } else { "203.0.113.9" };
+        let mut parts = parts("x-request-id", &[]);
+        for name in HEADERS {
+            let mut lines: Vec<_> = claims.iter().filter(|claim| claim.0 == name).map(|claim| claim.1.clone()).collect();
+            if told == Some(name) {
+                let told = if name == "forwarded" { format!("for={client}") } else { client.to_owned() };
+                lines = forwarded_by_proxy(&lines, &told, own_line);
+            }
+            for line in lines {
+                parts.headers.append(name, HeaderValue::from_bytes(&line).unwrap());
+            }
+        }
+        for proxies in ways() {
+            let single = proxies.clone().single_header("x-real-ip").unwrap();
+            for (name, proxies) in [(HEADERS[0], proxies.clone()), (HEADERS[1], proxies.forwarded()), (HEADERS[2], single)] {
+                let address = key::client_address(&proxies, &parts);
+                let key = key::client_network(proxies, Prefixes::exact())(&parts);
+                let access = list.of_key(key.as_ref().unwrap());
+                prop_assert_ne!(address, Some(PEER));
+                if told != Some(name) {
+                    continue; // what the client wrote is believed, or nothing is
+                }
+                prop_assert!(address.is_none() || address == client.parse().ok(), "{name}: {address:?}");
+                prop_assert_ne!(access, Some(Access::Allow));
+                prop_assert!(access == Some(Access::Deny) || !denied, "{name}: {parts:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn extractors_never_panic_on_any_claim(claims in prop::collection::vec(claim(), 0..4)) {
+        for name in ["cookie", "authorization", "host", "x-api-key", "x-forwarded-for", "forwarded"] {
+            let parts = parts(name, &claims);
+            let _ = (key::cookie("6")(&parts), key::bearer_token()(&parts), key::host()(&parts));
+            let _ = key::header("x-api-key")(&parts);
+            let single = TrustedProxies::count(1).unwrap().single_header("x-forwarded-for").unwrap();
+            prop_assert!(key::client_ip(single)(&parts).is_some());
+        }
+    }
+}
+
+#[test]
+fn forwarding_header_of_any_length_changes_nothing() {
+    // An open quote, empty list items, and text without a comma: 380 kB each before what the proxy
+    // appends.
+    for junk in ["\"", ",", "a", "\\", "\\\"", "for=\"\\\\\\\"\","] {
+        let junk = junk.repeat(380_000 / junk.len());
+        for (name, proxies) in [("x-forwarded-for", ways()), ("forwarded", ways().map(TrustedProxies::forwarded))] {
+            let told = if name == "forwarded" { "for=203.0.113.9" } else { "203.0.113.9" };
+            let appended = parts(name, &[append(junk.as_bytes(), told)]);
+            let alone = parts(name, &[junk.as_bytes().to_vec()]);
+            for proxies in proxies {
+                let client = key::client_ip(proxies);
+                assert_eq!(client(&appended), Key::of(CLIENT));
+                assert_ne!(client(&alone), Key::of(CLIENT));
+            }
+        }
+    }
+}

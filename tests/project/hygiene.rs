@@ -1,0 +1,102 @@
+//! Only the middleware names HTTP types, only the store names the client for Redis, and only clocks
+//! read the time.
+
+use std::fs;
+use std::path::Path;
+
+use crate::imports;
+
+struct Source {
+    path: String,
+    code: Vec<(usize, String)>,
+}
+
+/// Returns the library's files with their lines of code: no comments, no blank lines, no tests.
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let source = |path: String| {
+        let text = fs::read_to_string(root.join(&path)).expect("source is text");
+        Source { code: code(&text), path }
+    };
+    imports::read().files.into_iter().map(source).collect()
+}
+
+/// Returns the numbered lines of code. Tests within a file are its last part.
+fn code(text: &str) -> Vec<(usize, String)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let tests = lines
+        .windows(2)
+        .position(|pair| pair[0].trim() == "#[cfg(test)]" && pair[1].starts_with("mod ") && pair[1].ends_with('{'))
+        .unwrap_or(lines.len());
+    let numbered = lines.iter().take(tests).enumerate();
+    let code = numbered.map(|(index, line)| (index + 1, line.split("//").next().unwrap_or("").to_owned()));
+    code.filter(|(_, line)| !line.trim().is_empty()).collect()
+}
+
+/// Fails with each line of the files below `folder` in which one of the words stands.
+fn never(folder: &str, words: &[&str], except: &[&str]) {
+    let mut found = Vec::new();
+    let mut looked_at = 0;
+    for source in sources().iter().filter(|source| source.path.starts_with(folder)) {
+        if except.contains(&source.path.as_str()) {
+            continue;
+        }
+        looked_at += 1;
+        for (number, line) in &source.code {
+            if words.iter().any(|word| stands_in(line, word)) {
+                found.push(format!("src/{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    assert!(looked_at > 0, "there is no src/{folder}");
+    assert!(found.is_empty(), "{words:?} must not stand here:\n{}", found.join("\n"));
+}
+
+fn stands_in(line: &str, word: &str) -> bool {
+    let part_of_a_word = |at: Option<char>| at.is_some_and(|at| at.is_alphanumeric() || at == '_');
+    line.match_indices(word).any(|(start, _)| {
+        let before = line[..start].chars().next_back();
+        let after = line[start + word.len()..].chars().next();
+        !part_of_a_word(before) && (word.ends_with(':') || !part_of_a_word(after))
+    })
+}
+
+#[test]
+fn http_is_named_by_the_middleware_only() {
+    for folder in ["algorithm", "clock", "decision.rs", "limiter", "quota", "time.rs"] {
+        never(folder, &["http::"], &[]);
+    }
+}
+
+#[test]
+fn time_is_read_by_the_clocks_only() {
+    // What is measured there are deadlines and departures, by the runtime's timer, and no limiter's time.
+    let deadlines =
+        ["cluster", "events", "link", "mod", "reconnect"].map(|file| format!("limiter/redis/store/{file}.rs"));
+    let except: Vec<&str> = deadlines
+        .iter()
+        .map(String::as_str)
+        .chain(["clock.rs", "clock/tokio.rs", "middleware/decide/delay/timer.rs"])
+        .collect();
+    never("", &["Instant", "quanta"], &except);
+    never("", &["SystemTime::now", "elapsed"], &except);
+}
+
+#[test]
+fn redis_client_is_named_by_the_store_only() {
+    let store: Vec<String> = sources()
+        .into_iter()
+        .map(|source| source.path)
+        .filter(|path| path.starts_with("limiter/redis/store"))
+        .collect();
+    let except: Vec<&str> = store.iter().map(String::as_str).collect();
+    never("", &["fred::"], &except);
+}
+
+#[test]
+fn words_are_found_as_words() {
+    assert!(stands_in("use crate::clock::Clock;", "clock"));
+    assert!(stands_in("http::HeaderMap", "http::"));
+    assert!(!stands_in("the_clock", "clock"));
+    assert!(!stands_in("use Instantly;", "Instant"));
+}

@@ -1,0 +1,175 @@
+//! Files of the library use each other downward only. No two files use each other, directly or
+//! through other files, and no file uses a file of a higher layer.
+//!
+//! `IMPORTS=FILE cargo test --test project imports` writes the picture into a file.
+
+mod exceptions;
+mod graph;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::path::Path;
+
+use exceptions::EXCEPTIONS;
+use graph::Graph;
+
+/// A layer's name, and the beginnings of the paths of its files. The longest beginning decides.
+type Layer = (&'static str, &'static [&'static str]);
+
+/// The layers, the highest first.
+const LAYERS: &[Layer] = &[
+    ("the crate's root, the guide, and the suite for limiters", &["lib.rs", "guide/", "conformance/"]),
+    ("middleware: the layer", &["middleware/mod.rs", "middleware/layer.rs", "middleware/admit.rs"]),
+    ("middleware: the way of a request", &["middleware/service.rs", "middleware/future.rs", "middleware/live.rs"]),
+    ("middleware: the steps of that way", &["middleware/"]),
+    ("middleware: what a request holds", &["middleware/ticket.rs"]),
+    ("middleware: the compiled configuration", &["middleware/compiled.rs"]),
+    (
+        "middleware: data, and what is compiled from it",
+        &[
+            "middleware/body.rs",
+            "middleware/charge/access.rs",
+            "middleware/decide/delay/delays.rs",
+            "middleware/decide/delay/line.rs",
+            "middleware/decide/delay/mod.rs",
+            "middleware/decide/delay/timer.rs",
+            "middleware/diagnostics.rs",
+            "middleware/respond/headers/",
+            "middleware/respond/refusal/",
+            "middleware/rule/",
+            "middleware/settings.rs",
+            "middleware/settle/nested.rs",
+            "middleware/settle/pending.rs",
+            "middleware/settle/usage.rs",
+        ],
+    ),
+    ("limiters", &["limiter/"]),
+    (
+        "what limiters and the middleware speak of",
+        &["clock", "key", "mode.rs", "observe.rs", "outcome.rs", "policy", "setup_warning.rs"],
+    ),
+    ("quotas", &["quota/"]),
+    ("algorithms", &["algorithm/"]),
+    ("what a quota says", &["quota/spec.rs"]),
+    ("numbers", &["decision.rs", "sync.rs", "time.rs"]),
+];
+
+/// The index of a file's layer.
+fn layer_of(file: &str) -> usize {
+    let length =
+        |layer: &Layer| layer.1.iter().filter(|start| file.starts_with(**start)).map(|start| start.len()).max();
+    let best = (0..LAYERS.len()).filter(|at| length(&LAYERS[*at]).is_some()).max_by_key(|at| length(&LAYERS[*at]));
+    best.unwrap_or_else(|| panic!("src/{file} belongs to no layer: give it one in LAYERS"))
+}
+
+fn points_up(arrow: &(String, String)) -> bool {
+    layer_of(&arrow.1) < layer_of(&arrow.0)
+}
+
+/// Reads the library's source.
+pub(crate) fn read() -> Graph {
+    Graph::read(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"))
+}
+
+/// For each file the files that it reaches by arrows.
+fn reachable<'a>(arrows: impl Iterator<Item = &'a (String, String)>) -> BTreeMap<&'a str, BTreeSet<&'a str>> {
+    let mut direct: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (from, to) in arrows {
+        direct.entry(from).or_default().push(to);
+    }
+    let from = |file: &'a str| {
+        let mut reached = BTreeSet::new();
+        let mut next = vec![file];
+        while let Some(file) = next.pop() {
+            next.extend(direct.get(file).into_iter().flatten().copied().filter(|to| reached.insert(*to)));
+        }
+        (file, reached)
+    };
+    direct.keys().copied().map(from).collect()
+}
+
+fn is_in_a_cycle(arrow: &(String, String), reachable: &BTreeMap<&str, BTreeSet<&str>>) -> bool {
+    reachable.get(arrow.1.as_str()).is_some_and(|reached| reached.contains(arrow.0.as_str()))
+}
+
+fn is_excepted((from, to): &(String, String)) -> bool {
+    EXCEPTIONS.contains(&(from.as_str(), to.as_str()))
+}
+
+#[test]
+fn imports_point_down_and_form_no_cycle() {
+    let graph = read();
+    let checked = || graph.arrows.keys().filter(|arrow| !is_excepted(arrow));
+    let reachable = reachable(checked());
+    let mut wrong = String::new();
+    for arrow in checked() {
+        let complaint = match () {
+            () if points_up(arrow) => "points up",
+            () if is_in_a_cycle(arrow, &reachable) => "is in a cycle",
+            () => continue,
+        };
+        let (from, to) = arrow;
+        writeln!(wrong, "{from} -> {to} {complaint}: {}", graph.arrows[arrow]).expect("a text grows");
+    }
+    assert!(wrong.is_empty(), "some arrows between files of src are wrong:\n{wrong}");
+}
+
+#[test]
+fn exceptions_are_arrows_that_would_be_wrong() {
+    let graph = read();
+    let reachable = reachable(graph.arrows.keys());
+    let is_needed = |(from, to): &&(&str, &str)| {
+        let arrow = ((*from).to_owned(), (*to).to_owned());
+        graph.arrows.contains_key(&arrow) && (points_up(&arrow) || is_in_a_cycle(&arrow, &reachable))
+    };
+    let idle: Vec<_> = EXCEPTIONS.iter().filter(|exception| !is_needed(exception)).collect();
+    assert!(idle.is_empty(), "remove these lines from tests/project/imports/exceptions.rs:\n{idle:#?}");
+}
+
+#[test]
+fn picture_of_imports_is_drawn() {
+    let graph = read();
+    assert!(graph.files.len() > 90 && graph.arrows.len() > 300, "the source was not found");
+    let mut picture = String::new();
+    for (at, (name, _)) in LAYERS.iter().enumerate() {
+        writeln!(picture, "=== {name}\n").expect("a text grows");
+        for file in graph.files.iter().filter(|file| layer_of(file) == at) {
+            writeln!(picture, "{file}").expect("a text grows");
+            for arrow in graph.arrows.keys().filter(|arrow| arrow.0 == *file) {
+                let mark = if is_excepted(arrow) { "  (exception)" } else { "" };
+                writeln!(picture, "    -> {}: {}{mark}", arrow.1, graph.arrows[arrow]).expect("a text grows");
+            }
+        }
+        picture.push('\n');
+    }
+    if let Some(file) = std::env::var_os("IMPORTS") {
+        std::fs::write(file, &picture).expect("the file can be written");
+    }
+}
+
+#[test]
+fn graph_of_a_small_crate_is_read_right() {
+    let folder = std::env::temp_dir().join(format!("imports-{}", std::process::id()));
+    std::fs::create_dir_all(folder.join("a")).expect("a folder can be made");
+    for (file, text) in [
+        ("lib.rs", "mod a; pub use a::{Shown, inner::*}; #[cfg(test)] mod tests { use super::*; }"),
+        (
+            "a/mod.rs",
+            "mod inner; mod other; pub use inner::Shown; const TEXT: &str = \"crate::nothing::here\"; // b::C",
+        ),
+        ("a/inner.rs", "pub struct Shown<'a>(&'a str); fn f() { super::other::g(); #[cfg(test)] crate::a::TEXT; }"),
+        ("a/other.rs", "use crate::{Shown as S, a::TEXT}; pub fn g() -> char { '\\'' }"),
+    ] {
+        std::fs::write(folder.join(file), text).expect("a file can be written");
+    }
+    let graph = Graph::read(&folder);
+    std::fs::remove_dir_all(&folder).expect("a folder can be removed");
+    let arrows: Vec<String> = graph.arrows.iter().map(|((from, to), path)| format!("{from} {to} {path}")).collect();
+    let expected = [
+        "a/inner.rs a/other.rs super::other::g",
+        "a/other.rs a/inner.rs crate::Shown",
+        "a/other.rs a/mod.rs crate::a::TEXT",
+    ];
+    assert_eq!(arrows, expected);
+    assert!(is_in_a_cycle(&("a/inner.rs".to_owned(), "a/other.rs".to_owned()), &reachable(graph.arrows.keys())));
+}

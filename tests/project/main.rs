@@ -1,0 +1,7 @@
+//! Tests of the project itself: its source, its documents, and the uses of its public types.
+
+mod guide;
+mod hygiene;
+mod imports;
+mod msrv;
+mod public_api;

@@ -1,0 +1,221 @@
+//! Public types can be stored, sent to other threads, printed and named.
+
+use std::error::Error;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tower::{Layer, Service, ServiceBuilder};
+use tower_ratelimit::key::{
+    self, PeerAddr, Prefixes, PrefixesError, PrefixesErrorKind, TrustedProxies, TrustedProxiesError,
+    TrustedProxiesErrorKind,
+};
+use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
+use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
+use tower_ratelimit::{
+    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
+    clock::{Clock, ManualClock, MonotonicClock, Timestamp},
+    limiter::{
+        Atomicity, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, Receipt, Refund, Reply,
+        ReplyFuture, UnsupportedQuota, UnsupportedQuotaKind,
+    },
+    middleware::{
+        Access, AccessList, AccessListError, AccessListErrorKind, GrpcCode, HeadersError, HeadersErrorKind, Jitter,
+        LegacyHeaders, ModeSwitch, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal,
+        ResetEncoding, ResetMeaning, When,
+    },
+    observe::{LimiterEvent, Observer, Outcome, OutcomeKind, PolicyStatus},
+    quota::{Algorithm, Anchor, Oldest, PolicyError, PolicyErrorKind, QuotaError, QuotaErrorKind},
+};
+
+fn shared<T: Send + Sync + Unpin + Debug>() {}
+fn kept<T: Send + Sync + Unpin + Debug + 'static>() {}
+fn cloned<T: Clone + Send + Sync + Unpin + Debug + 'static>() {}
+fn value<T: Copy + Eq + Hash + Send + Sync + Unpin + Debug + 'static>() {}
+fn error<T: Error + Send + Sync + Unpin + 'static>() {}
+
+type Inner = axum::Router;
+
+#[test]
+fn public_types_can_be_kept_sent_and_shown() {
+    cloned::<RateLimitLayer<MemoryLimiter>>();
+    cloned::<RateLimitLayer<BoxLimiter>>();
+    cloned::<RateLimit<Inner, MemoryLimiter>>();
+    cloned::<RateLimitLayer<MemoryLimiter, OverflowTo<Inner>>>();
+    cloned::<WrapBodyLayer<RateLimitLayer<MemoryLimiter>>>();
+    cloned::<RateLimit<WrapBody<Inner>, MemoryLimiter>>();
+    cloned::<RateLimit<Inner, MemoryLimiter, OverflowTo<Inner>>>();
+    cloned::<ModeSwitch>();
+    cloned::<QuotaSwitch>();
+    cloned::<MemoryLimiter>();
+    cloned::<BoxLimiter>();
+    cloned::<Key>();
+    cloned::<Policy>();
+    cloned::<Rule>();
+    cloned::<Headers>();
+    cloned::<LegacyHeaders>();
+    cloned::<Refusals>();
+    cloned::<TrustedProxies>();
+    cloned::<Outcome>();
+    cloned::<PolicyStatus>();
+    cloned::<ChargeDecision>();
+    cloned::<MonotonicClock>();
+    cloned::<ManualClock>();
+    cloned::<tower_ratelimit::clock::TokioClock>();
+    kept::<MemoryLimiterBuilder>();
+    kept::<Decision>();
+    kept::<Receipt>();
+    kept::<Refund>();
+    kept::<Reply<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
+    kept::<ReplyFuture<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
+    shared::<Charge<'_>>();
+    shared::<Refusal<'_>>();
+    #[cfg(feature = "fast-clock")]
+    kept::<tower_ratelimit::clock::FastClock>();
+}
+
+#[test]
+fn settings_and_names_are_values() {
+    cloned::<Quota>();
+    value::<Algorithm>();
+    value::<Anchor>();
+    value::<Oldest>();
+    value::<Timestamp>();
+    value::<QuotaErrorKind>();
+    value::<Effect>();
+    value::<Atomicity>();
+    value::<UnsupportedQuotaKind>();
+    value::<AccessListErrorKind>();
+    value::<HeadersErrorKind>();
+    value::<PolicyErrorKind>();
+    value::<QuotaSwitchErrorKind>();
+    value::<PrefixesErrorKind>();
+    value::<TrustedProxiesErrorKind>();
+    value::<OnFull>();
+    value::<MemoryLimiterErrorKind>();
+    value::<MissingKey>();
+    value::<Mode>();
+    value::<OnError>();
+    value::<OutcomeKind>();
+    value::<When>();
+    value::<ResetEncoding>();
+    value::<ResetMeaning>();
+    value::<GrpcCode>();
+    value::<Protocol>();
+    value::<Prefixes>();
+    value::<PeerAddr>();
+    cloned::<Jitter>();
+}
+
+#[test]
+fn errors_cross_threads() {
+    error::<QuotaError>();
+    error::<PolicyError>();
+    error::<QuotaSwitchError>();
+    error::<LimiterError>();
+    error::<UnsupportedQuota>();
+    error::<MemoryLimiterError>();
+    error::<HeadersError>();
+    error::<PrefixesError>();
+    error::<TrustedProxiesError>();
+    error::<AccessListError>();
+}
+
+#[test]
+fn errors_name_their_kind_and_take_one_line() {
+    fn is<E: Error, K: Copy + Eq + Debug>(result: Result<impl Debug, E>, kind: impl Fn(&E) -> K, expected: K) {
+        let error = result.unwrap_err();
+        assert_eq!(kind(&error), expected, "{error}");
+        assert_eq!(error.to_string().lines().count(), 1, "{error}");
+    }
+    let quota = Quota::per_minute(5);
+    is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);
+    is(MemoryLimiter::builder().capacity(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::Capacity);
+    is(Policy::new("", quota), PolicyError::kind, PolicyErrorKind::Name);
+    is(Policy::all_of("a", []), PolicyError::kind, PolicyErrorKind::NoQuota);
+    is(Policy::all_of("a", [quota, quota]), PolicyError::kind, PolicyErrorKind::Duplicate);
+    let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
+    is(Policy::plans_in_proportion("a", [meter], |_| 0), PolicyError::kind, PolicyErrorKind::Combination);
+    let switch = QuotaSwitch::new(quota);
+    is(switch.set(meter), QuotaSwitchError::kind, QuotaSwitchErrorKind::Algorithm);
+    is(Prefixes::default().ipv4(0), PrefixesError::kind, PrefixesErrorKind::Ipv4);
+    is(Prefixes::default().ipv6(0), PrefixesError::kind, PrefixesErrorKind::Ipv6);
+    is(TrustedProxies::count(0), TrustedProxiesError::kind, TrustedProxiesErrorKind::Count);
+    is(TrustedProxies::networks(["x"]), TrustedProxiesError::kind, TrustedProxiesErrorKind::Network);
+    let one = TrustedProxies::count(1).unwrap();
+    is(one.single_header("x y"), TrustedProxiesError::kind, TrustedProxiesErrorKind::Header);
+    is(AccessList::new().set("x", Access::Deny), AccessListError::kind, AccessListErrorKind::Network);
+    let names = |name: &str| Headers::legacy(LegacyHeaders::new().limit(name).remaining("x-left"));
+    is(names("x y"), HeadersError::kind, HeadersErrorKind::Invalid);
+    is(names("date"), HeadersError::kind, HeadersErrorKind::Reserved);
+    is(names("x-left"), HeadersError::kind, HeadersErrorKind::Duplicate);
+}
+
+/// Fails for a new error without a kind, and for a kind without its row above.
+#[test]
+fn public_errors_have_a_kind() {
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { sources(&path, found) } else { found.push(path) }
+        }
+    }
+    let (mut files, mut errors) = (Vec::new(), 0);
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    for file in files {
+        let text = std::fs::read_to_string(&file).unwrap();
+        let named = text.lines().filter_map(|line| line.strip_prefix("impl ")?.split_once("Error for "));
+        let named = named.filter(|(path, _)| path.is_empty() || path.ends_with("::"));
+        for name in named.filter_map(|(_, name)| name.strip_suffix(" {}").or_else(|| name.strip_suffix(" {"))) {
+            errors += 1;
+            // A boxed limiter's error has the kind of its own error.
+            let has_kind = text.contains("pub fn kind(&self) -> ") || name == "LimiterError";
+            assert!(has_kind, "{name} in {} has no kind()", file.display());
+        }
+    }
+    assert!(errors >= 10, "{errors} errors found");
+}
+
+#[test]
+fn traits_that_users_implement_can_be_boxed() {
+    kept::<Box<dyn Clock>>();
+    fn observers(_: Option<Box<dyn Observer>>) {}
+    fn events(_: Option<&LimiterEvent>) {}
+    observers(None);
+    events(None);
+}
+
+/// The layer's future and body are `Send` and `Sync` if those of the inner service are.
+#[test]
+fn futures_and_bodies_can_move_between_threads() {
+    fn sent<T: Send>() {}
+    sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body>>();
+    sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body, OverflowTo<Inner>>>();
+    sent::<WrappedBody<axum::body::Body>>();
+}
+
+struct Application<L> {
+    layer: RateLimitLayer<L>,
+    service: RateLimit<Inner, L>,
+}
+
+fn layer<L: Limiter + Clone>(limiter: L) -> RateLimitLayer<L> {
+    RateLimitLayer::new(limiter, Quota::per_second(5), key::header("x-api-key"))
+}
+
+/// Returns a service whose type hides the layer.
+fn erased(
+    layer: &RateLimitLayer<MemoryLimiter>,
+) -> impl Service<http::Request<axum::body::Body>, Error = std::convert::Infallible> + Clone + Send + Sync + 'static + use<>
+{
+    ServiceBuilder::new().layer(layer.clone()).service(Inner::new())
+}
+
+#[test]
+fn layer_and_service_types_can_be_named() {
+    let layer = layer(MemoryLimiter::new());
+    let service = layer.layer(Inner::new());
+    let application = Application { layer, service };
+    let _ = (erased(&application.layer), application.service.clone());
+}

@@ -1,0 +1,144 @@
+//! `rediss://` with the certificate of a private authority.
+//!
+//! Needs a `redis-server` that was built with TLS, and `openssl`.
+#![cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tower_ratelimit::{
+    Key, Policy, Quota, RedisLimiter,
+    limiter::{Charge, Limiter, redis::RedisErrorKind},
+};
+
+use crate::support::redis_server::{Server, free_port};
+
+/// Where a process is told the server, and beside it, by fred's own convention, the authorities
+/// that it is to trust.
+const URL: &str = "RATELIMIT_TEST_TLS_URL";
+const TRUSTED: &str = "SSL_CERT_FILE";
+
+/// A directory that is removed when it is dropped.
+struct Directory(PathBuf);
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Directory {
+    fn new() -> Self {
+        let directory = std::env::temp_dir().join(format!("tower-ratelimit-tls-{}", std::process::id()));
+        std::fs::create_dir_all(&directory).unwrap();
+        Self(directory)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn openssl(&self, arguments: &str) {
+        let output =
+            Command::new("openssl").args(arguments.split(' ')).current_dir(&self.0).output().unwrap_or_else(|error| {
+                panic!("openssl cannot be started ({error}); on Debian: apt-get install openssl")
+            });
+        assert!(output.status.success(), "openssl {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    fn authority(&self, name: &str) {
+        self.openssl(&format!(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN={name} -keyout {name}.key \
+             -out {name}.crt -addext basicConstraints=critical,CA:TRUE"
+        ));
+    }
+
+    /// Starts a server with a certificate of that authority for this name.
+    fn server(&self, authority: &str, name: &str) -> (Server, String) {
+        self.openssl(
+            "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=redis -keyout server.key -out server.csr",
+        );
+        std::fs::write(self.0.join("server.ext"), format!("subjectAltName={name}\nbasicConstraints=CA:FALSE\n"))
+            .unwrap();
+        self.openssl(&format!(
+            "x509 -req -in server.csr -days 2 -CA {authority}.crt -CAkey {authority}.key -CAcreateserial \
+             -extfile server.ext -out server.crt"
+        ));
+        let port = free_port().to_string();
+        let (certificate, key) = (self.file("server.crt"), self.file("server.key"));
+        let options = ["--tls-port", &port, "--tls-cert-file", &certificate, "--tls-key-file", &key];
+        let server = Server::with(&[&options[..], &["--tls-auth-clients", "no"]].concat());
+        (server, format!("rediss://127.0.0.1:{port}"))
+    }
+}
+
+/// What a process of its own is told that trusts this authority: variables of this one are nobody
+/// else's to change.
+fn told(url: &str, trusted: &Path) -> String {
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "tls::child_process_connects", "--nocapture"])
+        .env(URL, url)
+        .env(TRUSTED, trusted)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find_map(|line| line.split_once("told: "));
+    line.unwrap_or_else(|| panic!("nothing told in {text}")).1.to_owned()
+}
+
+/// The child process. It does nothing in the parent.
+#[test]
+fn child_process_connects() {
+    let Ok(url) = std::env::var(URL) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let told = runtime.block_on(async {
+        let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
+        let limiter = match builder.connect(&url).await {
+            Ok(limiter) => limiter,
+            Err(error) => return format!("{:?} {error}", error.kind()),
+        };
+        let (policy, key) = (Policy::from(Quota::per_day(5)), Key::of("alice").unwrap());
+        let mut tries = 0;
+        loop {
+            match limiter.take(&[Charge::new(&policy, &key)]).await {
+                Ok(decision) => return format!("{} left", decision.charges()[0].remaining()),
+                // The reason for the missing connection may not be known yet.
+                Err(error) if error.kind() == RedisErrorKind::Unavailable && tries < 10 => {
+                    tries += 1;
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+                Err(error) => return format!("{:?} {error}", error.kind()),
+            }
+        }
+    });
+    println!("told: {told}");
+}
+
+#[test]
+fn private_authority_is_trusted_only_if_it_is_named() {
+    let directory = Directory::new();
+    directory.authority("ours");
+    directory.authority("other");
+    let (ours, other) = (directory.0.join("ours.crt"), directory.0.join("other.crt"));
+    {
+        let (_server, url) = directory.server("ours", "IP:127.0.0.1");
+        assert_eq!(told(&url, &ours), "4 left");
+        assert_eq!(told(&url, &ours), "3 left", "another process shares the limit");
+        let refused = told(&url, &other);
+        assert!(refused.starts_with("Misconfigured the certificate of Redis at 127.0.0.1"), "{refused}");
+        assert!(refused.contains("SSL_CERT_FILE"), "{refused}");
+    }
+    let (_server, url) = directory.server("ours", "DNS:elsewhere.example");
+    let refused = told(&url, &ours);
+    assert!(refused.starts_with("Misconfigured the certificate"), "a certificate for another name: {refused}");
+}
+
+#[test]
+fn port_without_tls_is_reported_as_such() {
+    let server = Server::start();
+    let url = format!("rediss://127.0.0.1:{}", server.port());
+    let told = told(&url, Path::new("/dev/null"));
+    assert!(told.starts_with("Unavailable") && told.contains("does not speak TLS"), "{told}");
+}
