@@ -101,7 +101,13 @@ run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$fea
 
 # Those that break a server and watch the clock come after those that keep every processor busy, one by one.
 step 'tests, examples and documentation examples'
-run cargo test --locked --no-fail-fast --features "$features" -- --skip redis::store::tests
+mkdir -p target
+if ! run cargo test --locked --no-fail-fast --features "$features" -- --skip redis::store::tests 2>&1 | tee target/tests.log
+then
+    # Among thousands of lines a failure is hard to find, so it stands at the end once more.
+    sed -n '/^failures:$/,/^test result/p' target/tests.log >&2
+    exit 1
+fi
 
 step 'setup warnings as warnings of tracing'
 run cargo test --locked --config profile.test.opt-level=0 --features "$features,tracing" --test tracing
