@@ -6,6 +6,7 @@
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -172,7 +173,7 @@ impl<L: Limiter> Ticket<L> {
         if pending.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund();
         }
-        // One by one: if the application's code panics for one rule, the others are settled when the ticket is dropped.
+        // One by one: if the application's code panics for one rule, `drop` goes on with the others.
         while let Some(pending) = &mut self.pending {
             let Some(open) = pending.open.pop() else { break };
             let on_aborted = self.layer.settlement(open.policy).map(|found| found.on_aborted).unwrap_or_default();
@@ -199,8 +200,9 @@ impl<L: Limiter> Ticket<L> {
 
 impl<L: Limiter> Drop for Ticket<L> {
     fn drop(&mut self) {
-        if self.pending.is_some() {
-            self.end();
+        // The application's observer may panic about one rule; the others are settled all the same.
+        while self.pending.is_some() {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
         }
     }
 }

@@ -217,6 +217,17 @@ async fn failing_limiter_refuses_only_what_a_rule_could_refuse() {
 }
 
 #[tokio::test]
+async fn request_degraded_for_its_missing_key_stays_degraded_if_the_limiter_fails() {
+    let limiter = Scripted::new();
+    limiter.fail(true);
+    let layer = RateLimitLayer::new(limiter, policy("user", 1).mode(Mode::Degrade), key::header("x-user"))
+        .and(policy("all", 1).mode(Mode::Shadow), key::global())
+        .expose_outcome(true);
+    assert_eq!(send(&layer, None).await.headers()["seen"], "degraded");
+    assert_eq!(send(&layer, Some("ann")).await.headers()["seen"], "failed_open");
+}
+
+#[tokio::test]
 async fn warning_comes_at_the_configured_percentage() {
     let (limiter, clock) = memory();
     let log = Log::default();

@@ -811,22 +811,49 @@ proptest! {
     }
 }
 
-/// Panics when a request passes.
-struct Panicking;
+/// Panics about every event, or about every request.
+#[derive(PartialEq)]
+enum Panicking {
+    AboutEvents,
+    AboutRequests,
+}
 
 impl tower_ratelimit::observe::Observer for Panicking {
     fn on_outcome(&self, _: &tower_ratelimit::observe::Observed<'_>) {
-        panic!("the observer panics");
+        assert!(*self != Self::AboutRequests, "the observer panics");
+    }
+
+    fn on_event(&self, _: &tower_ratelimit::observe::LimiterEvent) {
+        assert!(*self != Self::AboutEvents, "the observer panics");
     }
 }
 
 #[test]
+fn each_rule_of_a_dropped_request_is_settled_even_if_the_observer_panics_about_each() {
+    let limiter = Scripted::new();
+    let rule = |name| {
+        let policy = Policy::new(name, Quota::per_hour(10)).unwrap();
+        policy.cost(|_| 5).settle_by_usage().on_aborted(OnAborted::Refund)
+    };
+    let layer = RateLimitLayer::new(limiter.clone(), rule("one"), key::global())
+        .and(rule("two"), key::global())
+        .and(rule("three"), key::global())
+        .observer(Panicking::AboutEvents);
+    let answer = |_: Request<axum::body::Body>| pending::<Result<Response<axum::body::Body>, Infallible>>();
+    let call = layer.layer(service_fn(answer)).call(Request::new(axum::body::Body::empty()));
+    limiter.fail(true);
+    drop(call);
+    let mut refunded: Vec<String> = limiter.refunds().into_iter().map(|(name, ..)| name).collect();
+    refunded.sort_unstable();
+    assert_eq!(refunded, ["one", "three", "two"]);
+}
+
+#[test]
 fn panic_of_the_observer_is_an_abort() {
-    use tower_ratelimit::middleware::OnAborted;
     for (on_aborted, left) in [(OnAborted::Keep, 5), (OnAborted::Refund, 10)] {
         let limiter = MemoryLimiter::new();
         let rule = Policy::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_usage();
-        let layer = RateLimitLayer::new(limiter, rule.on_aborted(on_aborted), key::global()).observer(Panicking);
+        let layer = RateLimitLayer::new(limiter, rule.on_aborted(on_aborted), key::global()).observer(Panicking::AboutRequests);
         let answer = |_: http::Request<axum::body::Body>| {
             std::future::ready(Ok::<_, Infallible>(http::Response::new(axum::body::Body::empty())))
         };

@@ -139,7 +139,7 @@ impl Limiter for Scripted {
             }
             state.refunds.push((name, refund.key, refund.receipt.units()));
         }
-        Reply::Now(Ok(()))
+        Reply::Now(if state.failing { Err(Trouble) } else { Ok(()) })
     }
 
     /// Like a remote limiter: sent before it is polled.

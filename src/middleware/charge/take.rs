@@ -159,6 +159,8 @@ impl<L: Limiter> Ticket<L> {
         let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
         self.kind = match self.layer.settings.on_error {
             OnError::Deny if may_refuse => OutcomeKind::FailedClosed,
+            // A request without a key stays degraded: that needs no answer of the limiter.
+            _ if self.keyless == Mode::Degrade => OutcomeKind::Degraded,
             _ => OutcomeKind::FailedOpen,
         };
     }
