@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -239,6 +240,25 @@ fn waiters_that_leave_are_reported() {
     shop.world.pass(100 * MS);
     let kinds: Vec<OutcomeKind> = log.0.lock().unwrap().iter().map(|(kind, _, _)| *kind).collect();
     assert_eq!(kinds, [OutcomeKind::Allowed, OutcomeKind::Abandoned, OutcomeKind::Delayed]);
+}
+
+struct PanicsAboutTheAbandoned;
+
+impl Observer for PanicsAboutTheAbandoned {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        assert_ne!(observed.outcome().kind(), OutcomeKind::Abandoned);
+    }
+}
+
+#[test]
+fn waiter_that_leaves_frees_its_place_even_if_the_observer_panics_about_it() {
+    let mut shop = Shop::new(queue(3));
+    let layer = shop.layer().observer(PanicsAboutTheAbandoned);
+    let [_, leaves, next] = [(); 3].map(|()| shop.send(&layer));
+    assert!(catch_unwind(AssertUnwindSafe(|| shop.world.cancel(leaves))).is_err());
+    assert_eq!(layer.waiting(), 1);
+    shop.world.pass(100 * MS);
+    assert_eq!(shop.departed(), [(0, 0), (next, 10 * MS)]);
 }
 
 /// Returns rules with a block and with a meter whose quota is only observed.
