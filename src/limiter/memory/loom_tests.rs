@@ -7,9 +7,9 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::OnFull;
+use super::setup::{AnyClock, Setup};
 use super::slot_table::{Fingerprint, Found, Place, Seen, SlotTable, version_of};
-use super::store::{AnyClock, Secret, Setup, Store};
+use super::store::Store;
 use super::versions::PHASE_US;
 use super::word::{NO_STATE, Now};
 use crate::algorithm::{Pair, WordLayout};
@@ -217,17 +217,10 @@ struct Limiter {
 impl Limiter {
     fn new(quota: Quota) -> Arc<Self> {
         let clock = ManualClock::new();
-        let setup = Setup {
-            secret: Secret::new([1, 2]),
-            clock: AnyClock::Other(std::sync::Arc::new(clock.clone())),
-            base: clock.now().as_micros() - 1_000_000,
-            capacity: 1,
-            entries: 1,
-            on_full: OnFull::Evict,
-            observer: None,
-        };
+        let clock_of_setup = AnyClock::Other(std::sync::Arc::new(clock.clone()));
+        let setup = Setup { clock: clock_of_setup, capacity: 1, entries: 1, ..Setup::default() };
         let policy = Policy::new("p", quota).expect("it is a name");
-        Arc::new(Self { store: Store::new(setup), clock, policy, key: Key::of("k").expect("it is short") })
+        Arc::new(Self { store: Store::new(setup, [1, 2]), clock, policy, key: Key::of("k").expect("it is short") })
     }
 
     fn take(&self) -> bool {

@@ -5,8 +5,8 @@
 use crate::algorithm::{Fullness, PairRules, Rules};
 use crate::sync::Ordering;
 
-use super::OnFull;
 use super::events::Events;
+use super::setup::OnFull;
 use super::slot_table::{Fingerprint, Place, SLOTS_PER_LINE, Seen, version_of};
 use super::state::State;
 use super::store::Store;
@@ -63,7 +63,7 @@ impl Store {
     /// Under the key's stripe: locks a slot for a key that has none, and empties it. `None` if there is no room.
     #[cold]
     pub(super) fn claim(&self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Option<Place> {
-        let is_pinned = self.versions.form(version).pinned;
+        let is_pinned = self.versions.form(version).is_pinned();
         for _ in 0..ATTEMPTS {
             let mut slots = self.table.candidates(key);
             if is_pinned {
@@ -100,11 +100,11 @@ impl Store {
     }
 
     fn is_free(&self, seen: Seen, now: Now) -> bool {
-        is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift, now)
+        is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift(), now)
     }
 
     fn is_pinned(&self, seen: Seen) -> bool {
-        self.versions.form(version_of(seen.tag)).pinned
+        self.versions.form(version_of(seen.tag)).is_pinned()
     }
 
     /// Returns the number of pinned states in a slot's line.
@@ -182,13 +182,13 @@ impl Store {
     fn worth(&self, seen: Seen, known: &Known, now: Now) -> Option<Worth> {
         let version = version_of(seen.tag);
         let form = self.versions.form(version);
-        let expires = expiry_of(seen.word, form.shift);
+        let expires = expiry_of(seen.word, form.shift());
         let Some(policy) = known.policy(version) else {
             return Some(Worth { rank: Rank::Left, used: 0, expires }); // its quota is not known, there were too many
         };
         let rules = policy.quota().rules();
         let is_word = word_layout(rules, version).is_some();
-        if form.pinned || !is_word && !self.table.try_lock(seen) {
+        if form.is_pinned() || !is_word && !self.table.try_lock(seen) {
             return None;
         }
         let (chain, state) = self.unpack(seen, rules, now);
@@ -214,11 +214,11 @@ impl Store {
             let slot = self.table.place_of(owner).and_then(|place| self.table.read(place));
             let Some(seen) = slot.filter(|seen| Fingerprint::of_tag(seen.tag) == owner) else { continue };
             let form = self.versions.form(version_of(seen.tag));
-            if !form.in_arena || block_of(seen.word) == 0 || !self.table.try_lock(seen) {
+            if !form.in_arena() || block_of(seen.word) == 0 || !self.table.try_lock(seen) {
                 continue;
             }
             let mut chain = arena.load(block_of(seen.word));
-            let (is_freed, word) = if is_expired(seen.word, form.shift, now) {
+            let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {
                 arena.clear(owner, &mut chain);
                 (true, NO_STATE)
             } else {

@@ -1,10 +1,13 @@
 //! All live states as bytes, and back.
 //!
 //! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then the
-//! states: fingerprint, number of the policy, instant, number, and for a trail its entries. What is read is taken for
-//! hostile: lengths are checked before anything is allocated, and a state that its quota could not have made is left out.
+//! states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a trail has the
+//! number of its entries instead, and two numbers for each. The reader takes nothing on trust: it checks lengths before it
+//! allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::carry::Kept;
 use crate::algorithm::entry_log::{Entries, Trail};
@@ -12,7 +15,7 @@ use crate::algorithm::{Pair, PairRules, Rules};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-use super::builder::{MemoryLimiterError, MemoryLimiterErrorKind};
+use super::error::{MemoryLimiterError, MemoryLimiterErrorKind};
 use super::events::Events;
 use super::slot_table::{Fingerprint, Seen, version_of};
 use super::state::{Hold, State as Held};
@@ -34,45 +37,41 @@ struct State {
     key: Fingerprint,
     /// The place among the policies, from 0.
     policy: usize,
-    pair: Pair,
-    /// Of a trail; then the pair is zero.
-    entries: Vec<(u64, u64)>,
+    /// The dated entries of a trail; else the pair.
+    entries: SmallVec<[(u64, u64); 1]>,
 }
 
 impl Snapshot {
     /// Copies the live states of a store: each that lives from the beginning to the end, as it was at an instant between.
     pub(super) fn of(store: &Store) -> Self {
         let now = store.now(); // not under a lock: the clock may be anybody's
-        store.while_no_key_moves(|| {
-            let mut snapshot = Self { seeds: store.setup.secret.seeds, policies: Vec::new(), states: Vec::new() };
-            let mut places = HashMap::new();
-            for place in store.table.places() {
-                if store.table.read(place).is_some_and(|seen| seen.tag == 0) {
-                    continue;
-                }
-                let Some(seen) = store.table.lock(place) else { continue };
+        let mut snapshot = Self { seeds: store.seeds, policies: Vec::new(), states: Vec::new() };
+        let mut places = HashMap::new();
+        store.walk(
+            |_| false,
+            |seen| {
                 let state = snapshot.state(store, seen, now, &mut places);
-                store.table.put_back(seen);
                 snapshot.states.extend(state);
-            }
-            snapshot
-        })
+                seen
+            },
+        );
+        snapshot
     }
 
     /// Copies the state of a slot that is locked, if it lives. Policies are numbered anew: only those of live states.
     fn state(&mut self, store: &Store, seen: Seen, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
         let (version, known) = (version_of(seen.tag), store.versions.known());
         let policy = known.policy(version)?;
-        let (pair, entries) = match store.unpack(seen, policy.quota().rules(), now) {
-            (_, Held::Pair(pair)) => (pair, Vec::new()),
-            (chain, Held::Entries) => (Pair { at: 0, n: 0 }, store.arena().view(&chain).iter().collect()),
+        let entries = match store.unpack(seen, policy.quota().rules(), now) {
+            (_, Held::Pair(pair)) => smallvec![(pair.at, pair.n)],
+            (chain, Held::Entries) => store.arena().view(&chain).iter().collect(),
             _ => return None,
         };
         let policy = *places.entry(version).or_insert_with(|| {
             self.policies.push(policy.clone());
             self.policies.len() - 1 // at least one
         });
-        Some(State { key: Fingerprint::of_tag(seen.tag), policy, pair, entries })
+        Some(State { key: Fingerprint::of_tag(seen.tag), policy, entries })
     }
 
     /// Puts the states into a new store. If a key was met twice, since it was forgotten and came back, the later state holds.
@@ -85,9 +84,12 @@ impl Snapshot {
                 continue;
             };
             let rules = policy.quota().rules();
-            let kept = match rules {
-                Rules::Pair(rules, _) => possible(rules, state.pair, now).map(|pair| Kept::Pair(Some(pair))),
-                Rules::Trail(rules) => Some(Kept::Trail(possible_entries(rules, &state.entries, now))),
+            let kept = match (rules, state.entries.as_slice()) {
+                (Rules::Pair(rules, _), [(at, n)]) => {
+                    possible(rules, Pair { at: *at, n: *n }, now).map(|pair| Kept::Pair(Some(pair)))
+                }
+                (Rules::Trail(rules), entries) => Some(Kept::Trail(possible_entries(rules, entries, now))),
+                _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
                 store.replace(Hold::new(state.key, *version, rules), kept, now, &mut events);
@@ -99,28 +101,24 @@ impl Snapshot {
         let mut out = Vec::with_capacity(64 + 32 * self.states.len());
         out.extend_from_slice(MAGIC);
         out.push(VERSION);
-        for seed in self.seeds {
-            out.extend_from_slice(&seed.to_le_bytes());
-        }
-        let word = |out: &mut Vec<u8>, number: usize| out.extend_from_slice(&(number as u64).to_le_bytes());
-        word(&mut out, self.policies.len());
+        let put = |out: &mut Vec<u8>, number: u64| out.extend_from_slice(&number.to_le_bytes());
+        self.seeds.iter().for_each(|seed| put(&mut out, *seed));
+        put(&mut out, self.policies.len() as u64);
         for policy in &self.policies {
             for text in [policy.name(), &policy.quota().to_string()] {
-                word(&mut out, text.len());
+                put(&mut out, text.len() as u64);
                 out.extend_from_slice(text.as_bytes());
             }
         }
-        word(&mut out, self.states.len());
-        for state in &self.states {
-            for number in [state.key.bits() | state.policy as u64, state.pair.at, state.pair.n] {
-                out.extend_from_slice(&number.to_le_bytes());
+        put(&mut out, self.states.len() as u64);
+        for State { key, policy, entries } in &self.states {
+            put(&mut out, key.bits() | *policy as u64);
+            if is_trail(&self.policies[*policy]) {
+                put(&mut out, entries.len() as u64);
             }
-            if matches!(self.policies.get(state.policy).map(|policy| policy.quota().rules()), Some(Rules::Trail(_))) {
-                word(&mut out, state.entries.len());
-                for (start, units) in &state.entries {
-                    out.extend_from_slice(&start.to_le_bytes());
-                    out.extend_from_slice(&units.to_le_bytes());
-                }
+            for (start, units) in entries {
+                put(&mut out, *start);
+                put(&mut out, *units);
             }
         }
         out
@@ -140,7 +138,7 @@ impl Snapshot {
         let seeds = [reader.number()?, reader.number()?];
         let count = reader.count(16)?;
         let policies = (0..count).map(|_| reader.policy()).collect::<Result<Vec<_>, _>>()?;
-        let count = reader.count(24)?;
+        let count = reader.count(16)?;
         let mut states = Vec::with_capacity(count);
         for _ in 0..count {
             states.push(reader.state(&policies)?);
@@ -174,6 +172,10 @@ fn possible_entries(rules: &Trail, entries: &[(u64, u64)], now: Now) -> Vec<(u64
         }
     }
     possible
+}
+
+fn is_trail(policy: &Policy) -> bool {
+    matches!(policy.quota().rules(), Rules::Trail(_))
 }
 
 /// Reads numbers off the front.
@@ -221,18 +223,13 @@ impl<'a> Reader<'a> {
 
     fn state(&mut self, policies: &[Policy]) -> Result<State, MemoryLimiterError> {
         let tag = self.number()?;
-        let pair = Pair { at: self.number()?, n: self.number()? };
         let policy = usize::from(version_of(tag));
-        let Some(quota) = policies.get(policy).map(Policy::quota) else {
+        let Some(quota) = policies.get(policy) else {
             return Err(self.damaged("a state names a policy that is not there"));
         };
-        let mut entries = Vec::new();
-        if matches!(quota.rules(), Rules::Trail(_)) {
-            for _ in 0..self.count(16)? {
-                entries.push((self.number()?, self.number()?));
-            }
-        }
-        Ok(State { key: Fingerprint::of_tag(tag), policy, pair, entries })
+        let count = if is_trail(quota) { self.count(16)? } else { 1 };
+        let entries = (0..count).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_, _>>()?;
+        Ok(State { key: Fingerprint::of_tag(tag), policy, entries })
     }
 
     fn damaged(&self, why: &str) -> MemoryLimiterError {

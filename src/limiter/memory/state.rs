@@ -325,7 +325,7 @@ impl Store {
     /// Frees the blocks of a slot that is locked.
     pub(super) fn free_blocks(&self, seen: Seen) {
         let first = block_of(seen.word);
-        if self.versions.form(version_of(seen.tag)).in_arena && first != 0 {
+        if self.versions.form(version_of(seen.tag)).in_arena() && first != 0 {
             let mut chain = self.arena().load(first);
             self.arena().clear(Fingerprint::of_tag(seen.tag), &mut chain);
         }

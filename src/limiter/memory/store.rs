@@ -2,77 +2,28 @@
 
 use std::hash::Hasher;
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock, TryLockError};
+use std::sync::{OnceLock, TryLockError};
 
 use foldhash::SharedSeed;
 
-use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
 use crate::limiter::PolicyRegistry;
-use crate::outcome::{LimiterEvent, Observer};
+use crate::outcome::LimiterEvent;
 use crate::policy::Policy;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock};
+use crate::time::CLOCK_US_MAX;
 
-use super::OnFull;
 use super::entry_arena::EntryArena;
-use super::slot_table::{Fingerprint, SlotTable, version_of};
+use super::setup::Setup;
+use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNAMED, Versions};
-use super::word::{NO_STATE, Now, is_expired};
+use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
+
+/// The most that a clock may step back before time stands still for the limiter: about 200 days.
+const BACK_US: u64 = 1 << 44;
 
 /// Stripes: a new key's slot is made under one.
 const STRIPES: usize = if cfg!(ratelimit_loom) { 2 } else { 1_024 };
-
-/// The clock that a limiter reads.
-pub(super) enum AnyClock {
-    Monotonic(MonotonicClock),
-    #[cfg(feature = "fast-clock")]
-    Fast(crate::clock::FastClock),
-    Other(Arc<dyn Clock>),
-}
-
-impl AnyClock {
-    #[inline]
-    pub(super) fn now_us(&self) -> u64 {
-        match self {
-            Self::Monotonic(clock) => clock.now(),
-            #[cfg(feature = "fast-clock")]
-            Self::Fast(clock) => clock.now(),
-            Self::Other(clock) => clock.now(),
-        }
-        .as_micros()
-    }
-
-    fn now_us_in_order(&self) -> u64 {
-        match self {
-            #[cfg(feature = "fast-clock")]
-            Self::Fast(clock) => clock.now_in_order().as_micros(),
-            clock => clock.now_us(),
-        }
-    }
-}
-
-/// The secret that fingerprints are made with.
-pub(super) struct Secret {
-    pub(super) seeds: [u64; 2],
-    shared: SharedSeed,
-}
-
-impl Secret {
-    pub(super) fn new(seeds: [u64; 2]) -> Self {
-        Self { seeds, shared: SharedSeed::from_u64(seeds[1]) }
-    }
-}
-
-/// What a store is made from; see `builder.rs` for what each is.
-pub(super) struct Setup {
-    pub(super) secret: Secret,
-    pub(super) clock: AnyClock,
-    pub(super) base: u64,
-    pub(super) capacity: usize,
-    pub(super) entries: usize,
-    pub(super) on_full: OnFull,
-    pub(super) observer: Option<Arc<dyn Observer>>,
-}
 
 /// The states, and all that deciding needs.
 pub(super) struct Store {
@@ -80,6 +31,11 @@ pub(super) struct Store {
     arena: OnceLock<EntryArena>,
     pub(super) versions: Versions,
     pub(super) setup: Setup,
+    /// The secret that fingerprints are made with.
+    pub(super) seeds: [u64; 2],
+    shared_seed: SharedSeed,
+    /// The instant that words count from.
+    base: u64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
     /// How many new keys in a row found the table full, up to a bound; only a hint.
@@ -93,12 +49,16 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(setup: Setup) -> Self {
+    pub(super) fn new(setup: Setup, seeds: [u64; 2]) -> Self {
         Self {
             table: SlotTable::new(setup.capacity),
             arena: OnceLock::new(),
             versions: Versions::new(),
+            // Early enough that no sum overflows.
+            base: setup.clock.now_us().saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX),
             setup,
+            seeds,
+            shared_seed: SharedSeed::from_u64(seeds[1]),
             policy_registry: PolicyRegistry::new(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             crowding: AtomicU32::new(0),
@@ -126,8 +86,8 @@ impl Store {
     /// Returns the fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
     #[inline]
     pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
-        let seed = self.setup.secret.seeds[0] ^ policy.name_fingerprint();
-        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.setup.secret.shared);
+        let seed = self.seeds[0] ^ policy.name_fingerprint();
+        let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.shared_seed);
         hasher.write(key.as_bytes());
         Fingerprint::new(hasher.finish())
     }
@@ -138,13 +98,13 @@ impl Store {
     /// a decision by this reading is given up if the state is [ahead](crate::algorithm::PairRules::is_clamped) of it.
     #[inline(always)] // called from several places, it would be a call in the usual charge (benches/instructions.rs)
     pub(super) fn now(&self) -> Now {
-        Now::new(self.setup.clock.now_us(), self.setup.base)
+        Now::new(self.setup.clock.now_us(), self.base)
     }
 
     /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it, the
     /// clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
-        Now::new(self.setup.clock.now_us_in_order(), self.setup.base)
+        Now::new(self.setup.clock.now_us_in_order(), self.base)
     }
 
     // Stripes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -159,19 +119,26 @@ impl Store {
 
     // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Walks over all slots while no key moves. No other walk happens meanwhile, so each version means one thing.
-    pub(super) fn while_no_key_moves<T>(&self, walk: impl FnOnce() -> T) -> T {
+    /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
+    /// returns it. Meanwhile no key moves, so each is met, and no other walk happens, so each version means one thing.
+    pub(super) fn walk(&self, is_skipped: impl Fn(Seen) -> bool, visit: impl FnMut(Seen) -> Seen) {
         let _one = lock(&self.walk);
-        self.walk_with(walk)
+        self.walk_alone(is_skipped, visit);
     }
 
-    fn walk_with<T>(&self, walk: impl FnOnce() -> T) -> T {
+    fn walk_alone(&self, is_skipped: impl Fn(Seen) -> bool, mut visit: impl FnMut(Seen) -> Seen) {
         self.is_walked.store(true, Ordering::Relaxed);
         // A key moves under its stripe. A move that did not see the walk is done after this.
         (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
-        let result = walk();
+        for place in self.table.places() {
+            if self.table.read(place).is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
+                continue;
+            }
+            if let Some(seen) = self.table.lock(place) {
+                self.table.put_back(visit(seen));
+            }
+        }
         self.is_walked.store(false, Ordering::Relaxed);
-        result
     }
 
     // Versions ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -212,25 +179,21 @@ impl Store {
         }
         *next_phase_us = now.at + PHASE_US;
         self.is_reported.store(false, Ordering::Relaxed);
-        let mut unused = self.versions.idle();
-        self.walk_with(|| {
-            for place in self.table.places() {
-                if self.table.read(place).is_some_and(|seen| !unused.contains(version_of(seen.tag))) {
-                    continue;
-                }
-                let Some(seen) = self.table.lock(place) else { continue };
-                let version = version_of(seen.tag);
-                let is_expired = is_expired(seen.word, self.versions.form(version).shift, now);
-                if unused.contains(version) && is_expired {
+        let unused = self.versions.idle();
+        let is_unused = |seen: Seen| &unused[usize::from(version_of(seen.tag))];
+        self.walk_alone(
+            |seen| !is_unused(seen).get(),
+            |seen| {
+                let shift = self.versions.form(version_of(seen.tag)).shift();
+                if is_unused(seen).get() && is_expired(seen.word, shift, now) {
                     // Its tag must not name a version that will mean something else.
                     self.free_blocks(seen);
-                    self.table.unlock(place, 0, NO_STATE);
-                } else {
-                    unused.remove(version);
-                    self.table.put_back(seen);
+                    return Seen { tag: 0, word: NO_STATE, ..seen };
                 }
-            }
-        });
+                is_unused(seen).set(false);
+                seen
+            },
+        );
         self.versions.begin_phase(&unused);
         true
     }

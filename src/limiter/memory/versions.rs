@@ -6,6 +6,7 @@
 //! A number is used again when it was not asked for during a whole [phase](Versions::begin_phase) and no live state has it.
 //! Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -31,45 +32,40 @@ const CROWDED: usize = NUMBERS / 4 * 3;
 /// The least time between two looks for numbers that no state needs.
 pub(super) const PHASE_US: u64 = 10_000_000;
 
-/// The meaning of a slot's word, by its version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Form {
-    /// The shift of its instant.
-    pub(super) shift: u32,
-    /// The state is in the arena; the word has its first block.
-    pub(super) in_arena: bool,
-    /// The state is kept while it counts, however full the table is.
-    pub(super) pinned: bool,
-}
+/// The meaning of a slot's word, by its version: the shift of its instant, and two flags above.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Form(u8);
 
 impl Form {
-    const IN_ARENA: u8 = 1 << 7;
     const PINNED: u8 = 1 << 6;
+    const IN_ARENA: u8 = 1 << 7;
 
     /// The form of states that name no version.
-    const UNNAMED: Self = Self { shift: BLOCK_SHIFT, in_arena: true, pinned: false };
+    const UNNAMED: Self = Self(BLOCK_SHIFT as u8 | Self::IN_ARENA);
 
     fn of(rules: &Rules) -> Self {
-        let layout = match rules.layout() {
-            Layout::Word(layout) => Some(layout),
-            Layout::Pair | Layout::Trail => None,
+        let form = match rules.layout() {
+            Layout::Word(layout) => layout.shift as u8, // at most 40
+            Layout::Pair | Layout::Trail => Self::UNNAMED.0,
         };
-        Self {
-            shift: layout.map_or(BLOCK_SHIFT, |layout| layout.shift),
-            in_arena: layout.is_none(),
-            pinned: matches!(rules, Rules::Pair(rules, _) if rules.is_pinned()),
-        }
+        let is_pinned = matches!(rules, Rules::Pair(rules, _) if rules.is_pinned());
+        Self(if is_pinned { form | Self::PINNED } else { form })
     }
 
-    fn to_byte(self) -> u8 {
-        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
-        self.shift as u8 | flag(self.in_arena, Self::IN_ARENA) | flag(self.pinned, Self::PINNED) // a shift is at most 40
+    /// Returns the shift of the word's instant.
+    #[inline]
+    pub(super) fn shift(self) -> u32 {
+        u32::from(self.0 & (Self::PINNED - 1))
     }
 
-    fn of_byte(byte: u8) -> Self {
-        let is_set = |flag: u8| byte & flag != 0;
-        let shift = u32::from(byte & (Self::PINNED - 1));
-        Self { shift, in_arena: is_set(Self::IN_ARENA), pinned: is_set(Self::PINNED) }
+    /// Whether the state is in the arena, and the word has its first block.
+    pub(super) fn in_arena(self) -> bool {
+        self.0 & Self::IN_ARENA != 0
+    }
+
+    /// Whether the state is kept while it counts, however full the table is.
+    pub(super) fn is_pinned(self) -> bool {
+        self.0 & Self::PINNED != 0
     }
 }
 
@@ -116,25 +112,10 @@ impl Known {
     }
 }
 
-/// A set of version numbers.
-pub(super) struct Numbers(Box<[bool]>);
-
-impl Numbers {
-    pub(super) fn contains(&self, number: u16) -> bool {
-        self.0.get(usize::from(number)).is_some_and(|is_in| *is_in)
-    }
-
-    pub(super) fn remove(&mut self, number: u16) {
-        if let Some(is_in) = self.0.get_mut(usize::from(number)) {
-            *is_in = false;
-        }
-    }
-}
-
 impl Versions {
     pub(super) fn new() -> Self {
         let forms: Box<[AtomicU8]> = bytemuck::zeroed_slice_box(NUMBERS);
-        forms[usize::from(UNNAMED)].store(Form::UNNAMED.to_byte(), Ordering::Relaxed);
+        forms[usize::from(UNNAMED)].store(Form::UNNAMED.0, Ordering::Relaxed);
         Self {
             cache: bytemuck::zeroed_box(),
             known: RwLock::default(),
@@ -165,7 +146,7 @@ impl Versions {
     #[inline]
     pub(super) fn form(&self, version: u16) -> Form {
         // Relaxed: a thread that has a version's number got it by an Acquire that ordered this, see `cached`.
-        self.forms.get(usize::from(version)).map_or(Form::UNNAMED, |form| Form::of_byte(form.load(Ordering::Relaxed)))
+        Form(self.forms[usize::from(version)].load(Ordering::Relaxed))
     }
 
     pub(super) fn known(&self) -> RwLockReadGuard<'_, Known> {
@@ -192,9 +173,7 @@ impl Versions {
 
     /// Under the lock: notes that a number is needed, and where to find it.
     fn hand_out(&self, number: u16, fingerprint: u64, known: &Known) {
-        if let Some(asked) = self.asked.get(usize::from(number)) {
-            asked.store(known.phase, Ordering::Relaxed); // read under the write lock
-        }
+        self.asked[usize::from(number)].store(known.phase, Ordering::Relaxed); // read under the write lock
         let entry = fingerprint & !NUMBER_MASK | u64::from(number);
         self.cache[fingerprint as usize % CACHED].store(entry, Ordering::Release); // with the Acquire in `cached`
     }
@@ -212,7 +191,7 @@ impl Versions {
                     None => return UNNAMED,
                 };
                 let at = usize::from(number);
-                self.forms[at].store(Form::of(policy.quota().rules()).to_byte(), Ordering::Relaxed);
+                self.forms[at].store(Form::of(policy.quota().rules()).0, Ordering::Relaxed);
                 match known.policies.get_mut(at - 1) {
                     Some(place) => *place = policy.clone(),
                     None => known.policies.push(policy.clone()),
@@ -226,28 +205,26 @@ impl Versions {
         number
     }
 
-    /// Returns the numbers that were not asked for since the phase began.
-    pub(super) fn idle(&self) -> Numbers {
+    /// Returns for each number whether it is in use, but was not asked for since the phase began.
+    pub(super) fn idle(&self) -> Vec<Cell<bool>> {
         let known = self.known();
-        let mut idle = Numbers(vec![false; NUMBERS].into_boxed_slice());
-        for number in known.numbers.values().filter(|number| !self.is_asked(**number, known.phase)) {
-            idle.0[usize::from(*number)] = true;
-        }
+        let idle = vec![Cell::new(false); NUMBERS];
+        known.numbers.values().for_each(|number| idle[usize::from(*number)].set(!self.is_asked(*number, known.phase)));
         idle
     }
 
     fn is_asked(&self, number: u16, phase: u32) -> bool {
-        self.asked.get(usize::from(number)).is_some_and(|asked| asked.load(Ordering::Relaxed) == phase)
+        self.asked[usize::from(number)].load(Ordering::Relaxed) == phase
     }
 
     /// Frees these numbers, of which no live state is left, except those that were asked for meanwhile; and begins the next
     /// phase. From then on each policy that is used asks for its number again.
-    pub(super) fn begin_phase(&self, unused: &Numbers) {
+    pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;
         let (phase, free) = (known.phase, &mut known.free);
         known.numbers.retain(|_, number| {
-            let is_needed = !unused.contains(*number) || self.is_asked(*number, phase);
+            let is_needed = !unused[usize::from(*number)].get() || self.is_asked(*number, phase);
             if !is_needed {
                 free.push(*number);
             }

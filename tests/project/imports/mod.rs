@@ -3,14 +3,12 @@
 //!
 //! `IMPORTS=FILE cargo test --test project imports` writes the picture into a file.
 
-mod exceptions;
 mod graph;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::Path;
 
-use exceptions::EXCEPTIONS;
 use graph::Graph;
 
 /// A layer's name, and the beginnings of the paths of its files. The longest beginning decides.
@@ -92,17 +90,12 @@ fn is_in_a_cycle(arrow: &(String, String), reachable: &BTreeMap<&str, BTreeSet<&
     reachable.get(arrow.1.as_str()).is_some_and(|reached| reached.contains(arrow.0.as_str()))
 }
 
-fn is_excepted((from, to): &(String, String)) -> bool {
-    EXCEPTIONS.contains(&(from.as_str(), to.as_str()))
-}
-
 #[test]
 fn imports_point_down_and_form_no_cycle() {
     let graph = read();
-    let checked = || graph.arrows.keys().filter(|arrow| !is_excepted(arrow));
-    let reachable = reachable(checked());
+    let reachable = reachable(graph.arrows.keys());
     let mut wrong = String::new();
-    for arrow in checked() {
+    for arrow in graph.arrows.keys() {
         let complaint = match () {
             () if points_up(arrow) => "points up",
             () if is_in_a_cycle(arrow, &reachable) => "is in a cycle",
@@ -115,18 +108,6 @@ fn imports_point_down_and_form_no_cycle() {
 }
 
 #[test]
-fn exceptions_are_arrows_that_would_be_wrong() {
-    let graph = read();
-    let reachable = reachable(graph.arrows.keys());
-    let is_needed = |(from, to): &&(&str, &str)| {
-        let arrow = ((*from).to_owned(), (*to).to_owned());
-        graph.arrows.contains_key(&arrow) && (points_up(&arrow) || is_in_a_cycle(&arrow, &reachable))
-    };
-    let idle: Vec<_> = EXCEPTIONS.iter().filter(|exception| !is_needed(exception)).collect();
-    assert!(idle.is_empty(), "remove these lines from tests/project/imports/exceptions.rs:\n{idle:#?}");
-}
-
-#[test]
 fn picture_of_imports_is_drawn() {
     let graph = read();
     assert!(graph.files.len() > 90 && graph.arrows.len() > 300, "the source was not found");
@@ -136,8 +117,7 @@ fn picture_of_imports_is_drawn() {
         for file in graph.files.iter().filter(|file| layer_of(file) == at) {
             writeln!(picture, "{file}").expect("a text grows");
             for arrow in graph.arrows.keys().filter(|arrow| arrow.0 == *file) {
-                let mark = if is_excepted(arrow) { "  (exception)" } else { "" };
-                writeln!(picture, "    -> {}: {}{mark}", arrow.1, graph.arrows[arrow]).expect("a text grows");
+                writeln!(picture, "    -> {}: {}", arrow.1, graph.arrows[arrow]).expect("a text grows");
             }
         }
         picture.push('\n');

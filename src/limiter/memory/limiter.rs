@@ -1,0 +1,181 @@
+//! A `MemoryLimiter`: its public methods, and the trait.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Ready;
+use std::sync::Arc;
+
+use crate::algorithm::Rules;
+use crate::decision::{ChargeDecision, Decision, Several};
+use crate::key::Key;
+use crate::limiter::{Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind};
+use crate::policy::Policy;
+use crate::quota::Quota;
+
+use super::snapshot::Snapshot;
+use super::store::Store;
+
+/// A limiter in this process's memory, for every algorithm and any mix of quotas.
+///
+/// Clones share one table. A set of charges is [atomic](crate::limiter::Atomicity::Atomic). Nothing
+/// runs in the background.
+///
+/// # Memory
+///
+/// Memory is bounded, whatever comes in. [`bytes`](Self::bytes) returns the bound; only what was
+/// touched is resident.
+///
+/// * A limiter of capacity `n` has a table of `40·n` bytes (40 MB for a million keys). Buckets, fixed
+///   windows and sliding windows of one bucket need nothing else, unless their numbers are unusually
+///   large.
+/// * Other states (sub-windows, logs, and large numbers) also need blocks of 128 bytes from an arena of
+///   `320·n` bytes. A block holds six entries. The limiter makes the arena when the first such quota is
+///   used.
+///
+/// A single key may use its whole quota, as long as the arena has an
+/// [entry](super::MemoryLimiterBuilder::entries) for each date that the quota needs;
+/// [`supports`](Limiter::supports) returns an error for a quota that can never fit. When the arena is
+/// full, logs and sub-windows share it by losing precision: two neighbouring entries of a key become one
+/// of the later date. Such a key may be refused for longer than it was told, and a refund of a merged
+/// entry may have no effect. The limit is never more permissive, and no key is forgotten for want of
+/// entries.
+///
+/// An expired state is free space; no sweep is needed. When all slots that a new key may use are live,
+/// [`OnFull`](super::OnFull) decides. [Meters](crate::quota::Quota::meter) are never evicted: they take at most half of
+/// the slots, and a new meter that finds no room is denied. Of a million keys in a table of that
+/// capacity the limiter forgets fewer than ten.
+///
+/// The limiter does not store keys. It stores fingerprints of 50 bits, made with a secret from the
+/// system's randomness, so an attacker cannot aim at another client's key.
+#[derive(Clone)]
+pub struct MemoryLimiter(pub(super) Arc<Store>);
+
+impl MemoryLimiter {
+    /// Takes `cost` units from what `policy` allows `key`. It is the shortest way to a single decision,
+    /// for use without a service.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
+    ///
+    /// let limiter = MemoryLimiter::new();
+    /// let policy = Policy::from(Quota::per_minute(2));
+    /// let key = Key::of("alice").unwrap();
+    /// assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+    /// assert!(limiter.take_one(&policy, &key, 1).is_allowed());
+    /// assert!(!limiter.take_one(&policy, &key, 1).is_allowed());
+    /// ```
+    #[inline]
+    #[must_use = "a denied cost was not taken"]
+    pub fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
+        self.0.charge(policy, key, cost, false)
+    }
+
+    /// Returns what [`take_one`](Self::take_one) would return, and takes nothing.
+    #[must_use]
+    pub fn peek_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
+        let mut decisions = Several::new();
+        self.0.charge_all(&[Charge::new(policy, key).cost(cost)], &mut decisions, false);
+        decisions.pop().unwrap_or(ChargeDecision::blank())
+    }
+
+    /// Takes all charges, or none of them.
+    #[inline(always)]
+    #[must_use = "denied charges were not taken"]
+    pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
+        match charges {
+            [charge] if !matches!(charge.effect, Effect::OnRefusal { .. }) => {
+                let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
+                Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
+            }
+            charges => Decision::made(|decisions| self.0.charge_set(charges, decisions)),
+        }
+    }
+
+    /// Returns what [`take_now`](Self::take_now) would return, and takes nothing.
+    #[must_use]
+    pub fn peek_now(&self, charges: &[Charge<'_>]) -> Decision {
+        Decision::made(|decisions| self.0.charge_all(charges, decisions, false))
+    }
+
+    /// Refunds what each receipt still holds.
+    pub fn refund_now(&self, refunds: &[Refund]) {
+        refunds.iter().for_each(|refund| self.0.refund(refund));
+    }
+
+    /// Forgets the state of a (policy, key), which has its whole quota again.
+    pub fn reset_now(&self, policy: &Policy, key: &Key) {
+        self.0.reset(policy, key);
+    }
+
+    /// Copies all live states, to be [restored](super::MemoryLimiterBuilder::restore) later, so that a daily
+    /// quota survives a deploy.
+    ///
+    /// Each state is copied at an instant of its own. The snapshot holds no keys, but fingerprints and
+    /// the secret that they were made with; protect it as you protect a log of clients. It takes about
+    /// 24 bytes for each key.
+    #[must_use]
+    pub fn snapshot(&self) -> Vec<u8> {
+        Snapshot::of(&self.0).write()
+    }
+
+    /// Returns the most bytes that the states can take. Only what was touched is resident.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
+impl fmt::Debug for MemoryLimiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimiter")
+            .field("capacity", &self.0.setup.capacity)
+            .field("on_full", &self.0.setup.on_full)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Limiter for MemoryLimiter {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+
+    #[inline(always)]
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
+        Reply::Now(Ok(self.take_now(charges)))
+    }
+
+    #[inline(always)]
+    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
+        Some(self.take_one(policy, key, cost))
+    }
+
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        let Rules::Trail(rules) = quota.rules() else { return Ok(()) };
+        let (needed, held) = (rules.entries_max(), self.0.entries_max());
+        if usize::try_from(needed).is_ok_and(|needed| needed <= held) {
+            return Ok(());
+        }
+        let reason = format!(
+            "one key may need {needed} dated entries, and the limiter holds {held}: build it with \
+             MemoryLimiter::builder().entries({needed}), or use a token bucket or a sliding window of fewer buckets"
+        );
+        Err(UnsupportedQuota::new(UnsupportedQuotaKind::TooLarge, quota, reason))
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Ready<Result<Decision, Infallible>>> {
+        Reply::Now(Ok(self.peek_now(charges)))
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
+        self.refund_now(&refunds);
+        Reply::Now(Ok(()))
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
+        self.reset_now(policy, key);
+        Reply::Now(Ok(()))
+    }
+
+    fn policy_registry(&self) -> Option<&PolicyRegistry> {
+        Some(&self.0.policy_registry)
+    }
+}

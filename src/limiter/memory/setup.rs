@@ -1,0 +1,72 @@
+//! The settings of a limiter, which its builder collects.
+
+use std::sync::Arc;
+
+use crate::clock::{Clock, MonotonicClock};
+use crate::outcome::Observer;
+
+/// The least number of entries: a limiter for few keys may need many for one of them.
+const ENTRIES_MIN: usize = 1 << 16;
+
+/// Says what happens to a new key when all slots that it may use are live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnFull {
+    /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
+    /// all of them are out of allowance, it forgets the key whose state expires first; a closed
+    /// [block](crate::quota::Quota::block) goes only if all are closed.
+    #[default]
+    Evict,
+    /// Denies the new key, with a retry after one second.
+    Deny,
+}
+
+/// The clock that a limiter reads.
+pub(super) enum AnyClock {
+    Monotonic(MonotonicClock),
+    #[cfg(feature = "fast-clock")]
+    Fast(crate::clock::FastClock),
+    Other(Arc<dyn Clock>),
+}
+
+impl AnyClock {
+    #[inline]
+    pub(super) fn now_us(&self) -> u64 {
+        match self {
+            Self::Monotonic(clock) => clock.now(),
+            #[cfg(feature = "fast-clock")]
+            Self::Fast(clock) => clock.now(),
+            Self::Other(clock) => clock.now(),
+        }
+        .as_micros()
+    }
+
+    pub(super) fn now_us_in_order(&self) -> u64 {
+        match self {
+            #[cfg(feature = "fast-clock")]
+            Self::Fast(clock) => clock.now_in_order().as_micros(),
+            clock => clock.now_us(),
+        }
+    }
+}
+
+/// What a limiter is made from; see its builder for what each setting is.
+pub(super) struct Setup {
+    pub(super) clock: AnyClock,
+    pub(super) capacity: usize,
+    pub(super) entries: usize,
+    pub(super) on_full: OnFull,
+    pub(super) observer: Option<Arc<dyn Observer>>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            clock: AnyClock::Monotonic(MonotonicClock::new()),
+            capacity: 1_000_000,
+            entries: ENTRIES_MIN,
+            on_full: OnFull::Evict,
+            observer: None,
+        }
+    }
+}
