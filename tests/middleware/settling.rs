@@ -853,7 +853,8 @@ fn panic_of_the_observer_is_an_abort() {
     for (on_aborted, left) in [(OnAborted::Keep, 5), (OnAborted::Refund, 10)] {
         let limiter = MemoryLimiter::new();
         let rule = Policy::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_usage();
-        let layer = RateLimitLayer::new(limiter, rule.on_aborted(on_aborted), key::global()).observer(Panicking::AboutRequests);
+        let layer =
+            RateLimitLayer::new(limiter, rule.on_aborted(on_aborted), key::global()).observer(Panicking::AboutRequests);
         let answer = |_: http::Request<axum::body::Body>| {
             std::future::ready(Ok::<_, Infallible>(http::Response::new(axum::body::Body::empty())))
         };
