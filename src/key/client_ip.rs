@@ -7,7 +7,7 @@ use http::HeaderMap;
 use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
-use super::forwarded::{forwarded_for, node, plain_entries, quoted_entries};
+use super::forwarded::{Split, forwarded_for, node, one_entry, plain_entries, quoted_entries};
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
@@ -78,95 +78,55 @@ enum Client {
 /// Returns `None` if the peer's address is needed and not known.
 fn find_client(proxies: &TrustedProxies, parts: &Parts) -> Option<Client> {
     let peer = peer_address(parts);
-    match &proxies.trust {
+    let mut entries = entries(&proxies.field, &parts.headers);
+    Some(match &proxies.trust {
         Trust::Count(count) => {
-            let mut left = *count;
-            let end = read(&proxies.field, &parts.headers, &mut |entry| {
-                left -= 1;
-                if left == 0 { Next::Is(entry.map_or(Client::Unreadable(peer), Client::Known)) } else { Next::Further }
-            });
-            Some(match end {
-                End::Found(client) => client,
-                End::Ended => Client::Unnamed(peer),
-                End::Unreadable => Client::Unreadable(peer),
-            })
+            let nth = entries.take(*count).try_fold((0, None), |(read, _), entry| Ok((read + 1, entry?)));
+            match nth {
+                Ok((read, _)) if read < *count => Client::Unnamed(peer),
+                Ok((_, Some(address))) => Client::Known(address),
+                Ok((_, None)) | Err(Unreadable) => Client::Unreadable(peer),
+            }
         }
         Trust::Networks(networks) => {
             let peer = peer?;
-            if !Trust::contains(networks, peer) {
+            let is_trusted = |address| networks.iter().any(|network| network.contains(&address));
+            if !is_trusted(peer) {
                 return Some(Client::Known(peer));
             }
             let mut last = None;
-            let end = read(&proxies.field, &parts.headers, &mut |entry| match entry {
-                Some(address) if Trust::contains(networks, address) => {
+            let client = entries.find_map(|entry| match entry {
+                Ok(Some(address)) if is_trusted(address) => {
                     last = Some(address);
-                    Next::Further
+                    None
                 }
-                Some(address) => Next::Is(Client::Known(address)),
-                None => Next::Is(Client::Unreadable(last.or(Some(peer)))),
+                Ok(Some(address)) => Some(Client::Known(address)),
+                Ok(None) | Err(Unreadable) => Some(Client::Unreadable(last.or(Some(peer)))),
             });
-            Some(match (end, last) {
-                (End::Found(client), _) => client,
-                (End::Ended, Some(address)) => Client::Known(address),
-                (End::Ended, None) => Client::Unnamed(Some(peer)),
-                (End::Unreadable, last) => Client::Unreadable(last.or(Some(peer))),
-            })
+            client.unwrap_or_else(|| last.map_or(Client::Unnamed(Some(peer)), Client::Known))
         }
-    }
+    })
 }
 
-/// Whether the client was found, or stands further left.
-enum Next {
-    Is(Client),
-    Further,
-}
+/// The entry and those left of it cannot be read.
+struct Unreadable;
 
-/// What reading a header ended with.
-enum End {
-    Found(Client),
-    /// There are no more entries.
-    Ended,
-    /// There are more entries, and they cannot be read.
-    Unreadable,
-}
-
-/// Passes the header's entries to `next` from the right, each as its address if it is one, until
-/// the client is found.
-fn read(field: &Field, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
-    let (name, quoted) = match field {
-        Field::XForwardedFor => (&X_FORWARDED_FOR, false),
-        Field::Forwarded => (&FORWARDED, true),
-        Field::Single(name) => return read_single(name, headers, next),
+/// Returns the header's entries from the right, each as its address, or `None` if it is not one.
+fn entries(field: &Field, headers: &HeaderMap) -> impl Iterator<Item = Result<Option<IpAddr>, Unreadable>> {
+    let (name, split): (_, fn(&[u8]) -> Split<'_>) = match field {
+        Field::XForwardedFor => (&X_FORWARDED_FOR, plain_entries),
+        Field::Forwarded => (&FORWARDED, quoted_entries),
+        Field::Single(name) => (name, one_entry),
     };
-    let mut looked_at = 0;
-    for line in headers.get_all(name).iter().rev() {
-        let line = line.as_bytes();
-        for entry in if quoted { quoted_entries(line) } else { plain_entries(line) } {
-            let Some(entry) = entry.filter(|_| looked_at < ENTRIES_MAX) else { return End::Unreadable };
-            looked_at += 1;
-            if entry.is_empty() {
-                continue;
-            }
-            let address = if quoted { forwarded_for(entry) } else { node(entry) };
-            if let Next::Is(client) = next(address) {
-                return End::Found(client);
-            }
-        }
-    }
-    End::Ended
-}
-
-/// Reads a header that holds one address.
-fn read_single(name: &HeaderName, headers: &HeaderMap, next: &mut dyn FnMut(Option<IpAddr>) -> Next) -> End {
-    let mut lines = headers.get_all(name).iter();
-    match (lines.next(), lines.next()) {
-        (None, _) => End::Ended,
-        (Some(_), Some(_)) => End::Unreadable,
-        (Some(line), None) => match next(node(line.as_bytes().trim_ascii())) {
-            Next::Is(client) => End::Found(client),
-            Next::Further => End::Ended,
-        },
-    }
+    let address = if *field == Field::Forwarded { forwarded_for } else { node };
+    let is_single = matches!(field, Field::Single(_));
+    let lines = headers.get_all(name);
+    let is_twice = is_single && lines.iter().nth(1).is_some();
+    let entries = lines.iter().rev().flat_map(move |line| split(line.as_bytes())).enumerate();
+    entries.filter(move |(_, entry)| is_single || *entry != Some(b"")).map(move |(at, entry)| match entry {
+        Some(entry) if at < ENTRIES_MAX && !is_twice => Ok(address(entry)),
+        _ => Err(Unreadable),
+    })
 }
 
 #[cfg(test)]

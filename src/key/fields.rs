@@ -7,6 +7,7 @@ use http::header::{AUTHORIZATION, COOKIE, HOST};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use super::forwarded::split_once;
 use super::value::{IntoKey, Key};
 
 /// Returns an extractor of one key for all requests.
@@ -68,12 +69,11 @@ pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone
         let mut found: Option<Cow<'_, [u8]>> = None;
         for line in parts.headers.get_all(COOKIE) {
             for pair in line.as_bytes().split(|byte| *byte == b';') {
-                let Some(equals) = pair.iter().position(|byte| *byte == b'=') else { continue };
-                let (candidate, value) = pair.split_at(equals);
+                let Some((candidate, value)) = split_once(pair, b'=') else { continue };
                 if *percent_decoded(candidate.trim_ascii()) != *name.as_bytes() {
                     continue;
                 }
-                let value = percent_decoded(unquoted(value.get(1..).unwrap_or_default().trim_ascii()));
+                let value = percent_decoded(unquoted(value.trim_ascii()));
                 if found.is_some_and(|earlier| earlier != value) {
                     return Some(Key::ambiguous());
                 }
@@ -89,24 +89,8 @@ fn unquoted(value: &[u8]) -> &[u8] {
     value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(value)
 }
 
-/// Replaces each `%` with two hexadecimal digits by their byte. Any other `%` stays.
 fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
-    if !text.contains(&b'%') {
-        return Cow::Borrowed(text);
-    }
-    let mut decoded = Vec::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((byte, after)) = rest.split_first() {
-        let digits = after.split_first_chunk().filter(|_| *byte == b'%');
-        let escaped = digits.and_then(|([high, low], after)| {
-            let digit = |digit: &u8| char::from(*digit).to_digit(16);
-            Some((u8::try_from(digit(high)? * 16 + digit(low)?).ok()?, after))
-        });
-        let (byte, after) = escaped.unwrap_or((*byte, after));
-        decoded.push(byte);
-        rest = after;
-    }
-    Cow::Owned(decoded)
+    percent_encoding::percent_decode(text).into()
 }
 
 /// Returns an extractor of the request's method. A client can make methods up. The service refuses
@@ -189,7 +173,6 @@ impl IntoKey for HeaderValue {
 }
 
 impl IntoKey for Method {
-    /// Makes the key of the method's text.
     fn into_key(self) -> Option<Key> {
         self.as_str().into_key()
     }

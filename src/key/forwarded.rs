@@ -2,50 +2,56 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The longest entry that is read. An address with a port and a zone is far shorter.
-const ENTRY_MAX: usize = 1_024;
+/// The longest part that is read. An address with a port and a zone is far shorter.
+const PART_MAX: usize = 1_024;
 
-/// The entries of one line of a forwarding header, from the right, without the whitespace around
-/// them.
+/// The parts of a text, from the right, without the whitespace around them: the entries of one line
+/// of a forwarding header, or the pairs of one entry.
 ///
 /// Only the part of the line that the caller asks for is looked at. The text of an entry therefore
 /// depends only on what stands right of it: what a client writes cannot change how the text is read
 /// that a proxy appends.
 ///
-/// An entry that is too long, or whose quotes do not match, is `None`, and the last one.
-pub(super) struct Entries<'a> {
+/// A part that is too long, or whose quotes do not match, is `None`, and the last one.
+pub(super) struct Split<'a> {
     rest: Option<&'a [u8]>,
+    separator: Option<u8>,
+    /// Whether separators in quoted strings do not split.
     quoted: bool,
 }
 
-/// The entries of a line of `X-Forwarded-For`, in which quotes have no meaning.
-pub(super) fn plain_entries(line: &[u8]) -> Entries<'_> {
-    Entries { rest: Some(line), quoted: false }
+/// Splits a line of `X-Forwarded-For`, in which quotes have no meaning.
+pub(super) fn plain_entries(line: &[u8]) -> Split<'_> {
+    Split { rest: Some(line), separator: Some(b','), quoted: false }
 }
 
-/// The entries of a line of `Forwarded` (RFC 7239 section 4), in which commas in quoted strings do
-/// not split.
-pub(super) fn quoted_entries(line: &[u8]) -> Entries<'_> {
-    Entries { rest: Some(line), quoted: true }
+/// Splits a line of `Forwarded` (RFC 7239 section 4).
+pub(super) fn quoted_entries(line: &[u8]) -> Split<'_> {
+    Split { rest: Some(line), separator: Some(b','), quoted: true }
 }
 
-impl<'a> Iterator for Entries<'a> {
+/// Leaves a line whole.
+pub(super) fn one_entry(line: &[u8]) -> Split<'_> {
+    Split { rest: Some(line), separator: None, quoted: false }
+}
+
+impl<'a> Iterator for Split<'a> {
     type Item = Option<&'a [u8]>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let line = self.rest.take()?;
         let mut in_string = false;
-        for (at, byte) in line.iter().enumerate().rev().take(ENTRY_MAX + 1) {
+        for (at, byte) in line.iter().enumerate().rev().take(PART_MAX + 1) {
             match byte {
                 b'"' if self.quoted => in_string = !in_string || is_escaped(line, at),
-                b',' if !in_string => {
+                byte if Some(*byte) == self.separator && !in_string => {
                     self.rest = line.get(..at);
                     return Some(line.get(at + 1..).map(<[u8]>::trim_ascii));
                 }
                 _ => {}
             }
         }
-        Some((line.len() <= ENTRY_MAX && !in_string).then(|| line.trim_ascii()))
+        Some((line.len() <= PART_MAX && !in_string).then(|| line.trim_ascii()))
     }
 }
 
@@ -58,22 +64,11 @@ fn is_escaped(line: &[u8], at: usize) -> bool {
 /// address.
 pub(super) fn forwarded_for(element: &[u8]) -> Option<IpAddr> {
     let mut found = None;
-    let mut rest = element;
-    loop {
-        let end = find_unquoted(rest, b';')?;
-        let (pair, after) = rest.split_at(end);
-        if let Some(equals) = pair.iter().position(|byte| *byte == b'=') {
-            let (name, value) = pair.split_at(equals);
-            if name.trim_ascii().eq_ignore_ascii_case(b"for") {
-                if found.is_some() {
-                    return None;
-                }
-                found = Some(value.get(1..)?.trim_ascii());
-            }
-        }
-        match after.split_first() {
-            Some((_, after)) => rest = after,
-            None => break,
+    for pair in (Split { separator: Some(b';'), ..quoted_entries(element) }) {
+        let Some((name, value)) = split_once(pair?, b'=') else { continue };
+        let is_for = name.trim_ascii().eq_ignore_ascii_case(b"for");
+        if is_for && found.replace(value.trim_ascii()).is_some() {
+            return None;
         }
     }
     let value = found?;
@@ -125,21 +120,10 @@ fn is_port(port: &str) -> bool {
     }
 }
 
-/// Returns the position of the first `wanted` outside of quoted strings, or the text's length if
-/// there is none. Returns `None` if a quote is not closed.
-fn find_unquoted(text: &[u8], wanted: u8) -> Option<usize> {
-    let mut quoted = false;
-    let mut escaped = false;
-    for (index, byte) in text.iter().enumerate() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' if quoted => escaped = true,
-            b'"' => quoted = !quoted,
-            byte if *byte == wanted && !quoted => return Some(index),
-            _ => {}
-        }
-    }
-    (!quoted).then_some(text.len())
+/// Splits a text at the first `separator`.
+pub(super) fn split_once(text: &[u8], separator: u8) -> Option<(&[u8], &[u8])> {
+    let mut parts = text.splitn(2, |byte| *byte == separator);
+    Some((parts.next()?, parts.next()?))
 }
 
 #[cfg(test)]
@@ -213,7 +197,7 @@ mod tests {
         }
     }
 
-    fn entries(entries: Entries<'_>) -> Vec<Option<&str>> {
+    fn entries(entries: Split<'_>) -> Vec<Option<&str>> {
         entries.map(|entry| entry.map(|text| std::str::from_utf8(text).unwrap())).collect()
     }
 
@@ -237,7 +221,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_is_too_long_is_unreadable() {
-        let (longest, too_long) = ("a".repeat(ENTRY_MAX), "a".repeat(ENTRY_MAX + 1));
+        let (longest, too_long) = ("a".repeat(PART_MAX), "a".repeat(PART_MAX + 1));
         for read in [plain_entries, quoted_entries] {
             let line = format!("a,{longest},b");
             assert_eq!(entries(read(line.as_bytes())), [Some("b"), Some(longest.as_str()), Some("a")]);

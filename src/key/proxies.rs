@@ -58,12 +58,6 @@ pub(super) enum Trust {
     Networks(Vec<IpNet>),
 }
 
-impl Trust {
-    pub(super) fn contains(networks: &[IpNet], address: IpAddr) -> bool {
-        networks.iter().any(|network| network.contains(&address))
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Field {
     XForwardedFor,

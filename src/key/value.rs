@@ -80,9 +80,7 @@ impl Key {
 
     /// Returns the key shared by all requests without a key. No [`IntoKey`] makes an equal one.
     pub(crate) fn keyless() -> Self {
-        let mut key = Self::global();
-        key.part(Kind::Keyless, &[]);
-        key
+        single(Kind::Keyless, &[])
     }
 
     /// Returns the key shared by all clients of `proxy` whose addresses are not reported.
@@ -96,20 +94,16 @@ impl Key {
     }
 
     fn unknown_client(kind: Kind, proxy: Option<IpAddr>) -> Self {
-        let mut key = Self::global();
         match proxy {
-            None => key.part(kind, &[]),
-            Some(IpAddr::V4(address)) => key.part(kind, &address.octets()),
-            Some(IpAddr::V6(address)) => key.part(kind, &address.octets()),
+            None => single(kind, &[]),
+            Some(IpAddr::V4(address)) => single(kind, &address.octets()),
+            Some(IpAddr::V6(address)) => single(kind, &address.octets()),
         }
-        key
     }
 
     /// Returns the key shared by all clients that send several values where one is expected.
     pub(crate) fn ambiguous() -> Self {
-        let mut key = Self::global();
-        key.part(Kind::Ambiguous, &[]);
-        key
+        single(Kind::Ambiguous, &[])
     }
 
     /// Returns whether a part of the key stands for an address that cannot be read.
@@ -252,23 +246,23 @@ pub trait IntoKey {
 
 /// Makes a key of one part.
 #[inline]
-fn single(kind: Kind, part: &[u8]) -> Option<Key> {
+fn single(kind: Kind, part: &[u8]) -> Key {
     let mut bytes = [0; INLINE];
     match (bytes.get_mut(2..2 + part.len()), u8::try_from(part.len())) {
         (Some(room), Ok(len)) => {
             room.copy_from_slice(part);
             (bytes[0], bytes[1]) = (kind as u8, len);
-            Some(Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 })))
+            Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 }))
         }
         _ => long(kind, part),
     }
 }
 
 #[cold]
-fn long(kind: Kind, part: &[u8]) -> Option<Key> {
+fn long(kind: Kind, part: &[u8]) -> Key {
     let mut key = Key::global();
     key.part(kind, part);
-    Some(key)
+    key
 }
 
 impl IntoKey for Key {
@@ -309,44 +303,30 @@ impl<T: IntoKey + Clone> IntoKey for &T {
 impl IntoKey for &str {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        single(Kind::Text, self.as_bytes())
-    }
-}
-
-impl IntoKey for String {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        self.as_str().into_key()
-    }
-}
-
-impl IntoKey for std::borrow::Cow<'_, str> {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        self.as_ref().into_key()
-    }
-}
-
-impl IntoKey for std::sync::Arc<str> {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        self.as_ref().into_key()
+        Some(single(Kind::Text, self.as_bytes()))
     }
 }
 
 impl IntoKey for &[u8] {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        single(Kind::Bytes, self)
+        Some(single(Kind::Bytes, self))
     }
 }
 
-impl IntoKey for Vec<u8> {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        self.as_slice().into_key()
-    }
+macro_rules! borrowed {
+    ($as:ty: $($type:ty),+) => {$(
+        impl IntoKey for $type {
+            #[inline]
+            fn into_key(self) -> Option<Key> {
+                let borrowed: &$as = self.as_ref();
+                borrowed.into_key()
+            }
+        }
+    )+};
 }
+borrowed!(str: String, std::borrow::Cow<'_, str>, std::sync::Arc<str>);
+borrowed!([u8]: Vec<u8>, bytes::Bytes);
 
 impl<const N: usize> IntoKey for [u8; N] {
     #[inline]
@@ -355,17 +335,10 @@ impl<const N: usize> IntoKey for [u8; N] {
     }
 }
 
-impl IntoKey for bytes::Bytes {
-    #[inline]
-    fn into_key(self) -> Option<Key> {
-        self.as_ref().into_key()
-    }
-}
-
 impl IntoKey for bool {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        single(Kind::Flag, &[u8::from(self)])
+        Some(single(Kind::Flag, &[u8::from(self)]))
     }
 }
 
@@ -410,7 +383,7 @@ impl IntoKey for IpAddr {
 }
 
 #[inline]
-fn unsigned(number: u128) -> Option<Key> {
+fn unsigned(number: u128) -> Key {
     match u64::try_from(number) {
         Ok(short) => single(Kind::Unsigned, &short.to_le_bytes()),
         Err(_) => single(Kind::Unsigned, &number.to_le_bytes()),
@@ -418,7 +391,7 @@ fn unsigned(number: u128) -> Option<Key> {
 }
 
 #[inline]
-fn signed(number: i128) -> Option<Key> {
+fn signed(number: i128) -> Key {
     match (u128::try_from(number), i64::try_from(number)) {
         (Ok(positive), _) => unsigned(positive),
         (Err(_), Ok(short)) => single(Kind::Signed, &short.to_le_bytes()),
@@ -432,7 +405,7 @@ macro_rules! integers {
             /// Returns the key of the number, which is the same for every integer type.
             #[inline]
             fn into_key(self) -> Option<Key> {
-                $write(self as $wide)
+                Some($write(self as $wide))
             }
         }
     )*};
@@ -460,7 +433,7 @@ pub struct OrAbsent<T>(
 impl<T: IntoKey> IntoKey for OrAbsent<T> {
     #[inline]
     fn into_key(self) -> Option<Key> {
-        self.0.into_key().or_else(|| single(Kind::Absent, &[]))
+        self.0.into_key().or_else(|| Some(single(Kind::Absent, &[])))
     }
 }
 
