@@ -49,7 +49,7 @@ async fn advised(server: &Server) -> String {
 #[tokio::test]
 async fn changed_password_causes_no_outage() {
     let server = Server::start();
-    let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
+    let limiter = RedisLimiter::builder().deadline(Duration::from_secs(2)).connect(&server.url()).await.unwrap();
     let policy = policy("p", Quota::per_hour(100));
     assert!(passes(&limiter, &policy, "a").await);
     let mut admin = server.connection();

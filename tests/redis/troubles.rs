@@ -23,6 +23,8 @@ use crate::support::redis_server::{Server, free_port};
 
 /// The time within which checks succeed again once Redis is back.
 const RECOVERY: Duration = Duration::from_secs(5);
+/// A deadline that also holds while other tests keep every processor busy.
+const PATIENT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
@@ -123,7 +125,7 @@ async fn wrong_password_is_reported_by_connect() {
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let refused = RedisLimiter::connect(&url("wrong")).await.unwrap_err();
     assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
-    let limiter = RedisLimiter::connect(&url("right")).await.unwrap();
+    let limiter = RedisLimiter::builder().deadline(PATIENT).connect(&url("right")).await.unwrap();
     assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
 }
 
@@ -211,7 +213,8 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
     let policy = policy("p", Quota::per_hour(1_000));
     for kind in [Unavailable, Timeout, Overloaded, Foreign] {
         let seen = Seen::default();
-        let builder = RedisLimiter::builder().observer(seen.clone()).max_in_flight(2).prefix(format!("{kind:?}"));
+        let builder = RedisLimiter::builder().observer(seen.clone()).max_in_flight(2);
+        let builder = builder.deadline(PATIENT).prefix(format!("{kind:?}"));
         let limiter = builder.connect(&server.url()).await.unwrap();
         assert!(passes(&limiter, &policy, "a").await);
         match kind {
@@ -270,7 +273,7 @@ async fn status<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>) -> Stat
 #[tokio::test]
 async fn layer_does_as_configured_while_redis_is_away() {
     let mut server = Server::start();
-    let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
+    let limiter = RedisLimiter::builder().deadline(PATIENT).connect(&server.url()).await.unwrap();
     let quota = Quota::per_hour(4);
     let closed = RateLimitLayer::new(limiter.clone(), quota, extract::global());
     let open = closed.clone().on_error(OnError::Allow);

@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use super::{CHECKS, PROCESSES, TASKS, URL, start};
+use super::{CHECKS, LONG, PROCESSES, TASKS, URL, start};
 use crate::limiter::redis::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::{Blocks, Charge, Effect, Limiter, Meters};
@@ -39,7 +39,7 @@ fn one_of_the_processes() {
     let [passed, refused, closed, asked] = runtime.block_on(async {
         // Leases and the memory of denials are on: where refusals are counted they must stay out of
         // the way.
-        let builder = RedisLimiter::builder().deadline(Duration::from_secs(30)).leases(50);
+        let builder = RedisLimiter::builder().deadline(LONG).leases(50);
         let limiter = builder.connect(&url).await.unwrap();
         let tasks = (0..TASKS).map(|task| {
             let limiter = limiter.clone();
@@ -94,7 +94,7 @@ fn refusals_of_eight_processes_close_a_key_exactly_and_each_unit_is_metered_once
     // Who comes after they are gone finds what they left.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
+        let limiter = RedisLimiter::builder().deadline(LONG).connect(&server.url()).await.unwrap();
         let [_, block, plan, over] = policies();
         let key = Key::of("one").unwrap();
         let blocks = Blocks::new(limiter.clone(), block).unwrap();
