@@ -205,7 +205,8 @@ impl Policy {
         let hash = foldhash::quality::FixedState::default();
         let name_fingerprint = hash.hash_one(&name);
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
-        let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint()));
+        // Never 0, which stands for no policy where fingerprints are kept.
+        let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint())) | 1 << 63;
         let name = name.into_boxed_str();
         Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, state_fingerprint, origin }))
     }

@@ -34,20 +34,3 @@ impl Backoff {
         }
     }
 }
-
-/// Backs off after a lost race for a slot, for longer the more often that happened. Threads that
-/// retry at once transfer the slot's cache line for each charge. If one steps aside for half a
-/// microsecond, another does ten charges without a transfer, so together they do twice as many.
-#[cold]
-#[inline(never)]
-pub(crate) fn step_aside(times: usize) {
-    #[cfg(ratelimit_loom)]
-    {
-        let _ = times;
-        loom::thread::yield_now();
-    }
-    #[cfg(not(ratelimit_loom))]
-    for _ in 0..16_u32 << times.min(2) {
-        std::hint::spin_loop();
-    }
-}

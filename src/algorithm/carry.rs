@@ -1,9 +1,7 @@
 //! States of a key whose quota changed, read and rewritten under the new one.
 
-use crate::decision::ChargeDecision;
-
-use super::entry_log::{Entries, Listed};
-use super::state::{How, Next, Pair};
+use super::entry_log::Entries;
+use super::state::Pair;
 use super::used::{Carried, Used};
 use super::{PairRules, Rules};
 
@@ -19,37 +17,6 @@ pub(crate) enum Held<'a, E> {
 pub(crate) enum Kept {
     Pair(Option<Pair>),
     Trail(Vec<(u64, u64)>),
-}
-
-impl Kept {
-    /// Returns the decision about a charge under these rules, and whether anything is to be written.
-    pub(crate) fn decide(&self, rules: &Rules, now: u64, cost: u64, how: How) -> (ChargeDecision, bool) {
-        match (rules, self) {
-            (Rules::Pair(rules, _), kept) => {
-                let state = if let Self::Pair(state) = kept { *state } else { None };
-                let answer = rules.decide_how(state, now, cost, how);
-                (answer.decision, answer.next != Next::Keep)
-            }
-            (Rules::Trail(rules), kept) => {
-                let entries = if let Self::Trail(entries) = kept { entries.as_slice() } else { &[] };
-                let answer = rules.decide_how(&Listed(entries), now, cost, how);
-                (answer.decision, answer.edit.is_some())
-            }
-        }
-    }
-
-    /// Returns whether a receipt still holds anything of this state.
-    pub(crate) fn is_refundable(&self, rules: &Rules, now: u64, units: u64, own: Pair) -> bool {
-        match (rules, self) {
-            (Rules::Pair(rules, _), Self::Pair(Some(state))) => {
-                rules.get().refund(*state, now, units, own) != Next::Keep
-            }
-            (Rules::Trail(rules), Self::Trail(entries)) => {
-                rules.refundable(&Listed(entries), now, units, own.at).is_some()
-            }
-            _ => false,
-        }
-    }
 }
 
 impl Rules {

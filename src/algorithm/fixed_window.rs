@@ -96,7 +96,7 @@ impl FixedWindow {
 }
 
 impl PairAlgorithm for FixedWindow {
-    #[inline]
+    #[inline(always)]
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let window = self.window(state, now);
         let kept = if window.moved && cost > 0 { self.store(window) } else { Next::Keep };

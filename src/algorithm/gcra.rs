@@ -210,7 +210,10 @@ impl<N: Parts> Gcra<N> {
             return None;
         }
         let parts = N::product(us, l) + N::from(num);
-        (parts <= self.ceiling.parts).then(|| self.judge(Span { parts, us, num }, cost, force))
+        if parts > self.ceiling.parts {
+            return None;
+        }
+        Some(self.judge(Span { parts, us, num }, cost, force))
     }
 
     #[inline(always)]

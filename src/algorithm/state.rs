@@ -50,6 +50,7 @@ pub(crate) enum How {
 
 impl How {
     /// Returns the cost, and whether it is forced, for an algorithm that treats refusals like any charge.
+    #[inline]
     pub(super) fn plainly(self, cost: u64) -> (u64, bool) {
         match self {
             Self::IfAllowed => (cost, false),
@@ -67,6 +68,7 @@ pub(crate) trait PairAlgorithm {
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer;
 
     /// Returns the decision for a charge that is taken in this way, and the state to write.
+    #[inline(always)]
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
         let (cost, force) = how.plainly(cost);
         self.decide(state, now, cost, force)

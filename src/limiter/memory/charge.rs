@@ -13,28 +13,39 @@ use super::events::Events;
 use super::locked::{INLINE, LockedSet};
 use super::state::Hold;
 use super::store::Store;
-use super::word::{NO_STATE, Now};
+use super::word::Now;
 
 impl Store {
     /// Takes one charge.
     #[inline(never)]
-    pub(super) fn charge_one(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
-        let how = if force { How::Force } else { How::IfAllowed };
+    pub(super) fn charge_one(&self, charge: Charge<'_>) -> ChargeDecision {
+        let how = how(&[charge], 0, |_| false);
         let mut events = Events::of(self);
-        let mut set = LockedSet::lock(self, [self.hold(policy, key)]);
-        let [hold] = &mut set.holds;
+        let hold = self.hold(charge.policy, charge.key);
+        let decide = |hold: &mut Hold<'_>, now| self.decide(hold, now, charge.cost, how);
+        let (decision, has_room) = self.update(hold, &mut events, decide);
+        if has_room || !decision.is_allowed() { decision } else { events.full(&decision) }
+    }
+
+    /// Locks a state, reads it, and writes what `decide` changes, if there is room. Returns what `decide` returns, and
+    /// whether there was room.
+    #[inline(always)]
+    fn update<T>(
+        &self,
+        hold: Hold<'_>,
+        events: &mut Events<'_>,
+        decide: impl FnOnce(&mut Hold<'_>, Now) -> T,
+    ) -> (T, bool) {
+        let mut holds = [hold];
+        let set = LockedSet::lock(self, &mut holds);
+        let [hold] = set.holds;
         // After the lock: an older reading would look like a clock that stepped back, and rewind the state.
         let now = self.now_after();
         self.read(hold, now);
-        let mut decision = self.decide(hold, now, cost, how);
-        if hold.writes() {
-            if self.make_room(hold, now, &mut events) {
-                self.write(hold, now);
-            } else if decision.is_allowed() {
-                decision = events.full(&decision);
-            }
-        }
-        decision
+        let decided = decide(hold, now);
+        let has_room = self.make_room(hold, now, events);
+        self.write(hold, now);
+        (decided, has_room)
     }
 
     /// Takes all charges or none, and returns whether it took them; or, if it does not take, whether it would. The charges
@@ -49,10 +60,10 @@ impl Store {
             hold.is_twice = holds.iter().any(|other| other.key == hold.key);
             holds.push(hold);
         }
-        let mut set = LockedSet::lock(self, holds);
-        // After the locks, as in `charge_one`.
+        let set = LockedSet::lock(self, holds.as_mut_slice());
+        // After the locks, as in `update`.
         let now = self.now_after();
-        for (at, (charge, hold)) in charges.iter().zip(&mut set.holds).enumerate() {
+        for (at, (charge, hold)) in charges.iter().zip(set.holds.iter_mut()).enumerate() {
             self.read(hold, now);
             let how = how(charges, at, |at| is_denied(decisions, at));
             decisions.push(if hold.is_twice {
@@ -65,12 +76,11 @@ impl Store {
         // Of a refused set only what its refusals count is written, or what brings a state back that is too far ahead.
         let outlives = |at, decisions: &Several| outlives_refusal(charges, at, is_denied(decisions, at));
         for (at, hold) in set.holds.iter_mut().enumerate() {
-            if !takes || !allowed && !outlives(at, decisions) || !hold.writes() {
-                continue;
+            if !takes || !allowed && !outlives(at, decisions) {
+                hold.change_nothing();
             }
             // Room first: if there is none for one of the charges, none has been written.
             if !self.make_room(hold, now, &mut events) {
-                hold.change_nothing();
                 if let Some(decision) = decisions.get_mut(at).filter(|decision| decision.is_allowed()) {
                     *decision = events.full(decision);
                     allowed = is_allowed(charges, decisions);
@@ -78,7 +88,7 @@ impl Store {
             }
         }
         for (at, hold) in set.holds.iter_mut().enumerate() {
-            if takes && hold.writes() && (allowed || outlives(at, decisions)) {
+            if allowed || outlives(at, decisions) {
                 self.write(hold, now);
             }
             let Some(decision) = decisions.get(at) else { continue };
@@ -96,34 +106,18 @@ impl Store {
     pub(super) fn refund(&self, refund: &Refund) {
         let receipt = &refund.receipt;
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
-        let mut events = Events::of(self);
-        let mut set = LockedSet::lock(self, [self.hold(&refund.policy, &refund.key)]);
-        let [hold] = &mut set.holds;
-        let now = self.now_after();
-        self.read(hold, now);
-        self.decide_refund(hold, now, receipt.units(), own, &mut events);
-        self.write(hold, now);
+        let decide = |hold: &mut Hold<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
+        self.update(self.hold(&refund.policy, &refund.key), &mut Events::of(self), decide);
     }
 
     /// Forgets a key's state under a policy's name, whatever its quota was.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
-        let mut set = LockedSet::lock(self, [self.hold(policy, key)]);
-        let [hold] = &mut set.holds;
-        if let Some(seen) = hold.slot.take() {
-            self.free_blocks(seen);
-            self.table.unlock(seen.place, 0, NO_STATE);
-        }
+        self.update(self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
     }
 
     /// Replaces the state of a key by one that was kept elsewhere, if there is room.
-    pub(super) fn replace(&self, hold: Hold<'_>, kept: Kept, now: Now, events: &mut Events<'_>) {
-        let mut set = LockedSet::lock(self, [hold]);
-        let [hold] = &mut set.holds;
-        self.read(hold, now);
-        self.adopt(hold, kept);
-        if self.make_room(hold, now, events) {
-            self.write(hold, now);
-        }
+    pub(super) fn replace(&self, hold: Hold<'_>, kept: Kept, events: &mut Events<'_>) {
+        self.update(hold, events, |hold, _| hold.adopt(kept));
     }
 }
 

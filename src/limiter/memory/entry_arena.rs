@@ -44,8 +44,8 @@ const FOLDED_WITHIN: u32 = 32;
 
 /// Blocks of entries. Each is in one chain, in one list of free blocks, or was never used. They are numbered from 1.
 pub(super) struct EntryArena {
-    words: Box<[AtomicU64]>,
-    blocks: u32,
+    /// The first one is not used.
+    blocks: Box<[[AtomicU64; WORDS_PER_BLOCK]]>,
     free: [Mutex<u32>; LISTS],
     /// Blocks from this one on were never used: they are not yet in memory.
     untouched: AtomicU64,
@@ -84,10 +84,8 @@ impl Chain {
 impl EntryArena {
     /// Makes an arena for so many entries, of at least `blocks` blocks.
     pub(super) fn new(entries: usize, blocks: usize) -> Self {
-        let blocks = Self::blocks_for(entries, blocks);
         Self {
-            words: zeroed((blocks + 1) * WORDS_PER_BLOCK),
-            blocks: blocks as u32, // at most BLOCKS_MAX
+            blocks: zeroed(Self::blocks_for(entries, blocks) + 1),
             free: std::array::from_fn(|_| Mutex::new(NONE)),
             untouched: AtomicU64::new(1),
             draws: AtomicU64::new(0),
@@ -105,7 +103,7 @@ impl EntryArena {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        size_of_val(&*self.blocks)
     }
 
     // Chains ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -374,13 +372,13 @@ impl EntryArena {
 
     /// Returns the owner of a block that is drawn by lot, if the block was ever used. A free block names its last owner.
     pub(super) fn draw_owner(&self) -> Option<Fingerprint> {
-        let owner = self.word(self.draw() % self.blocks + 1, OWNER);
+        let owner = self.word(self.draw() % self.last() + 1, OWNER);
         (owner != 0).then(|| Fingerprint::new(owner))
     }
 
     /// Whether there is a free block.
     pub(super) fn has_free(&self) -> bool {
-        self.untouched.load(Ordering::Relaxed) <= u64::from(self.blocks)
+        self.untouched.load(Ordering::Relaxed) <= u64::from(self.last())
             || self.free.iter().any(|list| *lock(list) != NONE)
     }
 
@@ -391,9 +389,9 @@ impl EntryArena {
             .or_else(|| {
                 // Relaxed: the thread that gets a block is the first to touch it. Asked before, so that it does not grow for
                 // ever.
-                let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.blocks);
+                let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.last());
                 let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
-                u32::try_from(block).ok().filter(|block| *block <= self.blocks)
+                u32::try_from(block).ok().filter(|block| *block <= self.last())
             })
             .or_else(|| (1..LISTS).find_map(|other| self.take_free((own + other) % LISTS)))?;
         self.set_word(block, OWNER, owner.bits());
@@ -414,6 +412,11 @@ impl EntryArena {
             self.set_next(last, *head);
             *head = first;
         }
+    }
+
+    /// Returns the number of the last block.
+    fn last(&self) -> u32 {
+        (self.blocks.len() - 1) as u32 // at most BLOCKS_MAX
     }
 
     fn draw(&self) -> u32 {
@@ -455,12 +458,12 @@ impl EntryArena {
     // owner is read without them, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
-        self.words.get(block as usize * WORDS_PER_BLOCK + word).map_or(0, |word| word.load(Ordering::Relaxed))
+        self.blocks.get(block as usize).map_or(0, |words| words[word].load(Ordering::Relaxed))
     }
 
     fn set_word(&self, block: u32, word: usize, to: u64) {
-        if let Some(word) = self.words.get(block as usize * WORDS_PER_BLOCK + word) {
-            word.store(to, Ordering::Relaxed);
+        if let Some(words) = self.blocks.get(block as usize) {
+            words[word].store(to, Ordering::Relaxed);
         }
     }
 }
@@ -605,7 +608,7 @@ mod tests {
         arena.set_pair(owner(), &mut chain, Pair { at: 7, n: 9 });
         arena.store(owner(), &mut chain);
         assert_eq!(arena.pair(&arena.load(chain.first)), Some(Pair { at: 7, n: 9 }));
-        assert_eq!(free(&arena), arena.blocks as usize - 1);
+        assert_eq!(free(&arena), arena.last() as usize - 1);
     }
 
     #[test]
@@ -668,6 +671,6 @@ mod tests {
             assert_eq!(chain.total, list.iter().map(|entry| entry.1).sum::<u64>());
         }
         arena.clear(owner(), &mut chain);
-        assert_eq!(free(&arena), arena.blocks as usize, "no block is lost");
+        assert_eq!(free(&arena), arena.last() as usize, "no block is lost");
     }
 }

@@ -1,7 +1,5 @@
 //! Events for the observer, which it gets once no lock is held.
 
-use smallvec::SmallVec;
-
 use crate::decision::ChargeDecision;
 use crate::outcome::LimiterEvent;
 
@@ -14,12 +12,12 @@ const FULL_RETRY_US: u64 = 1_000_000;
 /// ask the limiter or panic.
 pub(super) struct Events<'a> {
     store: &'a Store,
-    events: SmallVec<[LimiterEvent; 2]>,
+    events: Vec<LimiterEvent>,
 }
 
 impl<'a> Events<'a> {
     pub(super) fn of(store: &'a Store) -> Self {
-        Self { store, events: SmallVec::new() }
+        Self { store, events: Vec::new() }
     }
 
     /// Notes that a key was forgotten; `throttled` if it was out of allowance.

@@ -64,10 +64,10 @@ impl MemoryLimiter {
     /// assert!(limiter.take_one(&policy, &key, 1).is_allowed());
     /// assert!(!limiter.take_one(&policy, &key, 1).is_allowed());
     /// ```
-    #[inline]
+    #[inline(always)]
     #[must_use = "a denied cost was not taken"]
     pub fn take_one(&self, policy: &Policy, key: &Key, cost: u64) -> ChargeDecision {
-        self.0.charge(policy, key, cost, false)
+        self.0.charge(Charge::new(policy, key).cost(cost))
     }
 
     /// Returns what [`take_one`](Self::take_one) would return, and takes nothing.
@@ -84,7 +84,7 @@ impl MemoryLimiter {
     pub fn take_now(&self, charges: &[Charge<'_>]) -> Decision {
         match charges {
             [charge] if !matches!(charge.effect, Effect::OnRefusal { .. }) => {
-                let decision = self.0.charge(charge.policy, charge.key, charge.cost, charge.effect == Effect::Force);
+                let decision = self.0.charge(*charge);
                 Decision::one(decision.is_allowed() || charge.effect != Effect::Enforce, decision)
             }
             charges => Decision::made(|decisions| self.0.charge_set(charges, decisions)),

@@ -8,19 +8,13 @@
 //! key would take its cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, Verdict};
-use crate::algorithm::{Answer, How, Layout, Next, Pair, PairAlgorithm, PairRules, Rules, WordLayout, by_type};
+use crate::algorithm::{Answer, How, Layout, Next, PairAlgorithm, PairRules, Rules, WordLayout, by_type};
 use crate::decision::{ChargeDecision, Several};
-use crate::key::Key;
 use crate::limiter::{Charge, Effect};
-use crate::policy::Policy;
-use crate::sync::step_aside;
 
-use super::slot_table::{Fingerprint, Found, Seen};
+use super::slot_table::Seen;
 use super::store::Store;
 use super::word::{NO_STATE, Now};
-
-/// How often a charge tries again when another thread was quicker. One thread always gets through.
-const ATTEMPTS: usize = 16;
 
 /// The most charges of a set. A larger set is rare, and would need memory of its own.
 const SET_MAX: usize = 4;
@@ -28,67 +22,37 @@ const SET_MAX: usize = 4;
 impl Store {
     /// Takes one charge.
     #[inline(always)]
-    pub(super) fn charge(&self, policy: &Policy, key: &Key, cost: u64, force: bool) -> ChargeDecision {
+    pub(super) fn charge(&self, charge: Charge<'_>) -> ChargeDecision {
         // Several ways out instead of one, so that the answer is written once, where the caller wants it.
-        if let Rules::Pair(rules, Layout::Word(layout)) = policy.quota().rules() {
-            let version = self.version(policy);
-            let slot = (self.fingerprint(policy, key), version);
-            // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
-            let now = self.now();
-            if let (PairRules::Gcra(bucket), 1, false) = (rules, cost, force) {
-                if let Some(verdict) = self.try_one(slot, |word| look(bucket, word, now)) {
+        let Some(bucket) = bucket_of_unit(charge) else { return self.charge_any(charge) };
+        if let Some((seen, now)) = self.look(charge, None) {
+            if let Some((verdict, word)) = take_unit(bucket, seen.word, now) {
+                if word == seen.word || self.table.replace(seen, word) {
                     return bucket.describe(&verdict, now.at, 1);
                 }
-            } else {
-                return self.charge_any((policy, key), slot, (rules, *layout), now, cost, force);
             }
         }
-        self.charge_one(policy, key, cost, force)
+        self.charge_one(charge)
     }
 
     /// Takes one charge that is not of one unit of a bucket. Out of line, so that the usual charge stays short.
     #[inline(never)]
-    fn charge_any(
-        &self,
-        (policy, key): (&Policy, &Key),
-        slot: (Fingerprint, u16),
-        (rules, layout): (&PairRules, WordLayout),
-        now: Now,
-        cost: u64,
-        force: bool,
-    ) -> ChargeDecision {
-        by_type!(rules, rules => {
-            let is_clamped = |state| rules.is_clamped(state, now.at);
-            let rules = |state| rules.decide(state, now.at, cost, force);
-            if let Some(decision) = self.try_one(slot, |word| decide(word, layout, now, is_clamped, rules)) {
-                return decision;
-            }
-        });
-        self.charge_one(policy, key, cost, force)
-    }
-
-    /// Replaces the word of a slot as `decide` says, and returns what else it says. `decide` returns the word that it was
-    /// given if nothing is to be written, and `None` if it does not know.
-    #[inline(always)]
-    fn try_one<T>(&self, (key, version): (Fingerprint, u16), decide: impl Fn(u64) -> Option<(T, u64)>) -> Option<T> {
-        for attempt in 0..ATTEMPTS {
-            match self.table.look(key, version) {
-                Found::Slot(seen) => {
-                    let (decided, word) = decide(seen.word)?;
+    fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
+        if let (Some((seen, now)), Rules::Pair(rules, Layout::Word(layout))) =
+            (self.look(charge, None), charge.policy.quota().rules())
+        {
+            by_type!(rules, rules => {
+                if let Some((decision, word)) = decide(rules, *layout, charge, seen.word, now) {
                     if word == seen.word || self.table.replace(seen, word) {
-                        return Some(decided);
+                        return decision;
                     }
                 }
-                Found::Nothing => return None,
-                Found::Changing => {}
-            }
-            step_aside(attempt);
+            });
         }
-        None
+        self.charge_one(charge)
     }
 
     /// Takes all charges or none, and returns whether it took them.
-    #[inline(never)]
     pub(super) fn charge_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> bool {
         self.try_set(charges, decisions).unwrap_or_else(|| self.charge_all(charges, decisions, true))
     }
@@ -101,17 +65,16 @@ impl Store {
         let planned = planned.get_mut(..charges.len())?;
         let now = self.now();
         let mut is_refused = false;
-        for (charge, plan) in charges.iter().zip(planned.iter_mut()) {
-            let how = match charge.effect {
-                Effect::Enforce | Effect::Observe => How::IfAllowed,
-                Effect::Force => How::Force,
-                Effect::OnRefusal { .. } => return None,
-            };
+        for (charge, plan) in charges.iter().copied().zip(planned.iter_mut()) {
+            let (seen, now) = self.look(charge, Some(now))?;
             let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
-            let version = self.version(charge.policy);
-            let key = self.fingerprint(charge.policy, charge.key);
-            let Found::Slot(seen) = self.table.look(key, version) else { return None };
-            let (decision, word) = decide_for_set(rules, *layout, seen.word, now, charge.cost, how)?;
+            let (decision, word) = match bucket_of_unit(charge) {
+                Some(bucket) => {
+                    let (verdict, word) = take_unit(bucket, seen.word, now)?;
+                    (bucket.describe(&verdict, now.at, 1), word)
+                }
+                None => by_type!(rules, rules => decide(rules, *layout, charge, seen.word, now))?,
+            };
             *plan = (seen, word);
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
                 if word != seen.word {
@@ -127,6 +90,21 @@ impl Store {
             return Some(false);
         }
         self.write_set(planned).then_some(true)
+    }
+
+    /// Reads the slot of a charge whose state is a word; `None` if it has none, or another thread holds it. Reads the clock
+    /// before that, unless it was read.
+    #[inline(always)]
+    fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen, Now)> {
+        let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
+        let version = self.version(charge.policy);
+        let key = self.fingerprint(charge.policy, charge.key);
+        // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
+        let now = match now {
+            Some(now) => now,
+            None => self.now(),
+        };
+        Some((self.table.look(key, version)?, now))
     }
 
     /// Writes all words as planned, or none if one of the states has changed.
@@ -145,9 +123,22 @@ impl Store {
     }
 }
 
-/// Decides about one unit of a bucket, and returns the word to write.
+/// Returns the bucket of a charge of one unit, if its state is a word.
 #[inline(always)]
-fn look(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(Verdict<u64>, u64)> {
+fn bucket_of_unit<'a>(charge: Charge<'a>) -> Option<&'a Gcra<u64>> {
+    match (charge.policy.quota().rules(), charge.effect) {
+        (Rules::Pair(PairRules::Gcra(bucket), Layout::Word(_)), Effect::Enforce | Effect::Observe)
+            if charge.cost == 1 =>
+        {
+            Some(bucket)
+        }
+        _ => None,
+    }
+}
+
+/// Decides about one unit of a bucket, and returns the word to write; `None` if `now` may be older than the state.
+#[inline(always)]
+fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(Verdict<u64>, u64)> {
     let verdict = bucket.look(WordLayout::unpack_ahead(word, now), 1, false)?;
     let next = match verdict {
         Verdict::Admitted { after, .. } => WordLayout::pack_ahead(after.ahead(), now),
@@ -156,44 +147,31 @@ fn look(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(Verdict<u64>, u64)> 
     Some((verdict, next))
 }
 
-/// Decides about any other charge, and returns the word to write; `None` if `now` may be older than the state.
+/// Decides about any charge, and returns the word to write; `None` if `now` may be older than the state.
 #[inline(always)]
 fn decide(
-    word: u64,
+    rules: &impl PairAlgorithm,
     layout: WordLayout,
+    charge: Charge<'_>,
+    word: u64,
     now: Now,
-    is_clamped: impl Fn(Pair) -> bool,
-    decide: impl Fn(Option<Pair>) -> Answer,
 ) -> Option<(ChargeDecision, u64)> {
+    let how = match charge.effect {
+        Effect::Enforce | Effect::Observe => How::IfAllowed,
+        Effect::Force => How::Force,
+        Effect::OnRefusal { .. } => return None,
+    };
     let state = layout.unpack(word, now);
-    if state.is_some_and(is_clamped) {
+    if state.is_some_and(|state| rules.is_clamped(state, now.at)) {
         return None;
     }
-    let Answer { decision, next } = decide(state);
+    let Answer { decision, next } = rules.decide_how(state, now.at, charge.cost, how);
     let next = match next {
         Next::Keep => word,
         Next::Set(state) => layout.pack(state, now),
         Next::Clear => NO_STATE,
     };
     Some((decision, next))
-}
-
-#[inline(always)]
-fn decide_for_set(
-    rules: &PairRules,
-    layout: WordLayout,
-    word: u64,
-    now: Now,
-    cost: u64,
-    how: How,
-) -> Option<(ChargeDecision, u64)> {
-    if let (PairRules::Gcra(bucket), 1, How::IfAllowed) = (rules, cost, how) {
-        if let Some((verdict, next)) = look(bucket, word, now) {
-            return Some((bucket.describe(&verdict, now.at, 1), next));
-        }
-    }
-    let is_clamped = |state| rules.is_clamped(state, now.at);
-    decide(word, layout, now, is_clamped, |state| rules.decide_how(state, now.at, cost, how))
 }
 
 /// Makes the decisions of a refused set say how each quota stands that has nothing against its charge.

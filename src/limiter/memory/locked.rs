@@ -1,4 +1,4 @@
-//! The states of a set of charges, locked together.
+//! The states of one charge or of a set, locked together.
 //!
 //! # Order of locks
 //!
@@ -15,7 +15,7 @@ use crate::sync::MutexGuard;
 /// States of a request that need no memory of their own.
 pub(super) const INLINE: usize = 4;
 
-/// Locked states, in an array or a list. Dropped, it unlocks those that were not written, as they were.
+/// Locked states. Dropped, it unlocks those that were not written, as they were.
 pub(super) struct LockedSet<'a, H: AsMut<[Hold<'a>]>> {
     store: &'a Store,
     pub(super) holds: H,
@@ -28,61 +28,89 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     #[inline]
     pub(super) fn lock(store: &'a Store, holds: H) -> Self {
         let mut set = Self { store, holds, stripes: SmallVec::new() };
-        while !set.lock_all() {
-            set.unlock(); // a key moved or was forgotten meanwhile
+        while !(set.find_all() && set.lock_found()) {
+            set.put_back(); // a key moved or was forgotten meanwhile
+            set.stripes.clear();
         }
         set
     }
 
-    fn lock_all(&mut self) -> bool {
-        let store = self.store;
-        let mut missing = self.find();
-        if !missing.is_empty() {
-            missing.sort_unstable();
-            missing.dedup();
-            self.stripes = missing.iter().map(|stripe| store.lock_stripe(*stripe)).collect();
-            // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless
-            // another key lost its slot meanwhile.
-            if self.find().iter().any(|stripe| !missing.contains(stripe)) {
-                return false;
-            }
+    /// Notes where each key is, or locks the stripe under which it would get a slot.
+    fn find_all(&mut self) -> bool {
+        if self.find() {
+            return true;
         }
+        let missing = self.holds.as_mut().iter().filter(|hold| hold.place.is_none() && !hold.is_twice);
+        let mut stripes: SmallVec<[usize; INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        self.stripes = stripes.iter().map(|stripe| self.store.lock_stripe(*stripe)).collect();
+        // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless another
+        // key lost its slot meanwhile.
+        self.find();
+        let is_held = |hold: &Hold<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
+        self.holds.as_mut().iter().all(is_held)
+    }
+
+    /// Notes where the keys are, and returns whether each has a slot.
+    fn find(&mut self) -> bool {
+        let mut is_found = true;
+        for hold in self.holds.as_mut().iter_mut().filter(|hold| !hold.is_twice) {
+            hold.place = self.store.table.place_of(hold.key);
+            is_found &= hold.place.is_some();
+        }
+        is_found
+    }
+
+    /// Locks the slots that were found, in their order, if each still is its key's.
+    fn lock_found(&mut self) -> bool {
         let mut last = None;
         while let Some(hold) =
             self.holds.as_mut().iter_mut().filter(|hold| hold.place > last).min_by_key(|hold| hold.place)
         {
             last = hold.place;
-            hold.slot = hold.place.and_then(|place| store.table.lock_key(place, hold.key));
+            hold.slot = hold.place.and_then(|place| self.store.table.lock_key(place, hold.key));
             if hold.slot.is_none() {
                 return false;
             }
         }
-        // Two keys were found in one place if it changed hands in between. Then one of them is not locked.
+        // Two keys were found in one slot if it changed hands in between. Then one of them is not locked.
         self.holds.as_mut().iter().all(|hold| hold.place.is_none() || hold.slot.is_some())
     }
 
-    /// Notes where the keys are, and returns the stripes of those that have no slot.
-    fn find(&mut self) -> SmallVec<[usize; INLINE]> {
-        let mut missing = SmallVec::new();
-        for hold in self.holds.as_mut().iter_mut().filter(|hold| !hold.is_twice) {
-            hold.place = self.store.table.place_of(hold.key);
-            if hold.place.is_none() {
-                missing.push(stripe_of(hold.key));
-            }
-        }
-        missing
-    }
-
-    fn unlock(&mut self) {
-        for hold in self.holds.as_mut().iter_mut().filter(|hold| hold.slot.is_some()) {
-            self.store.put_back(hold);
-        }
-        self.stripes.clear();
+    fn put_back(&mut self) {
+        self.holds.as_mut().iter_mut().for_each(|hold| self.store.put_back(hold));
     }
 }
 
 impl<'a, H: AsMut<[Hold<'a>]>> Drop for LockedSet<'a, H> {
     fn drop(&mut self) {
-        self.unlock();
+        self.put_back();
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::limiter::Charge;
+    use crate::limiter::memory::setup::Setup;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
+
+    #[test]
+    fn two_keys_found_in_one_slot_are_not_both_locked() {
+        let store = Store::new(Setup { capacity: 1, ..Setup::default() }, [1, 2]);
+        let policy = Policy::from(Quota::per_hour(5));
+        let [there, gone] = ["there", "gone"].map(|key| Key::of(key).expect("it is short"));
+        assert!(store.charge(Charge::new(&policy, &there)).is_allowed());
+        for keys in [[&there, &gone], [&gone, &there]] {
+            let mut holds = keys.map(|key| store.hold(&policy, key));
+            let place = store.table.place_of(store.fingerprint(&policy, &there));
+            holds.iter_mut().for_each(|hold| hold.place = place);
+            let mut set = LockedSet { store: &store, holds: &mut holds, stripes: SmallVec::new() };
+            assert!(!set.lock_found());
+        }
+        assert_eq!(store.charge(Charge::new(&policy, &there).cost(0)).remaining(), 4, "nothing stays locked");
     }
 }

@@ -8,10 +8,11 @@ use loom::sync::Arc;
 use loom::thread;
 
 use super::setup::{AnyClock, Setup};
-use super::slot_table::{Fingerprint, Found, Place, Seen, SlotTable, version_of};
+use super::slot_table::{Fingerprint, Place, Seen, SlotTable, version_of};
 use super::store::Store;
 use super::versions::PHASE_US;
 use super::word::{NO_STATE, Now};
+use crate::algorithm::divisor::Divisor;
 use crate::algorithm::{Pair, WordLayout};
 use crate::clock::{Clock, ManualClock};
 use crate::key::Key;
@@ -21,7 +22,7 @@ use crate::quota::Quota;
 
 // The table ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-const LAYOUT: WordLayout = WordLayout::MICROSECONDS;
+const LAYOUT: WordLayout = WordLayout { shift: 0, grid: Divisor::new(1) };
 const BASE: u64 = 1_000_000;
 
 fn now() -> Now {
@@ -74,11 +75,14 @@ fn read(table: &SlotTable, key: Fingerprint) -> Option<(u16, Option<u64>)> {
 /// Charges a key without a lock, if its slot is of this version.
 fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
     loop {
-        match table.look(key, version) {
-            Found::Slot(seen) if table.replace(seen, live(number(seen.word).unwrap_or(0) + 1)) => return true,
-            Found::Nothing => return false,
-            _ => thread::yield_now(),
+        let seen = table.look(key, version);
+        if seen.is_some_and(|seen| table.replace(seen, live(number(seen.word).unwrap_or(0) + 1))) {
+            return true;
         }
+        if find(table, key).is_none_or(|seen| version_of(seen.tag) != version) {
+            return false;
+        }
+        thread::yield_now();
     }
 }
 
@@ -224,11 +228,11 @@ impl Limiter {
     }
 
     fn take(&self) -> bool {
-        self.store.charge(&self.policy, &self.key, 1, false).is_allowed()
+        self.store.charge(Charge::new(&self.policy, &self.key)).is_allowed()
     }
 
     fn remaining(&self) -> u64 {
-        self.store.charge(&self.policy, &self.key, 0, false).remaining()
+        self.store.charge(Charge::new(&self.policy, &self.key).cost(0)).remaining()
     }
 
     /// The places of all live states.
@@ -348,7 +352,7 @@ fn set_and_single_charge_share_the_last_unit() {
         let single = limiter.take();
         let set = set.join().expect("the thread ends");
         assert!(set != single, "one unit, one of them got it");
-        let left = limiter.store.charge(&first, &limiter.key, 0, false).remaining();
+        let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
         assert_eq!(left, 10 - u64::from(set), "all or nothing");
     });
 }

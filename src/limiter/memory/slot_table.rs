@@ -22,9 +22,8 @@ pub(super) const VERSION_BITS: u32 = 14;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
 
 pub(super) const SLOTS_PER_LINE: usize = 4;
-const WORDS_PER_LINE: usize = 2 * SLOTS_PER_LINE;
 const LINE_BYTES: usize = 64;
-const _: () = assert!(WORDS_PER_LINE * size_of::<u64>() == LINE_BYTES);
+const _: () = assert!(SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and zeros. Not all bits are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,17 +79,12 @@ impl Seen {
     pub(super) const NOTHING: Self = Self { place: Place(0), tag: 0, word: 0 };
 }
 
-/// The result of [`SlotTable::look`].
-pub(super) enum Found {
-    Slot(Seen),
-    Nothing,
-    /// The slot is locked, or changed while it was read.
-    Changing,
-}
+/// A tag and a word.
+type Slot = [AtomicU64; 2];
 
 /// The table.
 pub(super) struct SlotTable {
-    words: Box<[AtomicU64]>,
+    slots: Box<[Slot]>,
     /// Where the first whole line of the allocation begins.
     start: usize,
     lines: usize,
@@ -101,14 +95,14 @@ impl SlotTable {
     /// and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
-        let words = zeroed((lines + 1) * WORDS_PER_LINE);
-        let misaligned = words.as_ptr() as usize % LINE_BYTES;
-        let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<u64>();
-        Self { words, start, lines }
+        let slots = zeroed((lines + 1) * SLOTS_PER_LINE);
+        let misaligned = slots.as_ptr() as usize % LINE_BYTES;
+        let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<Slot>();
+        Self { slots, start, lines }
     }
 
     pub(super) fn bytes(&self) -> usize {
-        size_of_val(&*self.words)
+        size_of_val(&*self.slots)
     }
 
     /// Returns the number of slots.
@@ -118,49 +112,49 @@ impl SlotTable {
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the key's slot of this version, and waits for nothing.
+    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or changes
+    /// meanwhile.
     #[inline(always)]
-    pub(super) fn look(&self, key: Fingerprint, version: u16) -> Found {
+    pub(super) fn look(&self, key: Fingerprint, version: u16) -> Option<Seen> {
         let tag = key.tag(version);
-        let Some(place) = self.find(key, |other| other == tag) else { return Found::Nothing };
-        match self.read(place) {
-            Some(seen) if seen.tag == tag => Found::Slot(seen),
-            _ => Found::Changing,
-        }
+        let (place, slot) = self.find(key, |other| other == tag)?;
+        read_tagged(place, slot, tag)
     }
 
     /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once.
     #[inline]
     pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place> {
-        self.find(key, |tag| key.matches(tag))
+        Some(self.find(key, |tag| key.matches(tag))?.0)
     }
 
     #[inline(always)]
-    fn find(&self, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Option<Place> {
+    fn find(&self, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Option<(Place, &Slot)> {
         let first = self.first_line(key);
-        self.find_in(first, &is_it).or_else(|| self.find_in(self.second_line(key, first), &is_it))
+        match self.find_in(first, &is_it) {
+            None => self.find_in(self.second_line(key, first), &is_it),
+            found => found,
+        }
     }
 
     #[inline(always)]
-    fn find_in(&self, line: usize, is_it: &impl Fn(u64) -> bool) -> Option<Place> {
-        let words: &[AtomicU64; WORDS_PER_LINE] =
-            self.words.get(self.start + line * WORDS_PER_LINE..)?.first_chunk()?;
-        // All four tags at once: a branch for each would be mispredicted. Relaxed: only a hint.
-        let hit = |slot: usize| usize::from(is_it(words[2 * slot].load(Ordering::Relaxed))) << slot;
+    fn find_in(&self, line: usize, is_it: &impl Fn(u64) -> bool) -> Option<(Place, &Slot)> {
+        let first = self.place(line, 0);
+        let slots: &[Slot; SLOTS_PER_LINE] = self.slots.get(first.0..)?.first_chunk()?;
+        // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
+        let hit = |slot: usize| usize::from(is_it(slots[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
-        (hits != 0).then(|| self.place(line, hits.trailing_zeros() as usize))
+        if hits == 0 {
+            return None;
+        }
+        let slot = hits.trailing_zeros() as usize % SLOTS_PER_LINE;
+        Some((Place(first.0 + slot), &slots[slot]))
     }
 
     /// Reads a slot; `None` if it is locked or changes meanwhile.
-    #[inline(always)]
+    #[inline]
     pub(super) fn read(&self, place: Place) -> Option<Seen> {
-        let [tags, words] = self.slot(place)?;
-        // Acquire, with the Release of the tag in `unlock`: a reader that sees a new tag sees its slot locked or later.
-        let tag = tags.load(Ordering::Acquire);
-        // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
-        let word = words.load(Ordering::Acquire);
-        let unchanged = tags.load(Ordering::Relaxed) == tag;
-        (unchanged && word != LOCKED).then_some(Seen { place, tag, word })
+        let slot = self.slot(place)?;
+        read_tagged(place, slot, slot[0].load(Ordering::Acquire))
     }
 
     /// Returns the slots of a key's two lines as they are now, except those that are locked.
@@ -217,18 +211,12 @@ impl SlotTable {
 
     /// Locks a slot, if it is as it was seen.
     pub(super) fn try_lock(&self, seen: Seen) -> bool {
-        self.lock_then(seen, LOCKED)
+        self.replace(seen, LOCKED)
     }
 
     /// Replaces the word that was seen, if it is still there and still the same key's.
     #[inline(always)]
     pub(super) fn replace(&self, seen: Seen, word: u64) -> bool {
-        self.lock_then(seen, word)
-    }
-
-    /// Locks a slot as it was seen, and leaves this word in it.
-    #[inline(always)]
-    fn lock_then(&self, seen: Seen, word: u64) -> bool {
         let Some([tags, words]) = self.slot(seen.place) else { return false };
         // Acquire, with the Release of the word in `unlock`: the tag that is read next is not older than the word.
         // Relaxed on failure: the caller reads again.
@@ -273,18 +261,18 @@ impl SlotTable {
     // Places ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     #[inline(always)]
-    fn slot(&self, place: Place) -> Option<&[AtomicU64; 2]> {
-        self.words.get(place.0..)?.first_chunk()
+    fn slot(&self, place: Place) -> Option<&Slot> {
+        self.slots.get(place.0)
     }
 
     #[inline]
     fn place(&self, line: usize, slot: usize) -> Place {
-        Place(self.start + line * WORDS_PER_LINE + 2 * slot)
+        Place(self.start + line * SLOTS_PER_LINE + slot)
     }
 
     /// Returns the line of a slot.
     pub(super) fn line_of(&self, place: Place) -> usize {
-        place.0.saturating_sub(self.start) / WORDS_PER_LINE
+        place.0.saturating_sub(self.start) / SLOTS_PER_LINE
     }
 
     #[inline]
@@ -305,13 +293,27 @@ impl SlotTable {
     }
 }
 
+/// Reads a slot whose tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a reader that sees a
+/// new tag sees its slot locked or later.
+#[inline(always)]
+fn read_tagged(place: Place, [tags, words]: &Slot, tag: u64) -> Option<Seen> {
+    // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
+    let word = words.load(Ordering::Acquire);
+    let unchanged = tags.load(Ordering::Relaxed) == tag;
+    if unchanged && word != LOCKED { Some(Seen { place, tag, word }) } else { None }
+}
+
+/// Returns so many arrays of words, which are all 0.
 #[cfg(not(ratelimit_loom))]
-pub(super) fn zeroed(words: usize) -> Box<[AtomicU64]> {
+pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]>
+where
+    [AtomicU64; N]: bytemuck::Zeroable,
+{
     // Zeroed by the system, page by page when first touched: a large table costs nothing until it is used.
-    bytemuck::zeroed_slice_box(words)
+    bytemuck::zeroed_slice_box(count)
 }
 
 #[cfg(ratelimit_loom)]
-pub(super) fn zeroed(words: usize) -> Box<[AtomicU64]> {
-    (0..words).map(|_| AtomicU64::new(0)).collect()
+pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]> {
+    (0..count).map(|_| std::array::from_fn(|_| AtomicU64::new(0))).collect()
 }

@@ -92,7 +92,7 @@ impl Snapshot {
                 _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
-                store.replace(Hold::new(state.key, *version, rules), kept, now, &mut events);
+                store.replace(Hold::new(state.key, *version, rules), kept, &mut events);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The state of a key while this thread has locked its slot: read, decide, write, for states of every size.
 
 use crate::algorithm::carry::{Held, Kept};
-use crate::algorithm::entry_log::{Edit, Entries, Trail};
+use crate::algorithm::entry_log::{Edit, Entries, Listed, Trail};
 use crate::algorithm::{How, Next, Pair, Rules};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -17,8 +17,8 @@ use super::word::{NO_STATE, Now, block_of, block_word};
 /// A key whose slot is locked, or that is known to have none.
 pub(super) struct Hold<'a> {
     pub(super) key: Fingerprint,
-    pub(super) version: u16,
-    pub(super) rules: &'a Rules,
+    version: u16,
+    rules: &'a Rules,
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
     /// Where the key was found.
@@ -30,10 +30,14 @@ pub(super) struct Hold<'a> {
     /// The chain is a new one, of which the slot does not know.
     is_begun: bool,
     state: State,
+    /// The state was written by another quota, and lies further in the future than this quota could put it: any charge with
+    /// a cost writes it, even a refused one.
+    is_ahead: bool,
     change: Change,
 }
 
-/// A state as it is read.
+/// A state as it is read. If another quota of the policy wrote it, it is converted, and the slot keeps the old state until
+/// this quota writes.
 #[derive(Debug)]
 pub(super) enum State {
     /// No state, or one that has expired.
@@ -41,13 +45,8 @@ pub(super) enum State {
     Pair(Pair),
     /// The entries of the chain.
     Entries,
-    /// A state that another quota of the policy wrote, converted. The slot keeps the old state until this quota writes. If
-    /// the state lies further in the future than this quota could put it, any charge with a cost writes it, even a refused
-    /// one.
-    Foreign {
-        kept: Kept,
-        is_ahead: bool,
-    },
+    /// Entries that are not in the chain yet.
+    Listed(Vec<(u64, u64)>),
 }
 
 /// The word and the entries to write.
@@ -59,8 +58,6 @@ enum Change {
     Entries(Edit),
     /// Units to take out of the entry that starts then.
     Remove(u64, u64),
-    /// The foreign state, as this quota takes it over, and then what this charge changes.
-    Convert(u64, How),
 }
 
 impl<'a> Hold<'a> {
@@ -75,16 +72,47 @@ impl<'a> Hold<'a> {
             chain: Chain::default(),
             is_begun: false,
             state: State::Nothing,
+            is_ahead: false,
             change: Change::Nothing,
         }
     }
 
-    pub(super) fn writes(&self) -> bool {
-        !matches!(self.change, Change::Nothing)
-    }
-
     pub(super) fn change_nothing(&mut self) {
         self.change = Change::Nothing;
+    }
+
+    /// Makes the hold forget its state.
+    pub(super) fn clear(&mut self) {
+        if self.slot.is_some() {
+            self.change = Change::Clear;
+        }
+    }
+
+    /// Makes the hold replace its state by one that was kept elsewhere.
+    pub(super) fn adopt(&mut self, kept: Kept) {
+        self.state = kept.into();
+        self.change = self.state.as_it_is();
+    }
+}
+
+impl State {
+    /// Returns the change that writes the state as it was read.
+    fn as_it_is(&self) -> Change {
+        match self {
+            Self::Nothing => Change::Clear,
+            Self::Pair(pair) => Change::Pair(*pair),
+            Self::Entries | Self::Listed(_) => Change::Entries(Edit::default()),
+        }
+    }
+}
+
+impl From<Kept> for State {
+    fn from(kept: Kept) -> Self {
+        match kept {
+            Kept::Pair(Some(pair)) => Self::Pair(pair),
+            Kept::Trail(entries) if !entries.is_empty() => Self::Listed(entries),
+            Kept::Pair(None) | Kept::Trail(_) => Self::Nothing,
+        }
     }
 }
 
@@ -106,11 +134,11 @@ impl Store {
     /// Reads the state of a key that is locked. `now` was read after it was locked, so it is not older than the state.
     pub(super) fn read(&self, hold: &mut Hold<'_>, now: Now) {
         let Some(seen) = hold.slot else { return };
-        (hold.chain, hold.state) = if version_of(seen.tag) == hold.version {
-            self.unpack(seen, hold.rules, now)
+        if version_of(seen.tag) == hold.version {
+            (hold.chain, hold.state) = self.unpack(seen, hold.rules, now);
         } else {
-            self.take_over(seen, hold.version, now)
-        };
+            self.take_over(hold, seen, now);
+        }
     }
 
     /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the slot
@@ -139,24 +167,25 @@ impl Store {
         Some(start.saturating_add(rules.life_us()))
     }
 
-    /// Returns the blocks of a slot of another version, and its state as this version takes it over.
+    /// Reads a state of another version, as this version takes it over.
     #[cold]
-    fn take_over(&self, seen: Seen, version: u16, now: Now) -> (Chain, State) {
+    fn take_over(&self, hold: &mut Hold<'_>, seen: Seen, now: Now) {
         let known = self.versions.known();
-        let (Some(from), Some(to)) = (known.policy(version_of(seen.tag)), known.policy(version)) else {
-            return (Chain::default(), State::Nothing); // not reached: a tag's version is known
+        let (Some(from), Some(to)) = (known.policy(version_of(seen.tag)), known.policy(hold.version)) else {
+            return; // not reached: a tag's version is known
         };
         let (from, to) = (from.quota(), to.quota());
         let (chain, state) = self.unpack(seen, from.rules(), now);
+        hold.chain = chain;
         let view = self.arena().view(&chain);
         let held = match state {
             State::Pair(pair) => Held::Pair(pair),
             State::Entries => Held::Trail(&view),
-            State::Nothing | State::Foreign { .. } => return (chain, State::Nothing),
+            State::Nothing | State::Listed(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
         let (kept, is_ahead) = to.rules().take_over(from.rules(), &held, now.at, share);
-        (chain, State::Foreign { kept, is_ahead })
+        (hold.state, hold.is_ahead) = (kept.into(), is_ahead);
     }
 
     // Decide ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,161 +193,146 @@ impl Store {
     /// Decides about a charge, and notes what it changes.
     #[inline]
     pub(super) fn decide(&self, hold: &mut Hold<'_>, now: Now, cost: u64, how: How) -> ChargeDecision {
-        match (&hold.state, hold.rules) {
-            (State::Foreign { kept, is_ahead }, rules) => {
-                let (decision, writes) = kept.decide(rules, now.at, cost, how);
-                let converts = writes || *is_ahead && cost > 0;
-                hold.change = if converts { Change::Convert(cost, how) } else { Change::Nothing };
-                decision
-            }
-            (state, Rules::Pair(rules, _)) => {
-                let pair = if let State::Pair(pair) = state { Some(*pair) } else { None };
+        let decision = match hold.rules {
+            Rules::Pair(rules, _) => {
+                let pair = if let State::Pair(pair) = hold.state { Some(pair) } else { None };
                 let answer = rules.decide_how(pair, now.at, cost, how);
                 hold.change = answer.next.into();
                 answer.decision
             }
-            (state, Rules::Trail(rules)) => {
-                let chain = if let State::Entries = state { hold.chain } else { Chain::default() };
-                let answer = rules.decide_how(&self.arena().view(&chain), now.at, cost, how);
+            Rules::Trail(rules) => {
+                let answer = match &hold.state {
+                    State::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
+                    State::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
+                    State::Nothing | State::Pair(_) => rules.decide_how(&Listed(&[]), now.at, cost, how),
+                };
                 hold.change = answer.edit.map_or(Change::Nothing, Change::Entries);
                 answer.decision
             }
+        };
+        if hold.is_ahead && cost > 0 && matches!(hold.change, Change::Nothing) {
+            hold.change = hold.state.as_it_is();
         }
+        decision
     }
 
     /// Notes what a refund changes: what the receipt `own` of `units` still holds.
-    pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair, events: &mut Events<'_>) {
-        if let State::Foreign { kept, .. } = &hold.state {
-            if !kept.is_refundable(hold.rules, now.at, units, own) || !self.make_room(hold, now, events) {
+    pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair) {
+        let held = match (&hold.state, hold.rules) {
+            (State::Pair(pair), Rules::Pair(rules, _)) => {
+                hold.change = rules.get().refund(*pair, now.at, units, own).into();
                 return;
             }
-            self.convert(hold, now, 0, How::IfAllowed);
-        }
-        match (&hold.state, hold.rules) {
-            (State::Pair(pair), Rules::Pair(rules, _)) => match rules.get().refund(*pair, now.at, units, own) {
-                Next::Keep => {}
-                next => hold.change = next.into(),
-            },
             (State::Entries, Rules::Trail(rules)) => {
-                let held = rules.refundable(&self.arena().view(&hold.chain), now.at, units, own.at);
-                if let Some((start, units)) = held {
-                    hold.change = Change::Remove(start, units);
-                }
+                rules.refundable(&self.arena().view(&hold.chain), now.at, units, own.at)
             }
-            _ => {}
-        }
-    }
-
-    /// Makes a hold replace its state by one that was kept elsewhere.
-    pub(super) fn adopt(&self, hold: &mut Hold<'_>, kept: Kept) {
-        hold.state = State::Foreign { kept, is_ahead: false };
-        hold.change = Change::Convert(0, How::IfAllowed);
+            (State::Listed(entries), Rules::Trail(rules)) => rules.refundable(&Listed(entries), now.at, units, own.at),
+            _ => None,
+        };
+        hold.change = held.map_or(Change::Nothing, |(start, units)| Change::Remove(start, units));
     }
 
     // Write ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there is no
-    /// room, it returns `false`, and the change cannot be written.
+    /// room, it returns `false`, and the hold changes nothing.
+    #[inline]
     pub(super) fn make_room(&self, hold: &mut Hold<'_>, now: Now, events: &mut Events<'_>) -> bool {
-        if hold.slot.is_none() {
-            let Some(place) = self.claim(hold.key, hold.version, now, events) else { return false };
-            hold.slot = Some(Seen { place, tag: 0, word: NO_STATE });
+        let has_room = matches!(hold.change, Change::Nothing)
+            || (hold.slot.is_some() || self.make_slot(hold, now, events))
+                && (word_layout(hold.rules, hold.version).is_some()
+                    || !hold.chain.wants_block()
+                    || self.make_block(hold, now));
+        if !has_room {
+            hold.change_nothing();
         }
-        if word_layout(hold.rules, hold.version).is_none() && hold.chain.wants_block() {
-            self.free_a_block(now);
-            if !hold.chain.has_block() {
-                let Some(chain) = self.arena().begin(hold.key) else { return false };
-                (hold.chain, hold.is_begun) = (chain, true);
-            }
+        has_room
+    }
+
+    fn make_slot(&self, hold: &mut Hold<'_>, now: Now, events: &mut Events<'_>) -> bool {
+        let place = self.claim(hold.key, hold.version, now, events);
+        hold.slot = place.map(|place| Seen { place, tag: 0, word: NO_STATE });
+        place.is_some()
+    }
+
+    fn make_block(&self, hold: &mut Hold<'_>, now: Now) -> bool {
+        self.free_a_block(now);
+        if !hold.chain.has_block() {
+            let Some(chain) = self.arena().begin(hold.key) else { return false };
+            (hold.chain, hold.is_begun) = (chain, true);
         }
         true
     }
 
     /// Writes what a hold changes, for which there is room, and unlocks its slot.
+    #[inline]
     pub(super) fn write(&self, hold: &mut Hold<'_>, now: Now) {
-        if let Change::Convert(cost, how) = hold.change {
-            self.convert(hold, now, cost, how);
-        }
-        let key = hold.key;
-        let chain = &mut hold.chain;
-        let word = match (&hold.change, hold.rules) {
-            (Change::Pair(pair), rules) => match word_layout(rules, hold.version) {
+        let Hold { key, version, rules, chain, state, change, .. } = hold;
+        let word = match (&mut *change, rules) {
+            (Change::Pair(pair), rules) => match word_layout(rules, *version) {
                 Some(layout) => {
-                    if chain.has_block() {
-                        self.arena().clear(key, chain);
-                    }
+                    self.free_chain(*key, chain);
                     layout.pack(*pair, now)
                 }
                 None => {
-                    self.arena().set_pair(key, chain, *pair);
-                    self.arena().store(key, chain);
+                    self.arena().set_pair(*key, chain, *pair);
                     // Its number may count beyond its instant.
-                    block_word(chain.first, pair.at.saturating_add(1), now)
+                    self.store_chain(*key, chain, Some(pair.at.saturating_add(1)), now)
                 }
             },
-            (Change::Entries(edit), Rules::Trail(rules)) => {
-                if !matches!(hold.state, State::Entries) {
-                    self.arena().empty(key, chain); // what has expired
-                }
-                self.arena().apply(key, chain, edit, rules.most());
-                self.store_entries(key, chain, rules, now)
-            }
-            (Change::Remove(start, units), Rules::Trail(rules)) => {
-                self.arena().remove_units(key, chain, *start, *units);
-                self.store_entries(key, chain, rules, now)
-            }
             (Change::Clear, _) => {
-                if chain.has_block() {
-                    self.arena().clear(key, chain);
-                }
+                self.free_chain(*key, chain);
                 NO_STATE
+            }
+            (change @ (Change::Entries(_) | Change::Remove(..)), Rules::Trail(rules)) => {
+                let arena = self.arena();
+                if !matches!(state, State::Entries) {
+                    arena.empty(*key, chain); // what has expired, or is another quota's
+                }
+                if let State::Listed(entries) = state {
+                    let gone = match change {
+                        Change::Entries(edit) if edit.move_to.is_none() => std::mem::take(&mut edit.drop),
+                        _ => 0,
+                    };
+                    entries.iter().skip(gone).for_each(|(start, units)| arena.push(*key, chain, *start, *units));
+                }
+                match change {
+                    Change::Remove(start, units) => arena.remove_units(*key, chain, *start, *units),
+                    Change::Entries(edit) => arena.apply(*key, chain, edit, rules.most()),
+                    _ => {}
+                }
+                let expires = self.expiry(chain, rules);
+                self.store_chain(*key, chain, expires, now)
             }
             _ => return,
         };
         if let Some(seen) = hold.slot.take() {
-            self.table.unlock(seen.place, key.tag(hold.version), word);
+            self.table.unlock(seen.place, key.tag(*version), word);
         }
     }
 
-    /// Stores a chain of entries, and returns the word for its slot.
-    fn store_entries(&self, key: Fingerprint, chain: &mut Chain, rules: &Trail, now: Now) -> u64 {
-        let expires = self.expiry(chain, rules);
+    /// Stores a chain, and returns the word for its slot.
+    #[inline]
+    fn store_chain(&self, key: Fingerprint, chain: &mut Chain, expires: Option<u64>, now: Now) -> u64 {
         self.arena().store(key, chain);
         expires.map_or(NO_STATE, |expires| block_word(chain.first, expires, now))
     }
 
-    /// Makes a foreign state one of this version, and then decides about a charge.
-    #[cold]
-    fn convert(&self, hold: &mut Hold<'_>, now: Now, cost: u64, how: How) {
-        if let State::Foreign { kept, .. } = std::mem::replace(&mut hold.state, State::Nothing) {
-            match kept {
-                Kept::Pair(pair) => hold.state = pair.map_or(State::Nothing, State::Pair),
-                Kept::Trail(entries) => {
-                    self.arena().empty(hold.key, &mut hold.chain);
-                    for (start, units) in entries {
-                        self.arena().push(hold.key, &mut hold.chain, start, units);
-                        hold.state = State::Entries;
-                    }
-                }
+    /// Unlocks a slot that was not written.
+    pub(super) fn put_back(&self, hold: &mut Hold<'_>) {
+        if let Some(seen) = hold.slot.take() {
+            if hold.is_begun {
+                self.free_chain(hold.key, &mut hold.chain);
             }
-        }
-        let _ = self.decide(hold, now, cost, how); // as it was decided before
-        if !hold.writes() {
-            hold.change = match &hold.state {
-                State::Pair(pair) => Change::Pair(*pair),
-                State::Entries => Change::Entries(Edit::default()),
-                State::Nothing | State::Foreign { .. } => Change::Clear,
-            };
+            self.table.put_back(seen);
         }
     }
 
-    /// Unlocks a slot that was not written.
-    pub(super) fn put_back(&self, hold: &mut Hold<'_>) {
-        if std::mem::take(&mut hold.is_begun) && hold.slot.is_some() {
-            self.arena().clear(hold.key, &mut hold.chain);
-        }
-        if let Some(seen) = hold.slot.take() {
-            self.table.put_back(seen);
+    /// Frees the blocks of a chain.
+    #[inline]
+    fn free_chain(&self, key: Fingerprint, chain: &mut Chain) {
+        if chain.has_block() {
+            self.arena().clear(key, chain);
         }
     }
 

@@ -1,6 +1,6 @@
 //! The parts of a limiter in memory, and what they share.
 
-use std::hash::Hasher;
+use std::hash::{Hash, Hasher};
 use std::sync::atomic::AtomicU32;
 use std::sync::{OnceLock, TryLockError};
 
@@ -84,11 +84,11 @@ impl Store {
     }
 
     /// Returns the fingerprint of a key under a policy's name: its states under all quotas of that policy share it.
-    #[inline]
+    #[inline(always)]
     pub(super) fn fingerprint(&self, policy: &Policy, key: &Key) -> Fingerprint {
         let seed = self.seeds[0] ^ policy.name_fingerprint();
         let mut hasher = foldhash::quality::FoldHasher::with_seed(seed, &self.shared_seed);
-        hasher.write(key.as_bytes());
+        key.hash(&mut hasher);
         Fingerprint::new(hasher.finish())
     }
 
@@ -96,7 +96,7 @@ impl Store {
 
     /// Reads the clock before the state is read. A thread that loses the processor in between finds a state that is newer. So
     /// a decision by this reading is given up if the state is [ahead](crate::algorithm::PairRules::is_clamped) of it.
-    #[inline(always)] // called from several places, it would be a call in the usual charge (benches/instructions.rs)
+    #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
         Now::new(self.setup.clock.now_us(), self.base)
     }

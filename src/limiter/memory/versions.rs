@@ -131,10 +131,8 @@ impl Versions {
         let fingerprint = policy.state_fingerprint();
         // Acquire, with the Release in `hand_out`: a thread that gets a number from here also sees its form.
         let entry = self.cache[fingerprint as usize % CACHED].load(Ordering::Acquire);
-        if (entry ^ fingerprint) & !NUMBER_MASK == 0 && entry & NUMBER_MASK != 0 {
-            return Some((entry & NUMBER_MASK) as u16); // masked
-        }
-        None
+        // An empty place is 0, which no fingerprint is. The mask leaves a number.
+        if (entry ^ fingerprint) & !NUMBER_MASK == 0 { Some((entry & NUMBER_MASK) as u16) } else { None }
     }
 
     /// Whether it is time to look for numbers that no state needs.

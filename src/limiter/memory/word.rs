@@ -3,7 +3,6 @@
 //! A word begins with the instant at which its state expires, so one comparison tells whether any state has expired. Below it
 //! is the state's number, or the number of the state's first block.
 
-use crate::algorithm::divisor::Divisor;
 use crate::algorithm::gcra::Ahead;
 use crate::algorithm::{NUMBER_BITS, Pair, WORD_AHEAD_US, WordLayout};
 
@@ -44,9 +43,6 @@ impl Now {
 }
 
 impl WordLayout {
-    /// The layout of instants that may be any microsecond.
-    pub(super) const MICROSECONDS: Self = Self { shift: 0, grid: Divisor::new(1) };
-
     /// Packs a state that is not older than the base nor further ahead than a word holds.
     #[inline]
     pub(super) fn pack(self, state: Pair, now: Now) -> u64 {
@@ -64,9 +60,9 @@ impl WordLayout {
     /// Returns how far the state in a word lies ahead, where instants are microseconds; zero if it has expired.
     #[inline]
     pub(super) fn unpack_ahead(word: u64, now: Now) -> Ahead {
-        match Self::MICROSECONDS.unpack(word, now) {
-            Some(state) => Ahead { us: state.at - now.at, num: state.n },
-            None => Ahead { us: 0, num: 0 },
+        match is_expired(word, 0, now) {
+            true => Ahead { us: 0, num: 0 },
+            false => Ahead { us: (word >> LOWER_BITS) - now.relative, num: word & ((1 << LOWER_BITS) - 1) },
         }
     }
 
