@@ -49,7 +49,15 @@ pub struct LayerSetup {
     pub headers: bool,
 }
 
-/// So many units never run dry.
+impl LayerSetup {
+    /// The units that each key has in a second, and its burst: as common quotas are if there are many keys. A hot key has
+    /// more than requests can take.
+    pub fn per_second(&self) -> u32 {
+        (20_000_000 / self.keys.max(1) as u32).max(1_000)
+    }
+}
+
+/// So many units in a second never run dry.
 pub const PLENTY: u32 = 1_000_000_000;
 
 /// Checks keys.

@@ -56,6 +56,8 @@ enum Family {
     Algorithms,
     /// What a layer adds to a request: nanoseconds and allocations.
     Layer,
+    /// What is not the usual case, beside it: nanoseconds.
+    Features,
     /// One layer of three policies against three layers.
     Tiers,
     /// Bytes for each key.
@@ -78,10 +80,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let is_wanted = |family| arguments.families.is_empty() || arguments.families.contains(&family);
     let plan = race::Plan::new(arguments.seconds, arguments.smoke, arguments.only);
-    let runs: [(Family, &str, Cases); 8] = [
+    let runs: [(Family, &str, Cases); 9] = [
         (Family::Check, "check", cases::check::run),
         (Family::Algorithms, "algorithms", cases::algorithms::run),
         (Family::Layer, "layer", cases::layer::run),
+        (Family::Features, "features", cases::features::run),
         (Family::Tiers, "tiers", cases::tiers::run),
         (Family::Memory, "memory", cases::memory::run),
         (Family::Stream, "stream", cases::stream::run),

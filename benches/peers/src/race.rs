@@ -1,5 +1,6 @@
 //! Rounds in turn, medians, ratios.
 
+use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 /// How much is measured.
@@ -47,19 +48,25 @@ impl Plan {
         if self.smoke { 1 } else { ROUNDS }
     }
 
-    /// Runs them in turn, and returns the median time of each for one iteration, in nanoseconds.
-    pub fn race(&self, runs: &mut [Run<'_>]) -> Vec<f64> {
+    /// Runs them in turn, and returns the time of each for one iteration, in nanoseconds.
+    pub fn race(&self, runs: &mut [Run<'_>]) -> Raced {
         // Warm first: every key is there, the caches are what they will be, and the count is not one of a cold start.
         let counts: Vec<u64> = runs.iter_mut().map(|run| self.count(run)).collect();
         let mut times = vec![Vec::new(); runs.len()];
+        let mut noise = Noise::default();
         for _ in 0..self.rounds() {
+            noise.sample();
             for (at, run) in runs.iter_mut().enumerate() {
                 let started = Instant::now();
                 run(counts[at]);
                 times[at].push(started.elapsed().as_nanos() as f64 / counts[at] as f64);
             }
         }
-        times.into_iter().map(median).collect()
+        Raced {
+            spreads: times.iter().map(|times| spread(times)).collect(),
+            times: times.into_iter().map(median).collect(),
+            noise,
+        }
     }
 
     /// How many iterations last a round.
@@ -75,6 +82,44 @@ impl Plan {
             count *= 2;
         }
     }
+}
+
+/// What a race has shown.
+pub struct Raced {
+    /// The median of each.
+    pub times: Vec<f64>,
+    /// The spread of each.
+    pub spreads: Vec<f64>,
+    pub noise: Noise,
+}
+
+/// How quiet the machine was: the times of a fixed piece of work, done once in each round.
+#[derive(Default)]
+pub struct Noise(Vec<f64>);
+
+impl Noise {
+    pub fn sample(&mut self) {
+        let started = Instant::now();
+        let mut number = 1_u64;
+        for _ in 0..200_000 {
+            number = black_box(number.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(7));
+        }
+        self.0.push(started.elapsed().as_nanos() as f64);
+    }
+
+    /// A sentence about it.
+    pub fn remark(&self) -> String {
+        let most = self.0.iter().copied().fold(0.0, f64::max);
+        format!("a fixed piece of work took {:.2} of its median at most", most / median(self.0.clone()))
+    }
+}
+
+/// The distance of the quartiles, in percent of the median.
+pub fn spread(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
+    (100.0 * (at(3) - at(1)) / at(2)).round()
 }
 
 /// The value in the middle.

@@ -3,11 +3,11 @@
 use std::hint::black_box;
 use std::time::Duration;
 
-use tower_ratelimit::{quota::QuotaError, Key, MemoryLimiter, Policy, Quota};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, quota::QuotaError};
 
 use super::{Order, addresses, places};
 use crate::contender::PLENTY;
-use crate::race::{Plan, Run};
+use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
 
 fn quotas() -> Result<Vec<(&'static str, Quota)>, QuotaError> {
@@ -46,6 +46,8 @@ pub fn run(plan: &Plan) -> Vec<Case> {
             }
         }));
     }
-    let times = plan.race(&mut runs);
-    vec![Case::new(name.to_owned(), "ns", Better::Lower, "token bucket", names, &times).told()]
+    let Raced { times, spreads, noise } = plan.race(&mut runs);
+    let mut case = Case::new(name.to_owned(), "ns", Better::Lower, "token bucket", names, &times);
+    case.steadiness(&spreads, &noise);
+    vec![case.told()]
 }

@@ -2,7 +2,7 @@
 
 use crate::contender::{Check, Setup};
 use crate::contenders;
-use crate::race::{Plan, Run};
+use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
 
 use super::{Order, addresses, places, texts};
@@ -83,8 +83,10 @@ fn case<K: Sync>(
             });
         }));
     }
-    let times = plan.race(&mut runs);
-    Some(Case::new(name, "ns", Better::Lower, AGAINST, names, &times).told())
+    let Raced { times, spreads, noise } = plan.race(&mut runs);
+    let mut case = Case::new(name, "ns", Better::Lower, AGAINST, names, &times);
+    case.steadiness(&spreads, &noise);
+    Some(case.told())
 }
 
 /// So many checks, beginning anew when the order is at its end.

@@ -5,7 +5,7 @@ use axum::routing::get;
 
 use crate::contender::LayerSetup;
 use crate::contenders;
-use crate::race::{Plan, Run};
+use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
 use crate::requests::{Bare, Requests, drive};
 
@@ -59,10 +59,11 @@ fn case(plan: &Plan, name: String, setup: &LayerSetup, is_app: bool) -> Case {
     // Every address is there.
     runs.iter_mut().for_each(|run| run(20 * setup.keys as u64));
     let allocations: Vec<f64> = runs.iter_mut().map(allocations).collect();
-    let times = plan.race(&mut runs);
+    let Raced { times, spreads, noise } = plan.race(&mut runs);
     let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
     let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, names[1..].to_vec(), &added);
     case.note("allocations added", allocations[1..].iter().map(|count| count - allocations[0]));
+    case.steadiness(&spreads[1..], &noise);
     case.remark(format!("without a layer {:.0} ns and {:.0} allocations", times[0], allocations[0]));
     case.told()
 }

@@ -2,6 +2,7 @@
 
 pub mod algorithms;
 pub mod check;
+pub mod features;
 pub mod layer;
 pub mod memory;
 pub mod redis;

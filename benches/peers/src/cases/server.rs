@@ -13,7 +13,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::contender::LayerSetup;
 use crate::contenders;
-use crate::race::{Plan, median};
+use crate::race::{Noise, Plan, median, spread};
 use crate::report::{Better, Case};
 
 const CONNECTIONS: usize = 32;
@@ -45,14 +45,19 @@ fn case(plan: &Plan, name: String, setup: &LayerSetup) -> Case {
     // The first request of all is let through.
     servers.iter().for_each(|(_, server, _)| runtime().block_on(first(*server)));
     let mut rates = vec![Vec::new(); servers.len()];
+    let mut noise = Noise::default();
     for _ in 0..plan.rounds() {
+        noise.sample();
         for (at, (_, server, status)) in servers.iter().enumerate() {
             rates[at].push(load(*server, status, 3 * plan.round().max(Duration::from_millis(5))));
         }
     }
     let names = servers.iter().map(|(name, ..)| *name).collect();
+    let spreads: Vec<f64> = rates.iter().map(|rates| spread(rates)).collect();
     let medians: Vec<f64> = rates.into_iter().map(median).collect();
-    Case::new(name, "requests/s", Better::Higher, AGAINST, names, &medians).told()
+    let mut case = Case::new(name, "requests/s", Better::Higher, AGAINST, names, &medians);
+    case.steadiness(&spreads, &noise);
+    case.told()
 }
 
 fn runtime() -> tokio::runtime::Runtime {

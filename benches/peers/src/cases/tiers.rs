@@ -9,7 +9,7 @@ use tower::Layer;
 use tower_ratelimit::{Headers, Key, MemoryLimiter, Quota, RateLimitLayer};
 
 use crate::contender::LayerSetup;
-use crate::race::{Plan, Run};
+use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
 use crate::requests::{Bare, drive};
 
@@ -56,7 +56,9 @@ fn case(plan: &Plan, name: String, keys: usize, headers: &Headers) -> Case {
         drive::<Body, _, _>(three.layer(Bare), setup),
         drive::<Body, _, _>(one.layer(Bare), setup),
     ];
-    let times = plan.race(&mut runs);
+    let Raced { times, spreads, noise } = plan.race(&mut runs);
     let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
-    Case::new(name, "ns added", Better::Lower, AGAINST, vec![AGAINST, "one layer"], &added).told()
+    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, vec![AGAINST, "one layer"], &added);
+    case.steadiness(&spreads[1..], &noise);
+    case.told()
 }

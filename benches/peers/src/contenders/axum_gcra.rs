@@ -30,11 +30,12 @@ impl<S: Sync> FromRequestParts<S> for Peer {
     }
 }
 
-fn quota(denied: bool) -> Quota {
+fn quota(denied: bool, per_second: u32) -> Quota {
     if denied {
         Quota::simple(Duration::from_secs(3_600))
     } else {
-        Quota::new(Duration::from_nanos(1), NonZeroU64::new(u64::from(PLENTY)).expect("not zero"))
+        let burst = NonZeroU64::new(u64::from(per_second)).expect("not zero");
+        Quota::new(Duration::from_secs(1) / per_second, burst)
     }
 }
 
@@ -44,19 +45,19 @@ impl Contender for AxumGcra {
     }
 
     fn by_address(&self, setup: &Setup) -> Option<Check<IpAddr>> {
-        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied));
+        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied, PLENTY));
         let _: &RateLimiter<IpAddr> = &limiter;
         check(move |key: &IpAddr| limiter.req_sync(*key, quota, Instant::now()).is_ok())
     }
 
     fn by_text(&self, setup: &Setup) -> Option<Check<String>> {
-        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied));
+        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied, PLENTY));
         let _: &RateLimiter<String> = &limiter;
         check(move |key: &String| limiter.req_sync(key.clone(), quota, Instant::now()).is_ok())
     }
 
     fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
-        let builder = RateLimitLayer::<Peer>::builder().with_default_quota(quota(setup.denied));
+        let builder = RateLimitLayer::<Peer>::builder().with_default_quota(quota(setup.denied, setup.per_second()));
         let layer = builder.with_global_fallback(true).with_gc_interval(GCInterval::Requests(u64::MAX)).build();
         (!setup.headers).then(|| drive::<axum_07::body::Body, _, _>(layer.layer(Bare), setup))
     }

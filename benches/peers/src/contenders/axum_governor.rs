@@ -7,7 +7,7 @@ use axum_governor::extractor::PeerIp;
 use axum_governor::{GovernorConfigBuilder, GovernorLayer, Quota};
 use tower::Layer;
 
-use crate::contender::{Contender, LayerSetup, PLENTY};
+use crate::contender::{Contender, LayerSetup};
 use crate::requests::{Bare, Requests, drive};
 
 pub struct AxumGovernor;
@@ -18,8 +18,11 @@ impl AxumGovernor {
             return None;
         }
         let limit = |limit| NonZeroU32::new(limit).expect("not zero");
-        let quota =
-            if setup.denied { Quota::requests_per_hour(limit(1)) } else { Quota::requests_per_second(limit(PLENTY)) };
+        let quota = if setup.denied {
+            Quota::requests_per_hour(limit(1))
+        } else {
+            Quota::requests_per_second(limit(setup.per_second()))
+        };
         let builder = GovernorConfigBuilder::default()
             .with_extractor(PeerIp::default())
             .expect_connect_info()

@@ -26,12 +26,13 @@ impl Ours {
 
     fn layer(&self, setup: &LayerSetup) -> RateLimitLayer<MemoryLimiter> {
         let headers = if setup.headers { Headers::default() } else { Headers::none() };
-        RateLimitLayer::new(self.limiter(2 * setup.keys), quota(setup.denied), key::peer_ip()).headers(headers)
+        let quota = quota(setup.denied, setup.per_second());
+        RateLimitLayer::new(self.limiter(2 * setup.keys), quota, key::peer_ip()).headers(headers)
     }
 }
 
-fn quota(denied: bool) -> Quota {
-    if denied { Quota::per_hour(1) } else { Quota::per_second(PLENTY) }
+fn quota(denied: bool, per_second: u32) -> Quota {
+    if denied { Quota::per_hour(1) } else { Quota::per_second(per_second) }
 }
 
 impl Contender for Ours {
@@ -40,7 +41,7 @@ impl Contender for Ours {
     }
 
     fn by_address(&self, setup: &Setup) -> Option<Check<IpAddr>> {
-        let (limiter, policy) = (self.limiter(setup.keys), Policy::from(quota(setup.denied)));
+        let (limiter, policy) = (self.limiter(setup.keys), Policy::from(quota(setup.denied, PLENTY)));
         check(move |address| {
             let key = Key::of(address).unwrap_or(Key::global());
             limiter.take_one(&policy, &key, 1).is_allowed()
@@ -48,7 +49,7 @@ impl Contender for Ours {
     }
 
     fn by_text(&self, setup: &Setup) -> Option<Check<String>> {
-        let (limiter, policy) = (self.limiter(setup.keys), Policy::from(quota(setup.denied)));
+        let (limiter, policy) = (self.limiter(setup.keys), Policy::from(quota(setup.denied, PLENTY)));
         check(move |text: &String| {
             let key = Key::of(text.as_str()).unwrap_or(Key::global());
             limiter.take_one(&policy, &key, 1).is_allowed()

@@ -8,7 +8,7 @@ use tower::Layer;
 use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 
-use crate::contender::{Contender, LayerSetup, PLENTY};
+use crate::contender::{Contender, LayerSetup};
 use crate::requests::{Bare, Requests, drive};
 
 pub struct TowerGovernor;
@@ -20,7 +20,8 @@ macro_rules! with_layer {
         if $setup.denied {
             builder.period(Duration::from_secs(3_600)).burst_size(1);
         } else {
-            builder.per_nanosecond(1).burst_size(PLENTY);
+            let units = $setup.per_second();
+            builder.period(Duration::from_secs(1) / units).burst_size(units);
         }
         if $setup.headers {
             let $layer = GovernorLayer::new(Arc::new(builder.use_headers().finish().expect("the quota is possible")));

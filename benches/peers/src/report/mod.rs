@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::race::Noise;
+
 /// One case: a figure for each contender.
 #[derive(Serialize, Deserialize)]
 pub struct Case {
@@ -62,6 +64,12 @@ impl Case {
         for (row, value) in self.rows.iter_mut().zip(values) {
             row.notes.insert(what.to_owned(), value);
         }
+    }
+
+    /// How far the rounds of each contender lie apart, and how quiet the machine was.
+    pub fn steadiness(&mut self, spreads: &[f64], noise: &Noise) {
+        self.note("spread %", spreads.iter().copied());
+        self.remark(noise.remark());
     }
 
     pub fn remark(&mut self, remark: String) {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{limiter::{Charge, Limiter}, Key, Policy, Quota, RedisLimiter};
+use tower_ratelimit::{
+    Key, Policy, Quota, RedisLimiter,
+    limiter::{Charge, Limiter},
+};
 
 use super::{Connecting, RedisContender, remote};
 
