@@ -8,7 +8,8 @@ use std::fmt;
 /// [`RateLimitLayer::check`](crate::RateLimitLayer::check) returns the first warning. If the layer
 /// has no observer, or one without
 /// [`on_setup_warning`](crate::outcome::Observer::on_setup_warning), the warning goes to `tracing`
-/// (feature `tracing`), or otherwise, in builds with debug assertions, to stderr.
+/// (feature `tracing`), or otherwise, in builds with debug assertions, to stderr. A rule that the
+/// limiter [cannot decide](SetupWarningKind::UnsupportedQuota) is reported to stderr in every build.
 ///
 /// A warning does not change how requests are decided, except for an
 /// [unsupported quota](SetupWarningKind::UnsupportedQuota).
@@ -92,8 +93,9 @@ impl SetupWarning {
     pub(crate) fn report(&self) {
         #[cfg(feature = "tracing")]
         tracing::warn!(target: "tower_ratelimit", kind = self.kind.as_str(), "{}", self.text);
+        // A layer that refuses every request of a rule says so in release builds, too.
         #[cfg(not(feature = "tracing"))]
-        if cfg!(debug_assertions) {
+        if cfg!(debug_assertions) || self.kind == SetupWarningKind::UnsupportedQuota {
             use std::io::Write as _;
             // `eprintln!` would panic if stderr is closed.
             let _ = writeln!(std::io::stderr(), "tower-ratelimit: {self}");

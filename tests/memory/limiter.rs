@@ -564,16 +564,19 @@ fn changed_quota_without_room_forgets_no_state() {
         let before = Policy::new("a", Quota::fixed_window(5, MINUTE).expect("possible")).expect("a name");
         let after = Policy::new("a", quota).expect("a name");
         for n in 0..20 {
-            assert!(limiter.take_one(&before, &key(n), 5).is_allowed());
+            assert!(limiter.take_one(&before, &key(n), 4).is_allowed());
         }
         let filler = Policy::new("filler", quota).expect("a name");
+        let filled = key(0);
         for n in 0..2_000 {
             let _ = limiter.take_one(&filler, &key(n), 1);
         }
         for n in 0..20 {
-            assert!(!limiter.take_one(&after, &key(n), 1).is_allowed(), "there is no room");
-            assert!(!limiter.take_now(&[Charge::new(&after, &key(n)), Charge::new(&filler, &key(0))]).is_allowed());
-            assert!(!limiter.take_one(&before, &key(n), 1).is_allowed(), "{quota}: key {n} was throttled");
+            let key = key(n);
+            let two = Charge::new(&after, &key).cost(2);
+            assert!(!limiter.take_now(&[two]).is_allowed(), "{quota}: key {n} has one unit left");
+            assert!(!limiter.take_now(&[two, Charge::new(&filler, &filled)]).is_allowed());
+            assert!(!limiter.take_one(&before, &key, 2).is_allowed(), "{quota}: key {n} has one unit left");
         }
     }
 }

@@ -136,7 +136,6 @@ async fn handler_of_tonic_refuses_with_a_status() {
     assert_eq!(used(&limiter, &rows(10)), 7);
 }
 
-/// Returns whether the refusal has gRPC's shape.
 #[tokio::test]
 async fn status_of_tonic_tells_clients_nothing_of_the_server() {
     let failing = Scripted::new();

@@ -262,7 +262,6 @@ fn waiter_that_leaves_frees_its_place_even_if_the_observer_panics_about_it() {
     assert_eq!(shop.departed(), [(0, 0), (next, 10 * MS)]);
 }
 
-/// Returns rules with a block and with a meter whose quota is only observed.
 #[test]
 fn refusal_where_too_many_wait_says_when_to_come_back() {
     let minute = Duration::from_secs(60);
