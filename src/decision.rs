@@ -280,6 +280,12 @@ impl ChargeDecision {
         (receipt.units > 0).then_some(Receipt(receipt))
     }
 
+    /// Moves the answer out, with its receipt.
+    #[inline]
+    pub(crate) fn take(&mut self) -> Self {
+        Self { receipt: std::mem::take(&mut self.receipt), ..*self }
+    }
+
     pub(crate) fn put_receipt(&mut self, receipt: &Receipt) {
         self.receipt = receipt.0;
     }

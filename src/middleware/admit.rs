@@ -62,33 +62,30 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// protocol of the request.
     pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
         let layer = self.compiled();
-        let mut ticket = Ticket::new(layer);
-        if ticket.layer.entered.get().is_none() {
-            ticket.layer.look_at_setup(); // as when a layer makes its first service
+        let mut ticket = Ticket::new();
+        if layer.entered.get().is_none() {
+            layer.look_at_setup(); // as when a layer makes its first service
         }
-        if let Some(answer) = ticket.charge(request) {
-            let answer = answer.await;
-            ticket.answer(answer);
+        if let Some(answer) = ticket.charge(&layer, request) {
+            ticket.answer(&layer, &mut answer.await);
         }
-        if let Some(place) = ticket.place_to_wait() {
+        if let Some(place) = ticket.place_to_wait(&layer) {
             let head = http::Request::from_parts(request.clone(), ());
-            let mut delayed = Delayed::new((), head, ticket, place);
+            let mut delayed = Delayed::new((), &layer, head, ticket, place);
             poll_fn(|cx| delayed.poll_departure(cx)).await;
-            ticket = match delayed.depart() {
-                Some((_, ticket)) => ticket,
-                None => Ticket::new(self.compiled()), // it is held until it departs
-            };
+            ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs
         }
         if ticket.kind.passed() {
+            let mut ticket = OpenTicket::new(&layer, ticket);
             let mut extensions = Extensions::new();
             ticket.open(Method::default(), &mut extensions);
             // After that, because the observer is the application's code and may panic.
-            ticket.report(request);
-            return Ok(Admission { outcome: ticket.outcome(), usage: extensions.remove(), ticket: Box::new(ticket) });
+            ticket.ticket.report(&layer, request);
+            return Ok(Admission { outcome: ticket.ticket.outcome(&layer), usage: extensions.remove(), ticket });
         }
         let mut head = request.clone();
-        let response = ticket.refuse(&mut head);
-        Err(Refused { outcome: ticket.outcome(), response: Box::new(response) })
+        let response = ticket.refuse(&layer, &mut head);
+        Err(Refused { outcome: ticket.outcome(&layer), response: Box::new(response) })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as the
@@ -129,7 +126,23 @@ impl<L: Limiter> RateLimitLayer<L> {
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,
-    ticket: Box<dyn OpenTicket>,
+    ticket: Box<dyn End>,
+}
+
+/// An [`OpenTicket`] whose limiter's type is erased.
+trait End: Send + Sync {
+    fn complete(&mut self);
+    fn refund(&mut self);
+}
+
+impl<L: Limiter> End for OpenTicket<L> {
+    fn complete(&mut self) {
+        Self::complete(self);
+    }
+
+    fn refund(&mut self) {
+        Self::refund(self);
+    }
 }
 
 impl Admission {

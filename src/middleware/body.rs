@@ -3,15 +3,13 @@
 use std::error::Error;
 use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
-use bytes::{Buf, Bytes};
+use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Either, Full};
 use pin_project_lite::pin_project;
-
-use super::settle::pending::OpenTicket;
 
 pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
 
@@ -207,50 +205,6 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         self.project().body.poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-pin_project! {
-    /// The inner service's body. Its end or its drop settles what the request cost.
-    pub(super) struct Metered<B, T> {
-        #[pin]
-        body: B,
-        ticket: T,
-    }
-}
-
-impl<B, T> Metered<B, T> {
-    pub(super) fn new(body: B, ticket: T) -> Self {
-        Self { body, ticket }
-    }
-}
-
-impl<B: Body, T: OpenTicket> Body for Metered<B, T> {
-    type Data = B::Data;
-    type Error = B::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
-        let mut this = self.project();
-        let frame = ready!(this.body.as_mut().poll_frame(cx));
-        match &frame {
-            Some(Ok(frame)) => {
-                // Servers do not poll a body again after its trailers.
-                let is_last = frame.is_trailers() || this.body.is_end_stream();
-                this.ticket.count(frame.data_ref().map_or(0, Buf::remaining) as u64, is_last); // no wider than 64 bits
-            }
-            // Not left to the drop: a server may keep a failed body for longer.
-            Some(Err(_)) => this.ticket.end(),
-            None => this.ticket.complete(),
-        }
-        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {

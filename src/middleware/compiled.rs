@@ -13,7 +13,7 @@ use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
 use crate::mode::{Mode, ModeSwitch};
-use crate::outcome::LimiterEvent;
+use crate::outcome::{LimiterEvent, OutcomeKind};
 use crate::policy::Policy;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
@@ -32,10 +32,12 @@ pub(super) struct Compiled<L> {
     pub(super) layout: Option<RefusalLayout>,
     /// Where requests wait for their departure, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
-    /// Whether the layer has one policy, which is always enforced and never makes a request wait.
+    /// Whether every request is charged to one policy, which is always enforced and never makes a request wait.
     is_plain: bool,
     /// Whether anything is done with each request before the service is called.
     pub(super) prepares: bool,
+    /// Whether the ticket of each request is needed when its response has come.
+    keeps_tickets: bool,
     /// The most charges that a request can have.
     pub(super) most_charges: usize,
     /// Whether any rule settles charges after the response.
@@ -102,6 +104,7 @@ impl<L: Limiter> Compiled<L> {
         let links = links.collect();
         let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.max_waiting)));
         let settles = terms.iter().any(|terms| !terms.settlement.is_none());
+        let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
             .iter()
             .enumerate()
@@ -115,8 +118,11 @@ impl<L: Limiter> Compiled<L> {
                 && settings.mode.is_none()
                 && rules().all(|(_, rule)| rule.mode.is_none())
                 && delays.is_none()
+                && settings.access.is_empty()
+                && !settings.exempt_preflight
                 && unsupported.is_empty(),
-            prepares: settings.observer.is_some() || settings.expose_outcome || settings.refund_nested || settles,
+            prepares: settings.observer.is_some() || keeps_tickets,
+            keeps_tickets,
             most_charges: rules().map(|(_, rule)| charges(rule)).sum(),
             headers,
             refusals,
@@ -197,6 +203,19 @@ impl<L> Compiled<L> {
             return None;
         }
         Some((self.settings.rules.first()?, self.policies.first()?))
+    }
+
+    /// Returns whether anything is done with a request before the service is called: it is reported or carries something
+    /// on.
+    #[inline]
+    pub(super) fn needs_request(&self, kind: OutcomeKind) -> bool {
+        self.prepares || kind.is_told() || self.diagnostics.looks()
+    }
+
+    /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or charges
+    /// depend on it.
+    pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
+        self.keeps_tickets || kind.is_told()
     }
 
     /// Returns the number of the rule that a policy belongs to.

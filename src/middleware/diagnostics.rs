@@ -8,7 +8,7 @@ use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
 use super::charge::access::BoundList;
-use super::rule::{BoundRule, LinkedRole, MissingKey, RuleMatch};
+use super::rule::{BoundRule, LinkedRole, MissingKey};
 use super::settings::Settings;
 use crate::key::{Key, peer_address};
 use crate::outcome::{Observer, Outcome};
@@ -170,15 +170,11 @@ impl Diagnostics {
 
     /// Watches what a rule makes of a request.
     #[cold]
-    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, matched: &RuleMatch) {
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>) {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
-        let (applies, has_key) = match matched {
-            RuleMatch::None => (false, false),
-            RuleMatch::Charge { key, .. } => (true, *key != Key::keyless()),
-            RuleMatch::KeyMissing | RuleMatch::Exempt => (true, false),
-        };
+        let has_key = key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
         let missing_key = bound.rule().missing_key;

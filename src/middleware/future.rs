@@ -3,17 +3,21 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use http::request::Parts;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::{Metered, RefusalBody, ResponseBody};
+use super::body::{RefusalBody, ResponseBody};
+use super::compiled::Compiled;
 use super::decide::delay::Delayed;
 use super::decide::overflow::{NoOverflow, Overflow};
+use super::respond::headers::Rendered;
 use super::settle::nested::NestedToken;
-use super::settle::pending::OpenTicket;
+use super::settle::pending::{Metered, OpenTicket};
 use super::ticket::Ticket;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
@@ -45,13 +49,12 @@ pin_project! {
         L: Limiter,
         O: Overflow<S, B>,
     {
-        // The ticket is there until the response has come.
-        Passing { #[pin] response: S::Future, ticket: Option<Ticket<L>> },
+        Passing { #[pin] response: S::Future, after: After<L> },
         // Boxed: limiters that answer at once would else carry room for it in each future.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
-        Overflowing { #[pin] response: O::Future, ticket: Ticket<L> },
+        Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
         // A refusal, or the error of an overflow that is broken.
         Refused { response: Option<Result<Response<RefusalBody>, S::Error>> },
     }
@@ -67,127 +70,176 @@ pin_project! {
         answer: L::Future<Decision>,
         ready: S,
         overflow: O,
-        held: Option<(Request<B>, Ticket<L>)>,
+        layer: Arc<Compiled<L>>,
+        held: Option<(Request<B>, Ticket)>,
     }
+}
+
+/// What is left to do when the service has answered. Nothing that a usual request charged is copied into its future.
+enum After<L: Limiter> {
+    Nothing,
+    /// The headers are rendered. They are added as the layer is configured.
+    Headers(Rendered, Arc<Compiled<L>>),
+    /// The outcome is reported with the response, or charges are open.
+    Open(Box<OpenTicket<L>>),
 }
 
 impl<S, L, B, O> ResponseFuture<S, L, B, O>
 where
-    S: Service<Request<B>>,
+    S: Service<Request<B>> + Clone,
     L: Limiter,
     O: Overflow<S, B>,
 {
+    /// Creates the future of a request that the limiter answers later.
     pub(super) fn deciding(
         answer: L::Future<Decision>,
         ready: S,
+        layer: &Arc<Compiled<L>>,
         request: Request<B>,
-        ticket: Ticket<L>,
+        ticket: Ticket,
         overflow: O,
     ) -> Self {
-        let deciding = Box::pin(Deciding { answer, ready, overflow, held: Some((request, ticket)) });
+        let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
+        let deciding = Box::pin(Deciding { answer, ready, overflow, layer, held });
         Self { state: State::Deciding { deciding } }
     }
-}
 
-impl<S, L, B, O> ResponseFuture<S, L, B, O>
-where
-    S: Service<Request<B>> + Clone,
-    L: Limiter,
-    O: Overflow<S, B>,
-{
-    /// Creates the future of a request that was decided.
-    #[inline]
+    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone takes its
+    /// place, so that what it holds while it is ready (a permit, say) is released.
+    #[inline(always)]
     pub(super) fn decided(
         inner: &mut S,
-        request: Request<B>,
-        ticket: Ticket<L>,
+        layer: &Arc<Compiled<L>>,
+        parts: Parts,
+        body: B,
+        ticket: &mut Ticket,
         overflow: &O,
         cx: &mut Context<'_>,
     ) -> Self {
-        Self { state: State::decided(inner, request, ticket, overflow, cx) }
-    }
-}
-
-impl<S, L, B, O> State<S, L, B, O>
-where
-    S: Service<Request<B>> + Clone,
-    L: Limiter,
-    O: Overflow<S, B>,
-{
-    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone takes its
-    /// place, so that what it holds while it is ready (a permit, say) is released.
-    #[inline]
-    fn decided(inner: &mut S, request: Request<B>, mut ticket: Ticket<L>, overflow: &O, cx: &mut Context<'_>) -> Self {
-        if let Some(place) = ticket.place_to_wait() {
+        if let Some(place) = ticket.place_to_wait(layer) {
             *inner = inner.clone();
-            Self::Delayed { delayed: Delayed::new(inner.clone(), request, ticket, place) }
-        } else if ticket.kind.passed() {
-            Self::passing(inner, request, ticket)
+            let request = Request::from_parts(parts, body);
+            Self {
+                state: State::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket.take(), place) },
+            }
+        } else if !ticket.kind.passed() {
+            *inner = inner.clone();
+            Self::turned_away(layer, parts, body, ticket, overflow, cx)
+        } else if layer.needs_request(ticket.kind) {
+            Self::prepared(inner, layer, parts, body, ticket)
         } else {
-            *inner = inner.clone();
-            Self::turned_away(request, ticket, overflow, cx)
+            let after = After::headers(layer, ticket.rendered.take().or_else(|| ticket.render(layer)));
+            Self { state: State::Passing { response: inner.call(Request::from_parts(parts, body)), after } }
         }
     }
 
-    /// Calls the service.
-    #[inline]
-    fn passing(inner: &mut S, mut request: Request<B>, mut ticket: Ticket<L>) -> Self {
-        if ticket.needs_request() {
-            request = prepared(request, &mut ticket);
+    /// Reports a request that passes, lets it carry on what the service, its handlers and inner layers need, and calls the
+    /// service. The ticket is kept if it is needed when the response has come.
+    #[inline(never)]
+    fn prepared(inner: &mut S, layer: &Arc<Compiled<L>>, mut parts: Parts, body: B, ticket: &mut Ticket) -> Self {
+        let mut open = layer.needs_response(ticket.kind).then(|| OpenTicket::new(layer, ticket.take()));
+        // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
+        if let Some(open) = &mut open {
+            open.open(parts.method.clone(), &mut parts.extensions);
         }
-        Self::Passing { response: inner.call(request), ticket: Some(ticket) }
+        let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
+        if let Some(outcome) = ticket.report(layer, &parts) {
+            // A request that an outer layer degraded stays degraded, also if this layer allows it.
+            let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_told());
+            if ticket.kind.is_told() || !is_degraded {
+                parts.extensions.insert(outcome);
+            }
+        }
+        if layer.diagnostics.looks() {
+            ticket.look_for_double_charge(layer, &mut parts.extensions);
+        }
+        let after = match open {
+            Some(mut open) => {
+                open.copies = layer.settings.refund_nested.then(|| NestedToken::put(&mut parts.extensions));
+                After::Open(open)
+            }
+            None => After::headers(layer, ticket.render(layer)),
+        };
+        Self { state: State::Passing { response: inner.call(Request::from_parts(parts, body)), after } }
     }
 
     /// Sends a request that does not pass to the overflow if that is ready now, else refuses it.
     #[inline(never)]
-    fn turned_away(request: Request<B>, mut ticket: Ticket<L>, overflow: &O, cx: &mut Context<'_>) -> Self {
-        let (mut parts, body) = request.into_parts();
+    fn turned_away(
+        layer: &Arc<Compiled<L>>,
+        mut parts: Parts,
+        body: B,
+        ticket: &mut Ticket,
+        overflow: &O,
+        cx: &mut Context<'_>,
+    ) -> Self {
         let ready = match ticket.kind {
             OutcomeKind::Limited => overflow.ready(cx),
             _ => Poll::Pending,
         };
         let Poll::Ready(ready) = ready else {
-            return Self::Refused { response: Some(Ok(ticket.refuse(&mut parts))) };
+            return Self { state: State::Refused { response: Some(Ok(ticket.refuse(layer, &mut parts))) } };
         };
         ticket.kind = OutcomeKind::Overflowed;
-        if let Some(outcome) = ticket.report(&parts) {
+        if let Some(outcome) = ticket.report(layer, &parts) {
             parts.extensions.insert(outcome);
         }
-        match ready {
-            Ok(ready) => Self::Overflowing { response: ready.call(Request::from_parts(parts, body)), ticket },
-            Err(error) => Self::Refused { response: Some(Err(error.into())) },
-        }
+        let state = match ready {
+            Ok(ready) => {
+                let ticket = OpenTicket::new(layer, ticket.take());
+                State::Overflowing { response: ready.call(Request::from_parts(parts, body)), ticket }
+            }
+            Err(error) => State::Refused { response: Some(Err(error.into())) },
+        };
+        Self { state }
     }
 }
 
-impl<L: Limiter> Ticket<L> {
-    /// Whether anything is done with a request before the service is called: it is reported or carries something on.
+impl<L: Limiter> After<L> {
     #[inline]
-    fn needs_request(&self) -> bool {
-        self.layer.prepares || self.kind.is_told() || self.layer.diagnostics.looks()
+    fn headers(layer: &Arc<Compiled<L>>, rendered: Option<Rendered>) -> Self {
+        rendered.map_or(Self::Nothing, |rendered| Self::Headers(rendered, Arc::clone(layer)))
     }
-}
 
-/// Reports a request that passes, and lets it carry on what the service, its handlers and inner layers need.
-#[inline(never)]
-fn prepared<B, L: Limiter>(request: Request<B>, ticket: &mut Ticket<L>) -> Request<B> {
-    let (mut parts, body) = request.into_parts();
-    // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
-    ticket.open(parts.method.clone(), &mut parts.extensions);
-    if let Some(outcome) = ticket.report(&parts) {
-        // A request that an outer layer degraded stays degraded, also if this layer allows it.
-        let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_told());
-        if ticket.kind.is_told() || !is_degraded {
-            parts.extensions.insert(outcome);
+    /// Finishes the response, if it is there. It is changed in place, because each move of a response stalls on store
+    /// forwarding (`benches/instructions.rs`).
+    #[inline]
+    fn finish<C: ResponseBody, E>(
+        &mut self,
+        mut answered: Poll<Result<Response<C>, E>>,
+    ) -> Poll<Result<Response<C>, E>> {
+        if let Poll::Ready(Ok(response)) = &mut answered {
+            match self {
+                Self::Nothing => {}
+                Self::Headers(rendered, layer) => {
+                    let status = response.status();
+                    layer.headers.add(rendered, response.headers_mut(), status);
+                }
+                Self::Open(_) => answered = answered.map_ok(|response| self.finish_open(response)),
+            }
         }
+        answered
     }
-    if ticket.layer.diagnostics.looks() {
-        ticket.look_for_double_charge(&mut parts.extensions);
+
+    /// Finishes a response that carries the outcome or on which charges depend. What depends on its body too is settled when
+    /// that ends.
+    #[inline(never)]
+    fn finish_open<C: ResponseBody>(&mut self, response: Response<C>) -> Response<C> {
+        let Self::Open(mut open) = std::mem::replace(self, Self::Nothing) else { return response };
+        let (parts, body) = response.into_parts();
+        open.see_head(&parts);
+        let mut response = Response::from_parts(parts, ());
+        open.ticket.finish(&open.layer, &mut response);
+        if open.open.is_empty() {
+            return response.map(|()| body);
+        }
+        // A server drops a body that has ended without polling it.
+        if body.is_end_stream() {
+            open.complete();
+            return response.map(|()| body);
+        }
+        response.map(|()| C::from_body(Metered::new(body, open)))
     }
-    if ticket.layer.settings.refund_nested {
-        ticket.pending.get_or_insert_default().copies = Some(NestedToken::put(&mut parts.extensions));
-    }
-    Request::from_parts(parts, body)
 }
 
 impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>
@@ -203,37 +255,34 @@ where
         let mut this = self.project();
         loop {
             match this.state.as_mut().project() {
-                StateProjection::Passing { response, ticket } => {
-                    let mut response = ready!(response.poll(cx))?;
-                    return Poll::Ready(Ok(match ticket {
-                        Some(open) if open.pending.is_some() => finished_open(response, ticket),
-                        Some(ticket) => {
-                            ticket.finish(&mut response);
-                            response
-                        }
-                        None => response,
-                    }));
+                StateProjection::Passing { response, after } => {
+                    return after.finish(response.poll(cx));
                 }
                 StateProjection::Deciding { deciding } => {
                     let deciding = deciding.as_mut().project();
-                    let answer = ready!(deciding.answer.poll(cx));
+                    let mut answer = ready!(deciding.answer.poll(cx));
                     // It is held until the answer has come, and then this state ends.
                     let Some((request, mut ticket)) = deciding.held.take() else { return Poll::Pending };
-                    ticket.answer(answer);
-                    let state = State::decided(deciding.ready, request, ticket, deciding.overflow, cx);
-                    this.state.set(state);
+                    let layer = &*deciding.layer;
+                    ticket.answer(layer, &mut answer);
+                    let (parts, body) = request.into_parts();
+                    let (inner, overflow) = (deciding.ready, &*deciding.overflow);
+                    let decided = Self::decided(inner, layer, parts, body, &mut ticket, overflow, cx);
+                    this.state.set(decided.state);
                 }
                 StateProjection::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
                     ready!(delayed.service.poll_ready(cx))?;
                     // It is held until it departs, and then this state ends.
-                    let Some((request, ticket)) = delayed.depart() else { return Poll::Pending };
-                    let state = State::passing(&mut delayed.service, request, ticket);
-                    this.state.set(state);
+                    let Some((request, mut ticket)) = delayed.depart() else { return Poll::Pending };
+                    let Delayed { service, layer, .. } = &mut **delayed;
+                    let (parts, body) = request.into_parts();
+                    let passing = Self::prepared(service, layer, parts, body, &mut ticket);
+                    this.state.set(passing.state);
                 }
                 StateProjection::Overflowing { response, ticket } => {
                     let mut response = ready!(response.poll(cx)).map_err(Into::into)?;
-                    ticket.finish_overflow(&mut response);
+                    ticket.ticket.finish_overflow(&ticket.layer, &mut response);
                     return Poll::Ready(Ok(response.map(C::from_body)));
                 }
                 StateProjection::Refused { response } => {
@@ -244,33 +293,6 @@ where
                 }
             }
         }
-    }
-}
-
-/// Finishes a response on which charges depend. What depends on its body too is settled when that ends.
-#[inline(never)]
-fn finished_open<C: ResponseBody, L: Limiter>(response: Response<C>, held: &mut Option<Ticket<L>>) -> Response<C> {
-    let (parts, body) = response.into_parts();
-    if let Some(ticket) = held {
-        ticket.see_head(&parts);
-    }
-    let mut response = Response::from_parts(parts, ());
-    if let Some(ticket) = held {
-        ticket.finish(&mut response);
-    }
-    match held.take() {
-        // A server drops a body that has ended without polling it.
-        Some(mut ticket) if body.is_end_stream() => {
-            ticket.complete();
-            response.map(|()| body)
-        }
-        Some(mut ticket) if ticket.pending.is_some() => {
-            if let Some(pending) = &mut ticket.pending {
-                pending.response.expect(body.size_hint().exact());
-            }
-            response.map(|()| C::from_body(Metered::new(body, ticket)))
-        }
-        _ => response.map(|()| body),
     }
 }
 

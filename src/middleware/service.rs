@@ -77,21 +77,17 @@ where
             live.catch_up(&mut self.layer);
         }
         let (parts, body) = request.into_parts();
-        let mut ticket = Ticket::new(Arc::clone(&self.layer));
-        let answer = ticket.charge(&parts);
+        let mut ticket = Ticket::new();
+        let Some(answer) = ticket.charge(&self.layer, &parts) else {
+            // No request waits for an overflow that is not ready.
+            let mut cx = Context::from_waker(Waker::noop());
+            let (inner, layer) = (&mut self.inner, &self.layer);
+            return ResponseFuture::decided(inner, layer, parts, body, &mut ticket, &self.overflow, &mut cx);
+        };
+        let next = self.inner.clone();
+        let ready = std::mem::replace(&mut self.inner, next);
         let request = Request::from_parts(parts, body);
-        match answer {
-            None => {
-                // No request waits for an overflow that is not ready.
-                let mut cx = Context::from_waker(Waker::noop());
-                ResponseFuture::decided(&mut self.inner, request, ticket, &self.overflow, &mut cx)
-            }
-            Some(answer) => {
-                let next = self.inner.clone();
-                let ready = std::mem::replace(&mut self.inner, next);
-                ResponseFuture::deciding(answer, ready, request, ticket, self.overflow.clone())
-            }
-        }
+        ResponseFuture::deciding(answer, ready, &self.layer, request, ticket, self.overflow.clone())
     }
 }
 

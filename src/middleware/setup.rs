@@ -103,11 +103,10 @@ impl<L: Limiter> Compiled<L> {
     }
 }
 
-impl<L: Limiter> Ticket<L> {
+impl Ticket {
     /// Compares the charges of this layer with those of outer layers, and leaves them for inner ones.
     #[cold]
-    pub(super) fn look_for_double_charge(&self, extensions: &mut Extensions) {
-        let layer = &*self.layer;
+    pub(super) fn look_for_double_charge<L: Limiter>(&self, layer: &Compiled<L>, extensions: &mut Extensions) {
         let Some(limiter) = layer.limiter.policy_registry().map(|registry| registry.id()) else { return };
         let mut all = extensions.get().map_or_else(Vec::new, |Earlier(outer)| Vec::clone(outer));
         for Charged { policy, key, .. } in &self.charges {

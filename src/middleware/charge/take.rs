@@ -6,74 +6,92 @@ use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::bypass;
-use crate::decision::Decision;
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Reply};
+use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
-use crate::middleware::rule::RuleMatch;
+use crate::middleware::respond::headers::PolicyView;
 use crate::middleware::settings::OnError;
 use crate::middleware::ticket::{Charged, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 
-impl<L: Limiter> Ticket<L> {
+impl Ticket {
     /// Charges the request and decides what becomes of it. Returns the limiter's future if the limiter answers later:
     /// then [`answer`](Self::answer) decides.
     #[inline]
-    pub(crate) fn charge(&mut self, parts: &Parts) -> Option<L::Future<Decision>> {
-        if let Some(kind) = bypass::kind(&self.layer, parts) {
-            self.kind = kind;
-            return None;
-        }
-        // The one fast path: most layers have one policy that is always enforced. It saves a seventh of the layer's
-        // instructions (`benches/instructions.rs`, "layer, allowed, no header fields").
-        if let Some((bound, policy)) = self.layer.only_policy() {
-            return match bound.matches(parts) {
-                RuleMatch::Charge { key, cost } => match self.layer.limiter.try_take_one(policy, &key, cost) {
-                    Some(decision) => {
-                        self.kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
-                        self.is_answered = true;
-                        self.charges.push(Charged { decision, ..Charged::new(0, key, cost, Mode::Enforce) });
-                        None
-                    }
-                    None => {
-                        self.charges.push(Charged::new(0, key, cost, Mode::Enforce));
-                        self.take()
-                    }
-                },
-                RuleMatch::KeyMissing => {
+    pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Option<L::Future<Decision>> {
+        // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed request.
+        // Key and decision stay where they were written, because a copy of words just written stalls on store forwarding
+        // (`benches/instructions.rs`, "layer, allowed, no header fields").
+        if let Some((bound, policy)) = layer.only_policy() {
+            if !bound.applies(parts) {
+                return None;
+            }
+            let found = bound.key(parts);
+            let Some(key) = &found else {
+                if !bound.exempts_keyless() {
                     self.kind = OutcomeKind::KeyMissing;
+                }
+                return None;
+            };
+            let cost = bound.cost(parts);
+            let decision = layer.limiter.try_take_one(policy, key, cost);
+            return match &decision {
+                Some(decision) if decision.is_allowed() && !layer.prepares => {
+                    self.kind = OutcomeKind::Allowed;
+                    self.rendered =
+                        layer.headers.render_passed(&[PolicyView { policy, key, decision, refuses: false }]);
                     None
                 }
-                RuleMatch::None | RuleMatch::Exempt => None,
+                _ => self.charge_one(layer, found?, cost, decision),
             };
         }
-        match self.plan(parts) {
+        match bypass::kind(layer, parts).or_else(|| self.plan(layer, parts)) {
             Some(kind) => {
                 self.kind = kind;
                 None
             }
-            None => self.take(),
+            None => self.ask(layer),
         }
+    }
+
+    /// Keeps the only charge, with the limiter's answer if there is one.
+    #[inline(never)]
+    fn charge_one<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        key: Key,
+        cost: u64,
+        decision: Option<ChargeDecision>,
+    ) -> Option<L::Future<Decision>> {
+        self.charges.push(Charged::new(0, key, cost, Mode::Enforce));
+        let (Some(decision), Some(charged)) = (decision, self.charges.last_mut()) else { return self.ask(layer) };
+        self.kind = if decision.is_allowed() { OutcomeKind::Allowed } else { OutcomeKind::Limited };
+        self.is_answered = true;
+        charged.decision = decision;
+        None
     }
 
     /// Collects what the rules charge the request. Returns what becomes of a request that is not charged.
     #[inline(never)]
-    fn plan(&mut self, parts: &Parts) -> Option<OutcomeKind> {
-        let layer = &*self.layer;
+    fn plan<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
         self.charges.reserve_exact(layer.most_charges);
         let looks = layer.diagnostics.looks_for_keys();
         for (rule, bound) in layer.settings.rules.iter().enumerate() {
-            let matched = bound.matches(parts);
+            let applies = bound.applies(parts);
+            let key = if applies { bound.key(parts) } else { None };
             if looks {
-                layer.diagnostics.look_at_rule(rule, bound, &matched);
+                layer.diagnostics.look_at_rule(rule, bound, applies, key.as_ref());
             }
-            let mode = match matched {
-                RuleMatch::None | RuleMatch::Exempt => continue,
-                RuleMatch::Charge { .. } | RuleMatch::KeyMissing => layer.mode_of(bound),
-            };
-            match matched {
-                RuleMatch::Charge { key, cost } => {
-                    let first = self.charges.len();
+            if !applies || key.is_none() && bound.exempts_keyless() {
+                continue;
+            }
+            let mode = layer.mode_of(bound);
+            match key {
+                Some(key) => {
+                    let (cost, first) = (bound.cost(parts), self.charges.len());
                     let policies = bound.charged(parts);
                     let last = policies.end.saturating_sub(1);
                     for policy in policies.start..last {
@@ -84,12 +102,12 @@ impl<L: Limiter> Ticket<L> {
                         linked::link(linked, &mut self.charges, first);
                     }
                 }
-                _ if mode == Mode::Enforce => {
+                None if mode == Mode::Enforce => {
                     self.charges.clear();
                     return Some(OutcomeKind::KeyMissing);
                 }
-                _ if self.keyless != Mode::Degrade => self.keyless = mode,
-                _ => {}
+                None if self.keyless != Mode::Degrade => self.keyless = mode,
+                None => {}
             }
         }
         match self.keyless {
@@ -101,63 +119,60 @@ impl<L: Limiter> Ticket<L> {
 
     /// Asks the limiter for all charges together.
     #[inline(never)]
-    fn take(&mut self) -> Option<L::Future<Decision>> {
-        let layer = &*self.layer;
+    fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
         let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
-        if let Some(at) = layer.unsupported.iter().position(|(policy, _)| is_charged(*policy)) {
-            let layer = std::sync::Arc::clone(&self.layer);
-            if let Some((_, error)) = layer.unsupported.get(at) {
-                self.fail(error);
-            }
+        if let Some((_, error)) = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)) {
+            self.fail(layer, error);
             return None;
         }
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
         for charged in &self.charges {
             charges.extend(layer.policy(charged.policy).map(|policy| charged.charge(policy)));
         }
-        match layer.limiter.take(&charges) {
-            Reply::Now(answer) => {
-                drop(charges);
-                self.answer(answer);
-                None
-            }
+        let mut reply = layer.limiter.take(&charges);
+        drop(charges);
+        if let Reply::Now(answer) = &mut reply {
+            self.answer(layer, answer);
+        }
+        match reply {
+            Reply::Now(_) => None,
             Reply::Later(answer) => Some(answer),
         }
     }
 
-    /// Decides what becomes of the request by the limiter's answer.
-    pub(crate) fn answer(&mut self, answer: Result<Decision, L::Error>) {
+    /// Decides what becomes of the request by the limiter's answer, and takes the receipts out of that.
+    pub(crate) fn answer<L: Limiter>(&mut self, layer: &Compiled<L>, answer: &mut Result<Decision, L::Error>) {
         match answer {
-            Ok(mut decision) => {
+            Ok(decision) => {
                 for (charged, answer) in self.charges.iter_mut().zip(decision.charges_mut()) {
-                    std::mem::swap(&mut charged.decision, answer);
+                    charged.decision = answer.take();
                 }
-                self.decide(decision.is_allowed());
+                self.decide(layer, decision.is_allowed());
             }
-            Err(error) => self.fail(&error),
+            Err(error) => self.fail(layer, error),
         }
     }
 
     #[inline]
-    fn decide(&mut self, is_allowed: bool) {
+    fn decide<L: Limiter>(&mut self, layer: &Compiled<L>, is_allowed: bool) {
         self.is_answered = true;
-        self.kind = if is_allowed { self.kind_of_taken() } else { OutcomeKind::Limited };
+        self.kind = if is_allowed { self.kind_of_taken(layer) } else { OutcomeKind::Limited };
         if self.charges.len() > 1
             && self.charges.iter().any(|charged| matches!(charged.effect, Effect::OnRefusal { .. }))
         {
             if is_allowed {
-                self.take_nothing_while_closed();
+                self.take_nothing_while_closed(layer);
             }
-            self.kind = linked::kind(&self.layer, self.kind, &self.charges);
+            self.kind = linked::kind(layer, self.kind, &self.charges);
         }
     }
 
     /// Decides about a request without an answer of the limiter. It is refused only if a rule could have refused it.
     #[cold]
-    fn fail(&mut self, error: &dyn Display) {
-        self.layer.report_failure(error);
+    fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &dyn Display) {
+        layer.report_failure(error);
         let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
-        self.kind = match self.layer.settings.on_error {
+        self.kind = match layer.settings.on_error {
             OnError::Deny if may_refuse => OutcomeKind::FailedClosed,
             // A request without a key stays degraded: that needs no answer of the limiter.
             _ if self.keyless == Mode::Degrade => OutcomeKind::Degraded,

@@ -88,11 +88,11 @@ pub(crate) fn kind<L>(layer: &Compiled<L>, kind: OutcomeKind, charges: &[Charged
     }
 }
 
-impl<L: Limiter> Ticket<L> {
+impl Ticket {
     /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block that
     /// enforces would have let nothing be taken, so the rule goes on to decide as it would then.
     #[cold]
-    pub(crate) fn take_nothing_while_closed(&mut self) {
+    pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let mut closed: SmallVec<[usize; 4]> = SmallVec::new();
         for (at, block) in self.charges.iter().enumerate() {
             if let Effect::OnRefusal { of } = block.effect {
@@ -109,9 +109,9 @@ impl<L: Limiter> Ticket<L> {
                 receipts.push((at, receipt));
             }
         }
-        self.refund_receipts(receipts);
+        self.refund_receipts(layer, receipts);
         for (at, units) in taken {
-            self.update(at, units, 0);
+            self.update(layer, at, units, 0);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
 use crate::middleware::ticket::{Charged, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -21,10 +21,10 @@ pub(crate) fn makes_wait(charged: &Charged) -> bool {
     charged.mode == Mode::Enforce && charged.cost > 0 && charged.decision.delay() > Duration::ZERO
 }
 
-impl<L: Limiter> Ticket<L> {
+impl Ticket {
     /// Returns what becomes of a request that is taken. A rule that degrades comes before one in shadow, since the service
     /// has to know of it.
-    pub(crate) fn kind_of_taken(&self) -> OutcomeKind {
+    pub(crate) fn kind_of_taken<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let over = |mode| {
             let is_over = |charged: &Charged| charged.mode == mode && !charged.decision.is_allowed();
             self.keyless == mode || self.charges.iter().any(is_over)
@@ -33,7 +33,7 @@ impl<L: Limiter> Ticket<L> {
             OutcomeKind::Degraded
         } else if over(Mode::Shadow) {
             OutcomeKind::ShadowLimited
-        } else if self.layer.delays.is_some() && self.charges.iter().any(makes_wait) {
+        } else if layer.delays.is_some() && self.charges.iter().any(makes_wait) {
             OutcomeKind::Delayed
         } else {
             OutcomeKind::Allowed

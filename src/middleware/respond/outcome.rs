@@ -3,17 +3,17 @@
 use http::request::Parts;
 
 use super::headers::is_near;
-use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
 use crate::outcome::{Observed, Outcome, PolicyStatus};
 
-impl<L: Limiter> Ticket<L> {
-    pub(crate) fn outcome(&self) -> Outcome {
+impl Ticket {
+    pub(crate) fn outcome<L>(&self, layer: &Compiled<L>) -> Outcome {
         let statuses = self.answered().iter().enumerate().filter_map(|(at, charged)| {
-            let warn_at = self.layer.warn_at_percent(charged.policy);
+            let warn_at = layer.warn_at_percent(charged.policy);
             Some(PolicyStatus {
-                policy: self.layer.policy(charged.policy)?.clone(),
+                policy: layer.policy(charged.policy)?.clone(),
                 cost: charged.cost,
                 mode: charged.mode,
                 refuses: linked::refuses(&self.charges, at),
@@ -26,21 +26,20 @@ impl<L: Limiter> Ticket<L> {
 
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.
     #[inline]
-    pub(crate) fn report(&self, request: &Parts) -> Option<Outcome> {
-        let carries = self.layer.settings.expose_outcome || self.kind.is_told();
-        if !carries && self.layer.settings.observer.is_none() {
+    pub(crate) fn report<L>(&self, layer: &Compiled<L>, request: &Parts) -> Option<Outcome> {
+        let carries = layer.settings.expose_outcome || self.kind.is_told();
+        if !carries && layer.settings.observer.is_none() {
             return None;
         }
-        let outcome = self.outcome();
-        self.observe(request, &outcome);
+        let outcome = self.outcome(layer);
+        self.observe(layer, request, &outcome);
         carries.then_some(outcome)
     }
 
     #[inline(never)]
-    pub(crate) fn observe(&self, request: &Parts, outcome: &Outcome) {
-        if let Some(observer) = &self.layer.settings.observer {
-            let keys =
-                self.charges.iter().filter_map(|charged| Some((self.layer.policy(charged.policy)?, &charged.key)));
+    pub(crate) fn observe<L>(&self, layer: &Compiled<L>, request: &Parts, outcome: &Outcome) {
+        if let Some(observer) = &layer.settings.observer {
+            let keys = self.charges.iter().filter_map(|charged| Some((layer.policy(charged.policy)?, &charged.key)));
             observer.on_outcome(&Observed::new(outcome, request, keys));
         }
     }

@@ -24,18 +24,6 @@ pub(crate) struct BoundRule {
     by: AddressSource,
 }
 
-/// The match of a request with a rule.
-pub(crate) enum RuleMatch {
-    /// The rule does not apply.
-    None,
-    /// The rule charges this key.
-    Charge { key: Key, cost: u64 },
-    /// The request has no key, and the rule refuses it.
-    KeyMissing,
-    /// The request has no key, and the rule exempts it.
-    Exempt,
-}
-
 impl BoundRule {
     pub(crate) fn new<E, K>(mut rule: Rule, extract: E) -> Self
     where
@@ -121,16 +109,27 @@ impl BoundRule {
         }
     }
 
-    #[inline(always)]
-    pub(crate) fn matches(&self, parts: &Parts) -> RuleMatch {
-        if self.rule.when.as_ref().is_some_and(|applies| !applies(parts)) {
-            return RuleMatch::None;
-        }
-        match (self.extract)(parts) {
-            Some(key) => RuleMatch::Charge { key, cost: self.rule.cost.as_ref().map_or(1, |cost| cost(parts)) },
-            None if self.rule.missing_key == MissingKey::Exempt => RuleMatch::Exempt,
-            None => RuleMatch::KeyMissing,
-        }
+    /// Returns whether the rule applies to a request.
+    #[inline]
+    pub(crate) fn applies(&self, parts: &Parts) -> bool {
+        self.rule.when.as_ref().is_none_or(|applies| applies(parts))
+    }
+
+    /// Returns the key of a request that the rule applies to.
+    #[inline]
+    pub(crate) fn key(&self, parts: &Parts) -> Option<Key> {
+        (self.extract)(parts)
+    }
+
+    /// Returns the cost of a request that has a key.
+    #[inline]
+    pub(crate) fn cost(&self, parts: &Parts) -> u64 {
+        self.rule.cost.as_ref().map_or(1, |cost| cost(parts))
+    }
+
+    /// Returns whether a request without a key is exempt from the rule.
+    pub(crate) fn exempts_keyless(&self) -> bool {
+        self.rule.missing_key == MissingKey::Exempt
     }
 }
 
@@ -214,7 +213,7 @@ mod tests {
         let bound = BoundRule::new(rule, |_: &Parts| ());
         let asks = |method: &str, path: &str| {
             let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
-            matches!(bound.matches(&parts), RuleMatch::Charge { .. })
+            bound.applies(&parts)
         };
         assert!(asks("GET", "/a"));
         assert!(!asks("POST", "/a"));

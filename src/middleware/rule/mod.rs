@@ -9,7 +9,7 @@ mod settle_by;
 mod settlement;
 mod switch;
 
-pub(crate) use bound::{BoundRule, RuleMatch};
+pub(crate) use bound::BoundRule;
 pub use definition::IntoRule;
 pub(crate) use definition::{LinkedRole, MissingKey, Read, Rule};
 pub use overrides::PlanOverrides;

@@ -6,11 +6,10 @@ use http::response::Parts;
 use http::{Extensions, Method, StatusCode, header};
 use smallvec::SmallVec;
 
-use super::pending::{Open, Pending};
+use super::pending::{Open, OpenTicket};
 use super::usage::{Item, Usage};
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
-use crate::middleware::ticket::Ticket;
 
 /// What a response's head says about the charges of a rule.
 enum Verdict {
@@ -20,21 +19,21 @@ enum Verdict {
     Settled(Option<u64>),
 }
 
-impl<L: Limiter> Ticket<L> {
+impl<L: Limiter> OpenTicket<L> {
     /// Opens what is settled after the response. Called before the service is called, with the request's method and
     /// extensions.
     ///
     /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] also if nothing was charged, so that
     /// handlers can rely on it.
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
-        let layer = Arc::clone(&self.layer);
+        let layer = &*self.layer;
         if !layer.settles {
             return;
         }
         let mut open: SmallVec<[Open; 1]> = SmallVec::new();
         let mut last = None;
         // A request that passes although the limiter failed has taken nothing, and so has nothing to settle.
-        for (at, charged) in self.answered().iter().enumerate() {
+        for (at, charged) in self.ticket.answered().iter().enumerate() {
             let Some(policy) = layer.policy(charged.policy) else { continue };
             let settlement = layer.settlement(charged.policy).filter(|settlement| !settlement.is_none());
             let Some(settlement) = settlement else { continue };
@@ -68,44 +67,34 @@ impl<L: Limiter> Ticket<L> {
             }
             extensions.insert(usage);
         }
-        if !open.is_empty() {
-            let pending = self.pending.get_or_insert_with(Box::<Pending>::default);
-            pending.open = open;
-            pending.response.method = method;
-        }
+        self.open = open;
+        self.response.method = method;
     }
 
-    /// Settles what the response's head settles. Afterwards only what waits for the end of the body is pending.
+    /// Settles what the response's head settles. Afterwards only what waits for the end of the body is open.
     ///
-    /// What is not settled yet stays pending while the application's closures run, since they may panic.
+    /// What is not settled yet stays open while the application's closures run, since they may panic.
     pub(crate) fn see_head(&mut self, response: &Parts) {
-        let Some(pending) = &mut self.pending else { return };
-        if pending.copies.take().is_some_and(|copies| copies.are_refused()) {
+        if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.take_back();
-            self.pending = None;
             return;
         }
         let length = response.headers.get(header::CONTENT_LENGTH);
-        pending.response.length = length.and_then(|length| length.to_str().ok()?.parse().ok());
-        let is_whole = is_bodiless(&pending.response.method, response.status);
+        self.response.length = length.and_then(|length| length.to_str().ok()?.parse().ok());
         let mut at = 0;
-        while let Some(pending) = &mut self.pending {
-            let Some(open) = pending.open.get(at) else { break };
-            match verdict(&self.layer, open, &pending.response.method, response) {
+        while let Some(open) = self.open.get(at) {
+            match verdict(&self.layer, open, &self.response.method, response) {
                 Verdict::Open => at += 1,
                 Verdict::Settled(units) => {
-                    let open = pending.open.remove(at);
+                    let open = self.open.remove(at);
                     let stated = open.close();
                     if let Some(units) = units.or(stated) {
-                        self.settle(open.charges, units, true);
+                        self.ticket.settle(&self.layer, open.charges, units, true);
                     }
                 }
             }
         }
-        self.pending = self.pending.take().filter(|pending| !pending.open.is_empty());
-        if let Some(pending) = &mut self.pending {
-            pending.response.is_whole = is_whole;
-        }
+        self.response.is_whole = is_bodiless(&self.response.method, response.status);
     }
 }
 

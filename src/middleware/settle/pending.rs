@@ -1,18 +1,32 @@
-//! The charges of a request that are open until its response has come. Data: the ticket acts on it.
+//! Tickets that are open until the response has come.
 
-use std::fmt;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
+use bytes::Buf;
 use http::Method;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
 use super::nested::Copies;
 use super::usage::Item;
+use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
+use crate::middleware::rule::OnAborted;
+use crate::middleware::ticket::Ticket;
 
-/// The open parts of a request.
-#[derive(Default)]
-pub(crate) struct Pending {
+/// The ticket of a request whose response is still to come, with its layer.
+///
+/// If it is dropped before the response's head has come, what the request took stays taken: the service may have done the
+/// work. Two settings say otherwise. A layer that refunds nested refusals refunds what a limit within has refused, and a
+/// rule that settles does what its [`OnAborted`] says.
+pub(crate) struct OpenTicket<L: Limiter> {
+    pub(crate) layer: Arc<Compiled<L>>,
+    pub(crate) ticket: Ticket,
     /// The copies of the request, if the layer refunds what limits within refuse.
     pub(crate) copies: Option<Arc<Copies>>,
     /// The rules that settle their charges later.
@@ -41,59 +55,149 @@ pub(crate) struct Progress {
     pub(crate) is_whole: bool,
 }
 
-impl Pending {
-    /// Forgets what is open: nothing can be stated any more, and nothing is settled.
-    pub(crate) fn close(&mut self) {
+impl<L: Limiter> OpenTicket<L> {
+    pub(crate) fn new(layer: &Arc<Compiled<L>>, ticket: Ticket) -> Box<Self> {
+        let (layer, open, response) = (Arc::clone(layer), SmallVec::new(), Progress::default());
+        Box::new(Self { layer, ticket, copies: None, open, response })
+    }
+
+    /// Refunds everything. Nothing can be stated any more, and nothing is settled.
+    pub(crate) fn refund(&mut self) {
+        self.close();
+        self.ticket.refund(&self.layer);
+    }
+
+    /// Refunds everything, and updates what the response reports.
+    pub(super) fn take_back(&mut self) {
+        self.close();
+        self.ticket.take_back(&self.layer);
+    }
+
+    fn close(&mut self) {
         self.copies = None;
         for open in self.open.drain(..) {
             open.close();
+        }
+    }
+
+    /// Settles what is open: the response, or the handler's work, is complete.
+    pub(crate) fn complete(&mut self) {
+        self.response.is_whole = true;
+        self.end();
+    }
+
+    /// Settles what is open: the response ends here, and is not complete unless all its bytes were counted.
+    pub(crate) fn end(&mut self) {
+        if self.copies.take().is_some_and(|copies| copies.are_refused()) {
+            self.refund();
+        }
+        // One by one: if the application's code panics for one rule, `drop` goes on with the others.
+        while let Some(open) = self.open.pop() {
+            let on_aborted = self.layer.settlement(open.policy).map(|found| found.on_aborted).unwrap_or_default();
+            let units = match (open.close(), on_aborted) {
+                (stated, _) if self.response.is_whole => stated,
+                (stated, OnAborted::Keep) => stated.filter(|stated| *stated > open.reserved()),
+                (stated, OnAborted::Refund) => Some(stated.unwrap_or(0)),
+            };
+            if let Some(units) = units {
+                self.ticket.settle(&self.layer, open.charges, units, false);
+            }
+        }
+    }
+
+    /// Counts bytes of the body that were handed to the server. `is_last` if the body says that no more will come.
+    fn count(&mut self, bytes: u64, is_last: bool) {
+        for open in &self.open {
+            if self.layer.settlement(open.policy).is_some_and(|settlement| settlement.by_body) {
+                open.add(bytes);
+            }
+        }
+        self.response.count(bytes, is_last);
+    }
+}
+
+impl<L: Limiter> Drop for OpenTicket<L> {
+    fn drop(&mut self) {
+        // The application's observer may panic about one rule; the others are settled all the same.
+        while self.copies.is_some() || !self.open.is_empty() {
+            let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
         }
     }
 }
 
 impl Open {
     /// Returns what was stated or counted. Nothing can be from now on.
-    pub(crate) fn close(&self) -> Option<u64> {
+    pub(super) fn close(&self) -> Option<u64> {
         self.item.as_ref().and_then(|item| item.close())
     }
 
-    pub(crate) fn add(&self, units: u64) {
+    fn add(&self, units: u64) {
         if let Some(item) = &self.item {
             item.add(units);
         }
     }
 
-    pub(crate) fn reserved(&self) -> u64 {
+    fn reserved(&self) -> u64 {
         self.item.as_ref().map_or(0, |item| item.reserved())
     }
 }
 
 impl Progress {
     /// Counts bytes of the body that were handed to the server.
-    pub(crate) fn count(&mut self, bytes: u64, is_last: bool) {
+    fn count(&mut self, bytes: u64, is_last: bool) {
         self.sent = self.sent.saturating_add(bytes);
         // A server drops a body of known length as soon as it has all bytes, and does not ask for its end.
         self.is_whole |= is_last || self.length.is_some_and(|length| self.sent >= length);
     }
 
     /// Notes how many bytes the server will ask for, if that is known.
-    pub(crate) fn expect(&mut self, length: Option<u64>) {
+    fn expect(&mut self, length: Option<u64>) {
         self.length = self.length.or(length);
         self.is_whole |= self.length == Some(0);
     }
 }
 
-/// A ticket whose limiter's type is erased: what a response's body and a handler's admission hold.
-pub(crate) trait OpenTicket: fmt::Debug + Send + Sync {
-    /// Counts bytes of the body that were handed to the server. `is_last` if the body says that no more will come.
-    fn count(&mut self, bytes: u64, is_last: bool);
+pin_project! {
+    /// The inner service's body. Its end or its drop settles what the request cost.
+    pub(crate) struct Metered<B, L: Limiter> {
+        #[pin]
+        body: B,
+        ticket: Box<OpenTicket<L>>,
+    }
+}
 
-    /// Settles what is open: the response, or the handler's work, is complete.
-    fn complete(&mut self);
+impl<B: Body, L: Limiter> Metered<B, L> {
+    pub(crate) fn new(body: B, mut ticket: Box<OpenTicket<L>>) -> Self {
+        ticket.response.expect(body.size_hint().exact());
+        Self { body, ticket }
+    }
+}
 
-    /// Settles what is open: the response ends here, and is not complete unless all its bytes were counted.
-    fn end(&mut self);
+impl<B: Body, L: Limiter> Body for Metered<B, L> {
+    type Data = B::Data;
+    type Error = B::Error;
 
-    /// Refunds everything.
-    fn refund(&mut self);
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let mut this = self.project();
+        let frame = ready!(this.body.as_mut().poll_frame(cx));
+        match &frame {
+            Some(Ok(frame)) => {
+                // Servers do not poll a body again after its trailers.
+                let is_last = frame.is_trailers() || this.body.is_end_stream();
+                this.ticket.count(frame.data_ref().map_or(0, Buf::remaining) as u64, is_last); // no wider than 64 bits
+            }
+            // Not left to the drop: a server may keep a failed body for longer.
+            Some(Err(_)) => this.ticket.end(),
+            None => this.ticket.complete(),
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }

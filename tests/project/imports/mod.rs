@@ -37,7 +37,6 @@ const LAYERS: &[Layer] = &[
             "middleware/rule/",
             "middleware/settings.rs",
             "middleware/settle/nested.rs",
-            "middleware/settle/pending.rs",
             "middleware/settle/usage.rs",
         ],
     ),

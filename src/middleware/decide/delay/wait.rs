@@ -3,39 +3,42 @@
 //! A request waits before the service is called, and holds nothing meanwhile: the service that was ready is dropped, and a
 //! clone of it is made ready when the time has come.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Request;
 use smallvec::SmallVec;
 
-use super::delays::Counted;
+use super::delays::{Counted, Delays};
 use super::line::{Lines, Place, Turn};
 use super::timer::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::mode::makes_wait;
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
 use crate::outcome::OutcomeKind;
 use crate::time::micros_ceil;
 
-impl<L: Limiter> Ticket<L> {
+impl Ticket {
     /// Returns a place to wait in if the request has to wait. If the most requests wait already, there is none, and the
     /// request is refused: what it took is refunded, and its queue is over its limit until the request would have departed.
     #[inline]
-    pub(crate) fn place_to_wait(&mut self) -> Option<Counted> {
-        let waits = self.layer.delays.is_some() && self.kind.passed() && self.answered().iter().any(makes_wait);
-        if waits { self.place_or_refusal() } else { None }
+    pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
+        let delays = layer.delays.as_ref()?;
+        let waits = self.kind.passed() && self.answered().iter().any(makes_wait);
+        if waits { self.place_or_refusal(layer, delays) } else { None }
     }
 
     #[cold]
-    fn place_or_refusal(&mut self) -> Option<Counted> {
-        let counted = self.layer.delays.as_ref()?.count();
+    fn place_or_refusal<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Arc<Delays>) -> Option<Counted> {
+        let counted = delays.count();
         if counted.is_none() {
             let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
             let delays: SmallVec<[(usize, Duration); 1]> =
                 waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
-            self.take_back();
+            self.take_back(layer);
             for (at, delay) in delays {
                 let Some(charged) = self.charges.get_mut(at) else { continue };
                 charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
@@ -61,8 +64,9 @@ impl<L: Limiter> Ticket<L> {
 /// [`Abandoned`](OutcomeKind::Abandoned).
 pub(crate) struct Delayed<S, B, L: Limiter> {
     pub(crate) service: S,
+    pub(crate) layer: Arc<Compiled<L>>,
     /// The request and what it holds, until it departs.
-    held: Option<(Request<B>, Ticket<L>)>,
+    held: Option<(Request<B>, Ticket)>,
     /// The turns that it waits for, with the place of the charge of each.
     turns: SmallVec<[(usize, Turn); 1]>,
     /// The instant of the timer until which the request sleeps, in microseconds.
@@ -73,7 +77,13 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
 impl<S, B, L: Limiter> Delayed<S, B, L> {
     /// Puts a request into the lines that it has to wait in.
     #[inline(never)]
-    pub(crate) fn new(service: S, request: Request<B>, mut ticket: Ticket<L>, counted: Counted) -> Box<Self> {
+    pub(crate) fn new(
+        service: S,
+        layer: &Arc<Compiled<L>>,
+        request: Request<B>,
+        mut ticket: Ticket,
+        counted: Counted,
+    ) -> Box<Self> {
         let mut turns = SmallVec::new();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
@@ -83,7 +93,8 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             let place = Place { policy: *policy, key: key.clone(), cost: *cost };
             turns.push((at, delays.lines.join(place, departs_us, decision.take_receipt())));
         }
-        Box::new(Self { service, held: Some((request, ticket)), turns, sleep: None, counted: Some(counted) })
+        let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
+        Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted) })
     }
 
     /// Is ready when all departures have come.
@@ -117,7 +128,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
     }
 
     /// Takes the request out after its departure, with what it holds. Returns `None` if it was taken before.
-    pub(crate) fn depart(&mut self) -> Option<(Request<B>, Ticket<L>)> {
+    pub(crate) fn depart(&mut self) -> Option<(Request<B>, Ticket)> {
         self.held.take()
     }
 }
@@ -133,9 +144,9 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
         }
         self.counted = None;
         ticket.kind = OutcomeKind::Abandoned;
-        let outcome = ticket.outcome();
-        ticket.refund();
+        let outcome = ticket.outcome(&self.layer);
+        ticket.refund(&self.layer);
         // Last, because it is the application's code and may panic.
-        ticket.observe(&request.into_parts().0, &outcome);
+        ticket.observe(&self.layer, &request.into_parts().0, &outcome);
     }
 }

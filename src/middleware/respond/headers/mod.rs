@@ -48,3 +48,4 @@ pub(crate) use layout::RefusalLayout;
 pub(crate) use prepared::PreparedHeaders;
 pub(crate) use text::integer;
 pub(crate) use view::{PolicyView, is_near};
+pub(crate) use write::Rendered;

@@ -19,6 +19,8 @@ use super::wait::{Waits, seconds_ceil};
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     pub(super) formats: Vec<PreparedFormat>,
+    /// Whether no response to a request that passed gets a header.
+    pub(crate) is_silent_if_passed: bool,
     policies: Vec<Policy>,
     /// The beginning of each policy's item in draft 11's `RateLimit`.
     item_starts: Vec<Text>,
@@ -43,6 +45,8 @@ pub(super) struct PreparedFormat {
 pub(super) struct PreparedHeader {
     pub(super) name: HeaderName,
     pub(super) content: Content,
+    /// Its place among the headers of all formats.
+    pub(super) place: usize,
     /// The value if all policies apply, unless it changes from response to response.
     all: Option<HeaderValue>,
     /// For each policy, the value if it alone applies, as with plans.
@@ -69,8 +73,12 @@ enum Applying {
 impl PreparedHeaders {
     pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
         let formats = headers.formats.iter().filter(|format| format.when != When::Never);
+        let mut formats: Vec<_> = formats.map(|format| PreparedFormat::new(format, policies)).collect();
+        let all = formats.iter_mut().flat_map(|format| format.lists.iter_mut().chain(&mut format.singles));
+        all.enumerate().for_each(|(place, header)| header.place = place);
         Self {
-            formats: formats.map(|format| PreparedFormat::new(format, policies)).collect(),
+            is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
+            formats,
             policies: policies.to_vec(),
             item_starts: policies.iter().map(item_start).collect(),
             retry_after: headers.retry_after,
@@ -78,12 +86,6 @@ impl PreparedHeaders {
             partition: headers.partition.clone(),
             names: headers.headers().map(|header| header.name.clone()).collect(),
         }
-    }
-
-    /// Returns whether no response to a request that passed gets a header.
-    #[inline]
-    pub(crate) fn is_silent_if_passed(&self) -> bool {
-        self.formats.iter().all(|format| format.when == When::OnRefusal)
     }
 
     /// Returns whether the seed of a refusal matters.
@@ -222,7 +224,7 @@ impl PreparedHeader {
             all = rendered(list, policies);
             alone = policies.chunks(1).map_while(|policy| rendered(list, policy)).collect();
         }
-        Self { name: header.name.clone(), content: header.content, all, alone }
+        Self { name: header.name.clone(), content: header.content, place: 0, all, alone }
     }
 }
 

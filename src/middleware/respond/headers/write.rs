@@ -3,13 +3,14 @@
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
+use crate::clock::wall_now;
 use crate::time::Timestamp;
 
 use super::content::{Content, List};
 use super::definition::When;
 use super::merge;
 use super::parse;
-use super::prepared::{PreparedFormat, PreparedHeader, PreparedHeaders, Response};
+use super::prepared::{PreparedFormat, PreparedHeader, PreparedHeaders};
 use super::retry_after;
 use super::text::integer;
 use super::view::{PolicyView, binding, is_near};
@@ -17,11 +18,80 @@ use super::view::{PolicyView, binding, is_near};
 /// Prefixes of headers that belong together by custom.
 const FAMILIES: [&str; 2] = ["x-ratelimit-", "x-rate-limit-"];
 
+/// The headers of one response, rendered before the response is there.
+#[derive(Debug)]
+pub(crate) struct Rendered {
+    /// What becomes of each header, at its [place](PreparedHeader::place).
+    changes: SmallVec<[Change; 2]>,
+    /// What remains of the policy that binds.
+    remaining: u64,
+}
+
+/// What becomes of a header of the response.
+#[derive(Debug)]
+enum Change {
+    Keep,
+    Remove,
+    Set(HeaderValue),
+}
+
 impl PreparedHeaders {
-    /// Adds the headers to a response.
+    /// Renders the headers of the response to a request that passes. Returns `None` if it gets none.
+    #[inline]
+    pub(crate) fn render_passed(&self, views: &[PolicyView<'_>]) -> Option<Rendered> {
+        if self.is_silent_if_passed { None } else { self.render(views, false, 0, &wall_now) }
+    }
+
+    /// Renders the headers of a response. Returns `None` if it gets none.
     ///
     /// `views` has the policies that applied, in the layer's order. `seed` should be equal for all
     /// requests of a client. `wall_now` is called only if a header reports a date.
+    fn render(
+        &self,
+        views: &[PolicyView<'_>],
+        is_refusal: bool,
+        seed: u64,
+        wall_now: &dyn Fn() -> Timestamp,
+    ) -> Option<Rendered> {
+        let remaining = binding(views)?.remaining();
+        let response = self.response(views, seed, wall_now);
+        let (mut changes, mut is_any_due) = (SmallVec::new(), false);
+        for format in &self.formats {
+            let is_due = format.when.applies(views, is_refusal);
+            is_any_due |= is_due;
+            for header in format.lists.iter().chain(&format.singles) {
+                changes.push(match self.value(header, &response) {
+                    _ if !is_due => Change::Keep,
+                    Some(value) => Change::Set(value),
+                    None if matches!(header.content, Content::List(_)) => Change::Keep,
+                    None => Change::Remove,
+                });
+            }
+        }
+        is_any_due.then_some(Rendered { changes, remaining })
+    }
+
+    /// Adds rendered headers to a response. It takes the values out of `rendered`.
+    pub(crate) fn add(&self, rendered: &mut Rendered, headers: &mut HeaderMap, status: StatusCode) {
+        if status.is_redirection() {
+            return;
+        }
+        // Before anything is written, because two formats can have names in common.
+        for format in &self.formats {
+            if format.keeps_theirs(headers, rendered.remaining) {
+                rendered.changes(&format.singles).for_each(|(_, change)| *change = Change::Keep);
+            }
+        }
+        for format in &self.formats {
+            write_lists(headers, &format.lists, rendered);
+            if rendered.changes(&format.singles).any(|(_, change)| !matches!(change, Change::Keep)) {
+                self.write_singles(headers, &format.singles, rendered);
+            }
+        }
+    }
+
+    /// Adds the headers to a response: those of [`render`](Self::render), and `Retry-After` to a
+    /// refusal.
     pub(crate) fn write(
         &self,
         headers: &mut HeaderMap,
@@ -34,22 +104,8 @@ impl PreparedHeaders {
         if is_refusal && self.retry_after {
             self.write_retry_after(headers, views, seed, wall_now);
         }
-        if views.is_empty() || status.is_redirection() {
-            return;
-        }
-        let response = self.response(views, seed, wall_now);
-        // `keeps_theirs` comes before any writing, because two formats can have names in common.
-        let due: SmallVec<[(&PreparedFormat, bool); 2]> = self
-            .formats
-            .iter()
-            .filter(|format| format.when.applies(views, is_refusal))
-            .map(|format| (format, format.keeps_theirs(headers, views)))
-            .collect();
-        for (format, keeps_theirs) in due {
-            self.write_lists(headers, &format.lists, &response);
-            if !keeps_theirs && !format.singles.is_empty() {
-                self.write_singles(headers, &format.singles, &response);
-            }
+        if let Some(mut rendered) = self.render(views, is_refusal, seed, wall_now) {
+            self.add(&mut rendered, headers, status);
         }
     }
 
@@ -67,29 +123,16 @@ impl PreparedHeaders {
         }
     }
 
-    /// Writes lists. If the response has one of them already, ours follow as the last lines, and
-    /// are merged then.
-    fn write_lists(&self, headers: &mut HeaderMap, lists: &[PreparedHeader], response: &Response<'_>) {
-        let mut merges = false;
-        for list in lists {
-            if let Some(value) = self.value(list, response) {
-                merges |= headers.try_append(&list.name, value).unwrap_or(false); // the map may be full
-            }
-        }
-        if merges {
-            merge_lists(headers, lists);
-        }
-    }
-
     /// Writes headers with one value, and removes those of others that report another quota.
-    fn write_singles(&self, headers: &mut HeaderMap, singles: &[PreparedHeader], response: &Response<'_>) {
+    fn write_singles(&self, headers: &mut HeaderMap, singles: &[PreparedHeader], rendered: &mut Rendered) {
         self.remove_relatives(headers, singles);
-        for header in singles {
-            match self.value(header, response) {
-                Some(value) => {
+        for (header, change) in rendered.changes(singles) {
+            match change.take() {
+                Change::Keep => {}
+                Change::Set(value) => {
                     let _ = headers.try_insert(&header.name, value); // the map may be full
                 }
-                None => {
+                Change::Remove => {
                     headers.remove(&header.name);
                 }
             }
@@ -107,6 +150,39 @@ impl PreparedHeaders {
         for name in &relatives {
             headers.remove(name);
         }
+    }
+}
+
+impl Rendered {
+    /// Iterates over headers of one format and what becomes of each.
+    #[inline]
+    fn changes<'a>(
+        &'a mut self,
+        headers: &'a [PreparedHeader],
+    ) -> impl Iterator<Item = (&'a PreparedHeader, &'a mut Change)> {
+        let first = headers.first().map_or(0, |header| header.place);
+        headers.iter().zip(self.changes.iter_mut().skip(first))
+    }
+}
+
+impl Change {
+    fn take(&mut self) -> Self {
+        std::mem::replace(self, Self::Keep)
+    }
+}
+
+/// Writes lists. If the response has one of them already, ours follow as the last lines, and are
+/// merged then.
+#[inline]
+fn write_lists(headers: &mut HeaderMap, lists: &[PreparedHeader], rendered: &mut Rendered) {
+    let mut merges = false;
+    for (list, change) in rendered.changes(lists) {
+        if let Change::Set(value) = change.take() {
+            merges |= headers.try_append(&list.name, value).unwrap_or(false); // the map may be full
+        }
+    }
+    if merges {
+        merge_lists(headers, lists);
     }
 }
 
@@ -139,7 +215,7 @@ fn lines(values: &[HeaderValue]) -> SmallVec<[&[u8]; 4]> {
 impl PreparedFormat {
     /// Returns whether the single values of the response stay: there is one readable `remaining`,
     /// and it is at most ours.
-    fn keeps_theirs(&self, headers: &HeaderMap, views: &[PolicyView<'_>]) -> bool {
+    fn keeps_theirs(&self, headers: &HeaderMap, ours: u64) -> bool {
         let Some(remaining) = &self.remaining else { return false };
         let mut lines = headers.get_all(&remaining.name).iter();
         let (Some(line), None) = (lines.next(), lines.next()) else { return false };
@@ -147,8 +223,7 @@ impl PreparedFormat {
             Content::Dictionary => parse::dictionary_remaining(line.as_bytes()),
             _ => parse::whole_part(line.as_bytes()),
         };
-        let ours = binding(views).map(PolicyView::remaining);
-        theirs.is_some_and(|theirs| ours.is_none_or(|ours| theirs <= ours))
+        theirs.is_some_and(|theirs| theirs <= ours)
     }
 }
 
