@@ -127,7 +127,9 @@ impl Ticket {
         }
         let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
         for charged in &self.charges {
-            charges.extend(layer.policy(charged.policy).map(|policy| charged.charge(policy)));
+            if let Some(policy) = layer.policy(charged.policy) {
+                charges.push(charged.charge(policy));
+            }
         }
         let mut reply = layer.limiter.take(&charges);
         drop(charges);
