@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::address::Address;
-use super::error_class::{Cause, misconfigured};
+use super::error_class::{Cause, Failure, misconfigured};
 use super::events::Events;
 use super::link::{self, Link};
 use super::reconnect::jitter;
@@ -99,6 +99,10 @@ impl Cluster {
     /// Runs a script on the server that has the slot. Returns `None` if its keys are on two
     /// servers.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
+        let give_up = |failure: Failure| {
+            self.shared.events.failed(&failure.error);
+            Err(failure.error)
+        };
         let mut link = self.link(slot)?;
         let (mut asking, mut hops, mut pause) = (false, 0, PAUSE);
         loop {
@@ -106,25 +110,25 @@ impl Cluster {
                 Ok(answer) => return Ok(Some(answer)),
                 Err(failure) => failure,
             };
-            let next = match failure.cause {
+            let next = match &failure.cause {
                 Cause::Moved(to) => {
                     self.shared.alarm.notify_one();
                     asking = false;
-                    self.shared.at(&to, Some(slot))
+                    self.shared.at(to, Some(slot))
                 }
                 Cause::Ask(to) => {
                     asking = true;
-                    self.shared.at(&to, None)
+                    self.shared.at(to, None)
                 }
                 Cause::TryAgain => return Ok(None),
                 _ => return Err(failure.error),
             };
-            let Some(next) = next else { return Err(failure.error) };
+            let Some(next) = next else { return give_up(failure) };
             link = Arc::clone(&next.link);
             hops += 1;
             if hops > HOPS {
                 if until.saturating_duration_since(Instant::now()) < pause * 2 {
-                    return Err(failure.error);
+                    return give_up(failure);
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_PAUSE);

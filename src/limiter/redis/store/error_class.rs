@@ -32,6 +32,13 @@ pub(super) enum Cause {
     Answer,
 }
 
+impl Cause {
+    /// Whether the script did not run, and is sent again: to this server or to another one.
+    pub(super) fn is_sent_again(&self) -> bool {
+        matches!(self, Self::NoScript | Self::Moved(_) | Self::Ask(_) | Self::TryAgain)
+    }
+}
+
 impl Failure {
     pub(super) fn lost(kind: RedisErrorKind, message: impl Into<String>) -> Self {
         Self { cause: Cause::Lost, error: RedisError::new(kind, message) }

@@ -176,8 +176,8 @@ impl Link {
 
     /// Counts a failure, reports it, and draws its consequences.
     pub(super) fn count(&self, failure: Failure) -> Failure {
-        // A server that does not know a script is sent its text next, so the check has not failed.
-        if failure.cause != Cause::NoScript {
+        // The check has not failed yet if its script is sent again.
+        if !failure.cause.is_sent_again() {
             self.events.failed(&failure.error);
         }
         if failure.cause != Cause::Lost {

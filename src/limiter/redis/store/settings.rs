@@ -76,6 +76,18 @@ pub(super) enum TargetKind {
 
 const SCHEMES: [&str; 6] = ["redis", "rediss", "redis-cluster", "rediss-cluster", "redis-sentinel", "rediss-sentinel"];
 
+const HAS_TLS: bool = cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls"));
+
+/// Returns an error if the scheme needs TLS and the build has none.
+fn check_tls(scheme: &str, has_tls: bool) -> Result<(), RedisError> {
+    if has_tls || !scheme.starts_with("rediss") {
+        return Ok(());
+    }
+    Err(misconfigured(format!(
+        "{scheme}:// needs TLS: enable one of the features redis-rustls, redis-rustls-ring, redis-native-tls"
+    )))
+}
+
 impl Target {
     /// Parses a URL. Errors do not repeat it, because there may be a password in it.
     pub(super) fn parse(url: &str) -> Result<Self, RedisError> {
@@ -86,12 +98,7 @@ impl Target {
                 SCHEMES.join(", ")
             )));
         }
-        let tls = cfg!(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls"));
-        if scheme.starts_with("rediss") && !tls {
-            return Err(misconfigured(format!(
-                "{scheme}:// needs TLS: enable one of the features redis-rustls, redis-rustls-ring, redis-native-tls"
-            )));
-        }
+        check_tls(scheme, HAS_TLS)?;
         let config =
             Config::from_url(url).map_err(|error| misconfigured(format!("the URL for Redis is not valid: {error}")))?;
         let kind = match &config.server {
@@ -141,5 +148,20 @@ impl Target {
             connection.max_command_buffer_len = 0;
         });
         builder.build().map_err(|error| misconfigured(format!("fred does not take these settings: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn build_without_tls_refuses_schemes_that_need_it() {
+        for scheme in SCHEMES {
+            assert_eq!(check_tls(scheme, true), Ok(()));
+            let refused = check_tls(scheme, false).err().map(|error| error.to_string());
+            assert_eq!(refused.is_some(), scheme.starts_with("rediss"), "{scheme}");
+            assert!(refused.is_none_or(|error| error.starts_with(scheme) && error.contains("redis-rustls")));
+        }
     }
 }

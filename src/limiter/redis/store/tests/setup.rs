@@ -35,10 +35,6 @@ fn what_is_wrong_with_a_url_is_told_at_once_and_the_password_is_not() {
             assert!(!error.to_string().contains("geheim"), "{error}");
         }
     }
-    if cfg!(not(any(feature = "redis-rustls", feature = "redis-rustls-ring", feature = "redis-native-tls"))) {
-        let error = Store::connect("rediss://localhost", Settings::default()).err().unwrap();
-        assert!(error.to_string().contains("redis-rustls"), "{error}");
-    }
 }
 
 #[test]
