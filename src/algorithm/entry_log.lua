@@ -1,277 +1,229 @@
 -- Twin of entry_log.rs: dated entries, and when each stops to count.
 --
--- 2 Parameters, fields of `q`: cost, bound (what may be in use after it), limit, most (units that are counted at all),
---   period, grain, oldest (what the entry counts for that the period's edge passes over: 0 in proportion, 1 nothing, 2 in
---   full), log and count_denied (1 if so), life (from an entry's start until it counts for nothing).
--- 3 State: a list. First what it was written under, then the entries, the oldest first: start, units, and the units of all
---   when this was the newest. An entry in the middle may have no units left.
+-- 2 Parameters: the cost, what may be in use after it, the limit, the most units that are counted at all, the period, the
+--   grain, what the entry counts for that the period's edge passes over (0 in proportion, 1 nothing, 2 in full), 1 for a log,
+--   1 if denied requests count, and the life of an entry, from its start until it counts for nothing.
+-- 3 State: a list. Its first element is the head, which says what quota wrote it. Then come the entries, the oldest first:
+--   start, units, and the units of all entries when this was the newest. An entry in the middle may have no units left.
 --
--- `x` is a trail that is being decided: its entries as far as they were read in `starts` and `units` (`have` of them; `all`
--- if there are no more), those that no longer count (`gone`), what is trimmed off one of them (`cut` off number `cut_at`), and
--- what is added (`add` at `start`, `last` being the newest entry's start before).
+-- `list` has the elements that were read so far. `key` is the stored key with the other ones, or nil if there are none.
 
-local function is_list(kind) return kind == 6 or kind == 7 end
-
--- The entry of that number, without what is added.
-local function trail_read(x, number)
-  if number > x.have and not x.all then
-    local upto = number + 3
-    if upto < 2 * x.have then upto = math.min(2 * x.have, x.have + 512) end
-    local list = redis.call('LRANGE', x.key, x.have + 1, upto)
-    for at = 1, #list do
-      if #list[at] ~= x.entry_size then break end
-      x.have = x.have + 1
-      x.starts[x.have], x.units[x.have] = unpack(x.entry, list[at])
+-- Returns the start and the units of an entry, or nothing if there is no such entry.
+local function trail_entry(try, unpack, key, list, layout, size, number)
+  local text = list[number + 1]
+  if not text and key then
+    -- The first read was of three elements.
+    local found = #list
+    local upto = found == 3 and '6' or found == 7 and '30' or found > 30 and (found - 31) % 512 == 0 and found + 511
+    if upto then
+      local more = try('LRANGE', key, found == 3 and '3' or found == 7 and '7' or found, upto)
+      for at = 1, #more do list[found + at] = more[at] end
+      text = list[number + 1]
     end
-    if x.have < upto then x.all = true end
   end
-  return x.starts[number], x.units[number]
+  if text and #text == size then return unpack(layout, text) end
 end
 
--- The entry of that number, as it will be.
-local function trail_entry(x, number)
-  local start, units = trail_read(x, number)
-  if start then
-    if x.add > 0 and start == x.last and start == x.start then units = units + x.add end
-  elseif x.add > 0 and x.last ~= x.start and number == x.have + 1 then
-    start, units = x.start, x.add
-  end
-  if number == x.cut_at then units = units - x.cut end
-  return start, units
-end
-
--- The first instant at which an entry of more than `room` units counts for at most `room`.
-local function trail_leaves(q, start, units, room)
-  local edge = start + q.period
-  if q.oldest == 1 then return edge end
-  if q.oldest == 2 then return edge + q.grain end
+-- Returns the first instant at which an entry of more than `room` units counts for at most `room`.
+local function trail_leaves(start, units, room, period, grain, oldest)
+  local edge = start + period
+  if oldest == 1 then return edge end
+  if oldest == 2 then return edge + grain end
   if units < 1 then units = 1 end
-  local covered = muldiv_up(room + 1, q.grain, units)
-  return edge + q.grain - covered + 1
+  local covered, rest = muldiv(room + 1, grain, units)
+  if rest > 0 then covered = covered + 1 end
+  return edge + grain - covered + 1
 end
 
--- The clock stepped back by more than a period: the entries come along, to `start`. All of them begin later than that, since
--- what is a life older than the newest was dropped when that was written; so they are one, and none has to be read.
-local function trail_gather(x, q, start)
-  local units = math.min(x.total, q.most)
-  x.starts, x.units, x.have, x.total, x.all = {start}, {units}, 1, units, true
-  x.newest, x.newest_units, x.last, x.moved = start, units, start, true
-end
-
--- What still counts: gone, counted, used; and the start of the entry that a request of now belongs to.
-local function trail_view(x, q)
-  local start, at = now - now % q.grain, now
-  if x.newest and x.newest > start then
-    if x.newest - start <= q.period then
-      start, at = x.newest, x.newest
+-- 4 decide: whether the quota allows it, the answer, whether anything is to be written, and what `trail_write` needs; then
+--   the start of the entry of now, and the units in use. `newest`, `newest_units` and `total` are what the last element says.
+local function trail(
+  try, pack, unpack, now, key, list, newest, newest_units, total, layout, size,
+  cost, bound, limit, most, period, grain, oldest, log, count_denied, life
+)
+  -- The start of the entry to which a charge of now belongs, and the instant at which entries are looked at.
+  local start, at, first, whole = now - now % grain, now, nil, nil
+  if newest and newest > start then
+    if newest - start <= period then
+      start, at = newest, newest
     else
-      if start < now then start = start + q.grain end
-      trail_gather(x, q, start)
-      at = start
+      -- All entries are as young as the newest, or younger than a life: they become one.
+      if start < now then start = start + grain end
+      if total > most then total = most end
+      newest, newest_units, at = start, total, start
+      key, list = nil, {list[1], pack(layout, start, total, total)}
+      whole = list
     end
   end
-  local gone, counted, used = x.gone, x.total, x.total
+  -- How many entries are over, the units of the others, and the units in use.
+  local gone, counted, used = 0, total, total
   while true do
-    local from, units = trail_entry(x, gone + 1)
+    local from, units = trail_entry(try, unpack, key, list, layout, size, gone + 1)
     if not from then
-      counted, used = 0, 0 -- as it is already, unless somebody else wrote here
+      counted, used = 0, 0 -- as they are already, unless another program wrote here
       break
     end
-    if at < from + q.period then break end
-    if at >= from + q.life then
-      gone, counted, used = gone + 1, counted - units, used - units
-    else
-      local part = units
-      if q.oldest == 0 then part = muldiv(units, q.grain - (at - from - q.period), q.grain) end
-      used = used - units + part
+    if at < from + life then
+      if units > 0 then first = from end
+      if at < from + period then break end
+      if oldest == 0 then
+        used = used - units + muldiv(units, grain - (at - from - period), grain)
+      elseif oldest == 1 then
+        used = used - units
+      end
       break
     end
+    gone, counted, used = gone + 1, counted - units, used - units
   end
-  x.gone, x.counted, x.used, x.start = gone, counted, used, start
-end
+  local joins = newest == start
 
--- The time until at most `target` units are in use, if nothing else comes.
-local function trail_wait(x, q, target)
-  if x.used <= target then return 0 end
-  local newer, number = x.counted, x.gone
-  while true do
-    number = number + 1
-    local start, units = trail_entry(x, number)
-    if not start then return 0 end
-    newer = newer - units
-    if newer <= target then return math.max(trail_leaves(q, start, units, target - newer) - now, 0) end
+  local ok, units, cut = used + cost <= bound, 0, 0
+  if ok then
+    units = most - used
+  elseif count_denied == 1 then
+    units = limit
+    if log ~= 1 and joins then units = limit - newest_units end
   end
-end
-
--- Counts so many more units now.
-local function trail_add(x, units)
-  x.add = units
-  if units == 0 then return end
-  x.counted, x.used = x.counted + units, x.used + units
-  if x.newest == x.start then
-    x.newest_units = x.newest_units + units
+  if units > cost then units = cost end
+  if units > 0 then
+    counted, used = counted + units, used + units
+    newest, newest_units = start, joins and newest_units + units or units
   else
-    x.newest, x.newest_units = x.start, units
+    units = 0
   end
-end
+  if not ok and units > 0 and log == 1 then
+    -- A log has no more units than its limit because of denied requests: the oldest ones make room.
+    local over = counted - math.max(limit, math.min(counted - units, most))
+    if over > 0 then counted, used = counted - over, used - over end
+    while over > 0 do
+      local from, held = trail_entry(try, unpack, key, list, layout, size, gone + 1)
+      if not from or from == newest then
+        newest_units, over = counted, 0
+      elseif held <= over then
+        gone, over, first = gone + 1, over - held, nil
+      else
+        cut, over = over, 0
+      end
+    end
+  end
 
--- Remaining, reset and window.
-local function trail_describe(x, q, retry)
-  local remaining = math.max(q.limit - x.used, 0)
-  local reset, window = 0, 0
-  if x.newest and x.used > 0 then reset = math.max(trail_leaves(q, x.newest, x.newest_units, 0) - now, 0) end
-  if retry > 0 then
-    window = retry
-  elseif q.limit == 0 then
-    window = 0
-  elseif remaining == 0 then
-    window = trail_wait(x, q, q.limit - 1)
-  elseif q.log == 1 then
-    local number, start, units = x.gone
+  -- The wait until `target` units are in use, if it is reported.
+  local remaining, wait, target = limit - used, 0, nil
+  if remaining < 0 then remaining = 0 end
+  if not ok and cost <= limit then
+    target = limit - cost
+  elseif remaining == 0 and limit > 0 then
+    target = limit - 1
+  end
+  if target and used > target then
+    local newer, number, from, held = counted, gone, nil, nil
     repeat
       number = number + 1
-      start, units = trail_entry(x, number)
-    until not start or units > 0
-    window = start and math.max(start + q.period - now, 0) or q.period
-  else
-    window = math.max(x.start + q.grain - now, 0)
-  end
-  return remaining, reset, window
-end
-
--- 4 decide: whether the quota allows it. `x.told` is the answer, `x.writes` whether anything is to be written.
-local function trail(x, q)
-  trail_view(x, q)
-  local cost, units, retry = q.cost, 0, 0
-  local ok = x.used + cost <= q.bound
-  if ok then
-    units = math.max(math.min(cost, q.most - x.used), 0)
-    trail_add(x, units)
-    x.drop, x.total = x.gone, x.counted
-  else
-    local add = 0
-    if q.count_denied == 1 then
-      local there = 0
-      if q.log ~= 1 and x.newest == x.start then there = x.newest_units end
-      add = math.max(math.min(cost, q.limit - there), 0)
-    end
-    if q.count_denied == 1 then
-      trail_add(x, add)
-      x.total = x.counted
-      if q.log == 1 then
-        local keep = math.max(q.limit, math.min(x.counted - add, q.most))
-        local over = x.total - keep
-        if over > 0 then x.total = keep end
-        while over > 0 do
-          local _, held = trail_entry(x, x.gone + 1)
-          if not held then break end
-          if held <= over then
-            x.gone, over = x.gone + 1, over - held
-          else
-            x.cut_at, x.cut, over = x.gone + 1, over, 0
-          end
-        end
-        if x.newest_units and x.newest_units > x.total then x.newest_units = x.total end
+      from, held = trail_entry(try, unpack, key, list, layout, size, number)
+      if not from or from == newest then
+        from, held = newest, newest_units
+      elseif number == gone + 1 then
+        held = held - cut
       end
-      x.drop = x.gone
-      -- The wait that is told counts this refusal too.
-      trail_view(x, q)
-    else
-      x.drop = x.gone
-      x.total = x.counted
+      newer = newer - held
+    until newer <= target or from == newest
+    wait = trail_leaves(from, held, target - newer, period, grain, oldest) - now
+    if wait < 0 then wait = 0 end
+  end
+
+  local reset, window = 0, wait
+  if used > 0 then
+    -- The function says the same of a log. The call would cost a log's check 1 % (bench "server").
+    reset = (oldest == 1 and newest + period or trail_leaves(newest, newest_units, 0, period, grain, oldest)) - now
+  end
+  if reset < 0 then reset = 0 end
+  if remaining > 0 and (ok or cost > limit) then
+    local from = start + grain - period
+    if log == 1 then
+      local number = gone
+      while not first do
+        local held
+        number = number + 1
+        first, held = trail_entry(try, unpack, key, list, layout, size, number)
+        if not first then first = units > 0 and start or now elseif held <= 0 then first = nil end
+      end
+      from = first
     end
-    retry = -1
-    if cost <= q.limit then retry = trail_wait(x, q, q.limit - cost) end
+    window = from + period - now
+    if window < 0 then window = 0 end
   end
-  x.writes = x.moved and cost > 0 or x.add > 0
-  local remaining, reset, window = trail_describe(x, q, retry)
-  x.told = pack('<BBdddddd', 2, ok and 1 or 0, remaining, reset, window, retry, ok and units or 0, x.start)
-  return ok
+  if ok then wait = 0 elseif cost > limit then wait = -1 end
+  local told = pack('<BBdddddd', 2, ok and 1 or 0, remaining, reset, window, wait, ok and units or 0, start)
+  return ok, told, units > 0 or whole and cost > 0, gone, cut, newest, newest_units, counted, joins, whole, start, used
 end
 
--- The state that a key has in this list; nothing if there is none, or it is garbled.
-local function trail_load(key, first, q)
-  local x = {
-    key = key, entry = q.entry, entry_size = q.size, starts = {}, units = {}, have = 0, all = true, total = 0,
-    gone = 0, cut = 0, cut_at = 0, add = 0,
-  }
-  local found = #first
-  if found < 2 then return x end
-  for at = 2, found do
-    if #first[at] ~= q.size then return x, true end
-    x.starts[at - 1], x.units[at - 1] = unpack(q.entry, first[at])
-  end
-  x.have, x.all = found - 1, found < 4
-  local newest = first[found]
-  if not x.all then newest = redis.call('LINDEX', key, -1) end
-  if #newest ~= q.size then return x, true end
-  x.newest, x.newest_units, x.total = unpack(q.entry, newest)
-  if not (x.newest >= 0 and x.newest < 9007199254740992 and x.newest_units >= 0 and x.total >= x.newest_units) then
-    x.starts, x.units, x.have, x.all, x.total, x.newest = {}, {}, 0, true, 0, nil
-    return x, true
-  end
-  x.last = x.newest
-  return x
-end
-
--- Writes what `trail` has decided.
-local function trail_store(x, q, head)
-  local key, left = x.key, math.max((x.newest or now) + q.life - now, 0)
+-- Writes what `trail` decided. `whole` is the list if it cannot be changed in Redis step by step.
+local function trail_write(
+  try, pack, unpack, now, longer, key, list, layout, head, size, life,
+  gone, cut, newest, newest_units, counted, joins, whole
+)
+  local call, left = redis.call, (newest or now) + life - now
+  if left < 0 then left = 0 end
   left = (left - left % 1000) / 1000 + longer
-  -- Without the right to do this nothing may be written, since it would stay for ever.
-  redis.call('PEXPIRE', key, left)
-  if x.moved or x.fresh then
-    -- What is deleted cannot be written again where a cluster moves its slot: so what is new goes behind what is old. A text
-    -- has to be deleted; then this looks for what is not there, which such a slot refuses, before anything is done.
-    local old = redis.pcall('LLEN', key)
+  -- The end is set first: if Redis refuses that, nothing may be written, since it would stay for ever.
+  if list[1] or whole then call('PEXPIRE', key, left) end
+  if whole then
+    -- A key that is deleted cannot be written again where a cluster moves its slot, so new elements go behind the old ones.
+    -- A text has to be deleted. Such a slot refuses to look for a key that is not there, and then nothing is deleted.
+    local old = try('LLEN', key)
     if type(old) == 'table' then
-      redis.call('LLEN', key .. '+')
-      redis.call('DEL', key)
+      call('LLEN', key .. '+')
+      call('DEL', key)
       old = 0
     end
-    x.all = true
-    local list, sum, number = {head}, 0, x.drop
-    while true do
+    local elements, sum, number = {head}, 0, gone
+    repeat
       number = number + 1
-      local start, units = trail_entry(x, number)
-      if not start then break end
-      if units > 0 then
+      local start, units = trail_entry(try, unpack, nil, whole, layout, size, number)
+      if start and number == gone + 1 then units = units - cut end
+      if newest and (not start or start == newest) then start, units = newest, newest_units end
+      if start and units > 0 then
         sum = sum + units
-        list[#list + 1] = pack(q.entry, start, units, sum)
+        elements[#elements + 1] = pack(layout, start, units, sum)
       end
-      if #list == 500 then
-        redis.call('RPUSH', key, _G.unpack(list))
-        list = {}
+      if #elements == 500 then
+        call('RPUSH', key, _G.unpack(elements))
+        elements = {}
       end
-    end
+    until not start or start == newest
     if sum == 0 then
-      redis.call('DEL', key)
+      call('DEL', key)
       return
     end
-    if #list > 0 then redis.call('RPUSH', key, _G.unpack(list)) end
-    if old > 0 then redis.call('LTRIM', key, old, -1) end
-  else
-    if x.drop > 0 then
-      local gone = redis.call('LINDEX', key, x.drop)
-      redis.call('LSET', key, x.drop, head)
-      local done = redis.pcall('LTRIM', key, x.drop, -1)
-      if done.err then
-        redis.call('LSET', key, x.drop, gone)
-        error(done, 0)
-      end
-    end
-    if x.cut > 0 then
-      local start, units = trail_entry(x, x.cut_at)
-      redis.call('LSET', key, 1, pack(q.entry, start, units, 0))
-    end
-    local newest = pack(q.entry, x.newest, x.newest_units, x.total)
-    if x.newest == x.last then
-      redis.call('LSET', key, -1, newest)
-    elseif x.last then
-      redis.call('RPUSH', key, newest)
-    else
-      redis.call('RPUSH', key, head, newest)
+    if #elements > 0 then call('RPUSH', key, _G.unpack(elements)) end
+    if old > 0 then call('LTRIM', key, old, -1) end
+    call('PEXPIRE', key, left)
+    return
+  end
+  if gone > 0 then
+    local first = gone == 1 and '1' or gone -- Redis is slow at making a text of a number
+    call('LSET', key, first, head)
+    local done = try('LTRIM', key, first, '-1')
+    if done.err then
+      call('LSET', key, first, list[gone + 1])
+      error(done, 0)
     end
   end
-  redis.call('PEXPIRE', key, left)
+  if cut > 0 then
+    local start, units = trail_entry(try, unpack, key, list, layout, size, gone + 1)
+    call('LSET', key, '1', pack(layout, start, units - cut, 0))
+  end
+  local changed = pack(layout, newest, newest_units, counted)
+  if joins then
+    call('LSET', key, '-1', changed)
+  elseif list[1] then
+    call('RPUSH', key, changed)
+  else
+    call('RPUSH', key, head, changed)
+    local done = try('PEXPIRE', key, left)
+    if type(done) == 'table' then
+      try('DEL', key)
+      error(done, 0)
+    end
+  end
 end

@@ -233,12 +233,6 @@ impl Trail {
         .map(|number| number as f64)
     }
 
-    /// Returns whether the Lua twin's products need more than 53 bits.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_wide(&self) -> bool {
-        self.oldest == Oldest::Weighted && u128::from(self.most() + 1) * u128::from(self.grain_us()) >= 1 << 53
-    }
-
     /// Returns what is in use, for another quota to take over.
     pub(super) fn carried(&self, entries: &impl Entries, now: u64) -> Carried {
         if let Some(one) = self.gathered(entries, now) {

@@ -77,12 +77,6 @@ impl TwoCounters {
         Layout::of(2 * self.width, Some(self.period_us), 3 * self.period_us)
     }
 
-    /// Returns whether the Lua twin's products need more than 53 bits.
-    #[cfg(feature = "redis")]
-    pub(crate) fn is_wide(&self) -> bool {
-        self.rule.is_wide()
-    }
-
     /// Returns the state that the Lua twin keeps as an instant and two counts.
     #[cfg(feature = "redis")]
     pub(crate) fn pair(&self, at: u64, before: u32, current: u32) -> Pair {

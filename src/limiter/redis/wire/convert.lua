@@ -1,7 +1,17 @@
--- Twin of carry.rs: reads a state that another quota wrote as a state of the asked one.
+-- Twin of carry.rs: reads a state that another quota wrote as a state of the form's quota. It
+-- stands in `make_convert`, which is called when a key has such a state.
+
+local _, step_level, step_store = twin(3)
+local trail, _, trail_entry, muldiv = twin(6)
+local _, block_view, block_stored, block_struck, block_adopt = twin(8)
+
+local function muldiv_up(a, b, c)
+  local quotient, rest = muldiv(a, b, c)
+  return rest > 0 and quotient + 1 or quotient
+end
 
 -- Reads a head (see encode.rs). Returns the quota and the place behind the head, or nothing if it
--- is none of ours.
+-- is no head of this version.
 local function quota_of(text)
   local kind, place, ok = (string.byte(text, 1) or 0) - 144, 2, true
   local function number()
@@ -19,7 +29,7 @@ local function quota_of(text)
     end
   end
   if kind < 1 or kind > 9 then return nil end
-  local q = {kind = kind, buckets = 1, epoch = 0, oldest = 0, log = 0, cost = 0, bound = 0, count_denied = 0}
+  local q = {kind = kind, is_list = kind == 6 or kind == 7, buckets = 1, epoch = 0, oldest = 0, log = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
   if kind == 8 then q.memory, q.length = number(), number() end
   if kind >= 5 and kind <= 7 then
@@ -29,7 +39,7 @@ local function quota_of(text)
   q.limit, q.period = number(), number()
   if kind <= 3 then q.burst = number() end
   q.debt = number()
-  if is_list(kind) then q.buckets = number() end
+  if q.is_list then q.buckets = number() end
   local units = 1000000000000000
   if not ok or q.period < 1 or q.period > 31622400000000 or q.limit > units or q.debt > units or (q.burst or 0) > units then
     return nil
@@ -38,7 +48,7 @@ local function quota_of(text)
   q.life = q.oldest == 1 and q.period or q.period + q.grain
   q.most = (q.burst or q.limit) + q.debt
   q.entry, q.size = '<dI4I4', 16
-  if kind == 7 then q.entry, q.size = '<ddd', 24 end
+  if kind == 5 or kind == 7 then q.entry, q.size = '<ddd', 24 end
   if kind <= 2 then
     local a, b = q.limit, q.period
     while a > 0 do a, b = b % a, a end
@@ -73,10 +83,11 @@ end
 -- sliding window.
 local SLICES = 32
 
--- Dates the units of a bucket, which return one after the other until `back`: each slice by the
--- instant at which its last unit returns. `in_use` returns how many units are still in use at a
--- later instant.
-local function date_slices(c, back, units, in_use)
+-- Dates the units of a bucket, which return one after the other until `back`: together, or if
+-- `sliced`, each slice by the instant at which its last unit returns. `in_use` returns how many
+-- units are still in use at a later instant.
+local function date_bucket(c, back, units, sliced, in_use)
+  if not sliced then return date(c, nil, back, units, units) end
   local slice, before = math.ceil((back - now) / SLICES), units
   for nth = 1, SLICES do
     local ends, after = math.min(now + nth * slice, back), 0
@@ -86,15 +97,19 @@ local function date_slices(c, back, units, in_use)
   end
 end
 
--- Sets what of a list is in use, its dates, and the entries that still count.
-local function carry_trail(c, x)
+-- Sets the units of a list that are in use, their dates, and the entries that still count.
+local function carry_trail(c, key, list, newest, units, total)
   local q = c.q
-  trail_view(x, q)
-  c.units, c.starts, c.live = x.used, {}, {}
-  local at, number = math.max(now, x.start), x.gone
+  local _, _, _, gone, _, _, _, _, _, whole, start, used = trail(
+    try, pack, unpack, now, key, list, newest, units, total, q.entry, q.size,
+    0, 2 ^ 62, q.limit, q.most, q.period, q.grain, q.oldest, q.log, 0, q.life
+  )
+  if whole then key, list = nil, whole end
+  c.units, c.starts, c.live = used, {}, {}
+  local at, number = math.max(now, start), gone
   while true do
     number = number + 1
-    local start, whole = trail_entry(x, number)
+    local start, whole = trail_entry(try, unpack, key, list, q.entry, q.size, number)
     if not start then break end
     if whole > 0 then
       local edge, units = start + q.period, whole
@@ -111,10 +126,11 @@ local function carry_trail(c, x)
   end
 end
 
+-- How the states of each kind are packed.
 local STATES = {'<d', '<dd', '<dd', '<dd', '<dI4I4', [8] = '<ddd', [9] = '<dd'}
 
--- Sets what of a state of a few numbers is in use, and its dates. `sliced` says that a log or a
--- sliding window takes it over.
+-- Sets the units of a state of a few numbers that are in use, and their dates. `sliced` says that a
+-- log or a sliding window takes them over.
 local function carry_pair(c, at, n, m, sliced)
   local q, kind = c.q, c.q.kind
   n, m = n or 0, m or 0
@@ -124,22 +140,19 @@ local function carry_pair(c, at, n, m, sliced)
     local us, num = at - now, math.min(n, q.l - 1)
     if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
     c.parts, c.of = plus(times(digits(us), q.l), num), q.p
-    local units, back = number_of(divide_up(c.parts, c.of)), now + us + (num > 0 and 1 or 0)
-    if not sliced then return date(c, nil, back, units, units) end
-    date_slices(c, back, units, function(later)
+    local function in_use(later)
       local left = now + us - later
       if left < 0 then return 0 end
-      if left * q.l + num < 9007199254740992 then return math.ceil((left * q.l + num) / q.p) end
-      return number_of(divide_up(plus(times(digits(left), q.l), num), q.p))
-    end)
+      local units, rest = muldiv(left, q.l, q.p)
+      return units + math.ceil((rest + num) / q.p)
+    end
+    date_bucket(c, now + us + (num > 0 and 1 or 0), in_use(now), sliced, in_use)
   elseif kind == 3 then
     local missing, next_tick = step_level(now, at, n, q.most, q.limit, q.period, q.epoch)
     local ticks = math.ceil(missing / math.max(q.limit, 1))
     c.units, c.tick = missing, math.max(next_tick - q.period, 0)
-    local back = next_tick + (ticks - 1) * q.period
-    if not sliced then return date(c, nil, back, missing, missing) end
     at, n = step_store(missing, next_tick, q.limit, q.period)
-    date_slices(c, back, missing, function(later)
+    date_bucket(c, next_tick + (ticks - 1) * q.period, missing, sliced, function(later)
       return (step_level(later, at, n, q.most, q.limit, q.period, q.epoch))
     end)
   elseif kind == 4 then
@@ -167,34 +180,30 @@ local function carry_pair(c, at, n, m, sliced)
     c.units = n
     date(c, math.max(at - q.period, 0), at, n, n)
   else
-    local start = at - 2 * q.period
-    local x = {
-      starts = {}, units = {}, have = 0, all = true, total = n + m, gone = 0, cut = 0, cut_at = 0, add = 0, last = start,
-    }
-    for number, count in ipairs({n, m}) do
+    local list, start, newest, units = {''}, at - 4 * q.period, nil, nil
+    for _, count in ipairs({n, m}) do
+      start = start + q.period
       if count > 0 then
-        x.have = x.have + 1
-        x.starts[x.have], x.units[x.have] = start - (2 - number) * q.period, count
+        newest, units = start, count
+        list[#list + 1] = pack(q.entry, start, count, 0)
       end
     end
-    x.newest, x.newest_units = x.starts[x.have], x.units[x.have]
-    carry_trail(c, x)
+    carry_trail(c, nil, list, newest, units, n + m)
   end
 end
 
--- Returns what of a value is in use, `false` if the value is garbled, or nothing if it is not ours.
+-- Returns the units of a value that are in use, `false` if the value is garbled, or nothing if it is
+-- not of this version.
 local function carried(key, text, list, sliced)
   local kind = string.byte(text, 1) or 0
   if kind < 145 or kind > 153 then return nil end
   local q, place = quota_of(text)
-  if not q or is_list(q.kind) ~= (list ~= nil) then return false end
+  if not q or q.is_list ~= (list ~= nil) then return false end
   local c = {q = q, capacity = q.burst or q.limit, dated = {}, back = 0, units = 0}
   if list then
     if place ~= #text + 1 then return false end
-    local x, garbled = trail_load(key, list, q)
-    if garbled then return false end
-    c.x = x
-    return c
+    c.list, c.newest, c.units, c.total = read_list(try, unpack, key, q.entry, text, q.size)
+    return c.list and c
   end
   local state = STATES[q.kind]
   if #text ~= place - 1 + #pack(state, 0, 0, 0) then return false end
@@ -271,37 +280,43 @@ local function counts_until(c, period)
   return math.max(taken + period, math.min(c.back, now + period))
 end
 
--- Returns the state of the asked form: a table with `x` for a list, and with `ahead` if it is to be
--- written even if nothing is taken, and then the numbers of any other state. Returns `false` if the
--- value is garbled, or nothing if it is not ours.
-local function taken_over(key, form, text, list)
-  local q = quota_of(form.head)
+-- Sets the state of `y`, and whether it is to be written even if nothing is taken. Returns `false`
+-- if the value is garbled, or nothing if it is not of this crate.
+local function taken_over(y, text, list)
+  local f, key = y.form, y.key
+  local q, share = quota_of(f[3]), string.byte(f[16]) == 1
   local c = carried(key, text, list, q.kind >= 5 and q.kind <= 7)
   if not c then return c end
+  local function found(at, n, m)
+    if at and at >= 0 then
+      y.at, y.n, y.m = at, n or 0, m or 0
+      y.told = '\1' .. string.sub(pack(f[2], f[3], y.at, y.n, y.m), #f[3] + 1)
+    end
+    return true
+  end
   if q.kind == 8 and c.q.kind == 8 then
     local at, n, m = unpack('<ddd', text, #text - 23)
     if not (at >= 0 and at < 9007199254740992 and n >= 0 and n < 2 ^ 45 and m >= 0 and m < 2 ^ 19) then return false end
-    local moved
-    moved, at, n, m = block_adopt(now, at, n, m, c.q, form[3], form[4], form[5], form[6], form[7], form[8])
-    return {ahead = moved}, at, n, m
+    y.ahead, at, n, m = block_adopt(now, at, n, m, c.q, f[8], f[9], f[10], f[11], f[12], f[13])
+    return found(at, n, m)
   end
   local alike = c.q.kind >= 5 and c.q.kind <= 7 and q.kind >= 5 and q.kind <= 7 and c.q.period == q.period
     and c.q.grain == q.grain and c.q.oldest == q.oldest
-  if c.x then
-    local x = c.x
+  if c.list then
+    local newest, units, total = c.newest, c.units, c.total
     if
-      alike and not form.share and c.q.size == q.size and q.most > 0 and (x.newest or 0) <= now
-      and (x.total <= q.most or q.log ~= 1 and q.most >= c.q.most)
+      alike and not share and c.q.size == q.size and q.most > 0 and (newest or 0) <= now
+      and (total <= q.most or q.log ~= 1 and q.most >= c.q.most)
     then
-      -- Its entries are entries of the asked quota too, so they stay where they are.
-      x.rehead = true
-      return {x = x, ahead = false}
+      -- Its entries are entries of the form's quota too, so they stay where they are.
+      y.list, y.newest, y.units, y.total, y.rehead = c.list, newest, units, total, true
+      return true
     end
-    carry_trail(c, x)
+    carry_trail(c, key, c.list, newest, units, total)
   end
 
   local parts, of, by = c.parts or digits(c.units), c.of or 1, 1
-  if form.share then
+  if share then
     by = math.max(c.capacity, 1)
     local product = times(parts, q.burst or q.limit)
     if is_beyond_128(product) then
@@ -311,13 +326,12 @@ local function taken_over(key, form, text, list)
   end
   local whole = number_of(divide_up(divide_up(parts, of), by))
   local units = math.min(whole, q.most)
-  local found = {}
   local function ahead(longest)
-    found.ahead = c.back - now > longest and whole <= q.most
+    y.ahead = c.back - now > longest and whole <= q.most
   end
   if q.kind <= 2 then
     ahead(q.ceiling)
-    if q.burst == 0 then return found end
+    if q.burst == 0 then return true end
     local product = times(parts, q.p)
     if is_beyond_128(product) then
       product = times(digits(whole), q.p)
@@ -327,8 +341,8 @@ local function taken_over(key, form, text, list)
     local us, num = divide(product, q.l)
     us = number_of(us)
     if us > q.ceiling or (us == q.ceiling and num > q.ceiling_n) then us, num = q.ceiling, q.ceiling_n end
-    if us == 0 and num == 0 then return found end
-    return found, now + us, num
+    if us == 0 and num == 0 then return true end
+    return found(now + us, num)
   elseif q.kind == 3 then
     ahead(math.ceil(q.most / math.max(q.limit, 1)) * q.period)
     local next_tick = now + q.period
@@ -337,44 +351,47 @@ local function taken_over(key, form, text, list)
     elseif c.tick then
       next_tick = c.tick + (math.floor(math.max(now - c.tick, 0) / q.period) + 1) * q.period
     end
-    return found, step_store(units, next_tick, q.limit, q.period)
+    return found(step_store(units, next_tick, q.limit, q.period))
   elseif q.kind == 4 then
     ahead(2 * q.period)
-    if units == 0 then return found end
+    if units == 0 then return true end
     local ends = counts_until(c, q.period)
     if q.epoch == 1 then ends = math.max(now - now % q.period + q.period, next_multiple(ends, q.period)) end
-    return found, ends, units
+    return found(ends, units)
   elseif q.kind == 8 then
-    if units == 0 then return found end
+    if units == 0 then return true end
     local phase, a, b, level =
       block_struck(now, counts_until(c, q.period), units, 0, 0, q.limit, q.length, 1, q.length, q.memory)
-    return found, block_stored(now, phase, a, b, level, 0, q.memory)
+    return found(block_stored(now, phase, a, b, level, 0, q.memory))
   elseif q.kind == 9 then
     ahead(2 * q.period)
-    if units == 0 then return found end
-    return found, counts_until(c, q.period), units
+    if units == 0 then return true end
+    return found(counts_until(c, q.period), units)
   end
 
   ahead(2 * q.period)
   local starts, counts = {}, {}
   if q.most > 0 and alike then
-    starts, counts = scaled(c, q, c.starts or {}, c.live or {}, q.log == 1 and q.most or 2 ^ 62, form.share)
+    starts, counts = scaled(c, q, c.starts or {}, c.live or {}, q.log == 1 and q.most or 2 ^ 62, share)
   elseif q.most > 0 then
-    starts, counts = dated_entries(c, q, whole, form.share)
+    starts, counts = dated_entries(c, q, whole, share)
   end
   if q.kind == 5 then
     local current = starts[#starts]
-    if not current then return found end
+    if not current then return true end
     local n, m = 0, 0
     for number, start in ipairs(starts) do
       if start == current then m = counts[number] elseif start == current - q.period then n = counts[number] end
     end
-    return found, current + 2 * q.period, math.min(n, q.most), math.min(m, q.most)
+    return found(current + 2 * q.period, math.min(n, q.most), math.min(m, q.most))
   end
-  local x = trail_load(key, {}, form)
-  x.starts, x.units, x.have, x.fresh = starts, counts, #starts, true
-  for _, count in ipairs(counts) do x.total = x.total + count end
-  x.newest, x.newest_units, x.last = starts[#starts], counts[#starts], starts[#starts]
-  found.x = x
-  return found
+  local whole, sum = {f[3]}, 0
+  for number, start in ipairs(starts) do
+    sum = sum + counts[number]
+    whole[number + 1] = pack(f[2], start, counts[number], sum)
+  end
+  y.list, y.newest, y.units, y.total, y.whole = whole, starts[#starts], counts[#counts], sum, whole
+  return true
 end
+
+return taken_over

@@ -1,37 +1,50 @@
 -- The requests of a call, in their order.
-local DECIDE = {gcra, gcra, step_bucket, fixed_window, sliding_window}
-local KEYS, program, place, key, general = KEYS, ARGV[1], 1, 0
-local reply = {pack('<d', now)}
-
+local program, place, first, requests = ARGV[1], 1, 0, nil
+local reply, answers = pack('<d', now), nil
 while place <= #program do
   local verb, count, width, from = unpack('<BI2I2', program, place)
-  local is_one, forms = verb == 0 and width == 1, {}
+  local is_lone, forms = verb == 0 and width == 1, {}
   local kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, _, after
-  if is_one then
+  local decide, write
+  if is_lone then
     kind, layout, head, size, mode, a, b, c, d, e, f, g, h, i, j, _, after = unpack(FORM, program, from)
+    decide, write = twin(kind)
   end
   for _ = 1, count do
-    local name, answer = KEYS[key + 1]
-    place = after
-    if is_one and kind > 5 then
-      answer = trail_plain(
-        try, pack, unpack, now, longer, name, layout, head, size, a, b, c, d, e, f, g, h, i, j
-      )
-    elseif is_one then
-      local found, at, n, m = usual_state(try, unpack, name, layout, head, size)
+    local key, answer = KEYS[first + 1], nil
+    if is_lone and (kind == 6 or kind == 7) then
+      local list, newest, units, total = read_list(try, unpack, key, layout, head, size)
+      if list then
+        local _, told, writes, gone, cut, last, held, counted, joins, whole = decide(
+          try, pack, unpack, now, key, list, newest, units, total, layout, size, a, b, c, d, e, f, g, h, i, j
+        )
+        if not writes or pcall(
+          write, try, pack, unpack, now, longer, key, list, layout, head, size, j,
+          gone, cut, last, held, counted, joins, whole
+        ) then
+          answer = told
+        end
+      end
+    elseif is_lone then
+      local found, at, n, m = read_pair(try, unpack, key, layout, head, size)
       if found then
-        local _, to, p, r = DECIDE[kind](now, at, n, m, a, b, c, d, e, f, g)
-        answer = to and write_state(try, pack, now, longer, name, layout, head, at, to, p, r) or found
+        local _, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g, h, i)
+        if not (to and write_pair(try, pack, now, longer, key, layout, head, at, to, p, q)) then answer = found end
       end
     elseif verb == 0 then
-      answer, place = usual_set(try, pack, unpack, now, longer, DECIDE, KEYS, FORM, key, program, from, width, forms)
+      answer, after = usual_set(
+        try, pack, unpack, now, longer, read_pair, write_pair, twin, KEYS, FORM, first, program, from, width, forms
+      )
     end
     if not answer then
-      general = general or make_general(try, pack, unpack, now, longer, program, FORM)
-      answer, place = general(verb, key, width, from)
+      requests = requests
+        or make_requests(try, pack, unpack, now, longer, twin, read_pair, write_pair, read_list, FORM, program)
+      answer, after = requests(verb, first, width, from)
     end
-    reply[#reply + 1] = answer
-    key = key + width
+    place, first = after, first + width
+    if place > #program and count == 1 and not answers then return reply .. answer end
+    answers = answers or {reply}
+    answers[#answers + 1] = answer
   end
 end
-return table.concat(reply)
+return answers and table.concat(answers) or reply

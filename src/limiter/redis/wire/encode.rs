@@ -101,17 +101,6 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     head
 }
 
-/// Whether the script's first part can decide these charges: all but blocks, meters and quotas
-/// whose products do not fit 53 bits, and a list only if it is alone.
-pub(super) fn is_usual(charges: &[KeyedCharge]) -> bool {
-    charges.iter().all(|charge| match charge.policy.quota().rules() {
-        Rules::Pair(PairRules::TwoCounters(counters), _) => !counters.is_wide(),
-        Rules::Pair(PairRules::Block(_) | PairRules::Meter(_), _) => false,
-        Rules::Pair(..) => true,
-        Rules::Trail(trail) => !trail.is_wide() && charges.len() == 1,
-    })
-}
-
 /// What a denial of a charge means. The numbers stand in forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

@@ -10,7 +10,7 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 1 | the verb: 0 take (the usual case), 1 take, 2 peek, 3 refund, 4 reset |
+//! | 1 | the verb: 0 take (charges that depend on no other: one, or several without a list), 1 take, 2 peek, 3 refund, 4 reset |
 //! | 2 | the number of requests |
 //! | 2 | the number of keys of each |
 //! | | a form for each of these keys, unless the verb is reset |

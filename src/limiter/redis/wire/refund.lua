@@ -1,6 +1,7 @@
--- Refunds. For states of a few numbers these functions return the state to write, or nothing if
--- there is nothing to refund. `q` has the form's numbers. `r` has what the receipt holds: the
--- units, or their span in `units` and `num`, and its instant and number in `at` and `n`.
+-- Refunds. It stands in `make_refund`, which is called when a request is a refund.
+--
+-- `q` has the form's ten numbers. `r` has what the receipt holds: the units, or their span in
+-- `units` and `num`, and its instant and number in `at` and `n`.
 
 local function at_most(us, num, us2, num2)
   if us < us2 or (us == us2 and num < num2) then return us, num end
@@ -12,9 +13,9 @@ local function gcra_ahead(at, n, ceiling, ceiling_n, l)
   return at_most(at - now, math.min(n, l - 1), ceiling, ceiling_n)
 end
 
-local function refund_pair(q, r, at, n, m)
-  n = n or 0
-  local kind = q.kind
+-- Returns the state to write, or nothing if there is nothing to refund.
+local function refund_pair(kind, q, r, at, n, m)
+  local t = twin_of(kind)
   if kind <= 2 then
     local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
     local us, num = gcra_ahead(at, n, ceiling, ceiling_n, l)
@@ -34,11 +35,11 @@ local function refund_pair(q, r, at, n, m)
     return now + us, num
   elseif kind == 3 then
     local most, tokens, tick, epoch = q[3], q[4], q[5], q[6]
-    local missing, next_tick = step_level(now, at, n, most, tokens, tick, epoch)
-    local left = step_level(now, r.at, r.n, most, tokens, tick, epoch)
+    local missing, next_tick = t[2](now, at, n, most, tokens, tick, epoch)
+    local left = t[2](now, r.at, r.n, most, tokens, tick, epoch)
     local given = math.min(r.units, left, missing)
     if given <= 0 then return nil end
-    return step_store(missing - given, next_tick, tokens, tick)
+    return t[3](missing - given, next_tick, tokens, tick)
   elseif kind == 4 then
     if at ~= r.at or at <= now or r.units <= 0 then return nil end
     local count = math.max(n - r.units, 0)
@@ -46,11 +47,11 @@ local function refund_pair(q, r, at, n, m)
     return at, count
   end
   if kind == 8 then
-    local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
+    local phase, ends, strikes, level, forget = t[2](now, at, n, m or 0, q[3], q[4], q[8])
     if phase ~= 1 or ends ~= r.at or r.units <= 0 then return nil end
     strikes = math.max(strikes - r.units, 0)
     if strikes == 0 then phase = 0 end
-    return block_stored(now, phase, ends, strikes, level, forget, q[8])
+    return t[3](now, phase, ends, strikes, level, forget, q[8])
   elseif kind == 9 then
     if at <= now or r.at <= now or r.units <= 0 then return nil end
     if n <= r.units then return -1 end
@@ -74,9 +75,9 @@ end
 
 -- Takes units out of the entry of a list that starts at `r.at`. Returns true if it found some, and
 -- the list is not empty.
-local function refund_list(key, q, r)
+local function refund_list(key, layout, life, r)
   local length = redis.call('LLEN', key)
-  local entry = function(number) return unpack(q.entry, redis.call('LINDEX', key, number)) end
+  local entry = function(number) return unpack(layout, redis.call('LINDEX', key, number)) end
   local low, high = 1, length - 1
   while low < high do
     local middle = math.floor((low + high) / 2)
@@ -84,7 +85,7 @@ local function refund_list(key, q, r)
   end
   if low ~= high then return end
   local start, units = entry(low)
-  if start ~= r.at or start + q.life <= now then return end
+  if start ~= r.at or start + life <= now then return end
   local given = math.min(r.units, units)
   if given <= 0 then return end
   local newest, newest_units, total = entry(-1)
@@ -94,8 +95,8 @@ local function refund_list(key, q, r)
     return
   end
   if low < length - 1 then
-    redis.call('LSET', key, low, pack(q.entry, start, units - given, 0))
-    redis.call('LSET', key, -1, pack(q.entry, newest, newest_units, total))
+    redis.call('LSET', key, low, pack(layout, start, units - given, 0))
+    redis.call('LSET', key, -1, pack(layout, newest, newest_units, total))
     return true
   end
   units = units - given
@@ -103,26 +104,42 @@ local function refund_list(key, q, r)
     redis.call('RPOP', key)
     start, units = entry(-1)
   end
-  redis.call('LSET', key, -1, pack(q.entry, start, units, total))
-  local left = math.max(start + q.life - now, 0)
+  redis.call('LSET', key, -1, pack(layout, start, units, total))
+  local left = math.max(start + life - now, 0)
   redis.call('PEXPIRE', key, (left - left % 1000) / 1000 + longer)
   return true
 end
 
 -- Takes units out of a list that another quota wrote, if the entry is still there under this one.
-local function refund_converted(x, q, r)
-  local left = 0
-  for number = 1, x.have do
-    local start, units = x.starts[number], x.units[number]
-    if start == r.at and start + q.life > now then
-      left = math.min(r.units, units)
-      x.units[number] = units - left
+local function refund_converted(y, layout, life, r)
+  local whole, found = y.whole, false
+  for number = 2, #whole do
+    local start, units = unpack(layout, whole[number])
+    if start == r.at and start + life > now and r.units > 0 and units > 0 then
+      whole[number], found = pack(layout, start, math.max(units - r.units, 0), 0), true
     end
   end
-  if left <= 0 then return end
-  while x.have > 0 and x.units[x.have] <= 0 do
-    x.starts[x.have], x.units[x.have], x.have = nil, nil, x.have - 1
+  if not found then return end
+  local newest, units
+  while #whole > 1 do
+    newest, units = unpack(layout, whole[#whole])
+    if units > 0 then break end
+    whole[#whole], newest = nil, nil
   end
-  x.drop, x.newest = 0, x.starts[x.have]
-  trail_store(x, q, q.head)
+  write_list(y, 0, 0, newest, units, 0, true, whole)
+end
+
+-- Refunds what a receipt holds, if the state still has it.
+return function(y)
+  local f = y.form
+  local units, num, at, n = unpack('<dddd', f[16], 2)
+  local r = {units = units, num = num, at = at, n = n}
+  if y.whole then
+    refund_converted(y, f[2], f[15], r)
+  elseif y.list then
+    if y.newest and refund_list(y.key, f[2], f[15], r) and y.rehead then redis.call('LSET', y.key, 0, f[3]) end
+  elseif y.told ~= '\0' then
+    local to, p, q = refund_pair(y.kind, {_G.unpack(f, 6, 15)}, r, y.at, y.n, y.m)
+    if to then write_state(y, to, p, q) end
+  end
 end

@@ -5,12 +5,13 @@ use smallvec::SmallVec;
 
 use super::charge::{KeyedCharge, Partners};
 use super::encode;
+use crate::algorithm::Rules;
 use crate::limiter::redis::keys::Stored;
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::Policy;
 
-/// What is to be done. The numbers stand in programs; 0 is a [`Take`](Self::Take) of the usual
-/// case.
+/// What a request does. The numbers stand in programs, where 0 is a [`Take`](Self::Take) of charges
+/// that depend on no other: of one, or of several that are no lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(in crate::limiter::redis) enum Verb {
@@ -58,7 +59,10 @@ impl Request {
 
     /// Charges these.
     pub(super) fn of(verb: Verb, slot: u16, charges: SmallVec<[KeyedCharge; 1]>) -> Self {
-        let mut run = begin(verb, charges.len(), verb == Verb::Take && encode::is_usual(&charges));
+        let is_list = |charge: &KeyedCharge| matches!(charge.policy.quota().rules(), Rules::Trail(_));
+        let is_usual = verb == Verb::Take
+            && charges.iter().all(|charge| charge.partners.is_none() && (charges.len() == 1 || !is_list(charge)));
+        let mut run = begin(verb, charges.len(), is_usual);
         charges.iter().for_each(|charge| encode::charge(&mut run, charge));
         Self { verb, slot, charges, run: run.into() }
     }
@@ -93,7 +97,7 @@ impl Request {
     }
 }
 
-/// Begins the run of one request of so many keys.
+/// Begins the run of one request for this number of keys.
 fn begin(verb: Verb, keys: usize, usual: bool) -> Vec<u8> {
     let mut run = Vec::with_capacity(5 + 136 * keys);
     run.push(if usual { 0 } else { verb as u8 });

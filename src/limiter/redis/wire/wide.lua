@@ -85,17 +85,3 @@ local function is_beyond_128(list)
   end
   return (list[6] or 0) >= 256
 end
-
--- floor(a * b / c)
-local function muldiv(a, b, c)
-  if a * b < 9007199254740992 then return math.floor(a * b / c) end
-  local quotient = divide(times(digits(a), b), c)
-  return number_of(quotient)
-end
-
--- ceil(a * b / c)
-local function muldiv_up(a, b, c)
-  if a * b < 9007199254740992 then return math.ceil(a * b / c) end
-  local quotient, rest = divide(times(digits(a), b), c)
-  return number_of(quotient) + (rest > 0 and 1 or 0)
-end
