@@ -44,7 +44,7 @@ local function block_stored(now, phase, a, b, level, forget, memory)
   return a, a - forget, level * 8192 + b
 end
 
--- The length of a block when so many are remembered.
+-- The length of a block when `level` blocks are remembered.
 local function block_length(level, length, factor, longest)
   for _ = 1, level do
     length = math.min(length * factor, longest)
@@ -53,7 +53,7 @@ local function block_length(level, length, factor, longest)
   return length
 end
 
--- With so many strikes in the window that ends then: the phase and what is remembered.
+-- With this number of strikes in the window that ends at `ends`: the phase and the blocks that are remembered.
 local function block_struck(now, ends, strikes, level, forget, limit, length, factor, longest, memory)
   if strikes < limit then return 1, ends, strikes, level end
   if forget <= now then level = 0 end

@@ -1,10 +1,10 @@
--- Twin of step_bucket.rs: the tick at which the bucket is full again, and what that tick will have to spare.
+-- Twin of step_bucket.rs: the tick at which the bucket is full again, and the tokens that this tick will have to spare.
 --
 -- 2 Parameters: the cost, what may be missing after it, what may be missing at all, tokens per tick, the tick's length, and
 --   1 if ticks lie at whole multiples since the epoch.
 -- 3 State: at, n.
 
--- What is missing, when the next tick comes, and whether the clock stepped back.
+-- Returns the tokens that are missing, the next tick, and whether the clock stepped back.
 local function step_level(now, at, n, most, tokens, tick, epoch)
   local next_tick = now + tick
   if epoch == 1 then next_tick = next_tick - now % tick end
@@ -16,7 +16,7 @@ local function step_level(now, at, n, most, tokens, tick, epoch)
   return missing, at - (ticks - 1) * tick, false
 end
 
--- The state for so much missing; -1 if there is none.
+-- Returns the state with this number of missing tokens; -1 if there is none.
 local function step_store(missing, next_tick, tokens, tick)
   if missing == 0 or tokens == 0 then return -1, 0 end
   local ticks = math.ceil(missing / tokens)

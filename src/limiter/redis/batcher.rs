@@ -59,7 +59,7 @@ struct Lanes<D: Dispatch> {
 struct Lane<D: Dispatch> {
     flights: usize,
     waiting: VecDeque<Waiting<D>>,
-    /// The lane was named to the task, which has not come yet.
+    /// The lane was named to the task, which has not handled it yet.
     named: bool,
 }
 
@@ -69,9 +69,9 @@ struct Waiting<D: Dispatch> {
     _place: Place,
 }
 
-/// Where an answer goes.
+/// The receiver of an answer.
 enum Receiver<T> {
-    /// A caller, which may have gone.
+    /// A caller, which may have dropped its future.
     Caller(oneshot::Sender<Result<T, RedisError>>),
     /// A function. The request is sent in any case.
     Then(Box<dyn FnOnce(Result<T, RedisError>) + Send>),
@@ -84,7 +84,7 @@ impl<T> Receiver<T> {
 
     fn answer(self, answer: Result<T, RedisError>) {
         match self {
-            // A caller that has gone keeps what it was charged.
+            // A caller that dropped its future stays charged.
             Self::Caller(caller) => drop(caller.send(answer)),
             Self::Then(then) => then(answer),
         }
@@ -160,8 +160,8 @@ impl<D: Dispatch> Batcher<D> {
         request: D::Request,
         then: impl FnOnce(Result<D::Answer, RedisError>) + Send + 'static,
     ) -> Result<(), RedisError> {
-        // Refunds have room of their own: what a lost one holds would be missing until it has
-        // drained.
+        // Refunds have room of their own: the units of a lost refund would be missing until they
+        // have drained.
         let place = self.lanes.place(self.lanes.most.saturating_mul(2))?;
         let mut queue = self.lanes.lock(lane);
         queue.waiting.push_back(Waiting { request, receiver: Receiver::Then(Box::new(then)), _place: place });

@@ -137,7 +137,7 @@ impl RedisLimiterBuilder {
     /// no room replaces an older one, whose key then costs a call again.
     ///
     /// Charges of a set that has one [on refusal](crate::limiter::Effect::OnRefusal), for a block
-    /// or a meter, are asked for each time, and are not leased either.
+    /// or a meter, go to Redis each time, and are not leased either.
     pub fn denials(mut self, denials: usize) -> Self {
         self.denials = denials;
         self
@@ -146,11 +146,12 @@ impl RedisLimiterBuilder {
     /// Lets this process take up to `units` units of a hot key at once and hand them out by itself;
     /// 0 by default. Up to 1,024 keys are leased at a time. Checks of other keys are calls.
     ///
-    /// The total is never exceeded. With `n` processes, what is admitted in any interval is at most
-    /// the quota's bound and `n · units`, since units leased before may be used in it; and up to
-    /// `units` are denied to other processes for up to 0.1 s, after which what is unused goes back.
-    /// `remaining` is then what this process last saw. What a process holds when it ends, drops the
-    /// limiter or loses Redis does not go back: it is there again once it has drained.
+    /// The total is never exceeded. With `n` processes, the units admitted in any interval are at
+    /// most the quota's bound and `n · units`, since units leased before may be used in it; and up
+    /// to
+    /// `units` are denied to other processes for up to 0.1 s, after which unused units are refunded.
+    /// `remaining` is then the number that this process last saw. Units that a process holds when it
+    /// ends, drops the limiter or loses Redis are not refunded: they return as they drain.
     pub fn leases(mut self, units: u64) -> Self {
         self.leases = units;
         self
@@ -164,8 +165,8 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the observer, which is told when Redis goes away, comes back, or refuses what is
-    /// needed.
+    /// Sets the observer. It gets an event when Redis stops answering, when it answers again, and
+    /// when it refuses a command.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self
@@ -240,7 +241,7 @@ impl RedisLimiterBuilder {
     }
 }
 
-/// Refunds what is left of leases that are over, until the limiter is dropped.
+/// Refunds the remaining units of leases that are over, until the limiter is dropped.
 async fn refund_leases(limiter: Weak<Inner>) {
     let mut ticks = tokio::time::interval(HELD / 2);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

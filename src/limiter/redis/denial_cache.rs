@@ -1,4 +1,4 @@
-//! The denial cache: what Redis has denied is denied here for a moment, so that a key under attack
+//! The denial cache: it repeats a denial of Redis for a moment, so that a key under attack
 //! costs few calls.
 //!
 //! A denial with a wait of `d` holds whatever other charges come meanwhile, because they only make
@@ -73,8 +73,8 @@ impl DenialCache {
         ))
     }
 
-    /// Returns the tag and the cost under which a denial is remembered. Returns `None` if denials of
-    /// this charge must not be remembered.
+    /// Returns the tag and the cost under which a denial is remembered. Returns `None` if denials
+    /// of this charge must not be remembered.
     pub(super) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
         let counts = charge.policy.quota().counts_denied();
         let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && !counts && !self.slots.is_empty();

@@ -1,9 +1,9 @@
 //! Takes requests to the store: runs the script, reads the answers.
 //!
 //! While a cluster moves a slot, some of its keys are on one server and some on another, perhaps
-//! for minutes, and a call for keys of both runs on neither. Each key is then asked for by itself,
-//! and is found on whichever server it is: requests of one key each share no call, and a request of
-//! several keys is decided as a set of several slots is.
+//! for minutes, and a call for keys of both runs on neither. Each key then gets a call of
+//! its own, which reaches the server that has it: requests of one key each share no call, and a
+//! request of several keys is decided as a set of several slots is.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use super::store::{Store, Until};
 use super::wire::{self, Answer, Request, Split};
 use crate::clock::Clock;
 
-/// The store, and the clock that it is told, if it does not use its own.
+/// The store, and the clock of the limiter, if the scripts do not use the server's.
 pub(super) struct Dispatcher {
     pub(super) store: Store,
     pub(super) clock: Option<Arc<dyn Clock>>,
@@ -77,7 +77,7 @@ impl Dispatcher {
         answers
     }
 
-    /// Returns the answer to a request whose keys are asked for one after the other.
+    /// Returns the answer to a request, with one call after the other for its keys.
     async fn split(&self, request: &Request, until: Until) -> Answered {
         if request.keys() == 1 {
             return self.lone(request, until).await;
@@ -89,8 +89,8 @@ impl Dispatcher {
         Ok(split.together())
     }
 
-    /// Returns the answer to a request of one key, which cannot be on two servers, but may have
-    /// gone once more.
+    /// Returns the answer to a request of one key. The key cannot be on two servers, but it may
+    /// have moved again.
     async fn lone(&self, request: &Request, until: Until) -> Answered {
         match self.answers(&[request], until).await.pop() {
             None | Some(Ok(Answer::Elsewhere)) => {

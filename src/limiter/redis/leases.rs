@@ -6,8 +6,8 @@
 //! process holds, at most `m` for [`HELD`], are denied to others meanwhile.
 //!
 //! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
-//! the key's present rate, but at most 1/[`PART`] of what was left, so that near the limit every
-//! unit is asked for.
+//! the key's present rate, but at most 1/[`PART`] of the remaining units, so that near the limit
+//! Redis decides every unit.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,10 +36,10 @@ const HOT: u64 = 8;
 /// The number of spans that a lease is for.
 const WORTH: u64 = 2;
 
-/// How long a lease is held. What is left of it is then refunded.
+/// How long a lease is held. Its remaining units are then refunded.
 pub(super) const HELD: Duration = Duration::from_millis(100);
 
-/// One lease takes at most this part of what was left: 1/`PART`.
+/// One lease takes at most this part of the remaining units: 1/`PART`.
 const PART: u64 = 8;
 
 /// For how long a key is not leased after a lease was denied.
@@ -60,17 +60,17 @@ struct Watched {
     key: Key,
     /// When the present span began.
     since: Timestamp,
-    /// The units that were asked for in the present span.
+    /// The units that were charged in the present span.
     asked: u64,
-    /// The units that were asked for in a span before.
+    /// The units that were charged in an earlier span.
     rate: u64,
-    /// What was left of the quota by the latest answer.
+    /// The remaining units of the quota in the latest answer.
     remaining: u64,
     leases: VecDeque<Lease>,
     /// A lease is under way.
     asking: bool,
-    /// The lease under way was asked for before the key was reset, so its units are of a state that
-    /// is gone.
+    /// The request for the lease was sent before the key was reset, so its units are of a state
+    /// that no longer exists.
     void: bool,
     paused_until: Timestamp,
 }
@@ -82,7 +82,7 @@ struct Lease {
     decision: ChargeDecision,
 }
 
-/// A lease to be asked for.
+/// A lease that is to be requested.
 #[derive(Debug)]
 pub(super) struct Wanted {
     pub(super) policy: Policy,
@@ -97,7 +97,7 @@ impl Leases {
     }
 
     /// Takes a charge's units from a lease, if there is one. Returns its decision, and the next
-    /// lease to be asked for.
+    /// lease to request.
     pub(super) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
         if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
             return (None, None);
@@ -116,12 +116,12 @@ impl Leases {
         (granted, wanted)
     }
 
-    /// Notes what is left by the answer to a charge that was asked for.
+    /// Notes the remaining units in the answer to a charge.
     pub(super) fn told(&self, tag: Tag, decision: &ChargeDecision) {
         self.with(tag, |watched| watched.remaining = decision.remaining());
     }
 
-    /// Notes the answer to a lease that was asked for: granted, denied, or `None` if Redis failed.
+    /// Notes the answer to the request for a lease: granted, denied, or `None` if Redis failed.
     /// Returns the refund of a lease whose key is not watched any more.
     pub(super) fn came(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
         let now = self.clock.now();
@@ -205,7 +205,7 @@ impl Watched {
         }
     }
 
-    /// Whether nothing is held, and nothing was asked for in the last spans.
+    /// Whether no lease is held, and nothing was charged in the last spans.
     fn is_idle(&self, now: Timestamp) -> bool {
         self.leases.is_empty() && !self.asking && now.saturating_since(self.since) >= 10 * SPAN
     }
@@ -231,7 +231,7 @@ impl Watched {
         Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(&receipt))
     }
 
-    /// Returns the next lease to be asked for, once half of what was leased is used.
+    /// Returns the next lease to request, once half of the leased units are used.
     fn want(&mut self, most: u64, now: Timestamp) -> Option<Wanted> {
         // Leases that are over are held until they are refunded.
         let held: u64 = self.leases.iter().map(|lease| lease.left).sum();

@@ -1,5 +1,5 @@
-//! The limiter: which charges are answered here, which requests are sent, and what becomes of the
-//! answers.
+//! The limiter: it answers some charges itself, sends requests for the others, and makes decisions
+//! of the answers.
 
 use std::fmt;
 use std::future::Future;
@@ -35,11 +35,10 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// A limiter whose states are in Redis: one limit for any number of processes.
 ///
 /// Clones are one limiter. One script call decides a request's whole set of charges, at the
-/// server's time. While calls are in flight, the checks that come meanwhile go together in the next
-/// call.
+/// server's time. While calls are in flight, new checks wait, and go together in the next call.
 ///
 /// **The connection has to be trusted, or encrypted with `rediss://`.** An attacker who runs the
-/// server, or can put bytes into a connection without TLS, decides what every check is answered.
+/// server, or can put bytes into a connection without TLS, decides the answer to every check.
 /// With one deeply nested reply the attacker can also end the process: the client library reads
 /// replies by recursion, and overflows its stack.
 ///
@@ -132,8 +131,8 @@ impl Inner {
         Ok(async { answer.await.unwrap_or_else(|_| Err(nonsense())) })
     }
 
-    /// Reports to the observer what the store does not see: that too many requests wait, or for too
-    /// long.
+    /// Reports to the observer that too many requests wait, or that one waited for too long. The
+    /// store does not see these errors.
     fn report(&self, error: &RedisError) {
         if matches!(error.kind(), RedisErrorKind::Overloaded | RedisErrorKind::Timeout) {
             self.batcher.dispatch().store.failed(error);
@@ -173,7 +172,7 @@ impl Inner {
         Request::refund(refund, &stored)
     }
 
-    /// Asks for a lease, by the batcher's task.
+    /// Sends the request for a lease, by the batcher's task.
     fn lease(self: &Arc<Self>, leases: &Arc<Leases>, wanted: Wanted) {
         let charge = Charge::new(&wanted.policy, &wanted.key).cost(wanted.units);
         let stored = self.space.key(charge.policy, charge.key);
@@ -221,8 +220,8 @@ async fn gather(
     together
 }
 
-/// A set that is being asked for. If it is dropped before it is decided, what it has taken is
-/// refunded.
+/// A set whose requests are under way. If it is dropped before it is decided, the charges that it
+/// took are refunded.
 struct Owed {
     inner: Arc<Inner>,
     set: Set,
@@ -251,7 +250,7 @@ impl Limiter for RedisLimiter {
         if let Some(error) = unsupported(charges) {
             return Reply::Now(Err(error));
         }
-        // The charges of a set that depends on its refusals are asked for together, each time.
+        // All charges of a set with a charge on refusal go to Redis together, each time.
         let paired = charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }));
         if let Some(refusal) = (!paired).then(|| inner.denials.refusal(charges)).flatten() {
             return Reply::Now(Ok(refusal));
@@ -303,8 +302,8 @@ impl Limiter for RedisLimiter {
         Reply::Later(Box::pin(async move { join_all(answers).await.into_iter().try_for_each(done) }))
     }
 
-    /// Sends the charges before it returns. Forced charges go past leases, which keep what they
-    /// hold.
+    /// Sends the charges before it returns. Forced charges do not use leases, which keep their
+    /// units.
     fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
         if let Some(error) = unsupported(charges) {
             return Reply::Now(Err(error));

@@ -1,5 +1,5 @@
-//! A set of charges under way: what leases granted, what is asked for, and how the answers make one
-//! decision.
+//! A set of charges under way: leases grant some, Redis decides the others, and the answers make
+//! one decision.
 
 use smallvec::SmallVec;
 
@@ -19,11 +19,11 @@ pub(super) struct Pending {
     effect: Effect,
     cost: u64,
     pub(super) tag: Tag,
-    /// What is needed to remember its denial, if it is to be remembered.
+    /// The data with which its denial is remembered, if it is to be remembered.
     pub(super) watch: Option<Watch>,
     /// From the start if a lease granted it, else once it is answered.
     pub(super) decision: Option<ChargeDecision>,
-    /// Whether the request that asked for it was allowed.
+    /// Whether the request that it was sent in was allowed.
     passed: bool,
 }
 
@@ -40,13 +40,13 @@ impl Pending {
         Self { policy, key, effect, cost, tag, watch: None, decision: None, passed: true }
     }
 
-    /// Takes the receipt out, as a refund. The decision is then reported as it stands with nothing
-    /// taken: what is left exactly, and no wait shorter than it is.
+    /// Takes the receipt out, as a refund. The decision then reports the state with nothing taken:
+    /// the exact remaining units, and no wait that is too short.
     fn refund(&mut self) -> Option<Refund> {
         let decision = self.decision.as_mut()?;
         let receipt = decision.take_receipt();
         // A charge on refusal has taken something only if it has a receipt. A forced charge in debt
-        // counts as nothing: no more than nothing was left before it.
+        // counts as nothing, because nothing was left before it.
         let on_refusal = matches!(self.effect, Effect::OnRefusal { .. });
         let in_debt = self.effect == Effect::Force && decision.remaining() == 0;
         let taken = receipt.as_ref().map_or(if on_refusal { 0 } else { self.cost }, Receipt::units);
@@ -70,7 +70,8 @@ impl Effective for Pending {
 /// Puts an answer in its places. Returns whether it was decided in one step.
 ///
 /// # Errors
-/// Why there is no answer. The set then has the receipts of what was taken all the same.
+/// Returns the reason why there is no answer. The set then has the receipts of the charges that
+/// were taken all the same.
 pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
     let (decision, atomic, failed) = match answer? {
         Answer::Decided(decision) => (decision, true, None),
@@ -84,12 +85,12 @@ pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, Redis
     failed.map_or(Ok(atomic), Err)
 }
 
-/// Returns the refunds of what the set took.
+/// Returns the refunds of all charges that the set took.
 pub(super) fn undo(set: &mut Set) -> Vec<Refund> {
     set.iter_mut().filter_map(Pending::refund).collect()
 }
 
-/// Returns the decision about the whole set, and what is to be refunded if it is refused.
+/// Returns the decision about the whole set, and the refunds if it is refused.
 pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
     let denied = |pending: &Pending| pending.decision.as_ref().is_none_or(|decision| !decision.is_allowed());
     let allowed = !set.iter().enumerate().any(|(at, pending)| denied(pending) && binds(&set, at));

@@ -22,7 +22,7 @@ use crate::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What a block and a meter may belong to, and these two.
+/// The first policies are those that a block and a meter may belong to; then come these two.
 const BLOCK: usize = 6;
 const METER: usize = 7;
 
@@ -63,8 +63,8 @@ fn set() -> impl Strategy<Value = Vec<(usize, usize, u64, Effect)>> {
     )
 }
 
-/// What is told of a set. Of what was forced in one that is refused, key by key it is not known
-/// what was left before, since it may have been owed.
+/// Returns what a set reports. In a refused set that was decided key by key, the remaining units
+/// before a forced charge are not known, because there may have been debt.
 fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, Option<Duration>)>) {
     let allowed = decision.is_allowed();
     let known = |at: usize| allowed || charges.get(at).is_none_or(|charge| charge.effect != Effect::Force);

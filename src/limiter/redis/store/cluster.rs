@@ -26,12 +26,12 @@ use super::slots::{MASTERS, SLOTS, Slots};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::script::Call;
 
-/// How often the map is asked for: usually, while a server is away, and at most.
+/// How often the map is fetched: usually, while a server is away, and at most.
 const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);
 
-/// How many servers are asked for the map at the same time.
+/// From how many servers the map is fetched at the same time.
 const AT_ONCE: usize = 3;
 
 /// How many times a call is sent to another server without a pause: to the one that has the slot,
@@ -67,7 +67,7 @@ struct Map {
     /// For each slot the place of its server, or `NOBODY`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
-    /// The addresses that are asked for the map when no server answers.
+    /// The addresses from which the map is fetched when no server answers.
     others: Vec<Address>,
     /// Why the map could not be learned.
     trouble: Option<RedisError>,
@@ -141,7 +141,7 @@ impl Cluster {
     /// Returns the link to the server that has the slot.
     ///
     /// # Errors
-    /// Returns an error if no server is known to have it. The map is then asked for.
+    /// Returns an error if no server is known to have it. The map is then fetched.
     pub(super) fn link(&self, slot: u16) -> Result<Arc<Link>, RedisError> {
         if let Some(server) = self.shared.map().owner(slot) {
             return Ok(Arc::clone(&server.link));
@@ -282,15 +282,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Asks the known servers for the map, some at a time and connected ones first. The first
+    /// Fetches the map from the known servers, some at a time and connected ones first. The first
     /// answer is used.
     async fn learn(&self, turn: usize) -> Result<(), RedisError> {
         let (servers, others) = {
             let map = self.map();
             let mut servers = map.servers.clone();
             if !servers.is_empty() {
-                // The first server to be asked changes with each turn: one may be cut off from the
-                // others and not know it.
+                // Each turn begins with another server: one may be cut off from the others and not
+                // know it.
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }

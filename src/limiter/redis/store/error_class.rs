@@ -1,4 +1,4 @@
-//! What an error of fred's or of the server's means, by its text: fred gives nearly all of the
+//! The classes of fred's and the server's errors, by their text: fred gives nearly all of the
 //! server's errors one kind.
 
 use fred::error::{Error, ErrorKind};
@@ -52,7 +52,7 @@ impl Failure {
         Self { cause: Cause::Answer, error: RedisError::new(RedisErrorKind::Unavailable, message) }
     }
 
-    /// Returns what an error of a call to `server` means.
+    /// Classifies an error of a call to `server`.
     pub(super) fn of(error: &Error, server: &Address) -> Self {
         match error.kind() {
             ErrorKind::Timeout => Self::timeout(format!("no answer from Redis at {server} in time")),
@@ -89,14 +89,14 @@ fn is_answer(error: &Error) -> bool {
     told && word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase())
 }
 
-/// Returns what it means that `server` answered with this error, to a command or within a script.
+/// Classifies the text of an error that `server` returned, to a command or within a script.
 pub(super) fn answer(text: &str, server: &Address) -> Failure {
     let text = text.trim_start_matches('-');
     let mut words = text.split_whitespace();
     let word = words.next().unwrap_or("");
     // `MOVED 3999 127.0.0.1:6381`
     let target = words.nth(1).and_then(|target| Address::parse(target, server));
-    // Redis 6.2 wraps what a script meets: `ERR Error running script ... @user_script:1: OOM
+    // Redis 6.2 wraps the errors within a script: `ERR Error running script ... @user_script:1: OOM
     // command not allowed ...`
     let has =
         |code: &&str| word == *code || [" ", " -"].iter().any(|before| text.contains(&format!("{before}{code} ")));

@@ -1,4 +1,4 @@
-//! The calls to one server, and what is known of it.
+//! The calls to one server, and its state.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 const RESTART: Duration = Duration::from_secs(1);
 const RESTART_OF_GARBLED: Duration = Duration::from_millis(100);
 
-/// A server's client, and what calls and the reconnecting task know of the server.
+/// A server's client, and the state that calls and the reconnecting task share.
 pub(super) struct Link {
     pub(super) address: Address,
     pub(super) client: Client,
@@ -103,7 +103,7 @@ impl Link {
     }
 
     /// Runs a script by its name, and by its text if the server does not know it. `until` is when
-    /// its time is over; `asking` tells a server to serve a slot that it is being given.
+    /// its time is over. With `asking` the server also serves a slot that it is being given.
     pub(super) async fn run(&self, call: &Call, until: Instant, asking: bool) -> Result<Value, Failure> {
         if self.is_open() {
             return Err(self.believed_dead());
@@ -201,7 +201,7 @@ impl Link {
         Failure { error: reason.unwrap_or(failure.error), ..failure }
     }
 
-    /// Returns what it means that the server refused a command of a script in these words.
+    /// Returns the error for a command of a script that the server refused in these words.
     pub(super) fn refused(&self, words: &str) -> RedisError {
         self.count(error_class::answer(words, &self.address)).error
     }
@@ -354,8 +354,8 @@ impl Link {
     }
 }
 
-/// Finds out whether a server runs scripts. A server of a cluster is also told to serve a slot that
-/// it is being given, which needs a right that would else be missed only then.
+/// Finds out whether a server runs scripts. A server of a cluster also gets the command `ASKING`,
+/// because the lack of that right would otherwise show only when a slot moves.
 pub(super) async fn answers(link: &Link, is_clustered: bool, settings: &Settings) -> Result<(), RedisError> {
     let until = Instant::now() + settings.deadline;
     let mut answer = link.probe(until).await;

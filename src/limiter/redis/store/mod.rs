@@ -1,4 +1,4 @@
-//! The seam to `fred`: connections, their recovery, and what is known of each server. No other
+//! The seam to `fred`: connections, their recovery, and the state of each server. No other
 //! folder names that crate.
 
 mod address;
@@ -131,7 +131,7 @@ impl Store {
         }
     }
 
-    /// Returns what it means that the slot's server refused a command of a script in these words.
+    /// Returns the error for a command of a script that the slot's server refused in these words.
     /// It has the same consequences as if the server had refused the script.
     pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
         self.link(slot).map_or_else(|error| error, |link| link.refused(words))
@@ -142,7 +142,7 @@ impl Store {
         self.0.events.failed(error);
     }
 
-    /// Tells the slot's connection that it brought a reply that no script gives.
+    /// Notes that the slot's connection delivered a reply that no script gives.
     pub(super) fn garbled(&self, slot: u16) {
         if let Ok(link) = self.link(slot) {
             link.garbled();

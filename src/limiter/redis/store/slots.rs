@@ -11,10 +11,10 @@ pub(super) const SLOTS: usize = 16_384;
 /// more than 1,000 servers.
 pub(super) const MASTERS: usize = 1_000;
 
-/// The most replicas that are remembered, to be asked when no master answers. More are left out.
+/// The most replicas that are remembered, in case no master answers. More are left out.
 const REPLICAS: usize = 64;
 
-/// What a server says about its cluster.
+/// A server's map of its cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Slots {
     /// The first and the last slot of each range, and the place of its master.
@@ -24,7 +24,7 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Reads the answer of the server at `asked`. Returns `None` if it cannot be used.
+    /// Reads the answer of the server at the address `asked`. Returns `None` if it cannot be used.
     pub(super) fn parse(answer: &Value, asked: &Address) -> Option<Self> {
         let Value::Array(rows) = answer else { return None };
         let mut slots = Self { ranges: Vec::new(), masters: Vec::new(), replicas: Vec::new() };
@@ -58,7 +58,7 @@ fn slot(value: &Value) -> Option<u16> {
     u16::try_from(*number).ok().filter(|slot| usize::from(*slot) < SLOTS)
 }
 
-/// Reads an address. A server that does not know its own host is where it was asked.
+/// Reads an address. A server that does not know its own host has the host of the connection.
 fn address(value: &Value, asked: &Address) -> Option<Address> {
     let Value::Array(parts) = value else { return None };
     let [host, Value::Integer(port), ..] = &**parts else { return None };

@@ -1,5 +1,5 @@
 //! Eight processes on one key of one server: what they admit is, to the unit, what the oracle
-//! admits at the times that the server told them.
+//! admits at the server's times.
 
 mod refusals;
 
@@ -28,7 +28,7 @@ const SPAN: Duration = Duration::from_secs(1);
 /// A deadline that also holds while the processes of another test keep every processor busy.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Where a process is told the server and the quotas, one in a line.
+/// The variables with the server and the quotas, one in a line.
 const URL: &str = "RATELIMIT_TEST_URL";
 const QUOTA: &str = "RATELIMIT_TEST_QUOTA";
 /// Units that it may lease.
@@ -40,7 +40,7 @@ static LOG: Mutex<Vec<LoggedCall>> = Mutex::new(Vec::new());
 /// The server's instant, and the costs and answers in the order of the call.
 type LoggedCall = (u64, Vec<(u64, bool)>);
 
-/// What each process does; nothing, if this is the parent.
+/// Runs as each of the processes. It does nothing in the parent.
 #[test]
 fn one_of_the_processes() {
     let (Ok(url), Ok(quota)) = (std::env::var(URL), std::env::var(QUOTA)) else { return };
@@ -75,7 +75,7 @@ fn one_of_the_processes() {
         for task in tasks.collect::<Vec<_>>() {
             admitted += task.await.unwrap();
         }
-        // What is leased and not used goes back.
+        // Unused units of leases are refunded.
         tokio::time::sleep(if leases > 0 { 3 * HELD } else { Duration::ZERO }).await;
         admitted
     });
@@ -87,14 +87,14 @@ fn one_of_the_processes() {
     }
 }
 
-/// What the eight have printed.
+/// Returns the output of the eight processes.
 fn run(server: &Server, quotas: &[Quota], leases: u64) -> Vec<String> {
     let name = "limiter::redis::tests::processes::one_of_the_processes";
     let quotas: Vec<String> = quotas.iter().map(ToString::to_string).collect();
     start(name, &[(URL, server.url()), (QUOTA, quotas.join("\n")), (LEASES, leases.to_string())])
 }
 
-/// What eight processes print that each run this test, told these variables.
+/// Runs this test in eight processes with these variables, and returns their output.
 fn start(name: &str, variables: &[(&str, String)]) -> Vec<String> {
     let processes: Vec<_> = (0..PROCESSES)
         .map(|_| {
@@ -114,7 +114,7 @@ fn start(name: &str, variables: &[(&str, String)]) -> Vec<String> {
     printed.collect()
 }
 
-/// Of several quotas all must hold, and are charged together or not at all.
+/// All of several quotas must hold, and they are charged together or not at all.
 fn hammer(server: &Server, quotas: &[Quota]) {
     let mut calls: Vec<LoggedCall> = Vec::new();
     for printed in run(server, quotas, 0) {
@@ -140,7 +140,7 @@ fn hammer(server: &Server, quotas: &[Quota]) {
     for (now, checks) in &calls {
         for (cost, allowed) in checks {
             let mut taken = oracles.clone();
-            // Each is asked, also if another has refused.
+            // Each quota decides, also if another one has refused.
             let refusals = taken.iter_mut().map(|oracle| u32::from(!oracle.decide(*now, *cost, false).0.allowed));
             let expected = refusals.sum::<u32>() == 0;
             assert_eq!(*allowed, expected, "cost {cost} at {now} after {admitted} admitted, of {quotas:?}");

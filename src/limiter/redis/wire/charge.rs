@@ -1,4 +1,4 @@
-//! A charge of a request, and what it is to the others.
+//! A charge of a request, and its relation to the other charges.
 
 use std::ops::Range;
 
@@ -10,7 +10,7 @@ use crate::limiter::redis::keys::Stored;
 use crate::limiter::{Charge, Effect, Effective};
 use crate::policy::Policy;
 
-/// A charge, or what else is to be done with a state, and the stored key of that state.
+/// A charge, a refund or a reset of a state, and the stored key of that state.
 #[derive(Clone, Debug)]
 pub(super) struct KeyedCharge {
     pub(super) key: Bytes,
@@ -26,7 +26,7 @@ pub(super) struct KeyedCharge {
 pub(super) struct Partners {
     /// Their places in the request.
     pub(super) places: Range<usize>,
-    /// One of them is known to be refused: it was asked for before.
+    /// One of them is known to be refused, by an earlier answer.
     pub(super) refused: bool,
     /// A denial of the charge denies the request.
     pub(super) binds: bool,
@@ -74,7 +74,7 @@ impl KeyedCharge {
     }
 
     /// Returns the units that this allowed charge took, given whether the charge at a place was
-    /// denied. A forced charge in debt counts as nothing: no more than nothing was left before it.
+    /// denied. A forced charge in debt counts as nothing, because nothing was left before it.
     pub(super) fn taken(&self, decision: &ChargeDecision, denied: impl FnMut(usize) -> bool) -> u64 {
         match self.how(denied) {
             How::OnRefusal { refused: false } => 0,

@@ -10,7 +10,7 @@ use crate::algorithm::{How, Pair, PairRules, Rules, block};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 
-/// The script's answer for a key or a request: one byte, and what follows it.
+/// The first byte of the script's answer for a key or a request.
 mod status {
     /// The key has no state.
     pub(super) const ABSENT: u8 = 0;
@@ -18,7 +18,7 @@ mod status {
     pub(super) const FOUND: u8 = 1;
     /// The decision about a list follows.
     pub(super) const TOLD: u8 = 2;
-    /// For the whole request: a value is not one of ours.
+    /// For the whole request: a value is not one of this crate's.
     pub(super) const FOREIGN: u8 = 3;
     /// For the whole request: Redis refused a command. A length of 16 bits and Redis' words follow.
     pub(super) const FAILED: u8 = 4;
@@ -30,7 +30,7 @@ mod status {
 /// come before anything is written.
 const NOT_HERE: &str = "non local key";
 
-/// Returns what became of each request, in their order. `refused` returns what Redis' words mean.
+/// Returns the answer to each request, in their order. `refused` makes an error of Redis' words.
 ///
 /// # Errors
 /// If the reply is not one of the script's.
@@ -55,7 +55,7 @@ struct Reader<'a> {
 
 /// The state that the script found for a charge.
 enum Found {
-    /// The state before the charge. The algorithm says here what the script has decided there.
+    /// The state before the charge. The algorithm repeats the script's decision from it.
     State(Option<Pair>),
     Told(ChargeDecision),
 }
@@ -149,7 +149,7 @@ impl Reader<'_> {
             (Kind::Whole, _) => Pair { at, n: 0 },
             (Kind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
-                // Numbers that no block of ours has are as no state.
+                // Numbers that no block has count as no state.
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
             }
@@ -159,7 +159,7 @@ impl Reader<'_> {
             }
             _ => Pair { at, n: self.whole()? },
         };
-        // What is stored may be anything.
+        // The stored value may be anything.
         Some(Found::State(Some(state).filter(|state| rules.get().could_be(*state))))
     }
 
@@ -179,7 +179,7 @@ impl Reader<'_> {
     }
 }
 
-/// Returns what is reported of a charge of this state, as the script has decided about it.
+/// Returns the decision about a charge of this state, which is also the script's.
 fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
     match charge.policy.quota().rules() {
         Rules::Pair(rules, _) => rules.decide_how(state, now, cost, how).decision,

@@ -1,4 +1,4 @@
-//! How a state is kept, and what the script is told of a charge. `wire/mod.rs` describes both
+//! Encodes the head of a stored value, and the form of a charge. `wire/mod.rs` describes both
 //! formats.
 
 use crate::algorithm::{PairAlgorithm, PairRules, Rules};
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// The layout and the size of what follows the head in a value, or of an entry of a list.
+    /// The layout and the size of the state in a value, or of an entry of a list.
     pub(super) fn layout(self) -> (&'static str, usize) {
         match self {
             Self::Whole => ("d", 8),
@@ -67,8 +67,8 @@ impl Kind {
     }
 }
 
-/// Returns what a value of this quota begins with: its kind, and what of the quota gives the state
-/// its meaning, so that it can be read when the quota has changed.
+/// Returns the head of a value of this quota: its kind, and the numbers of the quota that give the
+/// state its meaning, so that it can be read when the quota has changed.
 pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     let mut head = vec![VERSION | kind as u8];
     let mut number = |mut number: u64| {
@@ -101,7 +101,7 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
     head
 }
 
-/// What a denial of a charge means. The numbers stand in forms.
+/// The effect of a denial of a charge. The numbers stand in forms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Mode {
@@ -143,7 +143,7 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
 
 /// Writes the form of a refund.
 pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
-    // Numbers above 2^53 are in no receipt of ours.
+    // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;
     let (units, part) = match quota.rules() {
         Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),

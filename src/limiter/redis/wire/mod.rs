@@ -1,4 +1,4 @@
-//! What goes over the wire, and what is stored: the format's version is 1.
+//! The format of calls, replies and stored values. Its version is 1.
 //!
 //! # The program
 //!
@@ -42,20 +42,20 @@
 //! element, and an entry in each other one: its start, its units, and the units of all entries when
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
-//! A value whose head is that of the asked quota is used as it is. A value with another head of
-//! this version was written under another quota, and `convert.lua` reads it as a state of the asked
-//! one. A value with anything else fails its request as [`Foreign`](RedisErrorKind::Foreign), and
-//! stays as it is.
+//! A value with the head of the request's quota is used as it is. A value with another head of this
+//! version was written under another quota, and `convert.lua` reads it as a state of the request's.
+//! A value with anything else fails its request as [`Foreign`](RedisErrorKind::Foreign), and stays
+//! as it is.
 //!
 //! # The version rule
 //!
 //! Processes of different versions share one Redis during a roll-out, so a version may only change
-//! how it asks, not what others find:
+//! its calls, not the values that others find:
 //!
 //! * The program and the reply may change at will. A script's name is its hash, so each process
 //!   runs the script that it was built with.
 //! * A new kind of state takes a new number. Older processes answer its values as foreign.
-//! * A change of what is stored for a kind, or of what a stored key looks like, takes a new
+//! * A change of the stored value of a kind, or of the stored key, takes a new
 //!   version: in the upper half of a value's first byte, and in the stored key (`prefix:1:`). The
 //!   new version then shares no state with the old one, and each key has its whole quota once more.
 //!   The CHANGELOG says so.
@@ -68,7 +68,7 @@
 //! | requests of one run | 65,535 | the next one begins another run |
 //! | numbers of a state | 2^53 | a quota's own limits are lower; a larger stored number counts as no state |
 //! | units of a list's entry in 32 bits | 2^32 − 1 | a quota that could reach it is stored as a wider kind |
-//! | a refund's numbers | 2^53 | refunds that much; no receipt of ours holds more |
+//! | a refund's numbers | 2^53 | refunds that much; no receipt holds more |
 //! | Redis' words for a failure | 1,000 bytes | the rest is cut off |
 
 mod charge;
@@ -95,7 +95,7 @@ pub(super) use split::Split;
 /// The most charges of one request. They hold the server for some milliseconds.
 pub(super) const CHARGES_MAX: usize = 1_000;
 
-/// What came of a request.
+/// The answer to a request.
 #[derive(Debug)]
 pub(super) enum Answer {
     Decided(Decision),
@@ -138,14 +138,15 @@ fn program(requests: &[&Request]) -> Bytes {
     program.into()
 }
 
-/// Asks which rights the user lacks on this key, which has no state; `time` if scripts ask the
-/// server for it. The reply names the missing rights as `ACL SETUSER` does.
+/// Returns the call that finds out which rights the user lacks on this key, which has no state.
+/// `time` says that scripts use the server's time. The reply names the missing rights as
+/// `ACL SETUSER` does.
 pub(super) fn rights(stored: &Stored, time: bool) -> Call {
     let time = Bytes::from_static(if time { b"1" } else { b"" });
     Call { script: script::rights(), keys: vec![stored.bytes.clone()], args: vec![time] }
 }
 
-/// A reply that no script of ours gives.
+/// Returns the error for a reply that no script of this crate gives.
 pub(super) fn nonsense() -> RedisError {
     RedisError::new(
         RedisErrorKind::Foreign,

@@ -1,4 +1,4 @@
-//! A request: what is to be done with the states of some keys, and its encoded form.
+//! A request about the states of some keys, and its encoded form.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -67,7 +67,7 @@ impl Request {
         Self { verb, slot, charges, run: run.into() }
     }
 
-    /// Refunds what a receipt still holds.
+    /// Refunds the units that a receipt still holds.
     pub(in crate::limiter::redis) fn refund(refund: Refund, stored: &Stored) -> Self {
         let mut run = begin(Verb::Refund, 1, false);
         encode::refund(&mut run, refund.policy.quota(), &refund.receipt);

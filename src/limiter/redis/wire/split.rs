@@ -9,7 +9,7 @@ use super::request::{Request, Verb};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::redis::error::RedisError;
 
-/// What has become of the charges of a request so far.
+/// The answers to the charges of a request so far.
 pub(in crate::limiter::redis) struct Split<'a> {
     whole: &'a Request,
     decisions: Vec<Option<ChargeDecision>>,

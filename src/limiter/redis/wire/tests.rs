@@ -48,7 +48,7 @@ impl Bench {
         }
     }
 
-    /// What one call after the other is answered.
+    /// Returns the replies to these calls, one after the other.
     fn run(&mut self, calls: &[Call]) -> Vec<Vec<u8>> {
         for script in calls.iter().map(|call| call.script) {
             if self.loaded.insert(&script.sha) {

@@ -50,7 +50,8 @@ async fn a_slot_moves(servers: &Servers, store: &Store) {
     assert_eq!(count(run(store, &key).await), report.calls as i64 + 1, "each ran once");
 }
 
-/// While only one of a call's keys has moved, neither server can run it, and that is told at once.
+/// While only one of a call's keys has moved, neither server can run it, and the call fails at
+/// once.
 async fn keys_are_apart(servers: &Servers, store: &Store) {
     static BOTH: LazyLock<Script> =
         LazyLock::new(|| Script::new("redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[2])"));
@@ -192,11 +193,11 @@ async fn taken_over(
     others_are_served(&samples, master);
 }
 
-/// What one master's end costs the others is nothing: each has a connection, a breaker and a
+/// The end of one master costs the others nothing: each has a connection, a breaker and a
 /// deadline of its own.
 ///
 /// On a busy machine, though, some of their calls get no processor before the deadline of 40 ms,
-/// and when a few of these follow each other the master is believed dead until it is asked again.
+/// and when a few of these follow each other the master is believed dead until the next probe.
 /// On two processors none failed with little else to do, 6 in 1,000 beside five loops that never
 /// pause, and 76 in 1,000 beside eight and a compiler; each because its time was over, so nothing
 /// else is forgiven.

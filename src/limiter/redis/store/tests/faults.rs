@@ -1,9 +1,9 @@
-//! One server, and what befalls it while calls come.
+//! Faults of one server under load.
 
 use super::proxy::Proxy;
 use super::*;
 
-/// What a fault does, and what ends it.
+/// A fault of a server.
 struct Fault<'a> {
     name: &'a str,
     per_ms: usize,
@@ -142,7 +142,7 @@ async fn another_password() {
     let fault = Fault { name: "password changed, then back", per_ms: 1, lasts: 500 * MS };
     let begin = |server: &mut Server| {
         tell(server, &["CONFIG", "SET", "requirepass", "secret"]);
-        // Who is in stays in.
+        // A connection stays authenticated.
         tell_with("secret", server, &["CLIENT", "KILL", "TYPE", "normal"]);
     };
     let end = |server: &mut Server| tell_with("secret", server, &["CONFIG", "SET", "requirepass", ""]);

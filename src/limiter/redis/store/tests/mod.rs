@@ -34,10 +34,10 @@ static INCREMENT: LazyLock<Script> = LazyLock::new(|| Script::new("return redis.
 /// Beyond the deadline, for a machine with other things to do.
 const SLACK: Duration = Duration::from_millis(200);
 
-/// The same for the worst of many thousand calls.
+/// The time beyond the deadline for the worst of many thousand calls.
 const WORST_SLACK: Duration = Duration::from_secs(2);
 
-/// A server that is there again is used again within so long.
+/// A server that is back is used again within this time.
 const RECOVERY: Duration = Duration::from_secs(3);
 
 const MS: Duration = Duration::from_millis(1);
@@ -58,7 +58,7 @@ async fn run(store: &Store, key: &str) -> Result<Value, RedisError> {
     store.reply(&increment(key), slot(key), store.until()).await.map(Option::unwrap)
 }
 
-/// Remembers what it is told.
+/// Remembers its events.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<LimiterEvent>>>);
 
@@ -120,7 +120,7 @@ struct Sample {
     answer: Result<(), RedisError>,
 }
 
-/// What became of the calls to some of the keys.
+/// The results of the calls to some of the keys.
 struct Report {
     calls: usize,
     failed: usize,
@@ -131,7 +131,7 @@ struct Report {
 }
 
 impl Load {
-    /// So many calls each millisecond, to these keys in turn.
+    /// Starts `per_ms` calls each millisecond, to these keys in turn.
     fn start(store: &Store, per_ms: usize, keys: &[&str]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (store, stopped) = (store.clone(), Arc::clone(&stop));
@@ -177,7 +177,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// Of the calls to the keys with these numbers; prints a row.
+    /// Prints and returns a row about the calls to the keys with these numbers.
     fn of(&self, name: &str, keys: impl Fn(usize) -> bool) -> Report {
         let some: Vec<_> = self.samples.iter().filter(|sample| keys(sample.key)).collect();
         let mut times: Vec<_> = some.iter().map(|sample| sample.took).collect();
@@ -212,7 +212,7 @@ impl Samples {
         report
     }
 
-    /// Of all calls: each ended in time, and the server was used again soon.
+    /// Checks that each call ended in time, and that the server was used again soon.
     fn check(&self, name: &str) -> Report {
         let report = self.of(name, |_| true);
         let deadline = Settings::default().deadline;
@@ -224,7 +224,7 @@ impl Samples {
     }
 }
 
-/// What the script has counted on the server.
+/// Returns the count of the script on the server.
 fn counted(server: &Server, key: &str) -> usize {
     redis::cmd("GET").arg(key).query::<Option<usize>>(&mut server.connection()).unwrap().unwrap_or(0)
 }

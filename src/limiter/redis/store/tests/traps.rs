@@ -1,4 +1,4 @@
-//! What fred does by itself, and must not.
+//! Behaviour of fred that the store has to prevent.
 
 use fred::interfaces::{ClientLike, MetricsInterface};
 

@@ -14,7 +14,7 @@ const DAY: Duration = Duration::from_secs(86_400);
 const PASS: u64 = 100;
 const STRIKES: u64 = 50;
 
-/// Where a process is told that it is one of these.
+/// The variable that a process of this test has.
 const REFUSED: &str = "RATELIMIT_TEST_REFUSED";
 
 fn policy(name: &str, quota: Quota) -> Policy {
@@ -31,7 +31,7 @@ fn policies() -> [Policy; 4] {
     ]
 }
 
-/// What each process does; nothing, if this is the parent.
+/// Runs as each of the processes. It does nothing in the parent.
 #[test]
 fn one_of_the_processes() {
     let (Ok(url), Ok(_)) = (std::env::var(URL), std::env::var(REFUSED)) else { return };
@@ -91,7 +91,7 @@ fn refusals_of_eight_processes_close_a_key_exactly_and_each_unit_is_metered_once
     assert_eq!((passed, refused), (PASS, STRIKES - 1), "the last of the strikes closes it");
     assert_eq!(closed, PROCESSES as u64 * TASKS * CHECKS - PASS - (STRIKES - 1));
 
-    // Who comes after they are gone finds what they left.
+    // A process that starts after they have ended finds their states.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let limiter = RedisLimiter::builder().deadline(LONG).connect(&server.url()).await.unwrap();

@@ -101,7 +101,7 @@ const ACTIONS: [Action; 13] = [
     OnRefusalOfRefused,
 ];
 
-/// What an action that takes nothing does to the stored value.
+/// The effect of an action that takes nothing on the stored value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Write {
     Nothing,

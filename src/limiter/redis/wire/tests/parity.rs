@@ -1,5 +1,5 @@
-//! Schedules of one key each, played to a script and to the algorithm itself: all that is told must
-//! be equal.
+//! Schedules of one key each, played to a script and to the algorithm itself: all answers must be
+//! equal.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -39,7 +39,7 @@ struct Life {
     told: Vec<String>,
 }
 
-/// What is asked, and what must be answered; nothing of a refund.
+/// A request, and the expected answer; `None` for a refund.
 type Asked = (Timestamp, Request, bool, Option<ChargeDecision>);
 
 impl Life {
@@ -241,7 +241,7 @@ parity! {
     meter: Meter, Epoch;
 }
 
-/// However many entries end at once, or have to end before there is room.
+/// Any number of entries may end at once, or have to end before there is room.
 #[test]
 fn bursts_of_a_sliding_log_are_told_as_in_memory() {
     const SECOND: u64 = 1_000_000;

@@ -39,8 +39,8 @@ const EFFECTS: [Effect; 8] = [
     Effect::OnRefusal { of: 3 },
 ];
 
-/// What a request does: how, how much later than the one before, and its charges: a policy, a key,
-/// a cost and an effect.
+/// A request: its verb, how much later than the one before it comes, and its charges: a policy, a
+/// key, a cost and an effect.
 type Step = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
 fn policies() -> impl Strategy<Value = Vec<Policy>> {
@@ -67,7 +67,7 @@ fn siblings() -> impl Strategy<Value = Vec<Policy>> {
 /// Policies of their own, and those of one rule.
 fn mixed_policies() -> impl Strategy<Value = Vec<Policy>> {
     (policies(), siblings()).prop_map(|(mut alone, siblings)| {
-        // Four in all, so that each is asked for often.
+        // Four in all, so that each is charged often.
         alone.truncate(4_usize.saturating_sub(siblings.len()));
         alone.extend(siblings);
         alone.truncate(4);
@@ -155,7 +155,7 @@ where
     assert!(bench.check_ttls() > 0);
 }
 
-/// What is told, and what the receipts hold.
+/// Returns the answer with its receipts as text.
 fn told(answer: &mut Answered) -> String {
     if let Ok(Answer::Decided(decision)) = answer {
         let receipts = decision.take_receipts();

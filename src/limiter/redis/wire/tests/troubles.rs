@@ -144,8 +144,7 @@ fn a_garbled_value_of_ours_is_overwritten() {
             } else {
                 let _: () = redis::cmd("SET").arg(&*stored.bytes).arg(&value).query(&mut bench.connection).unwrap();
             }
-            // What is far ahead reads as a clock that stepped back: that costs what the quota
-            // allows it to.
+            // A state far ahead reads as a clock that stepped back.
             let first = take(&mut bench, &[&ask]);
             assert!(matches!(&first[..], [Ok(Answer::Decided(_))]), "{quota} {value:?}: {first:?}");
             let second = take(&mut bench, &[&ask]);
