@@ -1,29 +1,12 @@
 -- Twin of gcra.rs: one instant, whole microseconds `at` and a numerator `n` over `l`.
 --
 -- 2 Parameters: the charge's span, how far ahead the instant may be after it, and how far at all: whole microseconds in
---   `cost`, `bound` and `ceiling`, numerators in `cost_n`, `bound_n` and `ceiling_n`. With l = 1 there are no numerators.
+--   `cost`, `bound` and `ceiling`, numerators in `cost_n`, `bound_n` and `ceiling_n`. With l = 1 they are 0, and `n` is not looked at.
 -- 3 State: at, n.
 
 -- 4 decide: whether the quota allows it; then the state to write, if one is to be written.
 local function gcra(now, at, n, _, cost, bound, ceiling, l, cost_n, bound_n, ceiling_n)
   local us = at - now
-  if l == 1 then
-    local clamped = false
-    if us < 0 then
-      us = 0
-    elseif us > ceiling then
-      us, clamped = ceiling, true
-    end
-    local after = us + cost
-    if after > bound then
-      if clamped then return false, now + us, 0 end
-      return false
-    end
-    if after > ceiling then after = ceiling end
-    if after == us and (not clamped or cost == 0) then return true end
-    return true, now + after, 0
-  end
-
   local num, clamped = n or 0, false
   if num >= l then num = l - 1 end
   if us < 0 then

@@ -8,7 +8,7 @@ use super::batcher::Batcher;
 use super::denial_cache::DenialCache;
 use super::dispatch::Dispatcher;
 use super::error::{RedisError, RedisErrorKind};
-use super::keys::{CallerKeys, KeySpace};
+use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::leases::{HELD, Leases};
 use super::limiter::{Inner, RedisLimiter};
 use super::store::{Settings, Store};
@@ -17,15 +17,9 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::limiter::PolicyRegistry;
 use crate::outcome::Observer;
 
-/// How long a check may take by default.
-const DEADLINE: Duration = Duration::from_millis(50);
-
 /// How long `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
 const FIRST: Duration = Duration::from_millis(500);
-
-/// How many slots a cluster has: each is a lane.
-const SLOTS: u16 = 16_384;
 
 /// Sets up a [`RedisLimiter`].
 #[must_use]
@@ -64,7 +58,7 @@ impl RedisLimiterBuilder {
             prefix: "ratelimit".to_owned(),
             callers: CallerKeys::Hashed(Default::default()),
             groups: None,
-            deadline: DEADLINE,
+            deadline: Settings::default().deadline,
             in_flight: 1_024,
             denials: 4_096,
             leases: 0,
@@ -226,6 +220,7 @@ impl RedisLimiterBuilder {
             splits: Default::default(),
         };
         let inner = Arc::new(Inner {
+            // Each slot of a cluster is a lane.
             batcher: Batcher::new(dispatcher, if in_slots { SLOTS } else { 1 }, self.in_flight, self.deadline),
             space,
             denials: DenialCache::new(self.denials, tags.clone(), clock),

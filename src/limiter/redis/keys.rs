@@ -28,7 +28,7 @@ const CLEAR_MAX: usize = 128;
 const PREFIX_MAX: usize = 128;
 
 /// How many slots a cluster has.
-const SLOTS: u16 = 16_384;
+pub(super) const SLOTS: u16 = 16_384;
 
 /// A stored key, and its slot in a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]

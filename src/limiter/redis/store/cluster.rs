@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use fred::interfaces::ClientLike;
 use fred::types::Value;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, StreamExt};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::address::Address;
 use super::error_class::{Cause, Failure, misconfigured};
@@ -21,7 +21,7 @@ use super::events::Events;
 use super::link::{self, Link};
 use super::reconnect::jitter;
 use super::server::Server;
-use super::settings::{Settings, Target, TargetKind};
+use super::settings::{CONNECT_TIMEOUT, Settings, Target, TargetKind};
 use super::slots::{MASTERS, SLOTS, Slots};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::script::Call;
@@ -255,8 +255,8 @@ impl Shared {
         map.servers.get(at).cloned()
     }
 
-    /// Replaces the map. Servers that the new one does not have are dropped.
-    fn install(&self, slots: Slots) -> Result<(), RedisError> {
+    /// Replaces the map by that of a server. Servers that the new one does not have are dropped.
+    fn install(&self, slots: Slots, from: &Arc<Server>) -> Result<(), RedisError> {
         let mut map = self.map_mut();
         if self.closed.load(Ordering::Relaxed) {
             return Ok(());
@@ -266,6 +266,7 @@ impl Shared {
             let known = map.find(address).and_then(|at| map.servers.get(at)).cloned();
             servers.push(match known {
                 Some(server) => server,
+                None if from.link.address == *address => Arc::clone(from),
                 None => self.start(address)?,
             });
         }
@@ -298,43 +299,18 @@ impl Shared {
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
+        // The other connections are for this question alone, unless the map names their servers.
+        let others = others.into_iter().map(|address| self.start(&address));
+        let mut answers = stream::iter(servers.into_iter().map(Ok).chain(others))
+            .map(|server| async move {
+                let server = server?;
+                Ok((self.slots_of(&server.link).await?, server))
+            })
+            .buffer_unordered(AT_ONCE);
         let mut last = None;
-        for some in servers.chunks(AT_ONCE) {
-            match self.learn_from(some).await {
-                Ok(slots) => return self.install(slots),
-                Err(error) => last = Some(error),
-            }
-        }
-        for some in others.chunks(AT_ONCE) {
-            // These connections are for the question alone, unless the answer names their servers.
-            let some = some.iter().map(|address| self.start(address)).collect::<Result<Vec<_>, _>>()?;
-            match self.learn_from(&some).await {
-                Ok(slots) => {
-                    self.adopt(&some, &slots);
-                    return self.install(slots);
-                }
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| self.nobody(0)))
-    }
-
-    /// Keeps the connections whose servers the new map names.
-    fn adopt(&self, some: &[Arc<Server>], slots: &Slots) {
-        let mut map = self.map_mut();
-        for server in some {
-            if slots.masters.contains(&server.link.address) && map.find(&server.link.address).is_none() {
-                map.servers.push(Arc::clone(server));
-            }
-        }
-    }
-
-    async fn learn_from(&self, some: &[Arc<Server>]) -> Result<Slots, RedisError> {
-        let mut asked: FuturesUnordered<_> = some.iter().map(|server| self.slots_of(&server.link)).collect();
-        let mut last = None;
-        while let Some(answer) = asked.next().await {
+        while let Some(answer) = answers.next().await {
             match answer {
-                Ok(slots) => return Ok(slots),
+                Ok((slots, server)) => return self.install(slots, &server),
                 Err(error) => last = Some(error),
             }
         }
@@ -342,9 +318,9 @@ impl Shared {
     }
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {
-        let until = Instant::now() + self.settings.connect_timeout;
+        let until = Instant::now() + CONNECT_TIMEOUT;
         if !link.client.is_connected() {
-            let _ = timeout(self.settings.connect_timeout, link.client.wait_for_connect()).await;
+            let _ = timeout_at(until, link.client.wait_for_connect()).await;
         }
         let answer = link.command("CLUSTER", &["SLOTS"], until).await.map_err(|failure| {
             link.report(&failure.error);

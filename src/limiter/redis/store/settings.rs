@@ -12,6 +12,12 @@ use super::error_class::misconfigured;
 use crate::limiter::redis::error::RedisError;
 use crate::outcome::Observer;
 
+/// How long a connection may take, and again its greeting.
+pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often a server that is believed dead is probed, unless the deadline is long.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+
 /// The settings of a store.
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct Settings {
@@ -19,45 +25,32 @@ pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of calls in a row without an answer after which a server is believed dead.
     pub(in crate::limiter::redis) failures: u32,
-    /// How often a server that is believed dead is probed: from 10 ms to a minute.
-    pub(in crate::limiter::redis) probe_every: Duration,
-    /// How long a connection may take, and again its greeting: from 10 ms to a minute.
-    pub(in crate::limiter::redis) connect_timeout: Duration,
     /// The observer, which gets the events of servers.
     pub(in crate::limiter::redis) observer: Option<Arc<dyn Observer>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self {
-            deadline: Duration::from_millis(50),
-            failures: 5,
-            probe_every: Duration::from_millis(250),
-            connect_timeout: Duration::from_millis(500),
-            observer: None,
-        }
+        Self { deadline: Duration::from_millis(50), failures: 5, observer: None }
     }
 }
 
 impl Settings {
-    /// Moves each value that is outside its range to the nearer end.
+    /// Moves the deadline into its range.
     pub(super) fn bounded(mut self) -> Self {
-        let (least, most) = (Duration::from_millis(10), Duration::from_secs(60));
-        self.deadline = self.deadline.clamp(Duration::from_millis(2), most);
-        self.probe_every = self.probe_every.clamp(least, most);
-        self.connect_timeout = self.connect_timeout.clamp(least, most);
+        self.deadline = self.deadline.clamp(Duration::from_millis(2), Duration::from_secs(60));
         self
     }
 
     /// How long a connection may owe an answer before it is given up.
     fn patience(&self) -> Duration {
-        self.deadline.saturating_mul(3).max(Duration::from_millis(150))
+        (self.deadline * 3).max(Duration::from_millis(150))
     }
 
     /// Returns the time between two probes. Each write begins fred's patience anew, so probes come
     /// less often than that.
     pub(super) fn probe_every(&self) -> Duration {
-        self.probe_every.max(self.patience() + Duration::from_millis(50))
+        PROBE_EVERY.max(self.patience() + Duration::from_millis(50))
     }
 }
 
@@ -134,8 +127,8 @@ impl Target {
         builder.set_policy(policy);
         builder.with_performance_config(|performance| performance.default_command_timeout = settings.deadline);
         builder.with_connection_config(|connection| {
-            connection.connection_timeout = settings.connect_timeout;
-            connection.internal_command_timeout = settings.connect_timeout;
+            connection.connection_timeout = CONNECT_TIMEOUT;
+            connection.internal_command_timeout = CONNECT_TIMEOUT;
             // A script that was sent is never sent again.
             connection.max_command_attempts = 1;
             connection.unresponsive =

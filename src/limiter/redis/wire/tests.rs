@@ -77,7 +77,7 @@ impl Bench {
     }
 
     /// Returns the answers to requests that each go in a call of their own, at these instants.
-    /// `general` sends a request through the script's general part also if its case is the usual
+    /// `general` has requests.lua decide also the requests that usual.lua can decide.
     /// one.
     fn ask(&mut self, requests: &[(Timestamp, &Request, bool)]) -> Vec<Answered> {
         let call = |(now, request, general): &(Timestamp, &Request, bool)| {
