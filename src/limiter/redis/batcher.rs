@@ -39,7 +39,7 @@ pub(super) trait Dispatch: Send + Sync + 'static {
     ) -> impl Future<Output = Vec<Result<Self::Answer, RedisError>>> + Send;
 }
 
-/// Batches requests. Clones share their lanes.
+/// Batches requests.
 pub(super) struct Batcher<D: Dispatch> {
     lanes: Arc<Lanes<D>>,
     /// Names lanes to the task that have something to send. The task ends when all senders are
@@ -174,12 +174,6 @@ impl<D: Dispatch> Batcher<D> {
         if lane.flights < FLIGHTS && !lane.waiting.is_empty() && !lane.named {
             lane.named = self.wake.send(number).is_ok();
         }
-    }
-}
-
-impl<D: Dispatch> Clone for Batcher<D> {
-    fn clone(&self) -> Self {
-        Self { lanes: Arc::clone(&self.lanes), wake: self.wake.clone() }
     }
 }
 

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::batcher::Dispatch;
 use super::error::{RedisError, RedisErrorKind};
 use super::keys::Stored;
-use super::store::{Store, Until};
+use super::store::Store;
 use super::wire::{self, Answer, Request, Split};
 use crate::clock::Clock;
 
@@ -49,7 +50,7 @@ impl Dispatch for Dispatcher {
 
 impl Dispatcher {
     /// Returns the answer to each request, in one call.
-    async fn answers(&self, requests: &[&Request], until: Until) -> Vec<Answered> {
+    async fn answers(&self, requests: &[&Request], until: Instant) -> Vec<Answered> {
         #[cfg(test)]
         if requests.iter().map(|request| request.keys()).sum::<usize>() > 1
             && self.splits.load(std::sync::atomic::Ordering::Relaxed)
@@ -78,7 +79,7 @@ impl Dispatcher {
     }
 
     /// Returns the answer to a request, with one call after the other for its keys.
-    async fn split(&self, request: &Request, until: Until) -> Answered {
+    async fn split(&self, request: &Request, until: Instant) -> Answered {
         if request.keys() == 1 {
             return self.lone(request, until).await;
         }
@@ -91,7 +92,7 @@ impl Dispatcher {
 
     /// Returns the answer to a request of one key. The key cannot be on two servers, but it may
     /// have moved again.
-    async fn lone(&self, request: &Request, until: Until) -> Answered {
+    async fn lone(&self, request: &Request, until: Instant) -> Answered {
         match self.answers(&[request], until).await.pop() {
             None | Some(Ok(Answer::Elsewhere)) => {
                 let message = "the key went to another server of the cluster while it was asked for";
@@ -107,7 +108,7 @@ impl Dispatcher {
     /// `Misconfigured` if it has not, with the names of those that are missing.
     pub(super) async fn check_rights(&self, key: &Stored, within: Duration) -> Result<(), RedisError> {
         let call = wire::rights(key, self.clock.is_none());
-        let reply = self.store.run(&call, key.slot, Until::after(within)).await?;
+        let reply = self.store.run(&call, key.slot, Instant::now() + within).await?;
         match reply.as_deref().map(std::str::from_utf8) {
             None | Some(Ok("")) => Ok(()), // a script of one key is never apart
             Some(Ok(rights)) => Err(self.store.lacks(key.slot, rights)),

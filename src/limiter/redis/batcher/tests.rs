@@ -29,9 +29,9 @@ impl Dispatch for Held {
     }
 }
 
-fn queue(most: usize, lets: usize) -> (Held, Batcher<Held>) {
+fn queue(most: usize, lets: usize) -> (Held, Arc<Batcher<Held>>) {
     let held = Held { carried: Arc::default(), lets: Arc::new(Semaphore::new(lets)), fails: Arc::default() };
-    (held.clone(), Batcher::new(held, 1, most, DEADLINE))
+    (held.clone(), Arc::new(Batcher::new(held, 1, most, DEADLINE)))
 }
 
 impl Held {
@@ -41,7 +41,7 @@ impl Held {
 }
 
 /// Asks in a task of its own, and returns when the task has come as far as it can.
-async fn start(queue: &Batcher<Held>, ask: u32) -> JoinHandle<Result<u32, RedisError>> {
+async fn start(queue: &Arc<Batcher<Held>>, ask: u32) -> JoinHandle<Result<u32, RedisError>> {
     let queue = queue.clone();
     let task = tokio::spawn(async move { queue.ask(0, ask).await });
     settle().await;

@@ -45,16 +45,6 @@ struct Inner {
     events: Arc<Events>,
 }
 
-/// When a call has to end.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Until(Instant);
-
-impl Until {
-    pub(super) fn after(time: Duration) -> Self {
-        Self(Instant::now() + time)
-    }
-}
-
 enum Reach {
     One(Server),
     Cluster(Cluster),
@@ -82,9 +72,9 @@ impl Store {
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
-    /// When a call that begins now has to end.
-    pub(super) fn until(&self) -> Until {
-        Until::after(self.0.settings.deadline)
+    /// Returns when a call that begins now has to end.
+    pub(super) fn until(&self) -> Instant {
+        Instant::now() + self.0.settings.deadline
     }
 
     /// Runs a script on the server that has the slot. It runs at most once. A future that is
@@ -92,7 +82,7 @@ impl Store {
     ///
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.
-    pub(super) async fn run(&self, call: &Call, slot: u16, until: Until) -> Result<Option<Bytes>, RedisError> {
+    pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Bytes>, RedisError> {
         let bytes = |value| match value {
             Value::Bytes(bytes) => bytes,
             Value::String(text) => text.into_inner(),
@@ -101,7 +91,7 @@ impl Store {
         Ok(self.reply(call, slot, until).await?.map(bytes))
     }
 
-    async fn reply(&self, call: &Call, slot: u16, Until(until): Until) -> Result<Option<Value>, RedisError> {
+    async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
         if Handle::try_current().is_err() {
             return Err(no_runtime());
         }

@@ -10,7 +10,7 @@
 --   converted, ahead: another quota wrote it, and even a denied charge has to write it.
 
 local FOREIGN = '\3'
-local forms, twins, convert, refund = {}, {}, nil, nil
+local twins, convert, refund = {}, nil, nil
 
 local function is_list(kind) return kind == 6 or kind == 7 end
 
@@ -132,8 +132,7 @@ local function take(first, set, is_peek)
   for _, y in ipairs(states) do
     if not is_peek and (not refused or y.outlives) then
       if y.edit then
-        local e = y.edit
-        write_list(y, e[1], e[2], e[3], e[4], e[5], e[6], e[7])
+        write_list(y, _G.unpack(y.edit, 1, 7))
       elseif y.to then
         write_state(y, y.to, y.p, y.q)
       end
@@ -142,21 +141,12 @@ local function take(first, set, is_peek)
   return table.concat(answers)
 end
 
-local function form_at(place)
-  local form = forms[place]
-  if not form then
-    form = {unpack(FORM, program, place)}
-    forms[place] = form
-  end
-  return form
-end
-
 -- Does a request. Returns its answer, and the place behind its forms.
 return function(verb, first, width, place)
   local set = {}
   if verb < 4 then
     for number = 1, width do
-      set[number] = form_at(place)
+      set[number] = {unpack(FORM, program, place)}
       place = set[number][17]
     end
   end

@@ -78,7 +78,6 @@ impl Bench {
 
     /// Returns the answers to requests that each go in a call of their own, at these instants.
     /// `general` has requests.lua decide also the requests that usual.lua can decide.
-    /// one.
     fn ask(&mut self, requests: &[(Timestamp, &Request, bool)]) -> Vec<Answered> {
         let call = |(now, request, general): &(Timestamp, &Request, bool)| {
             let mut call = call(&[request], Some(*now));
