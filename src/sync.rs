@@ -1,4 +1,4 @@
-//! Atomics and locks of the standard library, or of loom in tests that model interleavings.
+//! Atomics and locks of the standard library, or of loom in tests that model interleavings; and the hint to load a cache line.
 
 #[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,4 +33,18 @@ impl Backoff {
             std::hint::spin_loop();
         }
     }
+}
+
+/// Asks the processor to load the cache line of a value, and does not wait for it.
+#[allow(unsafe_code, reason = "the hint has no safe form")]
+#[inline(always)]
+pub(crate) fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: the hint reads nothing that the program can see, and never faults, whatever the address. Its instruction is
+    // part of SSE, which each x86-64 processor has.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
 }

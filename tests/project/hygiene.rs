@@ -69,6 +69,14 @@ fn http_is_named_by_the_middleware_only() {
 }
 
 #[test]
+fn unsafe_is_written_in_one_function_only() {
+    never("", &["unsafe"], &["sync.rs"]);
+    let unsafes = |source: &Source| source.code.iter().filter(|(_, line)| stands_in(line, "unsafe")).count();
+    let sync = sources().iter().find(|source| source.path == "sync.rs").map(unsafes);
+    assert_eq!(sync, Some(1), "the hint to load a cache line");
+}
+
+#[test]
 fn time_is_read_by_the_clocks_only() {
     // What is measured there are deadlines and departures, by the runtime's timer, and no limiter's time.
     let deadlines =

@@ -99,10 +99,14 @@ impl Store {
         let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
         let version = self.version(charge.policy);
         let key = self.fingerprint(charge.policy, charge.key);
-        // The clock after the key's hash, which nothing then keeps waiting: reading it takes as long as all the rest.
         let now = match now {
             Some(now) => now,
-            None => self.now(),
+            None => {
+                // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which
+                // the line has to wait, is done before.
+                self.table.prefetch(key);
+                self.now()
+            }
         };
         Some((self.table.look(key, version)?, now))
     }
