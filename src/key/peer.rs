@@ -82,6 +82,7 @@ fn find(parts: &Parts) -> Option<IpAddr> {
 }
 
 #[cfg(feature = "axum")]
+#[inline]
 fn axum_peer(extensions: &Extensions) -> Option<IpAddr> {
     use axum::extract::connect_info::{ConnectInfo, MockConnectInfo};
     let real = extensions.get().map(|info: &ConnectInfo<SocketAddr>| info.0);

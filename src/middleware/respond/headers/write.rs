@@ -59,13 +59,13 @@ impl PreparedHeaders {
         for format in &self.formats {
             let is_due = format.when.applies(views, is_refusal);
             is_any_due |= is_due;
-            for header in format.lists.iter().chain(&format.singles) {
-                changes.push(match self.value(header, &response) {
-                    _ if !is_due => Change::Keep,
-                    Some(value) => Change::Set(value),
-                    None if matches!(header.content, Content::List(_)) => Change::Keep,
-                    None => Change::Remove,
-                });
+            let value = |header| if is_due { self.value(header, &response) } else { None };
+            for list in &format.lists {
+                changes.push(value(list).map_or(Change::Keep, Change::Set));
+            }
+            for single in &format.singles {
+                let absent = if is_due { Change::Remove } else { Change::Keep };
+                changes.push(value(single).map_or(absent, Change::Set));
             }
         }
         is_any_due.then_some(Rendered { changes, remaining })
