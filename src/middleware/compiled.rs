@@ -205,13 +205,6 @@ impl<L> Compiled<L> {
         Some((self.settings.rules.first()?, self.policies.first()?))
     }
 
-    /// Returns whether anything is done with a request before the service is called: it is reported or carries something
-    /// on.
-    #[inline]
-    pub(super) fn needs_request(&self, kind: OutcomeKind) -> bool {
-        self.prepares || kind.is_told() || self.diagnostics.looks()
-    }
-
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or charges
     /// depend on it.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {

@@ -106,7 +106,7 @@ where
 
     /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone takes its
     /// place, so that what it holds while it is ready (a permit, say) is released.
-    #[inline(always)]
+    #[inline(never)]
     pub(super) fn decided(
         inner: &mut S,
         layer: &Arc<Compiled<L>>,
@@ -125,12 +125,15 @@ where
         } else if !ticket.kind.passed() {
             *inner = inner.clone();
             Self::turned_away(layer, parts, body, ticket, overflow, cx)
-        } else if layer.needs_request(ticket.kind) {
-            Self::prepared(inner, layer, parts, body, ticket)
         } else {
-            let after = After::headers(layer, ticket.rendered.take().or_else(|| ticket.render(layer)));
-            Self { state: State::Passing { response: inner.call(Request::from_parts(parts, body)), after } }
+            Self::prepared(inner, layer, parts, body, ticket)
         }
+    }
+
+    /// Creates the future of a request that passes, and of which nothing but its headers is reported.
+    #[inline(always)]
+    pub(super) fn passing(response: S::Future, layer: &Arc<Compiled<L>>, rendered: Option<Rendered>) -> Self {
+        Self { state: State::Passing { response, after: After::headers(layer, rendered) } }
     }
 
     /// Reports a request that passes, lets it carry on what the service, its handlers and inner layers need, and calls the

@@ -78,7 +78,12 @@ where
         }
         let (parts, body) = request.into_parts();
         let mut ticket = Ticket::new();
-        let Some(answer) = ticket.charge(&self.layer, &parts) else {
+        let answer = ticket.charge(&self.layer, &parts);
+        if answer.is_none() && ticket.is_quiet {
+            let response = self.inner.call(Request::from_parts(parts, body));
+            return ResponseFuture::passing(response, &self.layer, ticket.rendered);
+        }
+        let Some(answer) = answer else {
             // No request waits for an overflow that is not ready.
             let mut cx = Context::from_waker(Waker::noop());
             let (inner, layer) = (&mut self.inner, &self.layer);

@@ -78,7 +78,9 @@ pub(super) struct Ticket {
     pub(super) is_answered: bool,
     /// The mode of a rule that found no key, if none of these rules enforces.
     pub(super) keyless: Mode,
-    /// The headers of the response, if they alone report the request: then its charges are not kept.
+    /// Whether the request passes, and nothing but `rendered` reports it: then its charges are not kept.
+    pub(super) is_quiet: bool,
+    /// The headers of the response to a quiet request.
     pub(super) rendered: Option<Rendered>,
 }
 
@@ -91,6 +93,7 @@ impl Ticket {
             charges: Charges::new(),
             is_answered: false,
             keyless: Mode::Enforce,
+            is_quiet: false,
             rendered: None,
         }
     }

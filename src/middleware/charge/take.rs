@@ -40,7 +40,7 @@ impl Ticket {
             let decision = layer.limiter.try_take_one(policy, key, cost);
             return match &decision {
                 Some(decision) if decision.is_allowed() && !layer.prepares => {
-                    self.kind = OutcomeKind::Allowed;
+                    (self.kind, self.is_quiet) = (OutcomeKind::Allowed, true);
                     self.rendered =
                         layer.headers.render_passed(&[PolicyView { policy, key, decision, refuses: false }]);
                     None
