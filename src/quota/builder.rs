@@ -5,10 +5,10 @@ use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::algorithm::Rules;
-use crate::time::{DRAIN_US_MAX, PERIOD_US_MAX, micros_exact, micros_floor};
+use crate::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 
 use super::error::{QuotaError, QuotaErrorKind};
-use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX, drain_us};
+use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
 
 /// The largest limit of a log that is not a large one. Its memory grows with the limit.
 const LOG_LIMIT_MAX: u64 = 10_000;
@@ -391,11 +391,7 @@ impl Quota {
     /// Returns the time in which the whole capacity refills, rounded up to a microsecond.
     #[must_use]
     pub fn refill_time(&self) -> Duration {
-        Duration::from_micros(match self.spec.algorithm {
-            Algorithm::Block => self.spec.lasting.longest_us.max(self.spec.period_us),
-            algorithm if !algorithm.is_bucket() => self.spec.period_us,
-            _ => drain_us(&self.spec, self.spec.burst).unwrap_or(DRAIN_US_MAX),
-        })
+        Duration::from_micros(self.spec.refill_us())
     }
 
     pub(crate) fn rules(&self) -> &Rules {
@@ -462,7 +458,7 @@ impl Quota {
             }
         }
         for (name, units) in [("burst", spec.burst), ("debt", spec.debt)] {
-            if drain_us(&spec, units).is_none() {
+            if units > spec.units_max() {
                 return Err(QuotaError::new(
                     QuotaErrorKind::TooSlow,
                     format!(

@@ -2,7 +2,7 @@
 
 use super::builder::Quota;
 use super::error::QuotaError;
-use super::spec::Algorithm;
+use super::spec::{Algorithm, UNITS_MAX};
 
 impl Quota {
     /// Keeps the used share instead of the used amount when a key's state was written under another
@@ -29,21 +29,8 @@ impl Quota {
     }
 
     /// Returns the quota with at least this debt, but at most with what refills in 8.9 years.
-    pub(crate) fn owing(self, missing: u64) -> Self {
-        if missing <= self.spec.debt {
-            return self;
-        }
-        if let Ok(holding) = self.max_debt(missing) {
-            return holding;
-        }
-        let (mut most, mut too_much) = (self, missing);
-        while too_much - most.spec.debt > 1 {
-            let between = most.spec.debt.midpoint(too_much);
-            match self.max_debt(between) {
-                Ok(holding) if holding.spec.debt == between => most = holding,
-                _ => too_much = between,
-            }
-        }
-        most
+    pub(crate) fn owing(self, debt: u64) -> Self {
+        let debt = debt.min(self.spec.units_max()).min(UNITS_MAX);
+        if debt <= self.spec.debt { self } else { self.max_debt(debt).unwrap_or(self) }
     }
 }

@@ -119,19 +119,6 @@ impl Algorithm {
     }
 }
 
-/// Returns the time in which `units` drain, rounded up, or `None` if it is longer than allowed.
-pub(super) fn drain_us(spec: &Spec, units: u64) -> Option<u64> {
-    if spec.limit == 0 {
-        return Some(0);
-    }
-    let drain = match spec.algorithm {
-        algorithm if !algorithm.is_bucket() => 0,
-        Algorithm::StepBucket => u128::from(units.div_ceil(spec.limit)) * u128::from(spec.period_us),
-        _ => (u128::from(units) * u128::from(spec.period_us)).div_ceil(u128::from(spec.limit)),
-    };
-    u64::try_from(drain).ok().filter(|drain| *drain <= DRAIN_US_MAX)
-}
-
 impl Spec {
     pub(super) fn new(limit: u64, period_us: u64, algorithm: Algorithm) -> Self {
         let burst = match algorithm {
@@ -154,5 +141,28 @@ impl Spec {
             proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
         }
+    }
+
+    /// Returns the time in which the whole capacity comes back, rounded up.
+    pub(super) fn refill_us(&self) -> u64 {
+        let refill = match self.algorithm {
+            Algorithm::Block => return self.lasting.longest_us.max(self.period_us),
+            algorithm if !algorithm.is_bucket() => return self.period_us,
+            _ if self.limit == 0 => 0,
+            Algorithm::StepBucket => u128::from(self.burst.div_ceil(self.limit)) * u128::from(self.period_us),
+            _ => (u128::from(self.burst) * u128::from(self.period_us)).div_ceil(u128::from(self.limit)),
+        };
+        u64::try_from(refill).unwrap_or(u64::MAX)
+    }
+
+    /// Returns the largest burst or debt, which comes back within the longest time.
+    pub(super) fn units_max(&self) -> u64 {
+        let (limit, period_us) = (u128::from(self.limit), u128::from(self.period_us));
+        let most = match self.algorithm {
+            algorithm if !algorithm.is_bucket() || limit == 0 => u128::MAX,
+            Algorithm::StepBucket => u128::from(DRAIN_US_MAX) / period_us * limit, // whole ticks
+            _ => u128::from(DRAIN_US_MAX) * limit / period_us,
+        };
+        u64::try_from(most).unwrap_or(u64::MAX)
     }
 }

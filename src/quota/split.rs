@@ -3,8 +3,6 @@
 use std::num::NonZeroU32;
 
 use super::builder::Quota;
-use super::spec::{Algorithm, drain_us};
-use crate::time::DRAIN_US_MAX;
 
 impl Quota {
     /// Returns the share of one of `parts` processes that each count for themselves. Limit, burst,
@@ -35,16 +33,10 @@ impl Quota {
         spec.delay_after /= parts;
         if spec.algorithm.is_bucket() {
             // The rate was rounded down, so what comes back within the longest time is less.
-            let (limit, period_us) = (u128::from(spec.limit), u128::from(spec.period_us));
-            let most = match spec.algorithm {
-                Algorithm::StepBucket => u128::from(DRAIN_US_MAX) / period_us * limit, // whole ticks
-                _ => u128::from(DRAIN_US_MAX) * limit / period_us,
-            };
-            let most = u64::try_from(most).unwrap_or(u64::MAX).max(1);
+            let most = spec.units_max();
             (spec.burst, spec.debt) = (spec.burst.min(most), spec.debt.min(most));
             spec.delay_after = spec.delay_after.min(spec.burst - 1); // at least one, see above
         }
-        debug_assert!(drain_us(&spec, spec.burst).is_some() && drain_us(&spec, spec.debt).is_some());
         Self { debt_follows: self.debt_follows, ..Self::from_spec(spec) }
     }
 }
@@ -90,7 +82,7 @@ mod tests {
                 prop_assert!(share.limit() * u64::from(n) <= quota.limit().max(u64::from(n)));
                 prop_assert!(share.capacity() * u64::from(n) <= quota.capacity().max(u64::from(n)));
                 let again = Quota::token_bucket(share.limit(), period).and_then(|quota| quota.burst(share.capacity()));
-                prop_assert!(again.is_ok() || quota.algorithm() == Algorithm::FixedWindow);
+                prop_assert!(again.is_ok() || quota.algorithm() == crate::quota::Algorithm::FixedWindow);
             }
         }
     }
