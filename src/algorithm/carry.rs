@@ -9,14 +9,14 @@ use super::{PairRules, Rules};
 #[derive(Debug)]
 pub(crate) enum Held<'a, E> {
     Pair(Pair),
-    Trail(&'a E),
+    Entries(&'a E),
 }
 
 /// A state under another quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kept {
     Pair(Option<Pair>),
-    Trail(Vec<(u64, u64)>),
+    Entries(Vec<(u64, u64)>),
 }
 
 impl Rules {
@@ -39,7 +39,7 @@ impl Rules {
         }
         let carried = match (from, held) {
             (Self::Pair(from, _), Held::Pair(state)) => from.get().carried(*state, now, self.is_dated()),
-            (Self::Trail(from), Held::Trail(entries)) => from.carried(*entries, now),
+            (Self::EntryLog(from), Held::Entries(entries)) => from.carried(*entries, now),
             _ => Carried::new(Used::units(0), []),
         };
         let carried = match share {
@@ -48,20 +48,20 @@ impl Rules {
         };
         let (most, longest_us) = match self {
             Self::Pair(rules, _) => (rules.get().most(), rules.get().longest_us()),
-            Self::Trail(trail) => (trail.most(), trail.longest_us()),
+            Self::EntryLog(log) => (log.most(), log.longest_us()),
         };
         // A denied charge throws nothing away: units that do not fit stay where they are.
         let is_ahead = carried.back().saturating_sub(now) > longest_us && carried.used.units_ceil() <= most;
         let kept = match self {
             Self::Pair(rules, _) => Kept::Pair(rules.get().take_over(&carried, now)),
-            Self::Trail(trail) => Kept::Trail(trail.take_over(&carried, now)),
+            Self::EntryLog(log) => Kept::Entries(log.take_over(&carried, now)),
         };
         (kept, is_ahead)
     }
 
     /// Returns whether the states are dated entries.
     fn is_dated(&self) -> bool {
-        matches!(self, Self::Trail(_) | Self::Pair(PairRules::TwoCounters(_), _))
+        matches!(self, Self::EntryLog(_) | Self::Pair(PairRules::TwoCounterWindow(_), _))
     }
 }
 

@@ -52,7 +52,7 @@ impl Entries for Listed<'_> {
 /// How entries change, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edit {
-    /// The clock stepped back: all entries become one that starts then, of at most [`Trail::most`] units.
+    /// The clock stepped back: all entries become one that starts then, of at most [`EntryLog::most`] units.
     pub(crate) move_to: Option<u64>,
     /// This many of the oldest entries no longer count.
     pub(crate) drop: usize,
@@ -64,14 +64,14 @@ pub(crate) struct Edit {
 
 /// A decision, and the change to write if the charge is taken. A refusal may write one, too.
 #[derive(Debug)]
-pub(crate) struct TrailAnswer {
+pub(crate) struct EntryAnswer {
     pub(crate) decision: ChargeDecision,
     pub(crate) edit: Option<Edit>,
 }
 
 /// The rule of a sliding window or of a log.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Trail {
+pub(crate) struct EntryLog {
     limit: u64,
     debt: u64,
     period_us: u64,
@@ -97,7 +97,7 @@ struct View {
     used: u64,
 }
 
-impl Trail {
+impl EntryLog {
     pub(crate) fn new(spec: &Spec) -> Self {
         let log = spec.algorithm == Algorithm::SlidingLog;
         Self {
@@ -150,7 +150,7 @@ impl Trail {
     /// change to write. It looks at the oldest entries that stopped to count or must before the wait is over, and at no
     /// others.
     #[inline]
-    pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> TrailAnswer {
+    pub(crate) fn decide(&self, entries: &impl Entries, now: u64, cost: u64, force: bool) -> EntryAnswer {
         if let Some(one) = self.gathered(entries, now) {
             return self.decide_gathered(one, now, cost, force);
         }
@@ -162,18 +162,18 @@ impl Trail {
         let units = cost.min(self.most().saturating_sub(view.used));
         let decision = self.describe(entries, &view, units, Some(0)).receipted(units, view.start, 0);
         let edit = Edit { drop: view.gone, add: Some((view.start, units)), ..Edit::default() };
-        TrailAnswer { decision, edit: (units > 0).then_some(edit) }
+        EntryAnswer { decision, edit: (units > 0).then_some(edit) }
     }
 
     /// Returns the decision for a charge that is taken in this way, and the change to write.
-    pub(crate) fn decide_how(&self, entries: &impl Entries, now: u64, cost: u64, how: How) -> TrailAnswer {
+    pub(crate) fn decide_how(&self, entries: &impl Entries, now: u64, cost: u64, how: How) -> EntryAnswer {
         let (cost, force) = how.plainly(cost);
         self.decide(entries, now, cost, force)
     }
 
     #[cold]
     #[inline(never)]
-    fn decide_gathered(&self, one: [(u64, u64); 1], now: u64, cost: u64, force: bool) -> TrailAnswer {
+    fn decide_gathered(&self, one: [(u64, u64); 1], now: u64, cost: u64, force: bool) -> EntryAnswer {
         let mut answer = self.decide(&Listed(&one), now, cost, force);
         if cost > 0 {
             // A denied charge writes it as well: otherwise it would stay ahead of the clock.
@@ -183,11 +183,11 @@ impl Trail {
     }
 
     #[inline(never)]
-    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> TrailAnswer {
+    fn deny(&self, entries: &impl Entries, view: &View, cost: u64) -> EntryAnswer {
         let target = self.limit.checked_sub(cost);
         if !self.count_denied {
             let retry_us = target.map(|target| self.wait(entries, view, target));
-            return TrailAnswer { decision: self.describe(entries, view, 0, retry_us), edit: None };
+            return EntryAnswer { decision: self.describe(entries, view, 0, retry_us), edit: None };
         }
         let newest = entries.newest().filter(|(start, _)| *start == view.start);
         let there = if self.log { 0 } else { newest.map_or(0, |(_, units)| units) };
@@ -199,7 +199,7 @@ impl Trail {
         let view = self.view(&edited, view.now);
         let retry_us = target.map(|target| self.wait(&edited, &view, target));
         let decision = self.describe(&edited, &view, 0, retry_us);
-        TrailAnswer { decision, edit: (units > 0).then_some(edit) }
+        EntryAnswer { decision, edit: (units > 0).then_some(edit) }
     }
 
     /// Returns the entry that starts at `own` and how many of `units` it still holds, while it counts.

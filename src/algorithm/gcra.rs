@@ -49,33 +49,14 @@ use super::used::{Carried, Dated, Used};
 pub(crate) trait Parts:
     Copy + Debug + Ord + From<u64> + Into<u128> + TryFrom<u128> + Add<Output = Self> + Sub<Output = Self>
 {
-    /// A number to divide spans by.
-    type Divisor: Copy + Debug;
-
-    fn divisor(by: u64) -> Self::Divisor;
-
-    fn number(divisor: Self::Divisor) -> u64;
-
     /// Returns `a · b`, for products up to the longest span.
     fn product(a: u64, b: u64) -> Self;
 
     /// Returns the quotient, rounded down.
-    fn floor(self, by: Self::Divisor) -> u64;
+    fn floor(self, by: Divisor) -> u64;
 }
 
 impl Parts for u64 {
-    type Divisor = Divisor;
-
-    #[inline]
-    fn divisor(by: u64) -> Divisor {
-        Divisor::new(by)
-    }
-
-    #[inline]
-    fn number(divisor: Divisor) -> u64 {
-        divisor.get()
-    }
-
     #[inline]
     fn product(a: u64, b: u64) -> Self {
         a * b // below 2^62, see `is_narrow`
@@ -88,22 +69,12 @@ impl Parts for u64 {
 }
 
 impl Parts for u128 {
-    type Divisor = u64;
-
-    fn divisor(by: u64) -> u64 {
-        by
-    }
-
-    fn number(divisor: u64) -> u64 {
-        divisor
-    }
-
     fn product(a: u64, b: u64) -> Self {
         Self::from(a) * Self::from(b)
     }
 
-    fn floor(self, by: u64) -> u64 {
-        (self / Self::from(by)) as u64 // microseconds of a full drain, or units of a full bucket with its debt
+    fn floor(self, by: Divisor) -> u64 {
+        (self / Self::from(by.get())) as u64 // microseconds of a full drain, or units of a full bucket with its debt
     }
 }
 
@@ -144,8 +115,8 @@ impl<N> Span<N> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gcra<N: Parts> {
     /// The interval between two units is `p/l` µs, in lowest terms.
-    l: N::Divisor,
-    p: N::Divisor,
+    l: Divisor,
+    p: Divisor,
     capacity: Span<N>,
     /// The furthest that an instant may be ahead: the capacity and the allowed debt.
     ceiling: Span<N>,
@@ -180,8 +151,8 @@ pub(super) fn is_narrow(spec: &Spec) -> bool {
 impl<N: Parts> Gcra<N> {
     pub(crate) fn new(spec: &Spec) -> Self {
         let (l, p) = interval(spec);
-        let (l, p) = (N::divisor(l), N::divisor(p));
-        let span = |units| cut(N::product(units, N::number(p)), l);
+        let (l, p) = (Divisor::new(l), Divisor::new(p));
+        let span = |units| cut(N::product(units, p.get()), l);
         Self {
             l,
             p,
@@ -194,7 +165,7 @@ impl<N: Parts> Gcra<N> {
     }
 
     pub(crate) fn layout(&self) -> Layout {
-        Layout::of(bits(N::number(self.l) - 1), None, self.ceiling.us)
+        Layout::of(bits(self.l.get() - 1), None, self.ceiling.us)
     }
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -205,7 +176,7 @@ impl<N: Parts> Gcra<N> {
     /// They are two functions so that a limiter first tries to write, and describes once.
     #[inline(always)]
     pub(crate) fn look(&self, Ahead { us, num }: Ahead, cost: u64, force: bool) -> Option<Verdict<N>> {
-        let l = N::number(self.l);
+        let l = self.l.get();
         if us > self.ceiling.us || num >= l {
             return None;
         }
@@ -290,7 +261,7 @@ impl<N: Parts> Gcra<N> {
     /// Returns whether intervals are whole microseconds, so that no state has a numerator.
     #[cfg(feature = "redis")]
     pub(crate) fn is_whole(&self) -> bool {
-        N::number(self.l) == 1
+        self.l.get() == 1
     }
 
     /// Returns what the Lua twin needs for a refund: the span of the units. In a queue, where only the newest charge is
@@ -310,7 +281,7 @@ impl<N: Parts> Gcra<N> {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
             return (Span { parts: N::from(0), us: 0, num: 0 }, false);
         };
-        let l = N::number(self.l);
+        let l = self.l.get();
         let (us, num) = (tail.at - now, tail.n.min(l - 1)); // a receipt may be of another quota
         if us > self.ceiling.us {
             return (self.ceiling, true);
@@ -321,16 +292,16 @@ impl<N: Parts> Gcra<N> {
 
     #[inline]
     fn span(&self, units: u64) -> N {
-        N::product(units, N::number(self.p))
+        N::product(units, self.p.get())
     }
 
     #[inline]
     fn ceil_us(&self, span: N) -> u64 {
-        (span + N::from(N::number(self.l) - 1)).floor(self.l)
+        (span + N::from(self.l.get() - 1)).floor(self.l)
     }
 
     fn ceil_units(&self, span: N) -> u64 {
-        (span + N::from(N::number(self.p) - 1)).floor(self.p)
+        (span + N::from(self.p.get() - 1)).floor(self.p)
     }
 }
 
@@ -365,7 +336,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     }
 
     fn could_be(&self, state: Pair) -> bool {
-        state.n < N::number(self.l)
+        state.n < self.l.get()
     }
 
     #[inline]
@@ -383,14 +354,14 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     fn carried(&self, state: Pair, now: u64, sliced: bool) -> Carried {
         let (backlog, _) = self.backlog(Some(state), now);
-        let used = Used { parts: backlog.parts.into(), of: u128::from(N::number(self.p)) };
+        let used = Used { parts: backlog.parts.into(), of: u128::from(self.p.get()) };
         let carried = Carried::new(used, [Dated::new(None, now + backlog.ceil_us(), used.units_ceil())]);
         let in_use = |later| self.ceil_units(self.backlog(Some(backlog.of(now)), later).0.parts);
         if sliced { carried.sliced(now, in_use) } else { carried }
     }
 
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
-        let parts = carried.used.scaled_ceil(u128::from(N::number(self.p)));
+        let parts = carried.used.scaled_ceil(u128::from(self.p.get()));
         let parts = N::try_from(parts).map_or(self.ceiling.parts, |parts| parts.min(self.ceiling.parts));
         (parts > N::from(0)).then(|| cut(parts, self.l).of(now))
     }
@@ -410,7 +381,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
         let span = cut(self.span(cost.min(most)), self.l);
         let (bound, bound_num) =
             if force || cost == 0 { (UNBOUNDED, 0) } else { (self.capacity.us, self.capacity.num) };
-        let mut numbers = numbers(&[span.us, bound, self.ceiling.us, N::number(self.l)]);
+        let mut numbers = numbers(&[span.us, bound, self.ceiling.us, self.l.get()]);
         if !self.is_whole() {
             numbers.extend([span.num, bound_num, self.ceiling.num].map(|num| num as f64));
         }
@@ -419,7 +390,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "redis")]
     fn own_without(&self, own: Pair, last: u64) -> Pair {
-        let (last, l) = (cut(self.span(last.min(self.most())), self.l), N::number(self.l));
+        let (last, l) = (cut(self.span(last.min(self.most())), self.l), self.l.get());
         let num = own.n.min(l - 1);
         let borrowed = u64::from(num < last.num);
         match own.at.checked_sub(last.us + borrowed) {
@@ -430,9 +401,9 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 }
 
 #[inline]
-fn cut<N: Parts>(parts: N, l: N::Divisor) -> Span<N> {
+fn cut<N: Parts>(parts: N, l: Divisor) -> Span<N> {
     let us = parts.floor(l);
-    let num: u128 = (parts - N::product(us, N::number(l))).into();
+    let num: u128 = (parts - N::product(us, l.get())).into();
     Span { parts, us, num: num as u64 } // below l
 }
 
@@ -464,7 +435,7 @@ mod tests {
             let Some(spec) = quota.ok().map(|quota| *quota.spec()).filter(is_narrow) else { continue };
             let (narrow, wide) = (Gcra::<u64>::new(&spec), Gcra::<u128>::new(&spec));
             for us in [0, 1, below(narrow.ceiling.us + 2), narrow.capacity.us, narrow.capacity.us.saturating_sub(1)] {
-                let state = Some(Pair { at: now + us, n: below(<u64 as Parts>::number(narrow.l) + 1) });
+                let state = Some(Pair { at: now + us, n: below(narrow.l.get() + 1) });
                 for (state, cost) in [(None, 1), (state, 1), (state, below(spec.burst + 2))] {
                     let force = below(4) == 0;
                     let [one, other] = [&narrow as &dyn PairAlgorithm, &wide].map(|rules| {

@@ -26,11 +26,11 @@ use crate::decision::Receipt;
 use crate::quota::spec::{Algorithm, Spec};
 
 use block::Block;
-use entry_log::Trail;
+use entry_log::EntryLog;
 use fixed_window::FixedWindow;
 use gcra::Gcra;
 use meter::Meter;
-use sliding_window::TwoCounters;
+use sliding_window::TwoCounterWindow;
 use step_bucket::StepBucket;
 
 pub(crate) use state::{
@@ -43,7 +43,7 @@ pub(crate) use used::Used;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rules {
     Pair(PairRules, Layout),
-    Trail(Trail),
+    EntryLog(EntryLog),
 }
 
 /// The algorithms whose state is a pair.
@@ -54,7 +54,7 @@ pub(crate) enum PairRules {
     WideGcra(Gcra<u128>),
     StepBucket(StepBucket),
     FixedWindow(FixedWindow),
-    TwoCounters(TwoCounters),
+    TwoCounterWindow(TwoCounterWindow),
     Block(Block),
     Meter(Meter),
 }
@@ -67,7 +67,7 @@ macro_rules! by_type {
             $crate::algorithm::PairRules::WideGcra($one) => $call,
             $crate::algorithm::PairRules::StepBucket($one) => $call,
             $crate::algorithm::PairRules::FixedWindow($one) => $call,
-            $crate::algorithm::PairRules::TwoCounters($one) => $call,
+            $crate::algorithm::PairRules::TwoCounterWindow($one) => $call,
             $crate::algorithm::PairRules::Block($one) => $call,
             $crate::algorithm::PairRules::Meter($one) => $call,
         }
@@ -88,10 +88,12 @@ impl Rules {
             }
             Algorithm::StepBucket => P::StepBucket(StepBucket::new(spec)),
             Algorithm::FixedWindow => P::FixedWindow(FixedWindow::new(spec)),
-            Algorithm::SlidingWindow if sliding_window::fits_pair(spec) => P::TwoCounters(TwoCounters::new(spec)),
+            Algorithm::SlidingWindow if sliding_window::fits_pair(spec) => {
+                P::TwoCounterWindow(TwoCounterWindow::new(spec))
+            }
             Algorithm::Block => P::Block(Block::new(spec)),
             Algorithm::Meter => P::Meter(Meter::new(spec)),
-            Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::Trail(Trail::new(spec)),
+            Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::EntryLog(EntryLog::new(spec)),
         };
         let layout = by_type!(&rules, rules => rules.layout());
         Self::Pair(rules, layout)
@@ -104,7 +106,7 @@ impl Rules {
         let own = Pair { at: whole.at_us(), n: whole.part() };
         let own = match self {
             Self::Pair(rules, _) => rules.get().own_without(own, last),
-            Self::Trail(_) => own, // the instant
+            Self::EntryLog(_) => own, // the instant
         };
         Receipt::new(units, own.at, own.n)
     }
@@ -112,7 +114,7 @@ impl Rules {
     pub(crate) fn layout(&self) -> Layout {
         match self {
             Self::Pair(_, layout) => *layout,
-            Self::Trail(_) => Layout::Trail,
+            Self::EntryLog(_) => Layout::Entries,
         }
     }
 }

@@ -198,11 +198,11 @@ impl Oracle {
                     strikes => Closing::counting(block.at, strikes),
                 })
             }
-            (Model::Dated(_), State::Pair(PairRules::TwoCounters(counters), Some(pair))) => {
+            (Model::Dated(_), State::Pair(PairRules::TwoCounterWindow(counters), Some(pair))) => {
                 let dated = counters.carried(*pair, now, false).dated;
                 Model::Dated(dated.iter().map(|dated| (dated.start.unwrap_or(0), dated.whole)).collect())
             }
-            (Model::Dated(_), State::Trail(_, log)) => Model::Dated(log.0.clone()),
+            (Model::Dated(_), State::EntryLog(_, log)) => Model::Dated(log.0.clone()),
             (model, state) => panic!("{state:?} is no state like {model:?}"),
         };
         oracle

@@ -135,7 +135,7 @@ pub(crate) enum Layout {
     /// A pair of two words.
     Pair,
     /// Dated entries.
-    Trail,
+    Entries,
 }
 
 /// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.

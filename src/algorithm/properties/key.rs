@@ -1,7 +1,7 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
 use crate::algorithm::carry::{Held, Kept};
-use crate::algorithm::entry_log::{Edit, Entries, Listed, Trail};
+use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::Quota;
@@ -53,14 +53,14 @@ impl Log {
 #[derive(Clone, Debug)]
 pub(crate) enum State {
     Pair(PairRules, Option<Pair>),
-    Trail(Trail, Log),
+    EntryLog(EntryLog, Log),
 }
 
 impl State {
     pub(crate) fn new(quota: &Quota) -> Self {
         match quota.rules() {
             Rules::Pair(rules, _) => Self::Pair(*rules, None),
-            Rules::Trail(trail) => Self::Trail(*trail, Log::default()),
+            Rules::EntryLog(trail) => Self::EntryLog(*trail, Log::default()),
         }
     }
 
@@ -72,7 +72,7 @@ impl State {
                 set(state, answer.next);
                 (answer.decision, answer.next != Next::Keep)
             }
-            Self::Trail(trail, log) => {
+            Self::EntryLog(trail, log) => {
                 let answer = trail.decide(&Listed(&log.0), now, cost, force);
                 if let Some(edit) = answer.edit {
                     log.apply(edit, trail.most());
@@ -99,7 +99,7 @@ impl State {
                     set(state, rules.get().refund(kept, now, units, own));
                 }
             }
-            Self::Trail(trail, log) => {
+            Self::EntryLog(trail, log) => {
                 if let Some((start, units)) = trail.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
                     log.take(start, units);
                 }
@@ -111,7 +111,7 @@ impl State {
         match self {
             Self::Pair(_, None) => Used { parts: 0, of: 1 },
             Self::Pair(rules, Some(state)) => rules.get().carried(*state, now, false).used,
-            Self::Trail(trail, log) => trail.carried(&Listed(&log.0), now).used,
+            Self::EntryLog(trail, log) => trail.carried(&Listed(&log.0), now).used,
         }
     }
 
@@ -123,11 +123,11 @@ impl State {
             Self::Pair(_, Some(state)) => {
                 to.rules().take_over::<Listed<'_>>(from.rules(), &Held::Pair(*state), now, share)
             }
-            Self::Trail(_, log) => to.rules().take_over(from.rules(), &Held::Trail(&Listed(&log.0)), now, share),
+            Self::EntryLog(_, log) => to.rules().take_over(from.rules(), &Held::Entries(&Listed(&log.0)), now, share),
         };
         let state = match (Self::new(to), kept) {
             (Self::Pair(rules, _), Kept::Pair(state)) => Self::Pair(rules, state),
-            (Self::Trail(trail, _), Kept::Trail(entries)) => Self::Trail(trail, Log(entries)),
+            (Self::EntryLog(trail, _), Kept::Entries(entries)) => Self::EntryLog(trail, Log(entries)),
             (state, kept) => panic!("{kept:?} is no state like {state:?}"),
         };
         (state, ahead)
@@ -138,7 +138,7 @@ impl State {
         match self {
             Self::Pair(_, None) => None,
             Self::Pair(rules, Some(state)) => Some(rules.get().fullness(*state, now).throttled),
-            Self::Trail(trail, log) => Some(trail.fullness(&Listed(&log.0), now).throttled),
+            Self::EntryLog(trail, log) => Some(trail.fullness(&Listed(&log.0), now).throttled),
         }
     }
 
@@ -149,7 +149,7 @@ impl State {
                 state.is_none_or(|pair| pair.at + u64::from(pair.n > 0) <= now)
             }
             Self::Pair(_, state) => state.is_none_or(|pair| pair.at <= now),
-            Self::Trail(trail, log) => log.0.last().is_none_or(|newest| newest.0 + trail.life_us() <= now),
+            Self::EntryLog(trail, log) => log.0.last().is_none_or(|newest| newest.0 + trail.life_us() <= now),
         }
     }
 
@@ -157,7 +157,7 @@ impl State {
     pub(super) fn latest(&self) -> Option<u64> {
         match self {
             Self::Pair(_, state) => state.map(|pair| pair.at),
-            Self::Trail(_, log) => log.0.last().map(|newest| newest.0),
+            Self::EntryLog(_, log) => log.0.last().map(|newest| newest.0),
         }
     }
 
@@ -174,7 +174,7 @@ impl State {
     pub(super) fn words(&self) -> (Option<Pair>, Vec<(u64, u64)>) {
         match self {
             Self::Pair(_, state) => (*state, Vec::new()),
-            Self::Trail(_, log) => (None, log.0.clone()),
+            Self::EntryLog(_, log) => (None, log.0.clone()),
         }
     }
 }

@@ -149,7 +149,7 @@ impl Limiter for MemoryLimiter {
     }
 
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        let Rules::Trail(rules) = quota.rules() else { return Ok(()) };
+        let Rules::EntryLog(rules) = quota.rules() else { return Ok(()) };
         let (needed, held) = (rules.entries_max(), self.0.entries_max());
         if usize::try_from(needed).is_ok_and(|needed| needed <= held) {
             return Ok(());

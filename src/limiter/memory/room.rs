@@ -194,7 +194,7 @@ impl Store {
         let (chain, state) = self.unpack(seen, rules, now);
         let fullness = match (rules, state) {
             (Rules::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(pair, now.at),
-            (Rules::Trail(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
+            (Rules::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
             _ => Fullness { throttled: false, used: 0 }, // it has just expired
         };
         if !is_word {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::carry::Kept;
-use crate::algorithm::entry_log::{Entries, Trail};
+use crate::algorithm::entry_log::{Entries, EntryLog};
 use crate::algorithm::{Pair, PairRules, Rules};
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -88,7 +88,7 @@ impl Snapshot {
                 (Rules::Pair(rules, _), [(at, n)]) => {
                     possible(rules, Pair { at: *at, n: *n }, now).map(|pair| Kept::Pair(Some(pair)))
                 }
-                (Rules::Trail(rules), entries) => Some(Kept::Trail(possible_entries(rules, entries, now))),
+                (Rules::EntryLog(rules), entries) => Some(Kept::Entries(possible_entries(rules, entries, now))),
                 _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
@@ -159,7 +159,7 @@ fn possible(rules: &PairRules, pair: Pair, now: Now) -> Option<Pair> {
 }
 
 /// Returns the entries that are in order and still count, as far as the quota holds them.
-fn possible_entries(rules: &Trail, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
+fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(u64, u64)> {
     let (mut possible, mut total) = (Vec::new(), 0);
     for (start, held) in entries.iter().copied() {
         let counts = start.saturating_add(rules.life_us()) > now.at && start <= now.at.saturating_add(rules.life_us());
@@ -175,7 +175,7 @@ fn possible_entries(rules: &Trail, entries: &[(u64, u64)], now: Now) -> Vec<(u64
 }
 
 fn is_trail(policy: &Policy) -> bool {
-    matches!(policy.quota().rules(), Rules::Trail(_))
+    matches!(policy.quota().rules(), Rules::EntryLog(_))
 }
 
 /// Reads numbers off the front.

@@ -1,7 +1,7 @@
 //! The state of a key while this thread has locked its slot: read, decide, write, for states of every size.
 
 use crate::algorithm::carry::{Held, Kept};
-use crate::algorithm::entry_log::{Edit, Entries, Listed, Trail};
+use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{How, Next, Pair, Rules};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -110,8 +110,8 @@ impl From<Kept> for State {
     fn from(kept: Kept) -> Self {
         match kept {
             Kept::Pair(Some(pair)) => Self::Pair(pair),
-            Kept::Trail(entries) if !entries.is_empty() => Self::Listed(entries),
-            Kept::Pair(None) | Kept::Trail(_) => Self::Nothing,
+            Kept::Entries(entries) if !entries.is_empty() => Self::Listed(entries),
+            Kept::Pair(None) | Kept::Entries(_) => Self::Nothing,
         }
     }
 }
@@ -153,7 +153,7 @@ impl Store {
                 let live = self.arena().pair(&chain).filter(|pair| pair.at >= now.at);
                 live.map_or(State::Nothing, State::Pair)
             }
-            Rules::Trail(rules) => match self.expiry(&chain, rules) {
+            Rules::EntryLog(rules) => match self.expiry(&chain, rules) {
                 Some(expires) if expires > now.at => State::Entries,
                 _ => State::Nothing,
             },
@@ -162,7 +162,7 @@ impl Store {
     }
 
     /// Returns when the entries of a chain count for nothing, if it has any.
-    fn expiry(&self, chain: &Chain, rules: &Trail) -> Option<u64> {
+    fn expiry(&self, chain: &Chain, rules: &EntryLog) -> Option<u64> {
         let (start, _) = self.arena().view(chain).newest()?;
         Some(start.saturating_add(rules.life_us()))
     }
@@ -180,7 +180,7 @@ impl Store {
         let view = self.arena().view(&chain);
         let held = match state {
             State::Pair(pair) => Held::Pair(pair),
-            State::Entries => Held::Trail(&view),
+            State::Entries => Held::Entries(&view),
             State::Nothing | State::Listed(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
@@ -200,7 +200,7 @@ impl Store {
                 hold.change = answer.next.into();
                 answer.decision
             }
-            Rules::Trail(rules) => {
+            Rules::EntryLog(rules) => {
                 let answer = match &hold.state {
                     State::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
                     State::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
@@ -223,10 +223,12 @@ impl Store {
                 hold.change = rules.get().refund(*pair, now.at, units, own).into();
                 return;
             }
-            (State::Entries, Rules::Trail(rules)) => {
+            (State::Entries, Rules::EntryLog(rules)) => {
                 rules.refundable(&self.arena().view(&hold.chain), now.at, units, own.at)
             }
-            (State::Listed(entries), Rules::Trail(rules)) => rules.refundable(&Listed(entries), now.at, units, own.at),
+            (State::Listed(entries), Rules::EntryLog(rules)) => {
+                rules.refundable(&Listed(entries), now.at, units, own.at)
+            }
             _ => None,
         };
         hold.change = held.map_or(Change::Nothing, |(start, units)| Change::Remove(start, units));
@@ -284,7 +286,7 @@ impl Store {
                 self.free_chain(*key, chain);
                 NO_STATE
             }
-            (change @ (Change::Entries(_) | Change::Remove(..)), Rules::Trail(rules)) => {
+            (change @ (Change::Entries(_) | Change::Remove(..)), Rules::EntryLog(rules)) => {
                 let arena = self.arena();
                 if !matches!(state, State::Entries) {
                     arena.empty(*key, chain); // what has expired, or is another quota's

@@ -46,7 +46,7 @@ impl Form {
     fn of(rules: &Rules) -> Self {
         let form = match rules.layout() {
             Layout::Word(layout) => layout.shift as u8, // at most 40
-            Layout::Pair | Layout::Trail => Self::UNNAMED.0,
+            Layout::Pair | Layout::Entries => Self::UNNAMED.0,
         };
         let is_pinned = matches!(rules, Rules::Pair(rules, _) if rules.is_pinned());
         Self(if is_pinned { form | Self::PINNED } else { form })

@@ -124,7 +124,7 @@ impl Reader<'_> {
             // A charge that its own quota allows is reported as it stands; of a list the script has
             // done so.
             for ((charge, state), decision) in charges.iter().zip(states).zip(&mut decisions) {
-                let is_list = matches!(charge.policy.quota().rules(), Rules::Trail(_));
+                let is_list = matches!(charge.policy.quota().rules(), Rules::EntryLog(_));
                 if decision.is_allowed() && !charge.outlives_refusal() && !is_list {
                     *decision = decide(charge, state, 0, now, How::IfAllowed);
                 }
@@ -153,7 +153,7 @@ impl Reader<'_> {
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
             }
-            (_, PairRules::TwoCounters(counters)) => {
+            (_, PairRules::TwoCounterWindow(counters)) => {
                 let before = u32::from_le_bytes(self.take()?);
                 counters.pair(at, before, u32::from_le_bytes(self.take()?))
             }
@@ -183,7 +183,7 @@ impl Reader<'_> {
 fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
     match charge.policy.quota().rules() {
         Rules::Pair(rules, _) => rules.decide_how(state, now, cost, how).decision,
-        Rules::Trail(_) => ChargeDecision::blank(), // the script decides about lists
+        Rules::EntryLog(_) => ChargeDecision::blank(), // the script decides about lists
     }
 }
 

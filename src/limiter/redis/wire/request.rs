@@ -59,7 +59,7 @@ impl Request {
 
     /// Charges these.
     pub(super) fn of(verb: Verb, slot: u16, charges: SmallVec<[KeyedCharge; 1]>) -> Self {
-        let is_list = |charge: &KeyedCharge| matches!(charge.policy.quota().rules(), Rules::Trail(_));
+        let is_list = |charge: &KeyedCharge| matches!(charge.policy.quota().rules(), Rules::EntryLog(_));
         let is_usual = verb == Verb::Take
             && charges.iter().all(|charge| charge.partners.is_none() && (charges.len() == 1 || !is_list(charge)));
         let mut run = begin(verb, charges.len(), is_usual);

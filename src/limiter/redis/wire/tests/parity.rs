@@ -64,7 +64,7 @@ impl Life {
         if head(&self.planned.written) == head(&self.quota) {
             self.planned.state = match (State::new(&self.quota), self.planned.state.clone()) {
                 (State::Pair(rules, _), State::Pair(_, state)) => State::Pair(rules, state),
-                (State::Trail(rules, _), State::Trail(_, log)) => State::Trail(rules, log),
+                (State::EntryLog(rules, _), State::EntryLog(_, log)) => State::EntryLog(rules, log),
                 (_, state) => state,
             };
             self.planned.written = self.quota;

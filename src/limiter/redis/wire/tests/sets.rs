@@ -214,7 +214,7 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                             let one = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
                             // An entry without units is kept in memory, and says when the state
                             // ends.
-                            if !matches!(charge.policy.quota().rules(), crate::algorithm::Rules::Trail(_)) {
+                            if !matches!(charge.policy.quota().rules(), crate::algorithm::Rules::EntryLog(_)) {
                                 held.push((one(copy), one(receipt)));
                             }
                         }

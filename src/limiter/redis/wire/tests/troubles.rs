@@ -116,7 +116,7 @@ fn a_garbled_value_of_ours_is_overwritten() {
         let policy = Policy::new("p", quota).unwrap();
         let (ask, stored) = one(&bench, &policy, "x");
         assert!(is_taken(&take(&mut bench, &[&ask])[0], quota.capacity() - 1));
-        let is_list = matches!(quota.rules(), crate::algorithm::Rules::Trail(_));
+        let is_list = matches!(quota.rules(), crate::algorithm::Rules::EntryLog(_));
         let get: Vec<u8> = match is_list {
             true => redis::cmd("LINDEX").arg(&*stored.bytes).arg(0).query(&mut bench.connection).unwrap(),
             false => redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap(),
