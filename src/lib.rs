@@ -79,11 +79,12 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-pub mod algorithm;
+mod algorithm;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod decision;
+mod error;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod key;
@@ -99,9 +100,9 @@ mod sync;
 mod time;
 
 pub use key::value::Key;
-pub use limiter::memory::MemoryLimiter;
+pub use limiter::memory::limiter::MemoryLimiter;
 #[cfg(feature = "redis")]
-pub use limiter::redis::RedisLimiter;
+pub use limiter::redis::limiter::RedisLimiter;
 pub use middleware::layer::RateLimitLayer;
 pub use middleware::respond::headers::Headers;
 pub use middleware::respond::refusal::Refusals;
@@ -109,7 +110,7 @@ pub use middleware::rule::definition::{MissingKey, Rule};
 pub use middleware::settings::OnError;
 pub use mode::Mode;
 pub use policy::Policy;
-pub use quota::Quota;
+pub use quota::builder::Quota;
 
 /// Runs the README's code blocks as documentation tests. Some of them use Redis.
 #[cfg(all(doctest, feature = "redis"))]

@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use crate::quota::Quota;
-use crate::quota::policy_error::{Fault, NAME_MAX, PolicyError};
+use crate::quota::policy_error::{NAME_MAX, PolicyError};
 
 /// The unit of a quota that states none.
 pub(crate) const REQUESTS: &str = "requests";
@@ -91,7 +91,7 @@ impl Policy {
     /// Returns the policy with this unit.
     pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, PolicyError> {
         if !can_be_named(unit) {
-            return Err(PolicyError::new(Fault::Unit(unit.chars().take(NAME_MAX).collect())));
+            return Err(PolicyError::unit(unit));
         }
         Ok(Self(Arc::new(Inner { unit: Some(unit.into()), ..(*self.0).clone() })))
     }
@@ -102,8 +102,7 @@ impl Policy {
         let quotas: Box<[Quota]> = quotas.into_iter().collect();
         for (at, quota) in quotas.iter().enumerate() {
             if let Some(other) = quotas[..at].iter().find(|other| other.counts_alike(quota)) {
-                let [quota, other] = [quota, other].map(Quota::to_string);
-                return Err(PolicyError::new(Fault::Twice { name: name.to_owned(), quota, other }));
+                return Err(PolicyError::twice(name, quota, other));
             }
         }
         let each = quotas.iter().map(|quota| {

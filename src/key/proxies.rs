@@ -1,6 +1,6 @@
 //! Trusted proxies, and the header in which they report the client.
 
-use std::fmt;
+use crate::error::kind_and_message;
 use std::net::IpAddr;
 
 use http::HeaderName;
@@ -155,11 +155,9 @@ pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
     })
 }
 
-/// The error of invalid trusted proxies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TrustedProxiesError {
-    kind: TrustedProxiesErrorKind,
-    message: String,
+kind_and_message! {
+    /// The error of invalid trusted proxies.
+    TrustedProxiesError, TrustedProxiesErrorKind
 }
 
 /// The kind of a [`TrustedProxiesError`].
@@ -173,26 +171,6 @@ pub enum TrustedProxiesErrorKind {
     /// A text is not a valid header name.
     Header,
 }
-
-impl TrustedProxiesError {
-    fn new(kind: TrustedProxiesErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
-    }
-
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> TrustedProxiesErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for TrustedProxiesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for TrustedProxiesError {}
 
 #[cfg(test)]
 mod tests {

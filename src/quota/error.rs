@@ -1,13 +1,11 @@
 //! The error of an invalid quota.
 
-use std::fmt;
+use crate::error::kind_and_message;
 
-/// The error of an invalid quota. Its text says what is wrong and how to fix it;
-/// [`kind`](Self::kind) distinguishes the cases.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaError {
-    kind: QuotaErrorKind,
-    message: String,
+kind_and_message! {
+    /// The error of an invalid quota. Its text says what is wrong and how to fix it;
+    /// [`kind`](Self::kind) distinguishes the cases.
+    QuotaError, QuotaErrorKind
 }
 
 /// The kind of a [`QuotaError`].
@@ -25,23 +23,3 @@ pub enum QuotaErrorKind {
     /// The text could not be read as a quota.
     Syntax,
 }
-
-impl QuotaError {
-    pub(crate) fn new(kind: QuotaErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into() }
-    }
-
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> QuotaErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for QuotaError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for QuotaError {}

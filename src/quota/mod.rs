@@ -1,7 +1,7 @@
 //! Quotas, which say how much is allowed: a limit per period, an algorithm and its options.
 
 mod block;
-mod builder;
+pub(crate) mod builder;
 mod carry_over;
 mod error;
 mod parse;
@@ -13,7 +13,7 @@ mod split;
 #[cfg(test)]
 mod tests;
 
-pub use builder::Quota;
+pub(crate) use builder::Quota;
 pub use error::{QuotaError, QuotaErrorKind};
 pub use policy_error::{PolicyError, PolicyErrorKind};
 pub(crate) use spec::UNITS_MAX;

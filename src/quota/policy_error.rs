@@ -1,22 +1,16 @@
 //! The error of an invalid policy.
 
-use std::fmt;
+use crate::error::kind_and_message;
+
+use super::builder::Quota;
 
 /// The longest name of a policy or a unit, in characters.
 pub(crate) const NAME_MAX: usize = 128;
 
-/// The error of an invalid policy: its name or unit cannot be part of a header, or its quotas
-/// cannot be combined.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PolicyError(Fault);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    Name(String),
-    Unit(String),
-    NoQuota { name: String },
-    Twice { name: String, quota: String, other: String },
-    Together { name: String, why: String },
+kind_and_message! {
+    /// The error of an invalid policy: its name or unit cannot be part of a header, or its quotas
+    /// cannot be combined.
+    PolicyError, PolicyErrorKind
 }
 
 /// The kind of a [`PolicyError`].
@@ -36,64 +30,51 @@ pub enum PolicyErrorKind {
 }
 
 impl PolicyError {
-    pub(crate) fn new(fault: Fault) -> Self {
-        Self(fault)
-    }
-
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> PolicyErrorKind {
-        match self.0 {
-            Fault::Name(_) => PolicyErrorKind::Name,
-            Fault::Unit(_) => PolicyErrorKind::Unit,
-            Fault::NoQuota { .. } => PolicyErrorKind::NoQuota,
-            Fault::Twice { .. } => PolicyErrorKind::Duplicate,
-            Fault::Together { .. } => PolicyErrorKind::Combination,
-        }
-    }
-
     pub(crate) fn name(name: &str) -> Self {
-        Self(Fault::Name(name.chars().take(NAME_MAX).collect()))
+        Self::new(
+            PolicyErrorKind::Name,
+            format!(
+                "{:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
+                 characters; letters, digits, `.`, `_` and `-` are best",
+                shortened(name)
+            ),
+        )
+    }
+
+    pub(crate) fn unit(unit: &str) -> Self {
+        Self::new(
+            PolicyErrorKind::Unit,
+            format!(
+                "{:?} cannot be a quota's unit: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
+                 characters, such as \"content-bytes\" or \"tokens\"",
+                shortened(unit)
+            ),
+        )
+    }
+
+    pub(crate) fn no_quota(name: &str) -> Self {
+        Self::new(PolicyErrorKind::NoQuota, format!("{name:?} has no quota: give it at least one"))
+    }
+
+    /// Makes the error of two quotas that count alike.
+    pub(crate) fn twice(name: &str, quota: &Quota, other: &Quota) -> Self {
+        let why = if quota == other {
+            format!("{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit")
+        } else {
+            format!(
+                "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request \
+                 twice for one limit: keep the one that is meant"
+            )
+        };
+        Self::new(PolicyErrorKind::Duplicate, why)
     }
 
     /// Makes the error of policies that cannot be combined.
     pub(crate) fn together(name: &str, why: &str) -> Self {
-        Self(Fault::Together { name: name.to_owned(), why: why.to_owned() })
-    }
-
-    pub(crate) fn no_quota(name: &str) -> Self {
-        Self(Fault::NoQuota { name: name.to_owned() })
+        Self::new(PolicyErrorKind::Combination, format!("{name:?}: {why}"))
     }
 }
 
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Fault::Name(name) => write!(
-                f,
-                "{name:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
-                 ASCII characters; letters, digits, `.`, `_` and `-` are best"
-            ),
-            Fault::Unit(unit) => write!(
-                f,
-                "{unit:?} cannot be a quota's unit: it stands in header fields, so it must be 1 to {NAME_MAX} printable \
-                 ASCII characters, such as \"content-bytes\" or \"tokens\""
-            ),
-            Fault::Together { name, why } => write!(f, "{name:?}: {why}"),
-            Fault::NoQuota { name } => write!(f, "{name:?} has no quota: give it at least one"),
-            Fault::Twice { name, quota, other } if quota == other => {
-                write!(
-                    f,
-                    "{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit"
-                )
-            }
-            Fault::Twice { name, quota, other } => write!(
-                f,
-                "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request twice \
-                 for one limit: keep the one that is meant"
-            ),
-        }
-    }
+fn shortened(text: &str) -> String {
+    text.chars().take(NAME_MAX).collect()
 }
-
-impl std::error::Error for PolicyError {}

@@ -34,7 +34,7 @@ mod charge;
 mod entry_arena;
 mod error;
 mod events;
-mod limiter;
+pub(crate) mod limiter;
 mod lock_free;
 mod locked;
 #[cfg(all(test, ratelimit_loom))]
@@ -50,5 +50,4 @@ mod word;
 
 pub use builder::MemoryLimiterBuilder;
 pub use error::{MemoryLimiterError, MemoryLimiterErrorKind};
-pub use limiter::MemoryLimiter;
 pub use setup::OnFull;

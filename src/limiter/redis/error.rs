@@ -1,12 +1,10 @@
 //! The errors of the limiter.
 
-use std::fmt;
+use crate::error::kind_and_message;
 
-/// Why Redis did not decide. [`kind`](Self::kind) says what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RedisError {
-    kind: RedisErrorKind,
-    message: Box<str>,
+kind_and_message! {
+    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about it.
+    RedisError, RedisErrorKind
 }
 
 /// The kinds of [`RedisError`].
@@ -26,23 +24,3 @@ pub enum RedisErrorKind {
     /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
     Foreign,
 }
-
-impl RedisError {
-    pub(crate) fn new(kind: RedisErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into().into_boxed_str() }
-    }
-
-    /// Returns what kind of error it is.
-    #[must_use]
-    pub fn kind(&self) -> RedisErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for RedisError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for RedisError {}

@@ -8,7 +8,7 @@ mod dispatch;
 mod error;
 mod keys;
 mod leases;
-mod limiter;
+pub(crate) mod limiter;
 #[cfg(test)]
 #[path = "../../../tests/support/redis.rs"]
 mod redis_server;
@@ -22,4 +22,4 @@ mod wire;
 
 pub use builder::RedisLimiterBuilder;
 pub use error::{RedisError, RedisErrorKind};
-pub use limiter::{RedisFuture, RedisLimiter};
+pub use limiter::RedisFuture;

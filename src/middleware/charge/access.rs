@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
+
+use crate::error::kind_and_message;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -319,12 +321,22 @@ impl fmt::Debug for AccessList {
 }
 
 fn parse(text: &str) -> Result<IpNet, AccessListError> {
-    parse_network(text).map(|network| network.trunc()).ok_or_else(|| AccessListError(text.chars().take(64).collect()))
+    parse_network(text).map(|network| network.trunc()).ok_or_else(|| {
+        let text: String = text.chars().take(64).collect();
+        AccessListError::new(
+            AccessListErrorKind::Network,
+            format!(
+                "{text:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8: other keys are listed by \
+                 `AccessList::set_key`"
+            ),
+        )
+    })
 }
 
-/// The error of a text that is neither an address nor a network.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AccessListError(String);
+kind_and_message! {
+    /// The error of a text that is neither an address nor a network.
+    AccessListError, AccessListErrorKind
+}
 
 /// The kind of an [`AccessListError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -333,27 +345,6 @@ pub enum AccessListErrorKind {
     /// The text is neither an address nor a network.
     Network,
 }
-
-impl AccessListError {
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> AccessListErrorKind {
-        AccessListErrorKind::Network
-    }
-}
-
-impl fmt::Display for AccessListError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8: other keys are listed by \
-             `AccessList::set_key`",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for AccessListError {}
 
 /// A list in a layer, with its extractor.
 #[derive(Clone)]

@@ -1,6 +1,8 @@
 //! Quotas that change while requests are served.
 
 use std::fmt;
+
+use crate::error::kind_and_message;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::limiter::UnsupportedQuota;
@@ -72,20 +74,22 @@ impl QuotaSwitch {
     pub fn set(&self, quota: Quota) -> Result<Quota, QuotaSwitchError> {
         let before = self.get();
         if kind(&before) != kind(&quota) {
-            return Err(QuotaSwitchError {
-                kind: QuotaSwitchErrorKind::Algorithm,
-                message: format!(
+            return Err(QuotaSwitchError::new(
+                QuotaSwitchErrorKind::Algorithm,
+                format!(
                     "the quota \"{before}\" cannot be changed to \"{quota}\": units, strikes of a block and what a meter \
                      counts do not convert into each other; use a policy of another name"
                 ),
-            });
+            ));
         }
         let layers: Vec<Arc<dyn Follow>> = self.state().layers.iter().filter_map(Weak::upgrade).collect();
         let compiled = quota.holding(self.state().largest);
         for layer in &layers {
-            layer.supports(&compiled).map_err(|unsupported| QuotaSwitchError {
-                kind: QuotaSwitchErrorKind::Unsupported,
-                message: format!("the quota \"{before}\" cannot be changed: {unsupported}"),
+            layer.supports(&compiled).map_err(|unsupported| {
+                QuotaSwitchError::new(
+                    QuotaSwitchErrorKind::Unsupported,
+                    format!("the quota \"{before}\" cannot be changed: {unsupported}"),
+                )
             })?;
         }
         let (before, layers) = {
@@ -135,11 +139,9 @@ impl fmt::Debug for QuotaSwitch {
     }
 }
 
-/// The error of a quota that was not changed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QuotaSwitchError {
-    kind: QuotaSwitchErrorKind,
-    message: String,
+kind_and_message! {
+    /// The error of a quota that was not changed.
+    QuotaSwitchError, QuotaSwitchErrorKind
 }
 
 /// The kind of a [`QuotaSwitchError`].
@@ -151,19 +153,3 @@ pub enum QuotaSwitchErrorKind {
     /// Only one of the old and the new quota is a block or a meter.
     Algorithm,
 }
-
-impl QuotaSwitchError {
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> QuotaSwitchErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for QuotaSwitchError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for QuotaSwitchError {}

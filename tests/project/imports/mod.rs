@@ -48,7 +48,7 @@ const LAYERS: &[Layer] = &[
     ("quotas", &["quota/"]),
     ("algorithms", &["algorithm/"]),
     ("what a quota says", &["quota/spec.rs"]),
-    ("numbers", &["decision.rs", "sync.rs", "time.rs"]),
+    ("numbers", &["decision.rs", "error.rs", "sync.rs", "time.rs"]),
 ];
 
 /// The index of a file's layer.

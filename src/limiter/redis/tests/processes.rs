@@ -11,9 +11,9 @@ use std::time::Duration;
 use crate::algorithm::oracle::Oracle;
 use crate::limiter::{Charge, Limiter};
 
-use crate::limiter::redis::RedisLimiter;
 use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::leases::HELD;
+use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::wire::{Answer, Request};
 use crate::{key::Key, policy::Policy, quota::Quota};

@@ -1,6 +1,6 @@
 //! Headers with names of the user's own.
 
-use std::fmt;
+use crate::error::kind_and_message;
 
 use http::HeaderName;
 
@@ -74,16 +74,23 @@ impl LegacyHeaders {
     pub(super) fn into_headers(self) -> Result<Vec<Header>, HeadersError> {
         let mut headers: Vec<Header> = Vec::with_capacity(self.contents.len());
         for (text, content) in self.contents {
-            let kind = match HeaderName::from_bytes(text.as_bytes()) {
-                Err(_) => HeadersErrorKind::Invalid,
-                Ok(name) if is_reserved(&name) => HeadersErrorKind::Reserved,
-                Ok(name) if headers.iter().any(|header| header.name == name) => HeadersErrorKind::Duplicate,
+            let (kind, why) = match HeaderName::from_bytes(text.as_bytes()) {
+                Err(_) => (
+                    HeadersErrorKind::Invalid,
+                    "it is not a valid header name: use letters, digits and `-`, such as `x-ratelimit-remaining`",
+                ),
+                Ok(name) if is_reserved(&name) => {
+                    (HeadersErrorKind::Reserved, "HTTP or gRPC gives it another meaning: choose a name of your own")
+                }
+                Ok(name) if headers.iter().any(|header| header.name == name) => {
+                    (HeadersErrorKind::Duplicate, "two headers would have this name: give each its own")
+                }
                 Ok(name) => {
                     headers.push(Header { name, content });
                     continue;
                 }
             };
-            return Err(HeadersError { name: text, kind });
+            return Err(HeadersError::new(kind, format!("{text:?} cannot be used for a header: {why}")));
         }
         Ok(headers)
     }
@@ -110,11 +117,9 @@ fn is_reserved(name: &HeaderName) -> bool {
     RESERVED.contains(&name.as_str()) || name.as_str().starts_with("grpc-")
 }
 
-/// The error of an invalid header name.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeadersError {
-    name: String,
-    kind: HeadersErrorKind,
+kind_and_message! {
+    /// The error of an invalid header name.
+    HeadersError, HeadersErrorKind
 }
 
 /// The kind of a [`HeadersError`].
@@ -128,26 +133,3 @@ pub enum HeadersErrorKind {
     /// Two headers would have this name.
     Duplicate,
 }
-
-impl HeadersError {
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> HeadersErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for HeadersError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let problem = match self.kind {
-            HeadersErrorKind::Invalid => {
-                "it is not a valid header name: use letters, digits and `-`, such as `x-ratelimit-remaining`"
-            }
-            HeadersErrorKind::Reserved => "HTTP or gRPC gives it another meaning: choose a name of your own",
-            HeadersErrorKind::Duplicate => "two headers would have this name: give each its own",
-        };
-        write!(f, "{:?} cannot be used for a header: {problem}", self.name)
-    }
-}
-
-impl std::error::Error for HeadersError {}

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use super::{CHECKS, LONG, PROCESSES, TASKS, URL, start};
-use crate::limiter::redis::RedisLimiter;
+use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::{Blocks, Charge, Effect, Limiter, Meters};
 use crate::{key::Key, policy::Policy, quota::Quota};
