@@ -1,5 +1,6 @@
 //! A limiter chosen at run time.
 
+use std::convert::identity;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
@@ -40,96 +41,40 @@ impl fmt::Debug for BoxLimiter {
     }
 }
 
-#[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
-impl Limiter for BoxLimiter {
-    type Error = LimiterError;
-    type Future<T: Send + 'static> = BoxFuture<T>;
+/// Declares what is erased: a method of the limiter, and what makes its answer that of the box.
+macro_rules! erased {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $answer:ty, $erase:path;)+) => {
+        trait ErasedLimiter: Send + Sync {
+            $(fn $method(&self, $($argument: $type),*) -> $answer;)+
+        }
 
-    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        self.0.take(charges)
-    }
+        impl<L: Limiter> ErasedLimiter for L {
+            $(fn $method(&self, $($argument: $type),*) -> $answer {
+                $erase(Limiter::$method(self, $($argument),*))
+            })+
+        }
 
-    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        self.0.try_take_one(policy, key, cost)
-    }
+        #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
+        impl Limiter for BoxLimiter {
+            type Error = LimiterError;
+            type Future<T: Send + 'static> = BoxFuture<T>;
 
-    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        self.0.peek(charges)
-    }
-
-    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()> {
-        self.0.refund(refunds)
-    }
-
-    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        self.0.settle(charges)
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
-        self.0.reset(policy, key)
-    }
-
-    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        self.0.supports(quota)
-    }
-
-    fn atomicity(&self) -> Atomicity {
-        self.0.atomicity()
-    }
-
-    fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        self.0.policy_registry()
-    }
+            $(fn $method(&self, $($argument: $type),*) -> $answer {
+                self.0.$method($($argument),*)
+            })+
+        }
+    };
 }
-
-trait ErasedLimiter: Send + Sync {
-    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
-    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
-    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
-    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()>;
-    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision>;
-    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()>;
-    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
-    fn atomicity(&self) -> Atomicity;
-    fn policy_registry(&self) -> Option<&PolicyRegistry>;
-}
-
-impl<L: Limiter> ErasedLimiter for L {
-    fn take(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        erase(Limiter::take(self, charges))
-    }
-
-    fn try_take_one(&self, policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision> {
-        Limiter::try_take_one(self, policy, key, cost)
-    }
-
-    fn peek(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        erase(Limiter::peek(self, charges))
-    }
-
-    fn refund(&self, refunds: Vec<Refund>) -> BoxReply<()> {
-        erase(Limiter::refund(self, refunds))
-    }
-
-    fn settle(&self, charges: &[Charge<'_>]) -> BoxReply<Decision> {
-        erase(Limiter::settle(self, charges))
-    }
-
-    fn reset(&self, policy: &Policy, key: &Key) -> BoxReply<()> {
-        erase(Limiter::reset(self, policy, key))
-    }
-
-    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
-        Limiter::supports(self, quota)
-    }
-
-    fn atomicity(&self) -> Atomicity {
-        Limiter::atomicity(self)
-    }
-
-    fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        Limiter::policy_registry(self)
-    }
+erased! {
+    take(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
+    try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>, identity;
+    peek(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
+    refund(refunds: Vec<Refund>) -> BoxReply<()>, erase;
+    settle(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
+    reset(policy: &Policy, key: &Key) -> BoxReply<()>, erase;
+    supports(quota: &Quota) -> Result<(), UnsupportedQuota>, identity;
+    atomicity() -> Atomicity, identity;
+    policy_registry() -> Option<&PolicyRegistry>, identity;
 }
 
 fn erase<T: 'static, E: Error + Send + Sync + 'static>(

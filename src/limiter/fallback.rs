@@ -89,19 +89,9 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     }
 
     fn ask(&self, charges: &[Charge<'_>], verb: Verb) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        let first = match verb {
-            Verb::Take => self.first.take(charges),
-            Verb::Peek => self.first.peek(charges),
-            Verb::Settle => self.first.settle(charges),
-        };
-        match first {
+        match verb.ask(&self.first, charges) {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
-            Reply::Now(Err(error)) => match self.shared.fall_back(&self.second, charges, verb, &error) {
-                Reply::Now(answer) => Reply::Now(answer.map(|decision| noted(decision, true))),
-                Reply::Later(answer) => {
-                    Reply::Later(Box::pin(async move { answer.await.map(|decision| noted(decision, true)) }))
-                }
-            },
+            Reply::Now(Err(error)) => self.shared.fall_back(&self.second, charges, verb, &error),
             Reply::Later(answer) => {
                 let charges: SmallVec<[OwnedCharge; 2]> = charges.iter().map(OwnedCharge::of).collect();
                 let (second, shared) = (self.second.clone(), Arc::clone(&self.shared));
@@ -114,7 +104,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
                                     charges.iter().map(OwnedCharge::borrow).collect();
                                 shared.fall_back(&second, &charges, verb, &error)
                             };
-                            reply.await.map(|decision| noted(decision, true))
+                            reply.await
                         }
                     }
                 }))
@@ -130,6 +120,16 @@ enum Verb {
     Settle,
 }
 
+impl Verb {
+    fn ask<L: Limiter>(self, limiter: &L, charges: &[Charge<'_>]) -> Reply<Decision, L::Error, L::Future<Decision>> {
+        match self {
+            Self::Take => limiter.take(charges),
+            Self::Peek => limiter.peek(charges),
+            Self::Settle => limiter.settle(charges),
+        }
+    }
+}
+
 impl Shared {
     fn fall_back<S: Limiter>(
         &self,
@@ -137,15 +137,16 @@ impl Shared {
         charges: &[Charge<'_>],
         verb: Verb,
         error: &dyn std::error::Error,
-    ) -> Reply<Decision, S::Error, S::Future<Decision>> {
+    ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.tell(error);
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
         let charges: SmallVec<[Charge<'_>; 4]> =
             charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
-        match verb {
-            Verb::Take => second.take(&charges),
-            Verb::Peek => second.peek(&charges),
-            Verb::Settle => second.settle(&charges),
+        match verb.ask(second, &charges) {
+            Reply::Now(answer) => Reply::Now(answer.map(|decision| noted(decision, true))),
+            Reply::Later(answer) => {
+                Reply::Later(Box::pin(async move { answer.await.map(|decision| noted(decision, true)) }))
+            }
         }
     }
 
@@ -185,11 +186,7 @@ impl OwnedCharge {
 
 /// Notes in each receipt which limiter it came from.
 fn noted(mut decision: Decision, second: bool) -> Decision {
-    for index in 0..decision.charges().len() {
-        if let Some(charge) = decision.charge_mut(index) {
-            note(charge, second);
-        }
-    }
+    decision.charges_mut().iter_mut().for_each(|charge| note(charge, second));
     decision
 }
 
@@ -276,18 +273,14 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         match (first, second) {
             (None, Reply::Now(answer)) => Reply::Now(answer),
             (Some(Reply::Now(first)), Reply::Now(answer)) => {
-                if let Err(error) = first {
-                    self.shared.tell(&error);
-                }
+                let _ = first.inspect_err(|error| self.shared.tell(error));
                 Reply::Now(answer)
             }
             (first, second) => {
                 let shared = Arc::clone(&self.shared);
                 Reply::Later(Box::pin(async move {
                     if let Some(first) = first {
-                        if let Err(error) = first.await {
-                            shared.tell(&error);
-                        }
+                        let _ = first.await.inspect_err(|error| shared.tell(error));
                     }
                     second.await
                 }))

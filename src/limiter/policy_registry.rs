@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn roster_reports_a_name_with_other_quotas_until_its_layer_is_gone() {
+    fn registry_reports_a_name_with_other_quotas_until_its_layer_is_gone() {
         let registry = PolicyRegistry::new();
         let [api, same, other] = [layer(&[("api", 5)]), layer(&[("x", 1), ("api", 5)]), layer(&[("api", 6)])];
         let entered = [registry.enter(&api), registry.enter(&api), registry.enter(&same)];
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn roster_lets_the_same_plans_agree_and_others_not() {
+    fn registry_lets_the_same_plans_agree_and_others_not() {
         let registry = PolicyRegistry::new();
         let [plans, again, fewer] = [&[5, 50][..], &[50, 5], &[5]]
             .map(|limits| layer(&limits.iter().map(|limit| ("plan", *limit)).collect::<Vec<_>>()));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn roster_lets_only_clones_of_an_unnamed_quota_agree() {
+    fn registry_lets_only_clones_of_an_unnamed_quota_agree() {
         let unnamed = || vec![Policy::from(Quota::per_minute(2))];
         let registry = PolicyRegistry::new();
         let first = unnamed();
@@ -203,7 +203,7 @@ mod tests {
     /// Comparing each pair of layers would take seconds for a tenth of these.
     #[test]
     #[expect(clippy::disallowed_methods, reason = "the time that it takes is what is tested")]
-    fn roster_takes_no_longer_for_each_layer_when_there_are_many() {
+    fn registry_takes_no_longer_for_each_layer_when_there_are_many() {
         let registry = PolicyRegistry::new();
         let started = std::time::Instant::now();
         let mut entered = Vec::new();
