@@ -95,7 +95,7 @@ impl OutcomeKind {
     /// Returns whether the service always gets the outcome, because it should answer otherwise than
     /// usual.
     #[inline]
-    pub(crate) fn is_told(self) -> bool {
+    pub(crate) fn is_always_exposed(self) -> bool {
         matches!(self, Self::Degraded | Self::Overflowed)
     }
 

@@ -208,7 +208,7 @@ impl<L> Compiled<L> {
     /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or charges
     /// depend on it.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
-        self.keeps_tickets || kind.is_told()
+        self.keeps_tickets || kind.is_always_exposed()
     }
 
     /// Returns the number of the rule that a policy belongs to.

@@ -148,8 +148,8 @@ where
         let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
         if let Some(outcome) = ticket.report(layer, &parts) {
             // A request that an outer layer degraded stays degraded, also if this layer allows it.
-            let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_told());
-            if ticket.kind.is_told() || !is_degraded {
+            let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_always_exposed());
+            if ticket.kind.is_always_exposed() || !is_degraded {
                 parts.extensions.insert(outcome);
             }
         }
@@ -320,7 +320,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limiter::memory::MemoryLimiter;
+    use crate::limiter::memory::limiter::MemoryLimiter;
 
     #[derive(Clone)]
     struct Inner;

@@ -27,7 +27,7 @@ impl Ticket {
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.
     #[inline]
     pub(crate) fn report<L>(&self, layer: &Compiled<L>, request: &Parts) -> Option<Outcome> {
-        let carries = layer.settings.expose_outcome || self.kind.is_told();
+        let carries = layer.settings.expose_outcome || self.kind.is_always_exposed();
         if !carries && layer.settings.observer.is_none() {
             return None;
         }

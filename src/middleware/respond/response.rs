@@ -36,7 +36,7 @@ impl Ticket {
         if self.kind == OutcomeKind::Degraded {
             store_only_if_allowed(response.headers_mut());
         }
-        if layer.settings.expose_outcome || self.kind.is_told() {
+        if layer.settings.expose_outcome || self.kind.is_always_exposed() {
             self.expose(layer, response);
         }
     }
@@ -58,7 +58,7 @@ impl Ticket {
     fn expose<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
         let inner = response.extensions().get().map(Outcome::kind);
         let is_refused = inner.is_some_and(|inner| !inner.passed());
-        let says_more = inner.is_some_and(OutcomeKind::is_told) && !self.kind.is_told();
+        let says_more = inner.is_some_and(OutcomeKind::is_always_exposed) && !self.kind.is_always_exposed();
         if !is_refused && !says_more {
             response.extensions_mut().insert(self.outcome(layer));
         }

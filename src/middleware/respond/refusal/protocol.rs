@@ -31,11 +31,10 @@ impl Protocol {
             return Self::Http;
         }
         let headers = &parts.headers;
-        match content_kind(headers) {
-            Kind::Grpc if parts.version >= Version::HTTP_2 || has_te_trailers(headers) => Self::Grpc,
-            Kind::Web => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(false) },
-            Kind::WebText => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(true) },
-            Kind::Grpc | Kind::Other => Self::Http,
+        match of_content(headers) {
+            Self::Grpc if parts.version < Version::HTTP_2 && !has_te_trailers(headers) => Self::Http,
+            Self::GrpcWeb { text } => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(text) },
+            protocol => protocol,
         }
     }
 
@@ -49,30 +48,23 @@ impl Protocol {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Grpc,
-    Web,
-    WebText,
-    Other,
-}
-
-/// The kind of the request's content. Several content types, on several lines or on one, are of no
-/// kind.
-fn content_kind(headers: &HeaderMap) -> Kind {
+/// Returns the protocol of the request's content. Several content types, on several lines or on
+/// one, are none of gRPC's.
+fn of_content(headers: &HeaderMap) -> Protocol {
     let mut lines = headers.get_all(CONTENT_TYPE).iter();
     match (lines.next(), lines.next()) {
-        (Some(only), None) if !only.as_bytes().contains(&b',') => kind(only.as_bytes()),
-        _ => Kind::Other,
+        (Some(only), None) if !only.as_bytes().contains(&b',') => of_type(only.as_bytes()),
+        _ => Protocol::Http,
     }
 }
 
-/// The kind of a media type: its parameters do not matter, and `application/grpcfoo` is not gRPC.
-fn kind(media_type: &[u8]) -> Kind {
-    const TYPES: [(&[u8], Kind); 3] = [
-        (b"application/grpc", Kind::Grpc),
-        (b"application/grpc-web", Kind::Web),
-        (b"application/grpc-web-text", Kind::WebText),
+/// Returns the protocol of a media type. Its parameters do not matter, and `application/grpcfoo` is
+/// not gRPC.
+fn of_type(media_type: &[u8]) -> Protocol {
+    const TYPES: [(&[u8], Protocol); 3] = [
+        (b"application/grpc", Protocol::Grpc),
+        (b"application/grpc-web", Protocol::GrpcWeb { text: false }),
+        (b"application/grpc-web-text", Protocol::GrpcWeb { text: true }),
     ];
     let essence = media_type.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     let (name, suffix) = match essence.iter().position(|byte| *byte == b'+') {
@@ -80,9 +72,9 @@ fn kind(media_type: &[u8]) -> Kind {
         None => (essence, &[][..]),
     };
     if suffix.iter().any(|byte| !is_token(*byte)) {
-        return Kind::Other;
+        return Protocol::Http;
     }
-    TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Kind::Other, |(_, kind)| *kind)
+    TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Protocol::Http, |(_, protocol)| *protocol)
 }
 
 /// Whether a token of RFC 9110 may contain this byte.
@@ -98,14 +90,12 @@ fn has_te_trailers(headers: &HeaderMap) -> bool {
 
 /// Whether the client asked for a text answer; `None` if it named neither kind.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
-    let kinds = || {
-        let accepted = headers.get_all(ACCEPT).iter();
-        accepted.flat_map(|value| value.as_bytes().split(|byte| *byte == b',')).map(kind)
-    };
-    if kinds().any(|kind| kind == Kind::WebText) {
-        return Some(true);
-    }
-    kinds().any(|kind| kind == Kind::Web).then_some(false)
+    let accepted = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let texts = accepted.filter_map(|media_type| match of_type(media_type) {
+        Protocol::GrpcWeb { text } => Some(text),
+        _ => None,
+    });
+    texts.max()
 }
 
 #[cfg(test)]
