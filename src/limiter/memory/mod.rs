@@ -1,6 +1,6 @@
 //! A limiter that keeps its states in this process's memory.
 //!
-//! [`MemoryLimiter`] is the limiter; [`MemoryLimiterBuilder`] sets it up.
+//! [`MemoryLimiter`](crate::MemoryLimiter) is the limiter; [`MemoryLimiterBuilder`] sets it up.
 //!
 //! # Floods of fresh keys
 //!
@@ -16,7 +16,7 @@
 //! | meters | none: a new meter that finds no room is denied | never | never |
 //!
 //! When logs and sub-windows need more entries than there are, they lose precision and no units: see
-//! [`MemoryLimiter`].
+//! [`MemoryLimiter`](crate::MemoryLimiter).
 //!
 //! # Changed quotas
 //!

@@ -1,5 +1,5 @@
 //! One limit across many processes: states in Redis, decided there by the Lua twins of the
-//! [algorithms](crate::algorithm).
+//! [algorithms](crate::quota::Algorithm).
 
 mod batcher;
 mod builder;
