@@ -14,7 +14,7 @@ use crate::quota::spec::{Algorithm, Oldest, Spec};
 use super::divisor::Divisor;
 #[cfg(feature = "redis")]
 use super::state::UNBOUNDED;
-use super::state::{Fullness, How, share};
+use super::state::{Fullness, How};
 use super::used::{Carried, Dated, Grid, Used};
 
 /// Entries in order of their start, all different, and the sum of their units.
@@ -325,9 +325,7 @@ impl EntryLog {
     }
 
     pub(crate) fn fullness(&self, entries: &impl Entries, now: u64) -> Fullness {
-        let look = self.decide(entries, now, 0, false).decision;
-        let used = self.limit - look.remaining();
-        Fullness { throttled: look.remaining() == 0, used: share(used, self.limit) }
+        Fullness::of(&self.decide(entries, now, 0, false).decision)
     }
 
     /// Returns all entries as one, if they are from further ahead than a period: the clock stepped back.

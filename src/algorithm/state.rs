@@ -86,8 +86,7 @@ pub(crate) trait PairAlgorithm {
 
     /// Returns how full the state is.
     fn fullness(&self, state: Pair, now: u64) -> Fullness {
-        let look = self.decide(Some(state), now, 0, false).decision;
-        Fullness { throttled: look.remaining() == 0, used: share(look.limit() - look.remaining(), look.limit()) }
+        Fullness::of(&self.decide(Some(state), now, 0, false).decision)
     }
 
     /// Returns what is in use, for another quota to take over. A bucket dates its units in slices if `sliced`.
@@ -120,6 +119,13 @@ pub(crate) struct Fullness {
     pub(crate) throttled: bool,
     /// The used part of the capacity, in 65,536ths.
     pub(crate) used: u64,
+}
+
+impl Fullness {
+    /// Returns how full a state is about which a look says this.
+    pub(super) fn of(look: &ChargeDecision) -> Self {
+        Self { throttled: look.remaining() == 0, used: share(look.limit() - look.remaining(), look.limit()) }
+    }
 }
 
 /// Returns the part that `used` is of `whole`, in 65,536ths.

@@ -181,14 +181,7 @@ impl Quota {
     /// the limit is above 10,000.
     pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if limit > LOG_LIMIT_MAX {
-            return Err(QuotaError::new(
-                QuotaErrorKind::Units,
-                format!(
-                    "a log of {limit} units remembers up to {limit} requests for each key, and more than \
-                     {LOG_LIMIT_MAX} must be asked for: use Quota::large_sliding_log, or a sliding window of 60 buckets, \
-                     whose memory does not grow with the limit"
-                ),
-            ));
+            return Err(too_long_a_log(limit, LOG_LIMIT_MAX, "use Quota::large_sliding_log, or"));
         }
         Self::build(limit, period, Algorithm::SlidingLog)
     }
@@ -200,13 +193,7 @@ impl Quota {
     /// the limit is above 1,000,000.
     pub fn large_sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         if limit > LARGE_LOG_LIMIT_MAX {
-            return Err(QuotaError::new(
-                QuotaErrorKind::Units,
-                format!(
-                    "a log of {limit} units is above the most that is kept for one key ({LARGE_LOG_LIMIT_MAX}): use a \
-                     sliding window of 60 buckets, whose memory does not grow with the limit"
-                ),
-            ));
+            return Err(too_long_a_log(limit, LARGE_LOG_LIMIT_MAX, "use"));
         }
         Self::build(limit, period, Algorithm::SlidingLog)
     }
@@ -491,6 +478,16 @@ impl Quota {
             ),
         ))
     }
+}
+
+fn too_long_a_log(limit: u64, most: u64, instead: &str) -> QuotaError {
+    QuotaError::new(
+        QuotaErrorKind::Units,
+        format!(
+            "a log of {limit} units would remember up to {limit} requests for each key, and at most {most} are possible: \
+             {instead} a sliding window of 60 buckets, whose memory does not grow with the limit"
+        ),
+    )
 }
 
 fn too_short_for_delay(length: u64, delay_after: u64) -> QuotaError {

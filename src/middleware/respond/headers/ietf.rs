@@ -14,7 +14,7 @@ use crate::time::micros_ceil;
 
 use super::content::List;
 use super::item_cache;
-use super::text::{Text, four_digits, leading_zeros};
+use super::text::{Backward, Text};
 use super::wait::{SECOND_US, seconds_ceil};
 
 /// A quota as clients learn it: `quota` units per `window` seconds.
@@ -54,13 +54,13 @@ pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
         push_string(text, policy.name());
         text.push(b";q=");
     }
-    text.push_field_integer(quota);
+    text.push_integer(quota);
     if list != List::Nameless && policy.quota_unit() != REQUESTS {
         text.push(b";qu=");
         push_string(text, policy.quota_unit());
     }
     text.push(b";w=");
-    text.push_field_integer(window);
+    text.push_integer(window);
 }
 
 /// Writes a policy's name or unit as a string. Both are printable ASCII, see [`Policy`].
@@ -91,7 +91,7 @@ fn push_item_start(text: &mut Text, policy: &Policy) {
 pub(super) fn push_item(text: &mut Text, policy: &Policy, remaining: u64, window: Option<u64>) {
     text.push_separator();
     push_item_start(text, policy);
-    text.push(ItemEnd::new(remaining, window).as_bytes());
+    text.push(item_end(remaining, window).as_bytes());
 }
 
 /// Writes `;pk=:d2hvbQ==:`, the end of an item with a partition key.
@@ -105,7 +105,7 @@ pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
 #[inline]
 pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
     let write = || {
-        let end = ItemEnd::new(remaining, window);
+        let end = item_end(remaining, window);
         let end = end.as_bytes();
         // With spare capacity, `Bytes` would allocate a second time.
         let mut item = Vec::with_capacity(start.len() + end.len());
@@ -119,61 +119,26 @@ pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> O
     }
 }
 
-/// The text `99;t=60`, written from its end to its front.
-struct ItemEnd {
-    bytes: [u8; Self::MAX],
-    start: usize,
-}
-
-impl ItemEnd {
-    /// At least two integers of 15 digits, `;t=`, and the zeros before a number's first digits.
-    const MAX: usize = 40;
-
-    #[inline]
-    fn new(remaining: u64, window: Option<u64>) -> Self {
-        let mut end = Self { bytes: [0; Self::MAX], start: Self::MAX };
-        if let Some(window) = window {
-            end.put_integer(window);
-            end.put(*b" ;t=", 1);
-        }
-        end.put_integer(remaining);
-        end
+/// Returns `99;t=60`.
+#[inline]
+fn item_end(remaining: u64, window: Option<u64>) -> Backward {
+    let mut end = Backward::new();
+    if let Some(window) = window {
+        end.put_integer(window);
+        end.put(*b" ;t=", 1);
     }
-
-    /// Puts four bytes in front and skips the first `skip` of them.
-    #[inline]
-    fn put(&mut self, bytes: [u8; 4], skip: usize) {
-        let start = self.start.saturating_sub(4);
-        if let Some(room) = self.bytes.get_mut(start..start + 4) {
-            room.copy_from_slice(&bytes);
-            self.start = start + skip;
-        }
-    }
-
-    #[inline]
-    fn put_integer(&mut self, n: u64) {
-        let mut rest = n.min(UNITS_MAX);
-        while rest >= 1_000 {
-            self.put(four_digits(rest % 1_000), 1);
-            rest /= 1_000;
-        }
-        self.put(four_digits(rest), leading_zeros(rest));
-    }
-
-    #[inline]
-    fn as_bytes(&self) -> &[u8] {
-        self.bytes.get(self.start..).unwrap_or_default()
-    }
+    end.put_integer(remaining);
+    end
 }
 
 /// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07.
 pub(super) fn push_dictionary(text: &mut Text, limit: u64, remaining: u64, reset: u64) {
     text.push(b"limit=");
-    text.push_field_integer(limit);
+    text.push_integer(limit);
     text.push(b", remaining=");
-    text.push_field_integer(remaining);
+    text.push_integer(remaining);
     text.push(b", reset=");
-    text.push_field_integer(reset);
+    text.push_integer(reset);
 }
 
 #[cfg(test)]
