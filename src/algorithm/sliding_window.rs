@@ -186,3 +186,22 @@ impl PairAlgorithm for TwoCounterWindow {
         Numbers::from_slice(&[cost, bound, limit, most, period, oldest, count_denied])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::quota::Quota;
+
+    #[test]
+    fn counters_that_move_with_the_clock_hold_at_most_the_limit() {
+        let minute = 60_000_000;
+        let quota = Quota::sliding_window(10, Duration::from_secs(60)).and_then(|quota| quota.max_debt(0)).unwrap();
+        let window = TwoCounterWindow::new(quota.spec());
+        let ahead = window.state(10 * minute, 10, 10);
+        let answer = window.decide(Some(ahead), 7 * minute, 1, false);
+        assert!(!answer.decision.is_allowed());
+        assert_eq!(answer.next, Next::Set(window.state(7 * minute, 0, 10)));
+    }
+}
