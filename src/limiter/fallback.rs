@@ -1,11 +1,10 @@
 //! A limiter that asks a second one while the first fails.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
@@ -15,10 +14,6 @@ use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
 use crate::quota::Quota;
-
-/// The number of policies whose shares are remembered. At one more, all are forgotten and
-/// calculated again.
-const REMEMBERED: usize = 1_024;
 
 /// Asks a first limiter, and a second one when the first fails: for example Redis, and memory while
 /// Redis is away.
@@ -48,8 +43,6 @@ pub struct FallbackLimiter<P, S> {
 struct Shared {
     processes: NonZeroU32,
     observer: Option<Box<dyn Observer>>,
-    /// The policies for the second limiter, by the fingerprints of those for the first.
-    shares: RwLock<HashMap<u64, (Policy, Policy)>>,
 }
 
 /// A charge that owns its policy and key.
@@ -67,14 +60,13 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     /// processes that share the quotas.
     #[must_use]
     pub fn new(first: P, second: S, processes: NonZeroU32) -> Self {
-        Self { first, second, shared: Arc::new(Shared { processes, observer: None, shares: RwLock::default() }) }
+        Self { first, second, shared: Arc::new(Shared { processes, observer: None }) }
     }
 
     /// Sets the observer that sees each use of the second limiter.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
-        let shared =
-            Shared { processes: self.shared.processes, observer: Some(Box::new(observer)), shares: RwLock::default() };
+        let shared = Shared { processes: self.shared.processes, observer: Some(Box::new(observer)) };
         Self { shared: Arc::new(shared), ..self }
     }
 
@@ -91,7 +83,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     fn ask(&self, charges: &[Charge<'_>], verb: Verb) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         match verb.ask(&self.first, charges) {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
-            Reply::Now(Err(error)) => self.shared.fall_back(&self.second, charges, verb, &error),
+            Reply::Now(Err(error)) => self.shared.fall_back(&self.second, charges.iter().copied(), verb, &error),
             Reply::Later(answer) => {
                 let charges: SmallVec<[OwnedCharge; 2]> = charges.iter().map(OwnedCharge::of).collect();
                 let (second, shared) = (self.second.clone(), Arc::clone(&self.shared));
@@ -99,11 +91,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
                     match answer.await {
                         Ok(decision) => Ok(noted(decision, false)),
                         Err(error) => {
-                            let reply = {
-                                let charges: SmallVec<[Charge<'_>; 2]> =
-                                    charges.iter().map(OwnedCharge::borrow).collect();
-                                shared.fall_back(&second, &charges, verb, &error)
-                            };
+                            let charges = charges.iter().map(OwnedCharge::borrow);
+                            let reply = shared.fall_back(&second, charges, verb, &error);
                             reply.await
                         }
                     }
@@ -131,14 +120,15 @@ impl Verb {
 }
 
 impl Shared {
-    fn fall_back<S: Limiter>(
+    fn fall_back<'a, S: Limiter>(
         &self,
         second: &S,
-        charges: &[Charge<'_>],
+        charges: impl Iterator<Item = Charge<'a>>,
         verb: Verb,
         error: &dyn std::error::Error,
     ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.tell(error);
+        let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
         let charges: SmallVec<[Charge<'_>; 4]> =
             charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
@@ -158,19 +148,7 @@ impl Shared {
 
     /// Returns the policy with this process' share of the quota.
     fn share(&self, policy: &Policy) -> Policy {
-        if let Some((of, share)) = self.shares.read().unwrap_or_else(PoisonError::into_inner).get(&policy.fingerprint())
-        {
-            if of == policy {
-                return share.clone();
-            }
-        }
-        let share = policy.with_quota(policy.quota().share(self.processes));
-        let mut shares = self.shares.write().unwrap_or_else(PoisonError::into_inner);
-        if shares.len() >= REMEMBERED {
-            shares.clear();
-        }
-        shares.insert(policy.fingerprint(), (policy.clone(), share.clone()));
-        share
+        policy.with_quota(policy.quota().share(self.processes))
     }
 }
 

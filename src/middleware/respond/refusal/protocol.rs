@@ -188,6 +188,7 @@ mod tests {
         let text = |content_type, accept| protocol(post(content_type).header(ACCEPT, accept)) == WEB_TEXT;
         assert!(text("application/grpc-web", "application/grpc-web-text"));
         assert!(text("application/grpc-web", "text/html, Application/gRPC-Web-Text+proto;q=0.9"));
+        assert!(text("application/grpc-web", "application/grpc-web, application/grpc-web-text"));
         assert!(!text("application/grpc-web-text", "application/grpc-web"));
         assert!(!text("application/grpc-web", "*/*"));
         assert!(text("application/grpc-web-text", "*/*"));
