@@ -57,3 +57,37 @@ async fn until(is_true: impl Fn() -> bool) {
     })
     .await;
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::subject::Task;
+    use super::*;
+    use crate::limiter::memory::limiter::MemoryLimiter;
+
+    /// Drops every second task.
+    struct Careless(AtomicUsize);
+
+    impl Subject for Careless {
+        type Limiter = MemoryLimiter;
+
+        async fn limiter(&self) -> MemoryLimiter {
+            MemoryLimiter::new()
+        }
+
+        async fn advance(&self, _: Duration) {}
+
+        fn spawn(&self, task: Task) {
+            if self.0.fetch_add(1, Ordering::Relaxed) % 2 == 0 {
+                tokio::spawn(task);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn tasks_that_are_dropped_are_reported_and_not_awaited() {
+        let outputs = together(&Careless(AtomicUsize::new(0)), 4, |number| async move { number }).await;
+        assert_eq!(outputs.unwrap_err(), "2 of 4 concurrent tasks panicked or were dropped");
+    }
+}
