@@ -66,7 +66,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }
-        if let Some(answer) = ticket.charge(&layer, request) {
+        if let Some(answer) = ticket.charge(&layer, request, false) {
             ticket.answer(&layer, &mut answer.await);
         }
         if let Some(place) = ticket.place_to_wait(&layer) {

@@ -78,7 +78,7 @@ where
         }
         let (parts, body) = request.into_parts();
         let mut ticket = Ticket::new();
-        let answer = ticket.charge(&self.layer, &parts);
+        let answer = ticket.charge(&self.layer, &parts, true);
         if answer.is_none() && ticket.is_quiet {
             let response = self.inner.call(Request::from_parts(parts, body));
             return ResponseFuture::passing(response, &self.layer, ticket.rendered);

@@ -227,6 +227,21 @@ async fn admission_of_a_layer_without_headers_is_refunded() {
     assert_eq!([used(&limiter, &rows(10)), used(&limiter, &others)], [0, 0]);
 }
 
+/// A layer watches its first requests. After them, the usual request has a shorter path.
+#[tokio::test]
+async fn admission_after_the_first_requests_has_its_charges() {
+    let limiter = memory(&ManualClock::new());
+    let policy = rows(1_000_000);
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), |_: &Parts| ());
+    for _ in 0..300 {
+        layer.admit(&head(1)).await.unwrap().keep();
+    }
+    let admission = layer.admit(&head(1)).await.unwrap();
+    assert_eq!(admission.outcome().policies()[0].decision().remaining(), 1_000_000 - 301);
+    admission.refund();
+    assert_eq!(used(&limiter, &policy), 300);
+}
+
 #[tokio::test]
 async fn handler_is_answered_whatever_the_outcome() {
     let (limiter, log) = (Scripted::new().later(), Log::default());

@@ -348,3 +348,39 @@ async fn unsupported_quota_fails_only_requests_it_applies_to() {
     assert_eq!(send(&plans, &[]).await, StatusCode::OK);
     assert_eq!(send(&plans, &[("large", "")]).await, StatusCode::SERVICE_UNAVAILABLE);
 }
+
+// After the requests that a layer watches.
+
+/// Responses, with what a client learns from each: the status, `RateLimit` and `RateLimit-Policy`.
+async fn responses(layer: &RateLimitLayer<MemoryLimiter>, count: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let request = Request::new(Body::default());
+        let response = layer.layer(service_fn(answer)).oneshot(request).await.unwrap();
+        let header = |name: &str| response.headers().get(name).map_or("", |value| value.to_str().unwrap()).to_owned();
+        all.push(format!("{} {} {}", response.status(), header("ratelimit"), header("ratelimit-policy")));
+    }
+    all
+}
+
+/// A layer watches its first requests. After them, the usual request has a shorter path.
+#[tokio::test]
+async fn layer_answers_alike_after_the_requests_that_it_watches() {
+    type Rules = fn(RateLimitLayer<MemoryLimiter>) -> RateLimitLayer<MemoryLimiter>;
+    let kinds: [(&str, Rules); 5] = [
+        ("one policy", |layer| layer),
+        ("one policy, observed by the service", |layer| layer.expose_outcome(true)),
+        ("two policies", |layer| layer.and(policy("other", Quota::fixed_window(7, HOUR).unwrap()), key::global())),
+        ("degraded", |layer| layer.mode(Mode::Degrade)),
+        ("shadow", |layer| layer.mode(Mode::Shadow)),
+    ];
+    for (name, rules) in kinds {
+        let limiter = memory(&ManualClock::new());
+        let quota = Quota::fixed_window(5, HOUR).unwrap();
+        let layer = rules(RateLimitLayer::new(limiter, policy("api", quota), key::global()));
+        let first = responses(&layer, 8).await;
+        responses(&layer, 11_000).await;
+        layer.reset(&Key::global()).await.unwrap();
+        assert_eq!(responses(&layer, 8).await, first, "{name}");
+    }
+}

@@ -20,8 +20,16 @@ use crate::outcome::OutcomeKind;
 impl Ticket {
     /// Charges the request and decides what becomes of it. Returns the limiter's future if the limiter answers later:
     /// then [`answer`](Self::answer) decides.
+    ///
+    /// With `may_be_quiet`, the charges of a request that only headers report are not kept.
     #[inline]
-    pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Option<L::Future<Decision>> {
+    pub(crate) fn charge<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        parts: &Parts,
+        may_be_quiet: bool,
+    ) -> Option<L::Future<Decision>> {
+        let may_be_quiet = may_be_quiet && !layer.prepares;
         // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed request.
         // Key and decision stay where they were written, because a copy of words just written stalls on store forwarding
         // (`benches/instructions.rs`, "layer, allowed, no header fields").
@@ -39,7 +47,7 @@ impl Ticket {
             let cost = bound.cost(parts);
             let decision = layer.limiter.try_take_one(policy, key, cost);
             return match &decision {
-                Some(decision) if decision.is_allowed() && !layer.prepares => {
+                Some(decision) if decision.is_allowed() && may_be_quiet => {
                     (self.kind, self.is_quiet) = (OutcomeKind::Allowed, true);
                     self.rendered =
                         layer.headers.render_passed(&[PolicyView { policy, key, decision, refuses: false }]);
@@ -48,13 +56,19 @@ impl Ticket {
                 _ => self.charge_one(layer, found?, cost, decision),
             };
         }
-        match bypass::kind(layer, parts).or_else(|| self.plan(layer, parts)) {
+        let answer = match bypass::kind(layer, parts).or_else(|| self.plan(layer, parts)) {
             Some(kind) => {
                 self.kind = kind;
                 None
             }
             None => self.ask(layer),
+        };
+        let is_usual = matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt);
+        if is_usual && answer.is_none() && may_be_quiet && !layer.diagnostics.looks() {
+            self.is_quiet = true;
+            self.rendered = self.render(layer);
         }
+        answer
     }
 
     /// Keeps the only charge, with the limiter's answer if there is one.
