@@ -8,6 +8,7 @@ mod idle;
 mod limiter;
 mod model;
 mod on_refusal;
+mod plans;
 mod stale_clock;
 mod stopped_clock;
 mod stress;

@@ -55,6 +55,7 @@ fn cases() -> Vec<(Quota, Law)> {
             // Units drain a millisecond apart. The last unit of a burst drains when the whole burst
             // has.
             (Quota::gcra(1, MILLISECOND)?, law(1, MS_US, MS_US, MS_US)),
+            (Quota::leaky_bucket(1, MILLISECOND)?, law(1, MS_US, MS_US, MS_US)),
             (Quota::token_bucket(1, MILLISECOND)?.burst(5)?, law(1, MS_US, MS_US, 5 * MS_US)),
             (Quota::leaky_queue(1, MILLISECOND)?.queue(3)?, law(1, MS_US, MS_US, 4 * MS_US)),
             // A state of two words: 99,999 per minute are one per 600 µs and a fraction, rounded
