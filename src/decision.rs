@@ -104,7 +104,7 @@ impl Decision {
     }
 
     /// Takes the answers out.
-    #[cfg(feature = "redis")]
+    #[cfg(any(feature = "redis", feature = "conformance"))]
     pub(crate) fn into_charges(self) -> impl Iterator<Item = ChargeDecision> {
         let (one, several) = match self.answers {
             Answers::One(charge) => (Some(charge), Several::new()),
