@@ -15,7 +15,6 @@ end
 
 -- Returns the state to write, or nothing if there is nothing to refund.
 local function refund_pair(kind, q, r, at, n, m)
-  local t = twin_of(kind)
   if kind <= 2 then
     local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
     local us, num = gcra_ahead(at, n, ceiling, ceiling_n, l)
@@ -33,34 +32,35 @@ local function refund_pair(kind, q, r, at, n, m)
     if num < 0 then us, num = us - 1, num + l end
     if us == 0 and num == 0 then return -1 end
     return now + us, num
-  elseif kind == 3 then
+  end
+  if r.units <= 0 then return nil end
+  if kind == 3 then
+    local _, step_level, step_store = twin(kind)
     local most, tokens, tick, epoch = q[3], q[4], q[5], q[6]
-    local missing, next_tick = t[2](now, at, n, most, tokens, tick, epoch)
-    local left = t[2](now, r.at, r.n, most, tokens, tick, epoch)
+    local missing, next_tick = step_level(now, at, n, most, tokens, tick, epoch)
+    local left = step_level(now, r.at, r.n, most, tokens, tick, epoch)
     local given = math.min(r.units, left, missing)
     if given <= 0 then return nil end
-    return t[3](missing - given, next_tick, tokens, tick)
+    return step_store(missing - given, next_tick, tokens, tick)
   elseif kind == 4 then
-    if at ~= r.at or at <= now or r.units <= 0 then return nil end
-    local count = math.max(n - r.units, 0)
-    if count == 0 then return -1 end
-    return at, count
-  end
-  if kind == 8 then
-    local phase, ends, strikes, level, forget = t[2](now, at, n, m or 0, q[3], q[4], q[8])
-    if phase ~= 1 or ends ~= r.at or r.units <= 0 then return nil end
+    if at ~= r.at or at <= now then return nil end
+    if n <= r.units then return -1 end
+    return at, n - r.units
+  elseif kind == 8 then
+    local _, block_view, block_stored = twin(kind)
+    local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
+    if phase ~= 1 or ends ~= r.at then return nil end
     strikes = math.max(strikes - r.units, 0)
     if strikes == 0 then phase = 0 end
-    return t[3](now, phase, ends, strikes, level, forget, q[8])
+    return block_stored(now, phase, ends, strikes, level, forget, q[8])
   elseif kind == 9 then
-    if at <= now or r.at <= now or r.units <= 0 then return nil end
+    if at <= now or r.at <= now then return nil end
     if n <= r.units then return -1 end
     return math.min(at, now + q[4]), n - r.units
   end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period
   if r.at + life <= now then return nil end
-  if r.units <= 0 then return nil end
   if r.at == start and m > 0 then
     m = math.max(m - r.units, 0)
   elseif r.at == start - period and n > 0 then

@@ -155,7 +155,7 @@ return function(verb, first, width, place)
     if verb == 4 then
       redis.call('DEL', KEYS[first + 1])
     else
-      refund = refund or make_refund(twin_of, write_state, write_list)
+      refund = refund or make_refund(write_state, write_list)
       refund(look(KEYS[first + 1], set[1]))
     end
     return '\5'

@@ -53,7 +53,7 @@ const TEXT: &str = concat!(
     part!("wide"),
     part!("convert"),
     "end\n",
-    "local function make_refund(twin_of, write_state, write_list)\n",
+    "local function make_refund(write_state, write_list)\n",
     part!("refund"),
     "end\n",
     part!("requests"),

@@ -12,60 +12,41 @@ local function digits(number)
   return list
 end
 
--- Adds a number below 2^53.
+-- Adds a number below 2^52.
 local function plus(list, number)
   local sum, carry, at = {}, number, 1
   while list[at] or carry > 0 do
-    local low = carry % DIGIT
-    local digit = (list[at] or 0) + low
-    carry = (carry - low) / DIGIT
-    if digit >= DIGIT then digit, carry = digit - DIGIT, carry + 1 end
-    sum[at], at = digit, at + 1
+    local digit = (list[at] or 0) + carry
+    sum[at] = digit % DIGIT
+    carry, at = (digit - sum[at]) / DIGIT, at + 1
   end
   return sum
 end
 
 local function times(list, number)
-  local product = {0}
+  local product = {}
   for shift, by in ipairs(digits(number)) do
-    local carry = 0
-    for at, digit in ipairs(list) do
+    local carry, at = 0, 1
+    while list[at] or carry > 0 do
       local place = at + shift - 1
-      local sum = digit * by + (product[place] or 0) + carry
+      local sum = (list[at] or 0) * by + (product[place] or 0) + carry
       product[place] = sum % DIGIT
-      carry = (sum - product[place]) / DIGIT
+      carry, at = (sum - product[place]) / DIGIT, at + 1
     end
-    local place = #list + shift
-    while carry > 0 do
-      local sum = (product[place] or 0) + carry
-      product[place] = sum % DIGIT
-      carry = (sum - product[place]) / DIGIT
-      place = place + 1
-    end
-    while #product < #list + shift do product[#product + 1] = 0 end
   end
   return product
 end
 
--- Returns the quotient and the rest. The divisor is from 1 to below 2^53. Each step takes as many
--- bits as fit beside it.
+-- Returns the quotient and the rest, by long division in bits. The divisor is from 1 to below 2^52.
 local function divide(list, by)
-  local bits = 24
-  while by * 2 ^ bits > 9007199254740992 do
-    bits = bits == 24 and 12 or bits == 12 and 6 or bits == 6 and 3 or 1
-  end
-  local chunk, quotient, rest = 2 ^ bits, {}, 0
+  local quotient, rest = {}, 0
   for at = #list, 1, -1 do
-    local digit, whole, unit = list[at], 0, DIGIT
+    local digit, whole, bit = list[at], 0, DIGIT
     repeat
-      unit = unit / chunk
-      local part = math.floor(digit / unit)
-      digit = digit - part * unit
-      rest = rest * chunk + part
-      local times_in = math.floor(rest / by)
-      rest = rest - times_in * by
-      whole = whole * chunk + times_in
-    until unit == 1
+      bit, rest, whole = bit / 2, rest * 2, whole * 2
+      if digit >= bit then digit, rest = digit - bit, rest + 1 end
+      if rest >= by then rest, whole = rest - by, whole + 1 end
+    until bit == 1
     quotient[at] = whole
   end
   return quotient, rest
