@@ -239,7 +239,7 @@ impl EntryArena {
     fn fold_last(&self, chain: &mut Chain) {
         let from = if chain.first == chain.last { chain.skip } else { 0 };
         let entries = (from..ENTRIES).map(|place| (chain.last, place));
-        let (entries, count) = if from > 0 { self.listed(entries) } else { self.folded(entries) };
+        let (entries, count) = self.folded(entries, if from > 0 { 1 } else { 2 });
         self.set_all(chain.last, 0, &entries, count);
         chain.filled = count;
         if chain.first == chain.last {
@@ -302,7 +302,7 @@ impl EntryArena {
         let from = if block == chain.first { chain.skip } else { 0 };
         let until = if gone == chain.last { chain.filled } else { ENTRIES };
         let entries = (from..ENTRIES).map(|place| (block, place)).chain((0..until).map(|place| (gone, place)));
-        let (folded, count) = self.folded(entries);
+        let (folded, count) = self.folded(entries, 2);
         // Each block but the last is filled to its end, and only the first may begin later: a fold of two full blocks is
         // full itself.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
@@ -320,26 +320,18 @@ impl EntryArena {
         true
     }
 
-    /// Returns pairs of neighbours as one entry of the later date each, and how many there are.
-    fn folded(&self, places: impl Iterator<Item = (u32, usize)>) -> ([(u64, u64); ENTRIES], usize) {
+    /// Returns as many neighbours as `each` says as one entry of the latest date, and how many entries there are.
+    fn folded(&self, places: impl Iterator<Item = (u32, usize)>, each: usize) -> ([(u64, u64); ENTRIES], usize) {
         let mut folded = [(0, 0); ENTRIES];
         let mut count = 0;
         for (at, (block, place)) in places.enumerate() {
             let (start, units) = self.entry(block, place);
-            if let Some(pair) = folded.get_mut(at / 2) {
-                *pair = (start, pair.1 + units);
-                count = at / 2 + 1;
+            if let Some(entry) = folded.get_mut(at / each) {
+                *entry = (start, entry.1 + units);
+                count = at / each + 1;
             }
         }
         (folded, count)
-    }
-
-    /// Returns these entries, and how many they are.
-    fn listed(&self, places: impl Iterator<Item = (u32, usize)>) -> ([(u64, u64); ENTRIES], usize) {
-        let mut listed = [(0, 0); ENTRIES];
-        let entries = places.map(|(block, place)| self.entry(block, place));
-        let count = listed.iter_mut().zip(entries).map(|(to, entry)| *to = entry).count();
-        (listed, count)
     }
 
     fn pop(&self, owner: Fingerprint, chain: &mut Chain) {

@@ -99,16 +99,14 @@ impl Store {
         let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
         let version = self.version(charge.policy);
         let key = self.fingerprint(charge.policy, charge.key);
+        let line = self.table.prefetch(key)?;
+        // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which the line
+        // has to wait, is done before.
         let now = match now {
             Some(now) => now,
-            None => {
-                // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which
-                // the line has to wait, is done before.
-                self.table.prefetch(key);
-                self.now()
-            }
+            None => self.now(),
         };
-        Some((self.table.look(key, version)?, now))
+        Some((self.table.look(&line, key, version)?, now))
     }
 
     /// Writes all words as planned, or none if one of the states has changed.

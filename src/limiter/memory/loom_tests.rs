@@ -75,7 +75,7 @@ fn read(table: &SlotTable, key: Fingerprint) -> Option<(u16, Option<u64>)> {
 /// Charges a key without a lock, if its slot is of this version.
 fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
     loop {
-        let seen = table.look(key, version);
+        let seen = table.prefetch(key).and_then(|line| table.look(&line, key, version));
         if seen.is_some_and(|seen| table.replace(seen, live(number(seen.word).unwrap_or(0) + 1))) {
             return true;
         }

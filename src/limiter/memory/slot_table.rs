@@ -82,6 +82,28 @@ impl Seen {
 /// A tag and a word.
 type Slot = [AtomicU64; 2];
 
+/// A line of the table.
+pub(super) struct Line<'a> {
+    number: usize,
+    first: Place,
+    slots: &'a [Slot; SLOTS_PER_LINE],
+}
+
+impl<'a> Line<'a> {
+    /// Returns the slot of which the tag is it.
+    #[inline(always)]
+    fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<(Place, &'a Slot)> {
+        // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
+        let hit = |slot: usize| usize::from(is_it(self.slots[slot][0].load(Ordering::Acquire))) << slot;
+        let hits = hit(0) | hit(1) | hit(2) | hit(3);
+        if hits == 0 {
+            return None;
+        }
+        let slot = hits.trailing_zeros() as usize % SLOTS_PER_LINE;
+        Some((Place(self.first.0 + slot), &self.slots[slot]))
+    }
+}
+
 /// The table.
 pub(super) struct SlotTable {
     slots: Box<[Slot]>,
@@ -112,51 +134,48 @@ impl SlotTable {
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or changes
-    /// meanwhile.
+    /// Has the processor load the line in which a key most likely is, while the caller does something else, and returns the
+    /// line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
     #[inline(always)]
-    pub(super) fn look(&self, key: Fingerprint, version: u16) -> Option<Seen> {
-        let tag = key.tag(version);
-        let (place, slot) = self.find(key, |other| other == tag)?;
-        read_tagged(place, slot, tag)
+    pub(super) fn prefetch(&self, key: Fingerprint) -> Option<Line<'_>> {
+        let line = self.line(self.first_line(key))?;
+        prefetch(line.slots);
+        Some(line)
     }
 
-    /// Has the processor load the line in which a key most likely is, while the caller does something else. Of a million keys
-    /// few are in its cache: a check takes two thirds of the time that it takes without (`benches/tables.rs`).
+    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or changes
+    /// meanwhile. `first` is the key's first line.
     #[inline(always)]
-    pub(super) fn prefetch(&self, key: Fingerprint) {
-        if let Some(slot) = self.slot(self.place(self.first_line(key), 0)) {
-            prefetch(slot);
-        }
+    pub(super) fn look(&self, first: &Line<'_>, key: Fingerprint, version: u16) -> Option<Seen> {
+        let tag = key.tag(version);
+        let (place, slot) = self.find(first, key, |other| other == tag)?;
+        read_tagged(place, slot, tag)
     }
 
     /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once.
     #[inline]
     pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place> {
-        Some(self.find(key, |tag| key.matches(tag))?.0)
+        let first = self.line(self.first_line(key))?;
+        Some(self.find(&first, key, |tag| key.matches(tag))?.0)
     }
 
     #[inline(always)]
-    fn find(&self, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Option<(Place, &Slot)> {
-        let first = self.first_line(key);
-        match self.find_in(first, &is_it) {
-            None => self.find_in(self.second_line(key, first), &is_it),
+    fn find<'a>(
+        &'a self,
+        first: &Line<'a>,
+        key: Fingerprint,
+        is_it: impl Fn(u64) -> bool,
+    ) -> Option<(Place, &'a Slot)> {
+        match first.find(&is_it) {
+            None => self.line(self.second_line(key, first.number))?.find(&is_it),
             found => found,
         }
     }
 
     #[inline(always)]
-    fn find_in(&self, line: usize, is_it: &impl Fn(u64) -> bool) -> Option<(Place, &Slot)> {
-        let first = self.place(line, 0);
-        let slots: &[Slot; SLOTS_PER_LINE] = self.slots.get(first.0..)?.first_chunk()?;
-        // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
-        let hit = |slot: usize| usize::from(is_it(slots[slot][0].load(Ordering::Acquire))) << slot;
-        let hits = hit(0) | hit(1) | hit(2) | hit(3);
-        if hits == 0 {
-            return None;
-        }
-        let slot = hits.trailing_zeros() as usize % SLOTS_PER_LINE;
-        Some((Place(first.0 + slot), &slots[slot]))
+    fn line(&self, number: usize) -> Option<Line<'_>> {
+        let first = self.place(number, 0);
+        Some(Line { number, first, slots: self.slots.get(first.0..)?.first_chunk()? })
     }
 
     /// Reads a slot; `None` if it is locked or changes meanwhile.
