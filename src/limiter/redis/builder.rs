@@ -1,6 +1,7 @@
 //! The setup of a limiter on Redis.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -216,6 +217,7 @@ impl RedisLimiterBuilder {
         let dispatcher = Dispatcher {
             store,
             clock: self.clock,
+            calls: AtomicU64::new(0),
             #[cfg(test)]
             splits: Default::default(),
         };

@@ -6,6 +6,7 @@
 //! request of several keys is decided as a set of several slots is.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -23,6 +24,8 @@ use crate::clock::Clock;
 pub(super) struct Dispatcher {
     pub(super) store: Store,
     pub(super) clock: Option<Arc<dyn Clock>>,
+    /// The number of the next call.
+    pub(super) calls: AtomicU64,
     /// Whether each request is split.
     #[cfg(test)]
     pub(super) splits: std::sync::atomic::AtomicBool,
@@ -52,21 +55,20 @@ impl Dispatcher {
     /// Returns the answer to each request, in one call.
     async fn answers(&self, requests: &[&Request], until: Instant) -> Vec<Answered> {
         #[cfg(test)]
-        if requests.iter().map(|request| request.keys()).sum::<usize>() > 1
-            && self.splits.load(std::sync::atomic::Ordering::Relaxed)
-        {
+        if requests.iter().map(|request| request.keys()).sum::<usize>() > 1 && self.splits.load(Ordering::Relaxed) {
             return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect();
         }
         let failed = |error: RedisError| -> Vec<Answered> { requests.iter().map(|_| Err(error.clone())).collect() };
         let Some(slot) = requests.first().map(|request| request.slot()) else { return Vec::new() };
-        let call = wire::call(requests, self.clock.as_ref().map(|clock| clock.now()));
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = wire::call(requests, number, self.clock.as_ref().map(|clock| clock.now()));
         let reply = match self.store.run(&call, slot, until).await {
             Ok(Some(reply)) => reply,
             Ok(None) => return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect(),
             Err(error) => return failed(error),
         };
         let refused = |words: &str| self.store.refused(slot, words);
-        let answers = wire::answers(requests, &reply, &refused).unwrap_or_else(|error| {
+        let answers = wire::answers(requests, number, &reply, &refused).unwrap_or_else(|error| {
             self.store.garbled(slot);
             failed(error)
         });

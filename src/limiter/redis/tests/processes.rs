@@ -191,7 +191,7 @@ pub(in crate::limiter::redis) fn log(reply: &[u8], requests: &[&Request], answer
     if is_look || std::env::var(URL).is_err() {
         return;
     }
-    let now = f64::from_le_bytes(reply[..8].try_into().unwrap()) as u64;
+    let now = f64::from_le_bytes(reply[8..16].try_into().unwrap()) as u64;
     let checks = requests.iter().zip(answers).filter_map(|(request, answer)| match answer {
         Ok(Answer::Decided(decision)) => Some((request.cost(), decision.is_allowed())),
         _ => None, // a refund

@@ -30,17 +30,22 @@ mod status {
 /// come before anything is written.
 const NOT_HERE: &str = "non local key";
 
-/// Returns the answer to each request, in their order. `refused` makes an error of Redis' words.
+/// Returns the answer to each request of the call with this number, in their order. `refused` makes
+/// an error of Redis' words.
 ///
 /// # Errors
-/// If the reply is not one of the script's.
+/// If the reply is not the script's to this call.
 pub(in crate::limiter::redis) fn answers(
     requests: &[&Request],
+    number: u64,
     reply: &[u8],
     refused: &dyn Fn(&str) -> RedisError,
 ) -> Result<Vec<Result<Answer, RedisError>>, RedisError> {
     let mut reader = Reader { left: reply, refused };
     let read = |reader: &mut Reader<'_>| {
+        if u64::from_le_bytes(reader.take()?) != number {
+            return None;
+        }
         let now = reader.whole()?.min(crate::time::CLOCK_US_MAX);
         let answers = requests.iter().map(|request| reader.answer(request, now)).collect::<Option<Vec<_>>>()?;
         reader.left.is_empty().then_some(answers)

@@ -1,6 +1,6 @@
 -- The requests of a call, in their order.
 local program, place, first, requests = ARGV[1], 1, 0, nil
-local reply, answers = pack('<d', now), nil
+local reply, answers = ARGV[2] .. pack('<d', now), nil
 while place <= #program do
   local verb, count, width, from = unpack('<BI2I2', program, place)
   local is_lone, forms = verb == 0 and width == 1, {}

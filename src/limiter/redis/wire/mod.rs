@@ -3,8 +3,9 @@
 //! # The program
 //!
 //! One script does all requests of a call, in their order and at one instant. Its `KEYS` are the
-//! keys of the requests, and `ARGV[1]` is a program. `ARGV[2]` is the time, if the limiter has a
-//! clock of its own. All numbers are little-endian.
+//! keys of the requests, `ARGV[1]` is a program, and `ARGV[2]` is the number of the call, in eight
+//! bytes. `ARGV[3]` is the time, if the limiter has a clock of its own. All numbers are
+//! little-endian.
 //!
 //! A program is a list of runs. A run is for requests that are alike:
 //!
@@ -29,7 +30,9 @@
 //!
 //! # The reply
 //!
-//! The reply is one string: the time as a double, and the answer to each request. An answer is one
+//! The reply is one string: the number of the call, the time as a double, and the answer to each
+//! request. The number shows that the reply belongs to this call: Redis numbers nothing, so after a
+//! reply that was lost on the way every later call would get the reply to another one. An answer is one
 //! byte for each key, with what follows it (see [`decode`]). For most algorithms the script answers
 //! with the state that it found, and the algorithm in this process computes from that state what is
 //! reported. For a list, whose entries stay in Redis, the script answers with the whole decision.
@@ -108,11 +111,13 @@ pub(super) enum Answer {
     Elsewhere,
 }
 
-/// Returns one script call for all requests, at the server's time unless a clock's is given.
-pub(super) fn call(requests: &[&Request], clock: Option<Timestamp>) -> Call {
+/// Returns one script call for all requests, at the server's time unless a clock's is given. No two
+/// calls of a connection have one number.
+pub(super) fn call(requests: &[&Request], number: u64, clock: Option<Timestamp>) -> Call {
     let keys = requests.iter().flat_map(|request| &request.charges).map(|charge| charge.key.clone()).collect();
     let clock = clock.map(|now| Bytes::from(now.as_micros().to_string()));
-    Call { script: script::requests(), keys, args: std::iter::once(program(requests)).chain(clock).collect() }
+    let number = Bytes::copy_from_slice(&number.to_le_bytes());
+    Call { script: script::requests(), keys, args: [program(requests), number].into_iter().chain(clock).collect() }
 }
 
 fn program(requests: &[&Request]) -> Bytes {

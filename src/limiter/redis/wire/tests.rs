@@ -17,11 +17,14 @@ use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::script::Call;
 use crate::time::Timestamp;
 
+/// The number of every call.
+const NUMBER: u64 = 0x0102_0304_0506_0708;
+
 type Answered = Result<Answer, RedisError>;
 
 /// The answers in a reply.
 fn decoded(requests: &[&Request], reply: &[u8]) -> Vec<Answered> {
-    answers(requests, reply, &refused).unwrap()
+    answers(requests, NUMBER, reply, &refused).unwrap()
 }
 
 fn refused(words: &str) -> RedisError {
@@ -80,7 +83,7 @@ impl Bench {
     /// `general` has requests.lua decide also the requests that usual.lua can decide.
     fn ask(&mut self, requests: &[(Timestamp, &Request, bool)]) -> Vec<Answered> {
         let call = |(now, request, general): &(Timestamp, &Request, bool)| {
-            let mut call = call(&[request], Some(*now));
+            let mut call = call(&[request], NUMBER, Some(*now));
             if *general && call.args[0][0] == 0 {
                 call.args[0] = [&[1], &call.args[0][1..]].concat().into();
             }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Answer, Answered, Bench, Request, Verb, answers, call, decoded, refused, script};
+use super::{Answer, Answered, Bench, NUMBER, Request, Verb, answers, call, decoded, refused, script};
 use crate::key::Key;
 use crate::limiter::Charge;
 use crate::limiter::redis::error::RedisErrorKind;
@@ -32,7 +32,7 @@ fn one(bench: &Bench, policy: &Policy, name: &str) -> (Request, Stored) {
 
 /// At the server's own time, as a limiter does.
 fn take(bench: &mut Bench, requests: &[&Request]) -> Vec<Answered> {
-    let reply = bench.run(&[call(requests, None)]).remove(0);
+    let reply = bench.run(&[call(requests, NUMBER, None)]).remove(0);
     decoded(requests, &reply)
 }
 
@@ -168,12 +168,14 @@ fn replies_that_make_no_sense_are_errors() {
     let bench = Bench::start();
     let policy = Policy::from(Quota::per_minute(5));
     let (ask, _) = one(&bench, &policy, "x");
-    let good = [&1e15_f64.to_le_bytes()[..], &[1], &1e15_f64.to_le_bytes()].concat();
-    assert!(answers(&[&ask], &good, &refused).is_ok());
+    let head = [NUMBER.to_le_bytes(), 1e15_f64.to_le_bytes()].concat();
+    let good = [&head[..], &[1], &1e15_f64.to_le_bytes()].concat();
+    assert!(answers(&[&ask], NUMBER, &good, &refused).is_ok());
+    assert!(answers(&[&ask], NUMBER + 1, &good, &refused).is_err(), "the reply to another call");
     let lengths = (0..good.len()).map(|length| good[..length].to_vec()).chain([[&good[..], b"x"].concat()]);
-    let failed = [&1e15_f64.to_le_bytes()[..], &[4, 255, 255, b'x']].concat();
-    for bytes in lengths.chain([failed, [&good[..8], &[6][..]].concat(), [&good[..8], &[5][..]].concat()]) {
-        assert!(answers(&[&ask], &bytes, &refused).is_err(), "{bytes:?}");
+    let failed = [&head[..], &[4, 255, 255, b'x']].concat();
+    for bytes in lengths.chain([failed, [&head[..], &[6][..]].concat(), [&head[..], &[5][..]].concat()]) {
+        assert!(answers(&[&ask], NUMBER, &bytes, &refused).is_err(), "{bytes:?}");
     }
 }
 
