@@ -166,25 +166,23 @@ async fn surplus_answer_fails_few_checks() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn surplus_error_gives_no_check_the_answer_to_another() {
+async fn repeated_answer_is_not_taken_for_that_of_another_check() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
     let [open, closed] = [("open", 1_000_000), ("closed", 1)].map(|(name, limit)| policy(name, Quota::per_hour(limit)));
     is_back(&limiter).await;
     while take(&limiter, &closed, "a", 1).await.is_ok_and(|decision| decision.is_allowed()) {}
-    for round in 0..5 {
+    for round in 0..100 {
         is_back(&limiter).await;
-        proxy.fault(Fault::Before(b"-ERR surplus\r\n".to_vec()));
-        let mut failed = 0;
-        for number in 0..200 {
-            let policy = if number % 2 == 0 { &open } else { &closed };
-            match take(&limiter, policy, "a", 1).await {
-                Ok(decision) => assert_eq!(decision.is_allowed(), number % 2 == 0, "round {round}, check {number}"),
-                Err(_) => failed += 1,
+        proxy.fault(Fault::Repeat);
+        for _ in 0..3 {
+            // Two calls of the same form under way.
+            let answers = tokio::join!(take(&limiter, &open, "a", 1), take(&limiter, &closed, "a", 1));
+            for (answer, is_open) in [(answers.0, true), (answers.1, false)] {
+                assert!(answer.is_err() || answer.is_ok_and(|it| it.is_allowed() == is_open), "round {round}");
             }
         }
-        assert!(failed > 0, "round {round}: the fault was there");
     }
 }
 

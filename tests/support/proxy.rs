@@ -39,6 +39,8 @@ pub(crate) enum Fault {
     Before(Vec<u8>),
     /// These bytes follow the answer.
     After(Vec<u8>),
+    /// The answer comes twice.
+    Repeat,
     /// The byte at this index is changed, if there is one.
     Garble(usize, u8),
     /// The answer is dropped.
@@ -159,6 +161,7 @@ async fn pass(mut client: TcpStream, to: u16, orders: Arc<Orders>) {
                         None => {}
                         Some(Fault::Before(bytes)) => answer = [bytes, answer].concat(),
                         Some(Fault::After(bytes)) => answer.extend(bytes),
+                        Some(Fault::Repeat) => answer.extend_from_within(..),
                         Some(Fault::Garble(at, by)) => answer[at % read] ^= by,
                         Some(Fault::Lose) => continue,
                         Some(Fault::Cut(at)) => {
