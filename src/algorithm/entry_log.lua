@@ -9,7 +9,7 @@
 -- `list` has the elements that were read so far. `key` is the stored key with the other ones, or nil if there are none.
 
 -- Returns the start and the units of an entry, or nothing if there is no such entry.
-local function trail_entry(try, unpack, key, list, layout, size, number)
+local function log_entry(try, unpack, key, list, layout, size, number)
   local text = list[number + 1]
   if not text and key then
     -- The first read was of three elements.
@@ -25,7 +25,7 @@ local function trail_entry(try, unpack, key, list, layout, size, number)
 end
 
 -- Returns the first instant at which an entry of more than `room` units counts for at most `room`.
-local function trail_leaves(start, units, room, period, grain, oldest)
+local function log_leaves(start, units, room, period, grain, oldest)
   local edge = start + period
   if oldest == 1 then return edge end
   if oldest == 2 then return edge + grain end
@@ -35,9 +35,9 @@ local function trail_leaves(start, units, room, period, grain, oldest)
   return edge + grain - covered + 1
 end
 
--- 4 decide: whether the quota allows it, the answer, whether anything is to be written, and what `trail_write` needs; then
+-- 4 decide: whether the quota allows it, the answer, whether anything is to be written, and what `log_write` needs; then
 --   the start of the entry of now, and the units in use. `newest`, `newest_units` and `total` are what the last element says.
-local function trail(
+local function entry_log(
   try, pack, unpack, now, key, list, newest, newest_units, total, layout, size,
   cost, bound, limit, most, period, grain, oldest, log, count_denied, life
 )
@@ -58,7 +58,7 @@ local function trail(
   -- How many entries are over, the units of the others, and the units in use.
   local gone, counted, used = 0, total, total
   while true do
-    local from, units = trail_entry(try, unpack, key, list, layout, size, gone + 1)
+    local from, units = log_entry(try, unpack, key, list, layout, size, gone + 1)
     if not from then
       counted, used = 0, 0 -- as they are already, unless another program wrote here
       break
@@ -96,7 +96,7 @@ local function trail(
     local over = counted - math.max(limit, math.min(counted - units, most))
     if over > 0 then counted, used = counted - over, used - over end
     while over > 0 do
-      local from, held = trail_entry(try, unpack, key, list, layout, size, gone + 1)
+      local from, held = log_entry(try, unpack, key, list, layout, size, gone + 1)
       if not from or from == newest then
         newest_units, over = counted, 0
       elseif held <= over then
@@ -119,7 +119,7 @@ local function trail(
     local newer, number, from, held = counted, gone, nil, nil
     repeat
       number = number + 1
-      from, held = trail_entry(try, unpack, key, list, layout, size, number)
+      from, held = log_entry(try, unpack, key, list, layout, size, number)
       if not from or from == newest then
         from, held = newest, newest_units
       elseif number == gone + 1 then
@@ -127,14 +127,14 @@ local function trail(
       end
       newer = newer - held
     until newer <= target or from == newest
-    wait = trail_leaves(from, held, target - newer, period, grain, oldest) - now
+    wait = log_leaves(from, held, target - newer, period, grain, oldest) - now
     if wait < 0 then wait = 0 end
   end
 
   local reset, window = 0, wait
   if used > 0 then
     -- The function says the same of a log. The call would cost a log's check 1 % (bench "server").
-    reset = (oldest == 1 and newest + period or trail_leaves(newest, newest_units, 0, period, grain, oldest)) - now
+    reset = (oldest == 1 and newest + period or log_leaves(newest, newest_units, 0, period, grain, oldest)) - now
   end
   if reset < 0 then reset = 0 end
   if remaining > 0 and (ok or cost > limit) then
@@ -144,7 +144,7 @@ local function trail(
       while not first do
         local held
         number = number + 1
-        first, held = trail_entry(try, unpack, key, list, layout, size, number)
+        first, held = log_entry(try, unpack, key, list, layout, size, number)
         if not first then first = units > 0 and start or now elseif held <= 0 then first = nil end
       end
       from = first
@@ -157,8 +157,8 @@ local function trail(
   return ok, told, units > 0 or whole and cost > 0, gone, cut, newest, newest_units, counted, joins, whole, start, used
 end
 
--- Writes what `trail` decided. `whole` is the list if it cannot be changed in Redis step by step.
-local function trail_write(
+-- Writes what `entry_log` decided. `whole` is the list if it cannot be changed in Redis step by step.
+local function log_write(
   try, pack, unpack, now, longer, key, list, layout, head, size, life,
   gone, cut, newest, newest_units, counted, joins, whole
 )
@@ -179,7 +179,7 @@ local function trail_write(
     local elements, sum, number = {head}, 0, gone
     repeat
       number = number + 1
-      local start, units = trail_entry(try, unpack, nil, whole, layout, size, number)
+      local start, units = log_entry(try, unpack, nil, whole, layout, size, number)
       if start and number == gone + 1 then units = units - cut end
       if newest and (not start or start == newest) then start, units = newest, newest_units end
       if start and units > 0 then
@@ -210,7 +210,7 @@ local function trail_write(
     end
   end
   if cut > 0 then
-    local start, units = trail_entry(try, unpack, key, list, layout, size, gone + 1)
+    local start, units = log_entry(try, unpack, key, list, layout, size, gone + 1)
     call('LSET', key, '1', pack(layout, start, units - cut, 0))
   end
   local changed = pack(layout, newest, newest_units, counted)

@@ -60,7 +60,7 @@ impl State {
     pub(crate) fn new(quota: &Quota) -> Self {
         match quota.rules() {
             Rules::Pair(rules, _) => Self::Pair(*rules, None),
-            Rules::EntryLog(trail) => Self::EntryLog(*trail, Log::default()),
+            Rules::EntryLog(rules) => Self::EntryLog(*rules, Log::default()),
         }
     }
 
@@ -72,10 +72,10 @@ impl State {
                 set(state, answer.next);
                 (answer.decision, answer.next != Next::Keep)
             }
-            Self::EntryLog(trail, log) => {
-                let answer = trail.decide(&Listed(&log.0), now, cost, force);
+            Self::EntryLog(rules, log) => {
+                let answer = rules.decide(&Listed(&log.0), now, cost, force);
                 if let Some(edit) = answer.edit {
-                    log.apply(edit, trail.most());
+                    log.apply(edit, rules.most());
                 }
                 (answer.decision, answer.edit.is_some())
             }
@@ -99,8 +99,8 @@ impl State {
                     set(state, rules.get().refund(kept, now, units, own));
                 }
             }
-            Self::EntryLog(trail, log) => {
-                if let Some((start, units)) = trail.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
+            Self::EntryLog(rules, log) => {
+                if let Some((start, units)) = rules.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
                     log.take(start, units);
                 }
             }
@@ -111,7 +111,7 @@ impl State {
         match self {
             Self::Pair(_, None) => Used { parts: 0, of: 1 },
             Self::Pair(rules, Some(state)) => rules.get().carried(*state, now, false).used,
-            Self::EntryLog(trail, log) => trail.carried(&Listed(&log.0), now).used,
+            Self::EntryLog(rules, log) => rules.carried(&Listed(&log.0), now).used,
         }
     }
 
@@ -127,7 +127,7 @@ impl State {
         };
         let state = match (Self::new(to), kept) {
             (Self::Pair(rules, _), Kept::Pair(state)) => Self::Pair(rules, state),
-            (Self::EntryLog(trail, _), Kept::Entries(entries)) => Self::EntryLog(trail, Log(entries)),
+            (Self::EntryLog(rules, _), Kept::Entries(entries)) => Self::EntryLog(rules, Log(entries)),
             (state, kept) => panic!("{kept:?} is no state like {state:?}"),
         };
         (state, ahead)
@@ -138,7 +138,7 @@ impl State {
         match self {
             Self::Pair(_, None) => None,
             Self::Pair(rules, Some(state)) => Some(rules.get().fullness(*state, now).throttled),
-            Self::EntryLog(trail, log) => Some(trail.fullness(&Listed(&log.0), now).throttled),
+            Self::EntryLog(rules, log) => Some(rules.fullness(&Listed(&log.0), now).throttled),
         }
     }
 
@@ -149,7 +149,7 @@ impl State {
                 state.is_none_or(|pair| pair.at + u64::from(pair.n > 0) <= now)
             }
             Self::Pair(_, state) => state.is_none_or(|pair| pair.at <= now),
-            Self::EntryLog(trail, log) => log.0.last().is_none_or(|newest| newest.0 + trail.life_us() <= now),
+            Self::EntryLog(rules, log) => log.0.last().is_none_or(|newest| newest.0 + rules.life_us() <= now),
         }
     }
 

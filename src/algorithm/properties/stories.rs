@@ -114,11 +114,11 @@ fn no_answer_walks_over_a_long_log() {
     for counts_denied in [false, true] {
         let quota = Quota::sliding_log(10_000, Duration::from_millis(20)).unwrap();
         let quota = if counts_denied { quota.count_denied().unwrap() } else { quota };
-        let Rules::EntryLog(trail) = quota.rules() else { panic!("a log is a trail") };
+        let Rules::EntryLog(rules) = quota.rules() else { panic!("a log has dated entries") };
         let seen_by = |full: u64, now: u64, cost: u64| {
             let log: Vec<_> = (0..full).map(|nth| (TODAY + nth, 1)).collect();
             let seen = Cell::new(0);
-            EntryLog::decide(trail, &Counted { log: Listed(&log), seen: &seen }, now, cost, false);
+            EntryLog::decide(rules, &Counted { log: Listed(&log), seen: &seen }, now, cost, false);
             seen.get()
         };
         let now = TODAY + 10_000;

@@ -1,7 +1,7 @@
 //! All live states as bytes, and back.
 //!
 //! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then the
-//! states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a trail has the
+//! states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log has the
 //! number of its entries instead, and two numbers for each. The reader takes nothing on trust: it checks lengths before it
 //! allocates, and leaves out a state that its quota could not have made.
 
@@ -37,7 +37,7 @@ struct State {
     key: Fingerprint,
     /// The place among the policies, from 0.
     policy: usize,
-    /// The dated entries of a trail; else the pair.
+    /// The dated entries of a log; else the pair.
     entries: SmallVec<[(u64, u64); 1]>,
 }
 
@@ -113,7 +113,7 @@ impl Snapshot {
         put(&mut out, self.states.len() as u64);
         for State { key, policy, entries } in &self.states {
             put(&mut out, key.bits() | *policy as u64);
-            if is_trail(&self.policies[*policy]) {
+            if is_log(&self.policies[*policy]) {
                 put(&mut out, entries.len() as u64);
             }
             for (start, units) in entries {
@@ -174,7 +174,7 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
     possible
 }
 
-fn is_trail(policy: &Policy) -> bool {
+fn is_log(policy: &Policy) -> bool {
     matches!(policy.quota().rules(), Rules::EntryLog(_))
 }
 
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
         let Some(quota) = policies.get(policy) else {
             return Err(self.damaged("a state names a policy that is not there"));
         };
-        let count = if is_trail(quota) { self.count(16)? } else { 1 };
+        let count = if is_log(quota) { self.count(16)? } else { 1 };
         let entries = (0..count).map(|_| Ok((self.number()?, self.number()?))).collect::<Result<_, _>>()?;
         Ok(State { key: Fingerprint::of_tag(tag), policy, entries })
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower::Layer;
 use tower::limit::RateLimitLayer;
 
-use crate::contender::{Contender, LayerSetup};
+use crate::contender::{Contender, LayerSetup, PLENTY};
 use crate::requests::{Bare, Requests, drive};
 
 pub struct TowerLimit;
@@ -20,7 +20,7 @@ impl Contender for TowerLimit {
         if setup.headers || setup.denied {
             return None;
         }
-        let layer = RateLimitLayer::new(u64::from(setup.per_second()), Duration::from_secs(1));
+        let layer = RateLimitLayer::new(u64::from(PLENTY), Duration::from_secs(1));
         Some(drive::<axum::body::Body, _, _>(layer.layer(Bare), setup))
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower::Layer;
 use tower_resilience_ratelimiter::RateLimiterLayer;
 
-use crate::contender::{Contender, LayerSetup};
+use crate::contender::{Contender, LayerSetup, PLENTY};
 use crate::requests::{Bare, Requests, drive};
 
 pub struct TowerResilience;
@@ -19,7 +19,7 @@ impl Contender for TowerResilience {
         if setup.headers {
             return None;
         }
-        let (most, seconds) = if setup.denied { (1, 3_600) } else { (setup.per_second() as usize, 1) };
+        let (most, seconds) = if setup.denied { (1, 3_600) } else { (PLENTY as usize, 1) };
         let builder = RateLimiterLayer::builder().limit_for_period(most).refresh_period(Duration::from_secs(seconds));
         let layer = builder.timeout_duration(Duration::ZERO).build().expect("the quota is possible");
         Some(drive::<axum::body::Body, _, _>(layer.layer(Bare), setup))

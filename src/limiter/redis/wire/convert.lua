@@ -2,7 +2,7 @@
 -- stands in `make_convert`, which is called when a key has such a state.
 
 local _, step_level, step_store = twin(3)
-local trail, _, trail_entry, muldiv = twin(6)
+local entry_log, _, log_entry, muldiv = twin(6)
 local _, block_view, block_stored, block_struck, block_adopt = twin(8)
 
 local function muldiv_up(a, b, c)
@@ -98,9 +98,9 @@ local function date_bucket(c, back, units, sliced, in_use)
 end
 
 -- Sets the units of a list that are in use, their dates, and the entries that still count.
-local function carry_trail(c, key, list, newest, units, total)
+local function carry_log(c, key, list, newest, units, total)
   local q = c.q
-  local _, _, _, gone, _, _, _, _, _, whole, start, used = trail(
+  local _, _, _, gone, _, _, _, _, _, whole, start, used = entry_log(
     try, pack, unpack, now, key, list, newest, units, total, q.entry, q.size,
     0, 2 ^ 62, q.limit, q.most, q.period, q.grain, q.oldest, q.log, 0, q.life
   )
@@ -109,7 +109,7 @@ local function carry_trail(c, key, list, newest, units, total)
   local at, number = math.max(now, start), gone
   while true do
     number = number + 1
-    local start, whole = trail_entry(try, unpack, key, list, q.entry, q.size, number)
+    local start, whole = log_entry(try, unpack, key, list, q.entry, q.size, number)
     if not start then break end
     if whole > 0 then
       local edge, units = start + q.period, whole
@@ -188,7 +188,7 @@ local function carry_pair(c, at, n, m, sliced)
         list[#list + 1] = pack(q.entry, start, count, 0)
       end
     end
-    carry_trail(c, nil, list, newest, units, n + m)
+    carry_log(c, nil, list, newest, units, n + m)
   end
 end
 
@@ -312,7 +312,7 @@ local function taken_over(y, text, list)
       y.list, y.newest, y.units, y.total, y.rehead = c.list, newest, units, total, true
       return true
     end
-    carry_trail(c, key, c.list, newest, units, total)
+    carry_log(c, key, c.list, newest, units, total)
   end
 
   local parts, of, by = c.parts or digits(c.units), c.of or 1, 1

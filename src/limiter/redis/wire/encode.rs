@@ -45,7 +45,7 @@ impl Kind {
             Rules::Pair(PairRules::Block(_), _) => Self::Block,
             Rules::Pair(PairRules::Meter(_), _) => Self::Meter,
             // Each sub-window can hold the most units, and the denied ones the limit.
-            Rules::EntryLog(trail) => match trail.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
+            Rules::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
                 _ => Self::Wide,
             },
@@ -177,7 +177,7 @@ fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
     let on_refusal = matches!(effect, Effect::OnRefusal { .. });
     let force = on_refusal || effect == Effect::Force;
     let numbers = match quota.rules() {
-        Rules::EntryLog(trail) => return trail.numbers(cost, force),
+        Rules::EntryLog(log) => return log.numbers(cost, force),
         Rules::Pair(PairRules::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
         Rules::Pair(rules, _) => rules.get().numbers(cost, force),
     };

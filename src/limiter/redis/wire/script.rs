@@ -45,7 +45,7 @@ const TEXT: &str = concat!(
     "return sliding_window\n",
     "end\n",
     twin!("entry_log"),
-    "return trail, trail_write, trail_entry, muldiv\n",
+    "return entry_log, log_write, log_entry, muldiv\n",
     "end\n",
     part!("usual"),
     "local function make_requests(try, pack, unpack, now, longer, twin, read_pair, write_pair, read_list, FORM, program)\n",
