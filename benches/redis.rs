@@ -140,7 +140,7 @@ async fn check(limiter: &RedisLimiter, policy: &Policy, key: u64) -> bool {
 /// The call that one check makes.
 struct Captured {
     script: String,
-    form: Vec<u8>,
+    args: Vec<Vec<u8>>,
     /// The script's name.
     sha: String,
 }
@@ -159,9 +159,9 @@ fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Captured {
     assert!(call.contains(&format!(":{}\" ", policy.name())), "not the check: {call}");
     let mut words = call.split("\" \"").map(unescaped);
     let (_, script) = (words.next(), String::from_utf8(words.next().unwrap()).unwrap());
-    let form = words.last().unwrap();
+    let args = words.skip(2).collect(); // the number of keys and the key come before
     let sha = redis::cmd("SCRIPT").arg("LOAD").arg(&script).query(&mut connection).unwrap();
-    Captured { script, form, sha }
+    Captured { script, args, sha }
 }
 
 /// What stood in an argument that MONITOR shows, up to its closing quote.
@@ -210,12 +210,8 @@ impl Bare {
 
     async fn run(&self, key: u64) {
         let command = CustomCommand::new_static("EVALSHA", ClusterHash::Custom(0), false);
-        let args: Vec<Value> = vec![
-            self.call.sha.as_str().into(),
-            1.into(),
-            format!("bare:{key}").into(),
-            Value::Bytes(self.call.form.clone().into()),
-        ];
+        let mut args: Vec<Value> = vec![self.call.sha.as_str().into(), 1.into(), format!("bare:{key}").into()];
+        args.extend(self.call.args.iter().map(|arg| Value::Bytes(arg.clone().into())));
         let _: Value = self.client.custom(command, args).await.unwrap();
     }
 }
@@ -245,10 +241,11 @@ where
     count as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Calls per second of `redis-benchmark` without pipelining. It cannot send zero bytes, so the form stands in the script.
+/// Calls per second of `redis-benchmark` without pipelining. It cannot send zero bytes, so the arguments stand in the script.
 fn redis_benchmark(server: &Server, tasks: u64, count: u64, call: &Captured) -> f64 {
-    let form: String = call.form.iter().map(|byte| format!("\\{byte:03}")).collect();
-    let script = format!("local ARGV = {{'{form}'}}\n{}", call.script);
+    let escaped = |arg: &Vec<u8>| format!("'{}'", arg.iter().map(|byte| format!("\\{byte:03}")).collect::<String>());
+    let args: Vec<String> = call.args.iter().map(escaped).collect();
+    let script = format!("local ARGV = {{{}}}\n{}", args.join(","), call.script);
     let sha: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut server.connection()).unwrap();
     let (port, tasks, count) = (server.port().to_string(), tasks.to_string(), count.to_string());
     let output = Command::new("redis-benchmark")
