@@ -17,7 +17,7 @@ use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
     clock::ManualClock,
-    limiter::{Limiter, UnsupportedQuotaKind},
+    limiter::{Limiter, Refund, UnsupportedQuotaKind},
     quota::{Anchor, Oldest, QuotaError},
 };
 
@@ -154,6 +154,29 @@ fn full_arena_refuses_and_forgets_nobody() {
             assert_eq!(limiter.peek_one(&policy, &key(n), 0).remaining(), 50, "{on_full:?}: key {n}");
         }
     }
+}
+
+#[test]
+fn reset_and_refund_in_a_full_arena_delay_no_other_key() {
+    let clock = ManualClock::new();
+    let limiter = builder(&clock).capacity(1_000).entries(700).build().expect("the setup is possible");
+    let policy = Policy::from(Quota::sliding_log(50, HOUR).expect("the quota is possible"));
+    let mut receipts = Vec::new();
+    for unit in 0..20 {
+        for n in 0..1_000 {
+            clock.advance(Duration::from_micros(10));
+            let mut decision = limiter.take_one(&policy, &key(n), 1);
+            receipts.extend(decision.take_receipt().filter(|_| unit == 19 && n < 100).map(|receipt| (n, receipt)));
+        }
+    }
+    let waits = |n| -> Vec<_> { (1..=50).map(|cost| limiter.peek_one(&policy, &key(n), cost).retry_after()).collect() };
+    let before: Vec<_> = (200..1_000).map(waits).collect();
+    for (n, receipt) in receipts {
+        limiter.refund_now(&[Refund::new(policy.clone(), key(n), receipt)]);
+    }
+    (100..200).for_each(|n| limiter.reset_now(&policy, &key(n)));
+    let after: Vec<_> = (200..1_000).map(waits).collect();
+    assert!(before == after);
 }
 
 #[test]

@@ -240,9 +240,16 @@ impl Store {
     /// room, it returns `false`, and the hold changes nothing.
     #[inline]
     pub(super) fn make_room(&self, hold: &mut Hold<'_>, now: Now, events: &mut Events<'_>) -> bool {
+        // What only takes away needs no block: neither the key itself nor another may suffer for it.
+        let adds = match hold.change {
+            Change::Nothing | Change::Clear => false,
+            Change::Remove(..) => !matches!(hold.state, State::Entries),
+            Change::Pair(_) | Change::Entries(_) => true,
+        };
         let has_room = matches!(hold.change, Change::Nothing)
             || (hold.slot.is_some() || self.make_slot(hold, now, events))
-                && (word_layout(hold.rules, hold.version).is_some()
+                && (!adds
+                    || word_layout(hold.rules, hold.version).is_some()
                     || !hold.chain.wants_block()
                     || self.make_block(hold, now));
         if !has_room {
