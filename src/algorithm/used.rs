@@ -66,7 +66,7 @@ const SLICES: u64 = 32;
 #[derive(Clone, Debug)]
 pub(crate) struct Carried {
     pub(super) used: Used,
-    /// Those that come back first are first. Their units together are those in use, rounded up.
+    /// In the order in which they come back. Their sum is the number of units in use, rounded up.
     pub(super) dated: SmallVec<[Dated; 4]>,
     /// When a step bucket ticked last.
     pub(super) tick: Option<u64>,
@@ -76,7 +76,7 @@ pub(crate) struct Carried {
     pub(super) share: Option<(u64, u64)>,
 }
 
-/// What gives the entries of a log or a sliding window their meaning: period, sub-window, and how the oldest one counts.
+/// The settings that entries of a log or a sliding window are read by: period, sub-window, and how the oldest one counts.
 pub(super) type Grid = (u64, u64, Oldest);
 
 impl Carried {

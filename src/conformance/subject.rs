@@ -1,4 +1,4 @@
-//! What the suite checks: a limiter, with control of its time and its tasks.
+//! The limiter that the suite checks, with control of its time and its tasks.
 
 use std::future::Future;
 use std::pin::Pin;

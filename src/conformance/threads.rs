@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use super::subject::Subject;
 
-/// What the tasks that run together share. Each task holds an `Arc` of it until it ends, also if it
+/// The state that concurrent tasks share. Each task holds an `Arc` of it until it ends, also if it
 /// panics or is dropped.
 struct Crowd<T> {
     begun: AtomicUsize,

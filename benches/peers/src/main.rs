@@ -56,7 +56,7 @@ enum Family {
     Algorithms,
     /// What a layer adds to a request: nanoseconds and allocations.
     Layer,
-    /// What is not the usual case, beside it: nanoseconds.
+    /// The cost of each feature beside the plain request: nanoseconds.
     Features,
     /// One layer of three policies against three layers.
     Tiers,

@@ -84,7 +84,7 @@ impl Plan {
     }
 }
 
-/// What a race has shown.
+/// The results of a race.
 pub struct Raced {
     /// The median of each.
     pub times: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What is not the usual case, beside it: what a layer adds to an allowed request in an axum router.
+//! The cost of each feature: the time that a layer adds to an allowed request in an axum router.
 
 use std::time::Duration;
 
