@@ -23,6 +23,7 @@ use http::{Request, Response};
 use tower::{Layer, Service};
 use tower_ratelimit::{
     Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, clock::ManualClock, key, limiter::Charge,
+    observe::Stats,
 };
 
 const BASELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
@@ -126,8 +127,12 @@ fn layer(quota: Quota, headers: Headers) -> RateLimitLayer<MemoryLimiter> {
     RateLimitLayer::new(limiter(), quota, key::peer_ip()).headers(headers)
 }
 
-fn three_policies() -> RateLimitLayer<MemoryLimiter> {
-    layer(plenty(), Headers::none())
+fn stats() -> Stats {
+    Stats::builder().clock(ManualClock::new()).build()
+}
+
+fn three_policies(headers: Headers) -> RateLimitLayer<MemoryLimiter> {
+    layer(plenty(), headers)
         .and(Quota::per_minute(900_000), key::peer_ip())
         .and(Quota::per_day(8_000_000), key::peer_ip())
 }
@@ -148,7 +153,19 @@ fn cases() -> Vec<Case> {
         ("layer, allowed, no header fields", || drive(layer(plenty(), Headers::none()).layer(Bare))),
         ("layer, allowed, header fields", || drive(layer(plenty(), Headers::default()).layer(Bare))),
         ("layer, refused, header fields", || drive(layer(Quota::per_hour(1), Headers::default()).layer(Bare))),
-        ("layer of three policies, no header fields", || drive(three_policies().layer(Bare))),
+        ("layer, allowed, no header fields, statistics", || {
+            drive(layer(plenty(), Headers::none()).observer(stats()).layer(Bare))
+        }),
+        ("layer, refused, header fields, statistics", || {
+            drive(layer(Quota::per_hour(1), Headers::default()).observer(stats()).layer(Bare))
+        }),
+        ("layer of three policies, no header fields", || drive(three_policies(Headers::none()).layer(Bare))),
+        ("layer of three policies, header fields", || drive(three_policies(Headers::default()).layer(Bare))),
+        ("layer around a layer, header fields", || {
+            let inner = Policy::new("inner", plenty()).expect("it is a name");
+            let inner = RateLimitLayer::new(limiter(), inner, key::peer_ip());
+            drive(layer(plenty(), Headers::default()).layer(inner.layer(Bare)))
+        }),
     ]
 }
 
@@ -184,7 +201,7 @@ fn measure(case: &str) -> Result<u64, String> {
     Ok((count(case, many)? - count(case, few)?) / (many - few))
 }
 
-/// What compiles: other code from another one is no news.
+/// Returns the compiler's version: another compiler makes other code, which is no news.
 fn compiler() -> Result<String, String> {
     let output = Command::new("rustc").arg("-vV").output().map_err(|error| format!("rustc: {error}"))?;
     let told = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,7 +1,7 @@
 //! Redis: checks per second beside `redis-benchmark` with the same script, a lone check beside a bare call through the same
 //! client, the server's time per decision beside textbook scripts, and what denied and leased keys cost.
 //!
-//! What was aimed at, and what it is, on two shared CPUs with nothing else to do, of some ten runs:
+//! Aims and results on two shared CPUs with nothing else to do, of some ten runs:
 //!
 //! | case | aimed at | is |
 //! |---|---|---|
@@ -28,18 +28,19 @@
 //! | log | 14.2 µs | 10.0 µs | 13.7 µs | 7.5 µs | 1.38, 0.76 |
 //!
 //! The figures below are of a script for each shape of request. Today one script decides all requests. Its instructions on
-//! the server, network included (callgrind, one key, the difference of two runs; a script that does nothing takes 15,400):
+//! the server, network included (callgrind, one key, the difference of two runs; a script that does nothing takes 15,100):
 //!
 //! | call | instructions |
 //! |---|---|
-//! | bucket, and denied | 66,700, 49,300 |
-//! | window of the epoch, and denied | 61,000, 50,500 |
-//! | sliding window | 64,800 |
-//! | log, and denied | 91,100, 70,400 |
-//! | log of which an entry is over at each call | 107,000 |
-//! | three buckets of one caller | 163,000: 2.4 of one |
-//! | each of 64 buckets, or of 64 logs, in one call | 28,400, 50,200 |
-//! | refund of a bucket, or of a log | 127,000, 141,000 |
+//! | bucket, and denied | 71,100, 50,100 |
+//! | window of the epoch, and denied | 65,300, 50,700 |
+//! | sliding window | 69,000 |
+//! | log, and denied | 97,700, 65,400 |
+//! | three buckets of one caller | 143,000 to 146,000: 2.0 of one |
+//! | each of 64 buckets, or of 64 logs, in one call | 30,000, 56,100 |
+//!
+//! With the scripts before, which decided a lone charge and a set by code of their own, on the same machine: 71,400, 97,000 for
+//! a log, 172,000 for three buckets (2.4 of one), 28,900 and 53,200 for each of 64.
 //!
 //! By instructions within `EVALSHA` (callgrind; a new server with this script alone, 400 calls for one key; a script that does
 //! nothing takes 6,400), beside a script which says as much, the server's time, the exact count, the wait, and when all is
@@ -164,7 +165,7 @@ fn captured(runtime: &Runtime, server: &Server, policy: &Policy) -> Captured {
     Captured { script, args, sha }
 }
 
-/// What stood in an argument that MONITOR shows, up to its closing quote.
+/// Returns an argument that MONITOR shows, up to its closing quote, without its escapes.
 fn unescaped(word: &str) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::new(), word.as_bytes());
     while let [first, others @ ..] = rest {

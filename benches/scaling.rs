@@ -1,4 +1,4 @@
-//! What more cores than this machine has would make of the table: a simulation, fed with what two threads measure here.
+//! Simulates the table on more cores than this machine has, from what two threads measure here.
 //!
 //! `cargo bench --bench scaling --features fast-clock`
 //!
@@ -43,7 +43,7 @@ use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
 /// Nanoseconds of the parts of a check.
 #[derive(Clone, Copy, Debug)]
 struct Costs {
-    /// What does not touch the key's line.
+    /// The work that does not touch the key's line.
     own: f64,
     /// From reading the state to having exchanged it, in a line that is here.
     visit: f64,
@@ -53,7 +53,7 @@ struct Costs {
     cut_short: u64,
 }
 
-/// What cores do together.
+/// The throughput of several cores.
 struct Simulated {
     /// Checks in a microsecond, of all cores.
     rate: f64,

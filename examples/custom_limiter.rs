@@ -103,7 +103,7 @@ impl Windows {
                     return answer;
                 }
                 counts.taken.insert(window.id, (window.ends_us, used));
-                answer.with_receipt(&Receipt::new(charge.cost, window.ends_us, 0))
+                answer.with_receipt(Receipt::new(charge.cost, window.ends_us, 0))
             })
             .collect();
         Decision::new(allowed, answers)

@@ -22,12 +22,12 @@ use tower_ratelimit::{
 /// The number of processes that share the limit.
 const PROCESSES: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-/// Logs when Redis goes away and returns, but not each request that fell back.
+/// Logs when Redis goes away and returns, but not each check.
 struct Health;
 
 impl Observer for Health {
     fn on_event(&self, event: &LimiterEvent) {
-        if !matches!(event, LimiterEvent::FellBack { .. }) {
+        if let LimiterEvent::StoreDown { .. } | LimiterEvent::StoreUp { .. } = event {
             eprintln!("limiter: {event:?}");
         }
     }

@@ -23,7 +23,9 @@ struct Log;
 
 impl Observer for Log {
     fn on_event(&self, event: &LimiterEvent) {
-        eprintln!("limiter: {event:?}");
+        if let LimiterEvent::StoreDown { .. } | LimiterEvent::StoreUp { .. } = event {
+            eprintln!("limiter: {event:?}");
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-/// The bits of a receipt's number. The bits above hold notes.
+/// The number of low bits of a receipt that hold its number. The bits above hold notes of limiters.
 const PART_BITS: u32 = 56;
 const PART: u64 = (1 << PART_BITS) - 1;
 
@@ -132,20 +132,14 @@ impl fmt::Debug for Decision {
 pub struct ChargeDecision {
     limit: u64,
     remaining: u64,
-    reset_us: u64,
+    pub(crate) reset_us: u64,
     /// 0 if allowed, `NEVER` if no wait helps.
-    retry_us: u64,
-    window_us: u64,
+    pub(crate) retry_us: u64,
+    pub(crate) window_us: u64,
     delay_us: u64,
     position: u64,
-    receipt: RawReceipt,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct RawReceipt {
-    units: u64,
-    at_us: u64,
-    part: u64,
+    /// Without units if the charge took nothing.
+    receipt: Receipt,
 }
 
 impl ChargeDecision {
@@ -195,9 +189,8 @@ impl ChargeDecision {
 
     /// Adds the receipt, which the caller can take out.
     #[must_use]
-    pub fn with_receipt(mut self, receipt: &Receipt) -> Self {
-        self.receipt = receipt.0;
-        self
+    pub fn with_receipt(self, receipt: Receipt) -> Self {
+        Self { receipt, ..self }
     }
 
     /// Returns whether the charge's own quota allows it. An observed charge may be denied in a
@@ -276,18 +269,22 @@ impl ChargeDecision {
     #[inline]
     #[must_use]
     pub fn take_receipt(&mut self) -> Option<Receipt> {
-        let receipt = std::mem::take(&mut self.receipt);
-        (receipt.units > 0).then_some(Receipt(receipt))
+        Some(std::mem::replace(&mut self.receipt, Receipt::NONE)).filter(|receipt| receipt.units > 0)
+    }
+
+    /// Returns the units that the receipt holds.
+    pub(crate) fn taken(&self) -> u64 {
+        self.receipt.units
     }
 
     /// Moves the answer out, with its receipt.
     #[inline]
     pub(crate) fn take(&mut self) -> Self {
-        Self { receipt: std::mem::take(&mut self.receipt), ..*self }
+        Self { receipt: std::mem::replace(&mut self.receipt, Receipt::NONE), ..*self }
     }
 
-    pub(crate) fn put_receipt(&mut self, receipt: &Receipt) {
-        self.receipt = receipt.0;
+    pub(crate) fn put_receipt(&mut self, receipt: Receipt) {
+        self.receipt = receipt;
     }
 
     /// Makes a placeholder, which denies for good.
@@ -300,7 +297,7 @@ impl ChargeDecision {
             window_us: 0,
             delay_us: 0,
             position: 0,
-            receipt: RawReceipt { units: 0, at_us: 0, part: 0 },
+            receipt: Receipt::NONE,
         }
     }
 
@@ -319,14 +316,14 @@ impl ChargeDecision {
 
     #[inline]
     pub(crate) fn receipted(mut self, units: u64, at_us: u64, part: u64) -> Self {
-        self.receipt = RawReceipt { units, at_us, part };
+        self.receipt = Receipt { units, at_us, part };
         self
     }
 
     /// Removes the receipt, because another charge of the set was denied and nothing was taken.
     #[inline]
     pub(crate) fn untaken(&mut self) {
-        self.receipt = RawReceipt::default();
+        self.receipt = Receipt::NONE;
     }
 
     /// Returns the answer as it is `passed_us` later.
@@ -351,7 +348,7 @@ impl ChargeDecision {
     /// remains, and keeps the receipt. `remaining` is exact, and no wait is too short.
     #[cfg(feature = "redis")]
     pub(crate) fn stand(&mut self, taken: u64) {
-        *self = Self { receipt: self.receipt, ..self.with_cost_changed(taken, 0) };
+        self.remaining = self.with_cost_changed(taken, 0).remaining;
     }
 
     /// Returns the answer for a cost of `actual` instead of `charged`.
@@ -359,24 +356,12 @@ impl ChargeDecision {
         let remaining = self.remaining.saturating_add(charged).saturating_sub(actual).min(self.limit);
         Self { remaining, ..self.clone() }
     }
-
-    pub(crate) fn retry_us(&self) -> u64 {
-        self.retry_us
-    }
-
-    pub(crate) fn reset_us(&self) -> u64 {
-        self.reset_us
-    }
-
-    pub(crate) fn window_us(&self) -> u64 {
-        self.window_us
-    }
 }
 
 impl Clone for ChargeDecision {
     /// The clone has no receipt, because a charge can be refunded only once.
     fn clone(&self) -> Self {
-        Self { receipt: RawReceipt::default(), ..*self }
+        Self { receipt: Receipt::NONE, ..*self }
     }
 }
 
@@ -387,53 +372,65 @@ impl Clone for ChargeDecision {
 /// at which the charge's own units have drained, a window's the window, and a log's the instant of
 /// the charge.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Receipt(RawReceipt);
+pub struct Receipt {
+    units: u64,
+    at_us: u64,
+    part: u64,
+}
 
 impl Receipt {
+    const NONE: Self = Self { units: 0, at_us: 0, part: 0 };
+
     /// Makes a receipt for `units`, with an instant and a number whose meanings the limiter
     /// defines. 56 bits of the number are kept. In the others a
     /// [`FallbackLimiter`](crate::limiter::FallbackLimiter) notes which of its limiters the receipt
     /// came from.
     #[must_use]
     pub fn new(units: u64, at_us: u64, part: u64) -> Self {
-        Self(RawReceipt { units, at_us, part: part & PART })
+        Self { units, at_us, part: part & PART }
+    }
+
+    /// Returns a receipt for this many units at the same place. A limiter refunds no more than is used there.
+    #[cfg(feature = "rules")]
+    pub(crate) fn of_units(self, units: u64) -> Self {
+        Self { units, ..self }
     }
 
     /// Adds a note of one bit above the earlier notes.
     pub(crate) fn noted(self, second: bool) -> Self {
-        let notes = (self.0.part & !PART) << 1 | u64::from(second) << PART_BITS;
-        Self(RawReceipt { part: self.0.part & PART | notes, ..self.0 })
+        let notes = (self.part & !PART) << 1 | u64::from(second) << PART_BITS;
+        Self { part: self.part & PART | notes, ..self }
     }
 
     /// Removes the latest note and returns it.
     pub(crate) fn unnoted(self) -> (Self, bool) {
-        let notes = self.0.part >> PART_BITS;
-        let part = self.0.part & PART | notes >> 1 << PART_BITS;
-        (Self(RawReceipt { part, ..self.0 }), notes & 1 == 1)
+        let notes = self.part >> PART_BITS;
+        let part = self.part & PART | notes >> 1 << PART_BITS;
+        (Self { part, ..self }, notes & 1 == 1)
     }
 
     /// Returns the units that were taken.
     #[must_use]
     pub fn units(&self) -> u64 {
-        self.0.units
+        self.units
     }
 
     /// Returns the instant, in microseconds.
     #[must_use]
     pub fn at_us(&self) -> u64 {
-        self.0.at_us
+        self.at_us
     }
 
     /// Returns the number that goes with the instant.
     #[must_use]
     pub fn part(&self) -> u64 {
-        self.0.part & PART
+        self.part & PART
     }
 
     /// Returns a receipt for at most `units` of these units, to refund a part. The rest stays
     /// charged.
     #[must_use]
     pub fn split(self, units: u64) -> Self {
-        Self(RawReceipt { units: self.0.units.min(units), ..self.0 })
+        Self { units: self.units.min(units), ..self }
     }
 }

@@ -1,4 +1,4 @@
-//! The shape of the crate's errors.
+//! The shape of the crate's errors, and of enums whose variants have labels.
 
 /// Declares an error that has a kind and a message.
 macro_rules! kind_and_message {
@@ -32,3 +32,32 @@ macro_rules! kind_and_message {
     };
 }
 pub(crate) use kind_and_message;
+
+/// Declares an enum whose variants have labels, and the method that returns them.
+macro_rules! labelled {
+    (
+        $(#[$about:meta])* $enum:ident, $(#[$about_label:meta])* $label_of:ident
+        { $($(#[$about_variant:meta])* $variant:ident = $label:literal,)+ }
+    ) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum $enum {
+            $($(#[$about_variant])* $variant,)+
+        }
+
+        impl $enum {
+            #[allow(dead_code, reason = "not every enum is iterated")]
+            pub(crate) const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            $(#[$about_label])*
+            #[must_use]
+            pub fn $label_of(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $label,)+
+                }
+            }
+        }
+    };
+}
+pub(crate) use labelled;

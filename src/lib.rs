@@ -44,8 +44,10 @@
 //! | [`key`] | extractors, trusted proxies, address prefixes |
 //! | [`quota`] | options and errors of quotas |
 //! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory and on Redis, fallback, blocks, meters |
-//! | [`observe`] | outcomes, events, setup warnings, and the `Observer` that sees them |
+//! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them, and `StatusPage`, which shows them |
 //! | [`clock`] | clocks, also for tests |
+//! | [`client`] | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long |
+//! | `rules` | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
 //! | `conformance` | the suite for limiters of your own (feature `conformance`) |
 //!
 //! # What it does not do
@@ -63,11 +65,15 @@
 //! | `axum` | [`key::peer_ip`] finds axum's `ConnectInfo<SocketAddr>`, [`key::original_uri`] its `OriginalUri`; limited services can answer with axum's [`Body`](middleware::ResponseBody) | axum 0.8 without default features |
 //! | `tonic` | [`key::peer_ip`] finds tonic's `TcpConnectInfo`; `RateLimitLayer::admit_call`; limited services can answer with tonic's [`Body`](middleware::ResponseBody) | tonic 0.14 without transport |
 //! | `tokio` | `TokioTimer`, so that requests can wait; `TokioClock` for tests | tokio with its timer |
-//! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing` | tracing |
+//! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
+//! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `fast-clock` | `FastClock`, which reads the CPU's time stamp counter and saves about 12 ns for each decision | quanta |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
+//! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
 //! | `serde` | [`Quota`] in configuration files, as text | serde_core |
+//! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
+//! | `cli` | the program `tower-ratelimit`, which [checks and explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules and replays access logs; nothing in the library | `rules`, clap, serde_json |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!
 //! Without `axum` and `tonic` the layer works in both frameworks all the same, for keys other than
@@ -80,13 +86,17 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+pub mod client;
 pub mod clock;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod decision;
 mod error;
+mod explanation;
+mod fields;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+mod json;
 pub mod key;
 pub mod limiter;
 pub mod middleware;
@@ -95,7 +105,12 @@ pub mod observe;
 mod outcome;
 mod policy;
 pub mod quota;
+mod random;
+#[cfg(feature = "rules")]
+pub mod rules;
 mod setup_warning;
+mod stats;
+mod status;
 mod sync;
 mod time;
 

@@ -4,48 +4,45 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What a rule does with a request that is over its quota, or that has no key where it needs one.
-///
-/// The mode does not change how the quota decides: a policy that is alone in its layer makes the
-/// same decisions in every mode. A request that passes is charged to every policy that has room for
-/// it. A request that an enforcing policy refuses is charged to none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Mode {
-    /// The request is refused. The default.
-    #[default]
-    Enforce,
-    /// The request passes, and the service should answer with less. The request carries an
-    /// [`Outcome`](crate::outcome::Outcome) of the kind
-    /// [`Degraded`](crate::outcome::OutcomeKind::Degraded) in its extensions. The response gets
-    /// `Cache-Control: no-store` unless the service sets its own, so that no cache serves the
-    /// reduced response to other clients.
-    Degrade,
-    /// The request passes as if the rule did not exist. Only the outcome reports it, with the kind
-    /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not, because
-    /// clients would slow down for a limit that is not enforced yet.
-    Shadow,
+use crate::error::labelled;
+
+labelled! {
+    /// Says how a rule treats a request that is over its quota, or that has no key where it needs one.
+    ///
+    /// The mode does not change how the quota decides: a policy that is alone in its layer makes the
+    /// same decisions in every mode. A request that passes is charged to every policy that has room for
+    /// it. A request that an enforcing policy refuses is charged to none.
+    #[derive(Default)]
+    Mode,
+    /// Returns the label for metrics, logs and files: `enforce`, `degrade`, `shadow`.
+    as_str {
+        /// The request is refused. The default.
+        #[default]
+        Enforce = "enforce",
+        /// The request passes, and the service should answer with less. The request carries an
+        /// [`Outcome`](crate::outcome::Outcome) of the kind
+        /// [`Degraded`](crate::outcome::OutcomeKind::Degraded) in its extensions. The response gets
+        /// `Cache-Control: no-store` unless the service sets its own, so that no cache serves the
+        /// reduced response to other clients.
+        Degrade = "degrade",
+        /// The request passes as if the rule did not exist. Only the outcome reports it, with the kind
+        /// [`ShadowLimited`](crate::outcome::OutcomeKind::ShadowLimited). Headers do not, because
+        /// clients would slow down for a limit that is not enforced yet.
+        Shadow = "shadow",
+    }
 }
 
 impl Mode {
-    /// All modes, from the strictest to the mildest.
-    const ALL: [Self; 3] = [Self::Enforce, Self::Degrade, Self::Shadow];
-
     /// Returns the milder of two modes, which interferes less.
     pub(crate) fn milder(self, other: Self) -> Self {
-        if self.number() < other.number() { other } else { self }
+        if (self as u8) < other as u8 { other } else { self }
     }
 
-    pub(crate) fn of_number(number: u8) -> Self {
-        Self::ALL.into_iter().find(|mode| mode.number() == number).unwrap_or_default()
-    }
-
-    #[inline]
-    pub(crate) fn number(self) -> u8 {
-        match self {
-            Self::Enforce => 0,
-            Self::Degrade => 1,
-            Self::Shadow => 2,
+    fn of_number(number: u8) -> Self {
+        match number {
+            0 => Self::Enforce,
+            1 => Self::Degrade,
+            _ => Self::Shadow,
         }
     }
 }
@@ -73,7 +70,7 @@ impl ModeSwitch {
     /// Makes a switch that is set to `mode`.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
-        Self(Arc::new(AtomicU8::new(mode.number())))
+        Self(Arc::new(AtomicU8::new(mode as u8)))
     }
 
     /// Returns the mode.
@@ -86,7 +83,7 @@ impl ModeSwitch {
 
     /// Sets the mode and returns the previous one.
     pub fn set(&self, mode: Mode) -> Mode {
-        let number = self.0.swap(mode.number(), Ordering::Relaxed);
+        let number = self.0.swap(mode as u8, Ordering::Relaxed);
         Mode::of_number(number)
     }
 }
@@ -116,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_switch_is_what_any_clone_of_it_was_set_to() {
-        for mode in Mode::ALL {
+        for mode in [Mode::Enforce, Mode::Degrade, Mode::Shadow] {
             let switch = ModeSwitch::default();
             assert_eq!(switch.clone().set(mode), Mode::Enforce);
             assert_eq!(switch.get(), mode);

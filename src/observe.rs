@@ -1,4 +1,12 @@
-//! What happened: outcomes of requests, events of limiters, and warnings about the setup.
+//! Outcomes and explanations of requests, events of limiters, warnings about the setup, and statistics.
+//!
+//! The guide has a page on [observing](crate::guide::observing).
 
+pub use crate::explanation::{Explanation, NotCharged, RuleExplanation};
 pub use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 pub use crate::setup_warning::{SetupWarning, SetupWarningKind};
+pub use crate::stats::{
+    EventCounts, HistogramSnapshot, LimitedKey, PolicySnapshot, PolicyState, RateBucket, Stats, StatsBuilder,
+    StatsSnapshot,
+};
+pub use crate::status::{StatusBody, StatusPage};

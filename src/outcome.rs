@@ -7,6 +7,7 @@ use http::request::Parts;
 use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
+use crate::error::labelled;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
@@ -28,70 +29,51 @@ pub struct Outcome {
     policies: SmallVec<[PolicyStatus; 2]>,
 }
 
-/// The kind of an [`Outcome`]: what the middleware did with a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OutcomeKind {
-    /// The request was within every quota and passed.
-    Allowed,
-    /// The request was within every quota, waited for its departure from a queue, and passed.
-    Delayed,
-    /// The request waited for its departure from a queue and was dropped before, because the client
-    /// disconnected. Its charges are refunded.
-    Abandoned,
-    /// The request was over a quota and refused.
-    Limited,
-    /// The request was refused because its key is closed by a [block](crate::Rule::block). The
-    /// refusal that closes the key has this kind, too.
-    Blocked,
-    /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
-    /// and passed.
-    Overage,
-    /// The request was over the quota of a rule in [`Mode::Degrade`], or had no key for it, and
-    /// passed for a reduced response.
-    Degraded,
-    /// The request was over the quota of a rule in [`Mode::Shadow`], or had no key for it, and
-    /// passed.
-    ShadowLimited,
-    /// The request was over a quota and went to the [overflow](crate::RateLimitLayer::overflow)
-    /// instead of the service.
-    Overflowed,
-    /// No policy applied to the request, and it passed.
-    Exempt,
-    /// An access list denied the client, and the request was refused.
-    Denied,
-    /// The request had no key and was refused.
-    KeyMissing,
-    /// The limiter failed, and the request passed.
-    FailedOpen,
-    /// The limiter failed, and the request was refused.
-    FailedClosed,
-}
-
-impl OutcomeKind {
+labelled! {
+    /// The kind of an [`Outcome`]: what the middleware did with a request.
+    OutcomeKind,
     /// Returns the label for metrics and logs: `allowed`, `delayed`, `abandoned`, `limited`,
     /// `blocked`, `overage`, `degraded`, `shadow_limited`, `overflowed`, `exempt`, `denied`,
     /// `key_missing`, `failed_open`, `failed_closed`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Delayed => "delayed",
-            Self::Abandoned => "abandoned",
-            Self::Limited => "limited",
-            Self::Blocked => "blocked",
-            Self::Overage => "overage",
-            Self::Degraded => "degraded",
-            Self::ShadowLimited => "shadow_limited",
-            Self::Overflowed => "overflowed",
-            Self::Exempt => "exempt",
-            Self::Denied => "denied",
-            Self::KeyMissing => "key_missing",
-            Self::FailedOpen => "failed_open",
-            Self::FailedClosed => "failed_closed",
-        }
+    as_str {
+        /// The request was within every quota and passed.
+        Allowed = "allowed",
+        /// The request was within every quota, waited for its departure from a queue, and passed.
+        Delayed = "delayed",
+        /// The request waited for its departure from a queue and was dropped before, because the client
+        /// disconnected. Its charges are refunded.
+        Abandoned = "abandoned",
+        /// The request was over a quota and refused.
+        Limited = "limited",
+        /// The request was refused because its key is closed by a [block](crate::Rule::block). The
+        /// refusal that closes the key has this kind, too.
+        Blocked = "blocked",
+        /// The request was over the quota of a rule with a [meter](crate::Rule::overage), was metered,
+        /// and passed.
+        Overage = "overage",
+        /// The request was over the quota of a rule in [`Mode::Degrade`], or had no key for it, and
+        /// passed for a reduced response.
+        Degraded = "degraded",
+        /// The request was over the quota of a rule in [`Mode::Shadow`], or had no key for it, and
+        /// passed.
+        ShadowLimited = "shadow_limited",
+        /// The request was over a quota and went to the [overflow](crate::RateLimitLayer::overflow)
+        /// instead of the service.
+        Overflowed = "overflowed",
+        /// No policy applied to the request, and it passed.
+        Exempt = "exempt",
+        /// An access list denied the client, and the request was refused.
+        Denied = "denied",
+        /// The request had no key and was refused.
+        KeyMissing = "key_missing",
+        /// The limiter failed, and the request passed.
+        FailedOpen = "failed_open",
+        /// The limiter failed, and the request was refused.
+        FailedClosed = "failed_closed",
     }
+}
 
+impl OutcomeKind {
     /// Returns whether the service always gets the outcome, because it should answer otherwise than
     /// usual.
     #[inline]
@@ -121,6 +103,7 @@ pub struct PolicyStatus {
     pub(crate) mode: Mode,
     pub(crate) refuses: bool,
     pub(crate) near: bool,
+    pub(crate) taken: u64,
     pub(crate) decision: ChargeDecision,
 }
 
@@ -162,7 +145,7 @@ impl Outcome {
     /// the one with the least remaining. A policy in shadow mode never binds.
     #[must_use]
     pub fn binding(&self) -> Option<&PolicyStatus> {
-        let refusing = self.violated().max_by_key(|status| status.decision.retry_us());
+        let refusing = self.violated().max_by_key(|status| status.decision.retry_us);
         let seen = self.policies.iter().filter(|status| status.mode != Mode::Shadow);
         refusing.or_else(|| seen.min_by_key(|status| status.decision.remaining()))
     }
@@ -210,6 +193,12 @@ impl PolicyStatus {
     #[must_use]
     pub fn cost(&self) -> u64 {
         self.cost
+    }
+
+    /// Returns the units that the request took when it was decided. They may be refunded or settled later.
+    #[must_use]
+    pub fn taken(&self) -> u64 {
+        self.taken
     }
 
     /// Returns the decision of the policy's own quota.
@@ -312,11 +301,25 @@ impl fmt::Debug for Observed<'_> {
 /// Sees what the middleware does and what happens to a limiter. Build metrics and logs on it.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
-/// of an observer is an observer, so a layer and its limiters can share one.
+/// of an observer is an observer, so layers can share one. A layer hands its observer on to its
+/// limiter. [`Stats`](crate::observe::Stats) is an observer that counts.
 pub trait Observer: Send + Sync {
     /// Called when a request was decided.
     fn on_outcome(&self, observed: &Observed<'_>) {
         let _ = observed;
+    }
+
+    /// Called first for the usual request: it passes because the only policy of its layer allows it, and
+    /// that policy is always enforced. `taken` are the units that it took, and `is_near` is that of its
+    /// [`PolicyStatus`].
+    ///
+    /// Return `true` if the observer needs to know no more. Then no [`Outcome`] is made, which takes
+    /// longer than the usual decision, and `on_outcome` is not called. By default it returns `false`.
+    ///
+    /// A layer may leave it out and call `on_outcome` only.
+    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
+        let _ = (policy, taken, is_near);
+        false
     }
 
     /// Called when a layer detects a likely misconfiguration: once for each layer and kind.
@@ -338,6 +341,10 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
         (**self).on_outcome(observed);
     }
 
+    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
+        (**self).on_allowed(policy, taken, is_near)
+    }
+
     fn on_setup_warning(&self, setup_warning: &SetupWarning) {
         (**self).on_setup_warning(setup_warning);
     }
@@ -347,7 +354,7 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
     }
 }
 
-/// Something that happened to a limiter.
+/// Something that happened to a limiter, to waiting requests, or to a file of rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LimiterEvent {
@@ -363,11 +370,36 @@ pub enum LimiterEvent {
     /// states are not in snapshots, and are the first that are forgotten when the table is full,
     /// those of blocks and meters too. Reported at most every ten seconds.
     TooManyQuotas,
+    /// A new version of the [rules](crate#features) of a file is in force.
+    RulesLoaded {
+        /// The number of times that the rules were replaced.
+        version: u64,
+    },
+    /// A file of rules has problems, and the rules stay as they were.
+    RulesRefused {
+        /// All problems, with their lines.
+        error: String,
+    },
     /// The first of two limiters could not answer, and the second was asked.
     FellBack {
         /// The error of the first limiter.
         error: String,
     },
+    /// The limiter answered a check without its store: it remembers that the key is denied, or it holds leased units.
+    AnsweredLocally,
+    /// A check that a store, such as Redis, decides has ended. Reported for each check.
+    StoreChecked {
+        /// How long it took, with the time that it waited to be sent; zero if it was not sent, because its server is
+        /// believed dead.
+        duration: Duration,
+        /// `None` if the store decided, otherwise the kind of error: `unavailable`, `timeout`, `overloaded`,
+        /// `misconfigured` or `foreign`.
+        error: Option<&'static str>,
+    },
+    /// A request begins to wait for its departure from a leaky queue.
+    WaitBegan,
+    /// A request does not wait any more: it departs, or it was dropped.
+    WaitEnded,
     /// The limiter could not answer.
     Failed {
         /// The error of the limiter.
@@ -382,6 +414,11 @@ pub enum LimiterEvent {
     },
     /// A server answers again.
     StoreUp {
+        /// Its host and port.
+        server: String,
+    },
+    /// A server that did not answer is not waited for any more: it has left the cluster, or the limiter was dropped.
+    StoreLeft {
         /// Its host and port.
         server: String,
     },

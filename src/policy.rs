@@ -36,6 +36,9 @@ struct Inner {
     quota: Quota,
     /// Not part of the policy's identity: it does not change what is counted.
     unit: Option<Box<str>>,
+    /// The name that its states are stored under, if it is not the policy's own.
+    stored: Option<Box<str>>,
+    /// The fingerprint of the name that its states are stored under.
     name_fingerprint: u64,
     /// The fingerprint of the name and the quota.
     fingerprint: u64,
@@ -61,7 +64,7 @@ impl Policy {
     /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
     /// because it is part of headers.
     pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, PolicyError> {
-        Ok(Self::build(checked(name.into())?, quota))
+        Ok(Self::build(checked(name.into())?, quota, None, None, Origin::Named))
     }
 
     /// Returns the name.
@@ -107,11 +110,9 @@ impl Policy {
         }
         let each = quotas.iter().map(|quota| {
             let room = NAME_MAX.saturating_sub(name.len() + 1);
-            let name = checked(format!("{name}-{}", shortened(words(quota), room)))?;
-            Ok(Self::build(name, *quota))
+            Self::new(format!("{name}-{}", shortened(words(quota), room)), *quota)
         });
-        let policies = each.collect::<Result<Vec<Self>, PolicyError>>()?;
-        if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
+        at_least_one(name, each)
     }
 
     /// Makes one policy of this name for each quota. Each can hold what was used under any other,
@@ -119,9 +120,7 @@ impl Policy {
     pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
-        let plans: Vec<Self> =
-            quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))).collect::<Result<_, _>>()?;
-        if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
+        at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
     }
 
     /// Makes one policy of this name for each quota. Each can hold the share that was used of any
@@ -147,14 +146,12 @@ impl Policy {
             let debt = (debt * u128::from(quota.capacity())).div_ceil(of);
             Self::new(name, quota.owing(u64::try_from(debt).unwrap_or(u64::MAX)))
         });
-        let plans = plans.collect::<Result<Vec<Self>, PolicyError>>()?;
-        if plans.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(plans) }
+        at_least_one(name, plans)
     }
 
     /// Returns the policy under another name.
     pub(crate) fn with_name(&self, name: String) -> Option<Self> {
-        let named = Self::build_as(checked(name).ok()?, self.0.quota, self.0.origin);
-        if self.has_unit() { named.in_unit(self.quota_unit()).ok() } else { Some(named) }
+        Some(self.rebuilt(checked(name).ok()?, self.0.quota, self.0.origin))
     }
 
     /// Returns the identity of an unnamed quota, which only its clones share. Returns `None` for a
@@ -170,13 +167,28 @@ impl Policy {
 
     /// Returns the policy with the quota that a switch has.
     pub(crate) fn following(&self, quota: Quota, switch: usize) -> Self {
-        let followed = Self::build_as(self.name().to_owned(), quota, Origin::Switched(switch));
-        if self.has_unit() { followed.in_unit(self.quota_unit()).unwrap_or(followed) } else { followed }
+        self.rebuilt(self.name().to_owned(), quota, Origin::Switched(switch))
     }
 
     /// Returns a policy of the same name with another quota.
     pub(crate) fn with_quota(&self, quota: Quota) -> Self {
-        Self::build(self.name().to_owned(), quota)
+        self.rebuilt(self.name().to_owned(), quota, Origin::Named)
+    }
+
+    /// Returns the policy with its states stored under another name.
+    ///
+    /// # Errors
+    /// Returns an error if the name is invalid; see [`Policy::new`].
+    #[cfg(feature = "rules")]
+    pub(crate) fn stored_as(&self, name: &str) -> Result<Self, PolicyError> {
+        let stored = Some(checked(name.to_owned())?.into_boxed_str());
+        let Inner { name, quota, unit, origin, .. } = &*self.0;
+        Ok(Self::build(name.to_string(), *quota, unit.clone(), stored, *origin))
+    }
+
+    /// Returns the name that the policy's states are stored under.
+    pub(crate) fn stored_name(&self) -> &str {
+        self.0.stored.as_deref().unwrap_or(&self.0.name)
     }
 
     /// Returns the fingerprint of the name, which a state belongs to whatever its quota. Valid in
@@ -196,18 +208,19 @@ impl Policy {
         self.0.state_fingerprint
     }
 
-    fn build(name: String, quota: Quota) -> Self {
-        Self::build_as(name, quota, Origin::Named)
+    /// Returns a policy with the unit of this one.
+    fn rebuilt(&self, name: String, quota: Quota, origin: Origin) -> Self {
+        Self::build(name, quota, self.0.unit.clone(), self.0.stored.clone(), origin)
     }
 
-    fn build_as(name: String, quota: Quota, origin: Origin) -> Self {
+    fn build(name: String, quota: Quota, unit: Option<Box<str>>, stored: Option<Box<str>>, origin: Origin) -> Self {
         let hash = foldhash::quality::FixedState::default();
-        let name_fingerprint = hash.hash_one(&name);
+        let name_fingerprint = hash.hash_one(stored.as_deref().unwrap_or(&name));
         let fingerprint = hash.hash_one((name_fingerprint, quota.fingerprint()));
         // Never 0, which stands for no policy where fingerprints are kept.
         let state_fingerprint = hash.hash_one((name_fingerprint, quota.of_states().fingerprint())) | 1 << 63;
         let name = name.into_boxed_str();
-        Self(Arc::new(Inner { name, quota, unit: None, name_fingerprint, fingerprint, state_fingerprint, origin }))
+        Self(Arc::new(Inner { name, quota, unit, stored, name_fingerprint, fingerprint, state_fingerprint, origin }))
     }
 }
 
@@ -220,11 +233,19 @@ impl From<Quota> for Policy {
     /// the quota is one value, they [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota):
     /// name the policies with [`Policy::new`].
     fn from(quota: Quota) -> Self {
-        Self::build_as(shortened(words(&quota), NAME_MAX), quota, Origin::Unnamed)
+        Self::build(shortened(words(&quota), NAME_MAX), quota, None, None, Origin::Unnamed)
     }
 }
 
 /// Returns the name if it is valid.
+fn at_least_one(
+    name: &str,
+    policies: impl Iterator<Item = Result<Policy, PolicyError>>,
+) -> Result<Vec<Policy>, PolicyError> {
+    let policies = policies.collect::<Result<Vec<Policy>, PolicyError>>()?;
+    if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
+}
+
 fn checked(name: String) -> Result<String, PolicyError> {
     if can_be_named(&name) { Ok(name) } else { Err(PolicyError::name(&name)) }
 }
@@ -238,19 +259,12 @@ fn can_be_named(name: &str) -> bool {
 fn words(quota: &Quota) -> String {
     let words = quota.to_string();
     let words = words.strip_suffix(", token bucket").unwrap_or(&words);
-    let mut name = String::with_capacity(words.len());
-    for part in words.split([' ', ',']).filter(|part| !part.is_empty()) {
-        if !name.is_empty() {
-            name.push('-');
-        }
-        name.push_str(part);
-    }
-    name
+    let parts: Vec<&str> = words.split([' ', ',']).filter(|part| !part.is_empty()).collect();
+    parts.join("-")
 }
 
-/// Returns the words. If they are longer than `room`, returns the beginning of the words and their
-/// hash.
-fn shortened(words: String, room: usize) -> String {
+/// Returns the words, which are ASCII. If they are longer than `room`, returns the beginning of the words and their hash.
+pub(crate) fn shortened(words: String, room: usize) -> String {
     const HASH: usize = 17; // with its dash
     if words.len() <= room || room <= HASH {
         return words;
@@ -266,7 +280,8 @@ fn shortened(words: String, room: usize) -> String {
 
 impl PartialEq for Policy {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || (self.name() == other.name() && self.quota() == other.quota())
+        let is_same = |a: &Inner, b: &Inner| (&a.name, &a.stored, a.quota) == (&b.name, &b.stored, b.quota);
+        Arc::ptr_eq(&self.0, &other.0) || is_same(&self.0, &other.0)
     }
 }
 

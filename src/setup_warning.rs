@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::error::labelled;
+
 /// A likely misconfiguration of a layer. Its text says what was detected and how to fix it.
 ///
 /// Each layer reports each [kind](Self::kind) once, to its [`Observer`](crate::outcome::Observer).
@@ -19,68 +21,48 @@ pub struct SetupWarning {
     text: String,
 }
 
-/// The kind of a [`SetupWarning`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum SetupWarningKind {
-    /// Two nested layers with one limiter charged a request for the same policy and key. A layer
-    /// looks for this in its first 256 requests.
-    ChargedTwice,
-    /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address
-    /// of the peer, which is the proxy's.
-    ProxyNotTrusted,
-    /// An access list allowed a forwarded request by the address of its peer, so the list exempts
-    /// every client of that proxy.
-    ProxyAllowed,
-    /// A request costs more than its policy's quota can ever allow.
-    NeverPasses,
-    /// Two layers that share a limiter use the same policy name with different quotas that are not
-    /// plans of one rule.
-    TwoQuotas,
-    /// Two layers that share a limiter have the same unnamed quota, so they share its allowance.
-    /// Clones of a layer and clones of a policy are meant to share, and are not reported.
-    UnnamedQuota,
-    /// A rule has a quota that the layer's limiter [does not
-    /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
-    /// as if the limiter had failed: see [`OnError`](crate::OnError).
-    UnsupportedQuota,
-    /// A rule counts by the address of the peer, and the server does not provide it.
-    PeerUnknown,
-    /// A rule's condition held for none of the first 1,000 requests.
-    NeverApplies,
-    /// None of the first 32 requests that a rule applies to had a key, or none of the first 1,000
-    /// if requests without a key are exempt. Or none of the first 1,000 requests had the key of an
-    /// access list.
-    KeyNeverFound,
-    /// A rule settles costs after the response, and its quota allows no debt.
-    NoDebt,
-    /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.
-    NoTimer,
-    /// A layer has a timer, and no rule has a leaky queue, so no request waits.
-    NoQueue,
-}
-
-impl SetupWarningKind {
+labelled! {
+    /// The kind of a [`SetupWarning`].
+    SetupWarningKind,
     /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
     /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
     /// `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`, `no-queue`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ChargedTwice => "charged-twice",
-            Self::ProxyNotTrusted => "proxy-not-trusted",
-            Self::ProxyAllowed => "proxy-allowed",
-            Self::NeverPasses => "never-passes",
-            Self::TwoQuotas => "two-quotas",
-            Self::UnnamedQuota => "unnamed-quota",
-            Self::UnsupportedQuota => "unsupported-quota",
-            Self::PeerUnknown => "peer-unknown",
-            Self::NeverApplies => "never-applies",
-            Self::KeyNeverFound => "key-never-found",
-            Self::NoDebt => "no-debt",
-            Self::NoTimer => "no-timer",
-            Self::NoQueue => "no-queue",
-        }
+    as_str {
+        /// Two nested layers with one limiter charged a request for the same policy and key. A layer
+        /// looks for this in its first 256 requests.
+        ChargedTwice = "charged-twice",
+        /// A request was forwarded (`X-Forwarded-For`, `Forwarded`), and a rule counts by the address
+        /// of the peer, which is the proxy's.
+        ProxyNotTrusted = "proxy-not-trusted",
+        /// An access list allowed a forwarded request by the address of its peer, so the list exempts
+        /// every client of that proxy.
+        ProxyAllowed = "proxy-allowed",
+        /// A request costs more than its policy's quota can ever allow.
+        NeverPasses = "never-passes",
+        /// Two layers that share a limiter use the same policy name with different quotas that are not
+        /// plans of one rule.
+        TwoQuotas = "two-quotas",
+        /// Two layers that share a limiter have the same unnamed quota, so they share its allowance.
+        /// Clones of a layer and clones of a policy are meant to share, and are not reported.
+        UnnamedQuota = "unnamed-quota",
+        /// A rule has a quota that the layer's limiter [does not
+        /// support](crate::limiter::Limiter::supports). Requests that the rule applies to are decided
+        /// as if the limiter had failed: see [`OnError`](crate::OnError).
+        UnsupportedQuota = "unsupported-quota",
+        /// A rule counts by the address of the peer, and the server does not provide it.
+        PeerUnknown = "peer-unknown",
+        /// A rule's condition held for none of the first 1,000 requests.
+        NeverApplies = "never-applies",
+        /// None of the first 32 requests that a rule applies to had a key, or none of the first 1,000
+        /// if requests without a key are exempt. Or none of the first 1,000 requests had the key of an
+        /// access list.
+        KeyNeverFound = "key-never-found",
+        /// A rule settles costs after the response, and its quota allows no debt.
+        NoDebt = "no-debt",
+        /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.
+        NoTimer = "no-timer",
+        /// A layer has a timer, and no rule has a leaky queue, so no request waits.
+        NoQueue = "no-queue",
     }
 }
 

@@ -1,5 +1,7 @@
 //! Atomics and locks of the standard library, or of loom in tests that model interleavings; and the hint to load a cache line.
 
+use std::sync::TryLockError;
+
 #[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(ratelimit_loom)]
@@ -13,6 +15,15 @@ pub(crate) use std::sync::{Mutex, MutexGuard};
 /// values behind.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Locks a mutex if no other thread holds it. Poison is ignored, as in [`lock`].
+pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Waits a moment for another thread that holds a slot. Spins at first, then yields the processor,

@@ -2,13 +2,19 @@
 # The same tests as in tests/all.sh, with many more cases: for a night, or before a release. Each command also runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=axum,tonic,tokio,fast-clock,redis-rustls-ring,serde,conformance
+features=axum,tonic,tokio,fast-clock,redis-rustls-ring,serde,rules,conformance
 set -x
 
-# Properties with 25 times as many cases, and a flood of 50 million keys.
-RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test memory --test middleware --test redis
+# Properties with 25 times as many cases, a flood of 50 million keys, and a file of rules that changes 250 times under load.
+RATELIMIT_CAMPAIGN=25 cargo test --locked --features "$features" --test client --test memory --test middleware --test redis
+# A thousand clients that obey and a thousand that do not, for five minutes. Prints the table in the guide, and draws the picture.
+CROWD=1 cargo test --locked --features "$features" --test client crowds_with_and -- --nocapture
 # Each algorithm beside its script in Redis, for two million steps.
 RATELIMIT_PARITY_STEPS=2000000 cargo test --locked --features "$features" --lib wire::tests::parity
+# A million mutated files of rules.
+RULES_MUTATIONS=1000000 cargo test --locked --features "$features" --lib rules::tests::mutations
+# Files of rules and words of quotas that a fuzzer makes, ten minutes each.
+bash tests/fuzz/run 600
 # Processes that are stopped and continued, for ten minutes.
 STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memory stopped_clock
 # Floods that go on until every key is forgotten. Prints the table in the documentation of `limiter::memory`.

@@ -1,23 +1,28 @@
-//! A setup warning of a layer without an observer is a warning of `tracing`.
+//! A setup warning of a layer without an observer is a warning of `tracing`. `Stats` logs refusals, by choice.
 //!
 //! A binary of its own, because the feature changes what every other test of setup warnings sees,
 //! and because the subscriber is set for the whole process.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::observe::{Observer, SetupWarning};
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::observe::{Observer, SetupWarning, Stats};
 use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The warnings that the subscriber got.
+/// The events that the subscriber got: warnings, or all.
 #[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<String>>>);
+struct Events {
+    written: Arc<Mutex<Vec<String>>>,
+    all: bool,
+}
 
 struct Written(String);
 
@@ -29,7 +34,7 @@ impl Visit for Written {
 
 impl Subscriber for Events {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target() == "tower_ratelimit" && *metadata.level() == Level::WARN
+        metadata.target() == "tower_ratelimit" && (self.all || *metadata.level() == Level::WARN)
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
         Id::from_u64(1)
@@ -37,9 +42,9 @@ impl Subscriber for Events {
     fn record(&self, _: &Id, _: &Record<'_>) {}
     fn record_follows_from(&self, _: &Id, _: &Id) {}
     fn event(&self, event: &Event<'_>) {
-        let mut written = Written(String::new());
+        let mut written = Written(format!("{} ", event.metadata().level()));
         event.record(&mut written);
-        self.0.lock().unwrap().push(written.0);
+        self.written.lock().unwrap().push(written.0);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}
@@ -70,9 +75,62 @@ async fn setup_warning_without_observer_goes_to_tracing() {
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     serve(&never_passes("traced"), 5).await;
     serve(&never_passes("observed").observer(Silent), 1).await;
-    let events = events.0.lock().unwrap();
+    let events = events.written.lock().unwrap();
     let of = |policy: &'static str| events.iter().filter(move |event| event.contains(policy)).collect::<Vec<_>>();
     assert_eq!(of("\"observed\"").len(), 0);
     let [event] = of("\"traced\"")[..] else { panic!("{events:?}") };
     assert!(event.contains("kind=\"never-passes\";") && event.contains("message=a request cost 10 units"), "{event}");
+}
+
+async fn ask(layer: &RateLimitLayer<MemoryLimiter>, keys: &[&str]) {
+    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    for key in keys {
+        let request = Request::builder().header("key", *key).body(()).unwrap();
+        layer.layer(answer).oneshot(request).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_debug_events_and_one_warning_in_ten_seconds() {
+    let events = Events { all: true, ..Events::default() };
+    let _guard = tracing::subscriber::set_default(events.clone());
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).log_refusals().build();
+    let policy = Policy::new("client", Quota::per_hour(1)).unwrap();
+    let limiter = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, policy, key::header("key")).observer(stats.clone());
+    let taken = || std::mem::take(&mut *events.written.lock().unwrap());
+
+    ask(&layer, &["secret-a", "secret-b", "secret-a", "secret-b", "secret-b"]).await;
+    let refused = taken();
+    assert_eq!(refused.len(), 3, "{refused:?}");
+    for event in &refused {
+        assert!(event.starts_with("DEBUG ") && !event.contains("secret"), "{event}");
+        assert!(event.contains("policy=\"client\";outcome=\"limited\";retry_after_ms=3600000;key="), "{event}");
+    }
+    clock.advance(Duration::from_secs(9));
+    ask(&layer, &["another"]).await;
+    assert_eq!(taken(), [""; 0]);
+    clock.advance(Duration::from_secs(1));
+    ask(&layer, &["a third"]).await;
+    assert_eq!(
+        taken(),
+        ["WARN message=client: 3 refused for at least 2 keys;policy=\"client\";refused=3;keys=2;"],
+        "with the next outcome, whatever it is"
+    );
+    clock.advance(Duration::from_secs(10));
+    drop(stats.snapshot());
+    assert_eq!(taken(), [""; 0], "nothing was refused since");
+
+    // A flood: 300 keys pass once and are refused nine times.
+    let keys: Vec<String> = (0..3_000).map(|n| (n % 300).to_string()).collect();
+    ask(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    clock.advance(Duration::from_secs(3_600));
+    drop(stats.prometheus());
+    let flood = taken();
+    assert_eq!(flood.len(), 2_701);
+    let summaries: Vec<&String> = flood.iter().filter(|event| !event.starts_with("DEBUG ")).collect();
+    let [summary] = summaries[..] else { panic!("{summaries:?}") };
+    let keys = summary.split("keys=").nth(1).and_then(|rest| rest.split(';').next()?.parse::<u32>().ok());
+    assert!(summary.contains("refused=2700;") && keys.is_some_and(|keys| (250..=300).contains(&keys)), "{summary}");
 }

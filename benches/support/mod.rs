@@ -1,4 +1,4 @@
-//! What the benches share: rounds in turn, medians, ratios.
+//! The parts that benches share: rounds in turn, medians, ratios.
 
 #![allow(dead_code, reason = "each bench uses a part of it")]
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]

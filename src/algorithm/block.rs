@@ -74,7 +74,7 @@ pub(crate) struct Block {
     count_denied: bool,
 }
 
-/// What a state says now.
+/// A state as it is now.
 #[derive(Clone, Copy, Debug)]
 struct View {
     phase: Phase,
@@ -330,9 +330,9 @@ impl PairAlgorithm for Block {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }
 
-    /// Blocks take over the strikes of any quota, and owe nothing.
+    /// Any quota's units are strikes.
     fn most(&self) -> u64 {
-        0
+        u64::MAX
     }
 
     fn longest_us(&self) -> u64 {

@@ -19,9 +19,19 @@ pub(crate) enum Kept {
     Entries(Vec<(u64, u64)>),
 }
 
+/// The results of a quota that finds a state of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// The state after an admitted charge, a forced charge or a refund.
+    Fits,
+    /// Also what a denied charge makes of it: it comes back later than this quota can put it, or it closes the key.
+    Ahead,
+    /// Nothing: more is in use than this quota could keep, and nobody's use is forgotten.
+    Over,
+}
+
 impl Rules {
-    /// Returns a state that was written under other rules as one of these, and whether even a denied charge has to write
-    /// it: because it comes back later than this quota can put it, or because it closes the key.
+    /// Returns a state that was written under other rules as one of these, and what may be written of it.
     ///
     /// `share` are the capacities of the two quotas, if the used share is kept and not the amount.
     pub(crate) fn take_over<E: Entries>(
@@ -30,12 +40,12 @@ impl Rules {
         held: &Held<'_, E>,
         now: u64,
         share: Option<(u64, u64)>,
-    ) -> (Kept, bool) {
+    ) -> (Kept, Fit) {
         if let (Self::Pair(PairRules::Block(block), _), Self::Pair(PairRules::Block(from), _), Held::Pair(state)) =
             (self, from, held)
         {
             let (adopted, moved) = block.adopt(from, *state, now);
-            return (Kept::Pair(adopted), moved);
+            return (Kept::Pair(adopted), if moved { Fit::Ahead } else { Fit::Fits });
         }
         let carried = match (from, held) {
             (Self::Pair(from, _), Held::Pair(state)) => from.get().carried(*state, now, self.is_dated()),
@@ -50,13 +60,16 @@ impl Rules {
             Self::Pair(rules, _) => (rules.get().most(), rules.get().longest_us()),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
         };
-        // A denied charge throws nothing away: units that do not fit stay where they are.
-        let is_ahead = carried.back().saturating_sub(now) > longest_us && carried.used.units_ceil() <= most;
+        let fit = match carried.back().saturating_sub(now) > longest_us {
+            _ if carried.used.units_ceil() > most => Fit::Over,
+            true => Fit::Ahead,
+            false => Fit::Fits,
+        };
         let kept = match self {
             Self::Pair(rules, _) => Kept::Pair(rules.get().take_over(&carried, now)),
             Self::EntryLog(log) => Kept::Entries(log.take_over(&carried, now)),
         };
-        (kept, is_ahead)
+        (kept, fit)
     }
 
     /// Returns whether the states are dated entries.

@@ -165,8 +165,9 @@ local function log_write(
   local call, left = redis.call, (newest or now) + life - now
   if left < 0 then left = 0 end
   left = (left - left % 1000) / 1000 + longer
-  -- The end is set first: if Redis refuses that, nothing may be written, since it would stay for ever.
-  if list[1] or whole then call('PEXPIRE', key, left) end
+  -- The end is set first: if Redis refuses that, nothing may be written, since it would stay for ever. Units that join the
+  -- newest entry do not move it.
+  if list[1] and not joins or whole then call('PEXPIRE', key, left) end
   if whole then
     -- A key that is deleted cannot be written again where a cluster moves its slot, so new elements go behind the old ones.
     -- A text has to be deleted. Such a slot refuses to look for a key that is not there, and then nothing is deleted.

@@ -255,7 +255,7 @@ impl EntryLog {
 
     /// Returns the entries of units that another quota counted.
     ///
-    /// Entries of the same grid stay as they are. Other entries count as if they had been taken under this quota. Units
+    /// Entries of the same grid stay as they are, or count for the same share. Other entries count as if they had been taken under this quota. Units
     /// that were no entries count as if they had been taken a period before they come back, but no later than now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
@@ -263,7 +263,11 @@ impl EntryLog {
         }
         if carried.grid == Some(self.grid()) {
             let entries = carried.dated.iter().filter_map(|dated| Some((dated.start?, dated.whole)));
-            return carried.scaled(&entries.collect::<Vec<_>>(), self.most_kept(), self.most());
+            let mut entries = carried.scaled(&entries.collect::<Vec<_>>(), self.most_kept(), self.most());
+            if carried.share.is_some() {
+                self.weigh_oldest(&mut entries, now);
+            }
+            return entries;
         }
         let grid = |at: u64| at - at % self.grain_us();
         let (latest, mut most) = (grid(now), carried.used.units_ceil().min(self.most()));

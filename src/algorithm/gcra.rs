@@ -105,6 +105,12 @@ impl<N> Span<N> {
         Pair { at: now + self.us, n: self.num }
     }
 
+    /// Returns the time by which this span is longer than a shorter one, rounded up.
+    #[inline]
+    fn us_beyond(&self, shorter: &Self) -> u64 {
+        self.us - shorter.us + u64::from(self.num > shorter.num)
+    }
+
     #[inline]
     fn ceil_us(&self) -> u64 {
         self.us + u64::from(self.num > 0)
@@ -117,6 +123,7 @@ pub(crate) struct Gcra<N: Parts> {
     /// The interval between two units is `p/l` µs, in lowest terms.
     l: Divisor,
     p: Divisor,
+    interval: Span<N>,
     capacity: Span<N>,
     /// The furthest that an instant may be ahead: the capacity and the allowed debt.
     ceiling: Span<N>,
@@ -129,7 +136,7 @@ pub(crate) struct Gcra<N: Parts> {
 /// The result of a charge, before it is described.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Verdict<N> {
-    Admitted { met: N, after: Span<N>, units: u64 },
+    Admitted { met: Span<N>, after: Span<N>, units: u64 },
     Denied { met: Span<N>, retry_us: Option<u64> },
 }
 
@@ -156,6 +163,7 @@ impl<N: Parts> Gcra<N> {
         Self {
             l,
             p,
+            interval: span(1),
             capacity: span(spec.burst),
             ceiling: span(spec.burst + spec.debt),
             burst: spec.burst,
@@ -175,16 +183,8 @@ impl<N: Parts> Gcra<N> {
     ///
     /// They are two functions so that a limiter first tries to write, and describes once.
     #[inline(always)]
-    pub(crate) fn look(&self, Ahead { us, num }: Ahead, cost: u64, force: bool) -> Option<Verdict<N>> {
-        let l = self.l.get();
-        if us > self.ceiling.us || num >= l {
-            return None;
-        }
-        let parts = N::product(us, l) + N::from(num);
-        if parts > self.ceiling.parts {
-            return None;
-        }
-        Some(self.judge(Span { parts, us, num }, cost, force))
+    pub(crate) fn look(&self, ahead: Ahead, cost: u64, force: bool) -> Option<Verdict<N>> {
+        Some(self.judge(self.met(ahead)?, cost, force))
     }
 
     #[inline(always)]
@@ -194,19 +194,18 @@ impl<N: Parts> Gcra<N> {
             return Verdict::Denied { met, retry_us: None };
         }
         let mut units = if force { cost.min(self.most()) } else { cost };
-        let mut after = met.parts + self.span(units);
-        if after > self.capacity.parts {
+        let mut after = self.plus(&met, units);
+        if after.parts > self.capacity.parts {
             if cost > 0 && !force {
-                let wait = self.ceil_us(after - self.capacity.parts);
-                return Verdict::Denied { met, retry_us: fits.then_some(wait) };
+                return Verdict::Denied { met, retry_us: fits.then(|| after.us_beyond(&self.capacity)) };
             }
-            if after > self.ceiling.parts {
+            if after.parts > self.ceiling.parts {
                 // Units beyond the allowed debt are not remembered, so they are not refunded either.
-                after = self.ceiling.parts;
-                units = (after - met.parts).floor(self.p);
+                after = self.ceiling;
+                units = (after.parts - met.parts).floor(self.p);
             }
         }
-        Verdict::Admitted { met: met.parts, after: cut(after, self.l), units }
+        Verdict::Admitted { met, after, units }
     }
 
     /// Returns the decision on a charge of `cost`.
@@ -222,7 +221,7 @@ impl<N: Parts> Gcra<N> {
                 let Pair { at, n } = after.of(now);
                 let decision = self.standing(after, Some(0)).receipted(*units, at, n);
                 match self.queue {
-                    Some(delay_after) => self.delayed(decision, *met, cost, delay_after),
+                    Some(delay_after) => self.delayed(decision, met, cost, delay_after),
                     None => decision,
                 }
             }
@@ -236,24 +235,23 @@ impl<N: Parts> Gcra<N> {
         let (remaining, room_us) = if backlog.parts > capacity.parts {
             (0, 0)
         } else {
-            let room_us = capacity.us - backlog.us + u64::from(capacity.num > backlog.num); // rounded up
-            ((capacity.parts - backlog.parts).floor(self.p), room_us)
+            ((capacity.parts - backlog.parts).floor(self.p), capacity.us_beyond(backlog))
         };
         let window_us = match retry_us {
             Some(wait) if wait > 0 => wait,
             _ if remaining > 0 => room_us,
             _ if self.burst == 0 => 0,
-            _ => self.ceil_us(backlog.parts + self.span(1) - capacity.parts),
+            _ => self.plus(backlog, 1).us_beyond(&capacity),
         };
         ChargeDecision::found(self.burst, remaining, backlog.ceil_us(), window_us, retry_us)
     }
 
     /// Adds when a request departs from a queue: when the backlog that it met has drained, less what passes at once.
-    fn delayed(&self, mut decision: ChargeDecision, met: N, cost: u64, delay_after: u64) -> ChargeDecision {
+    fn delayed(&self, mut decision: ChargeDecision, met: &Span<N>, cost: u64, delay_after: u64) -> ChargeDecision {
         // The last of its units has to be within what passes at once.
         let at_once = self.span(delay_after.saturating_sub(cost.saturating_sub(1)));
-        if met > at_once {
-            decision.set_delay(self.ceil_us(met - at_once), self.ceil_units(met - at_once));
+        if met.parts > at_once.parts {
+            decision.set_delay(met.us_beyond(&at_once), self.ceil_units(met.parts - at_once.parts));
         }
         decision
     }
@@ -268,7 +266,7 @@ impl<N: Parts> Gcra<N> {
     /// refunded, the second number is negative: −1 less the numerator.
     #[cfg(feature = "redis")]
     pub(crate) fn refund_numbers(&self, units: u64) -> (f64, f64) {
-        let span = cut(self.span(units.min(self.most())), self.l);
+        let span = self.span(units.min(self.most()));
         let num = span.num as f64; // below 2^50
         (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
@@ -281,23 +279,36 @@ impl<N: Parts> Gcra<N> {
         let Some(tail) = state.filter(|tail| tail.at >= now) else {
             return (Span { parts: N::from(0), us: 0, num: 0 }, false);
         };
+        let num = tail.n.min(self.l.get() - 1); // a receipt may be of another quota
+        match self.met(Ahead { us: tail.at - now, num }) {
+            Some(met) => (met, false),
+            None => (self.ceiling, true),
+        }
+    }
+
+    /// Returns the span to an instant, if the quota can put it there.
+    #[inline(always)]
+    fn met(&self, Ahead { us, num }: Ahead) -> Option<Span<N>> {
         let l = self.l.get();
-        let (us, num) = (tail.at - now, tail.n.min(l - 1)); // a receipt may be of another quota
-        if us > self.ceiling.us {
-            return (self.ceiling, true);
+        if us > self.ceiling.us || num >= l {
+            return None;
         }
         let parts = N::product(us, l) + N::from(num);
-        if parts > self.ceiling.parts { (self.ceiling, true) } else { (Span { parts, us, num }, false) }
+        (parts <= self.ceiling.parts).then_some(Span { parts, us, num })
     }
 
     #[inline]
-    fn span(&self, units: u64) -> N {
-        N::product(units, self.p.get())
+    fn span(&self, units: u64) -> Span<N> {
+        cut(N::product(units, self.p.get()), self.l)
     }
 
-    #[inline]
-    fn ceil_us(&self, span: N) -> u64 {
-        (span + N::from(self.l.get() - 1)).floor(self.l)
+    /// Returns a span and that of so many units. One unit needs no division.
+    #[inline(always)]
+    fn plus(&self, span: &Span<N>, units: u64) -> Span<N> {
+        let more = if units == 1 { self.interval } else { self.span(units) };
+        let (num, l) = (span.num + more.num, self.l.get());
+        let (carry, num) = if num < l { (0, num) } else { (1, num - l) };
+        Span { parts: span.parts + more.parts, us: span.us + more.us + carry, num }
     }
 
     fn ceil_units(&self, span: N) -> u64 {
@@ -327,7 +338,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
             return Next::Keep;
         }
         let (left, _) = self.backlog(Some(own), now);
-        let given = self.span(units.min(self.most())).min(left.parts).min(backlog.parts);
+        let given = self.span(units.min(self.most())).parts.min(left.parts).min(backlog.parts);
         match backlog.parts - given {
             _ if given == N::from(0) => Next::Keep,
             rest if rest == N::from(0) => Next::Clear,
@@ -347,7 +358,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn fullness(&self, state: Pair, now: u64) -> Fullness {
         let (backlog, _) = self.backlog(Some(state), now);
         Fullness {
-            throttled: backlog.parts + self.span(1) > self.capacity.parts,
+            throttled: backlog.parts + self.interval.parts > self.capacity.parts,
             used: share(backlog.ceil_us(), self.capacity.ceil_us()),
         }
     }
@@ -378,7 +389,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
     fn numbers(&self, cost: u64, force: bool) -> Numbers {
         // A cost of one more than could ever pass is denied like any above it.
         let most = if force { self.most() } else { self.burst + 1 };
-        let span = cut(self.span(cost.min(most)), self.l);
+        let span = self.span(cost.min(most));
         let (bound, bound_num) =
             if force || cost == 0 { (UNBOUNDED, 0) } else { (self.capacity.us, self.capacity.num) };
         let mut numbers = numbers(&[span.us, bound, self.ceiling.us, self.l.get()]);
@@ -390,7 +401,7 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
 
     #[cfg(feature = "redis")]
     fn own_without(&self, own: Pair, last: u64) -> Pair {
-        let (last, l) = (cut(self.span(last.min(self.most())), self.l), self.l.get());
+        let (last, l) = (self.span(last.min(self.most())), self.l.get());
         let num = own.n.min(l - 1);
         let borrowed = u64::from(num < last.num);
         match own.at.checked_sub(last.us + borrowed) {

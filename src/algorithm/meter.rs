@@ -5,7 +5,7 @@
 //! Units are counted until the limit is reached. The count is forgotten when nothing was added to it for one period, the
 //! retention, and not before: an operator reads, settles and resets it.
 //!
-//! It guarantees: every unit is counted once, and none above the limit.
+//! It guarantees: every unit is counted once, and none above the limit. What was counted under a larger limit stays counted.
 //!
 //! # 2 Parameters
 //!
@@ -106,12 +106,12 @@ impl PairAlgorithm for Meter {
     }
 
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
-        let n = carried.used.units_ceil().min(self.limit);
+        let n = carried.used.units_ceil();
         (n > 0).then_some(Pair { at: carried.until(now, self.retention_us), n })
     }
 
     fn most(&self) -> u64 {
-        self.limit
+        u64::MAX
     }
 
     /// How far ahead the units of another quota may be.
@@ -119,8 +119,8 @@ impl PairAlgorithm for Meter {
         2 * self.retention_us
     }
 
-    fn could_be(&self, state: Pair) -> bool {
-        state.n <= self.limit
+    fn could_be(&self, _state: Pair) -> bool {
+        true
     }
 
     /// Whether a decision at `now` would rewind this state.

@@ -14,7 +14,7 @@ use super::{PairAlgorithm, PairRules};
 
 use closing::Closing;
 
-/// What the definition says about a charge.
+/// The answer to a charge by the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) allowed: bool,
@@ -29,11 +29,11 @@ pub(crate) struct Expected {
     pub(super) taken: u64,
 }
 
-/// What a taken charge left behind, for giving it back.
+/// The trace of a taken charge, for its refund.
 #[derive(Clone, Debug)]
 pub(crate) struct Own(Model);
 
-/// What is remembered of one key.
+/// The memory of one key.
 #[derive(Clone, Debug)]
 enum Model {
     /// A fluid that drains: its level at an instant, in units × period. Below zero, it has been empty for a while.
@@ -118,7 +118,7 @@ impl Oracle {
         let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);
         let met = self.clone();
         if matches!(self.model, Model::Fluid(_) | Model::Steps(_)) {
-            self.meet_clock(now); // a window or an instant is known by its own time, wherever the clock is
+            self.meet_clock(now); // windows and logs need no adjustment to a clock that stepped back: their states have times of their own
         }
         let wanted = i128::from(units) * self.scale();
         let before = self.used(now);
@@ -170,7 +170,7 @@ impl Oracle {
         level.map(|(level, since)| i128::from(since) * i128::from(self.spec.limit) + level)
     }
 
-    /// What is in use, as a fraction.
+    /// Returns the usage as a fraction.
     pub(super) fn fraction_used(&mut self, now: u64) -> (i128, i128) {
         let mut met = self.clone();
         met.meet_clock(now);
@@ -243,7 +243,7 @@ impl Oracle {
         self.spec.period_us + if drops { 0 } else { self.grain_us() }
     }
 
-    /// What is in use at an instant, if nothing comes before it.
+    /// Returns the usage at an instant, if nothing comes before it.
     fn used(&self, at: u64) -> i128 {
         match &self.model {
             Model::Fluid(None) | Model::Steps(None) | Model::Window(None) | Model::Meter(None) => 0,
@@ -270,7 +270,7 @@ impl Oracle {
         (i128::from(at) - i128::from(tick)).div_euclid(i128::from(self.spec.period_us))
     }
 
-    /// What an entry counts for at an instant.
+    /// Returns the units that an entry counts for at an instant.
     fn counts(&self, start: u64, units: u64, at: u64) -> i128 {
         let (edge, grain) = (start + self.spec.period_us, self.grain_us());
         let oldest = if self.spec.algorithm == Algorithm::SlidingLog { Oldest::Dropped } else { self.spec.oldest };
@@ -283,7 +283,7 @@ impl Oracle {
         }
     }
 
-    /// What a clock that stepped back does to the key.
+    /// Corrects the key for a clock that stepped back.
     fn meet_clock(&mut self, now: u64) {
         let (used, most, ceiling, period_us) = (self.used(now), self.most(), self.ceiling(), self.spec.period_us);
         let (first, start) = (self.spec.anchor == Anchor::FirstRequest, self.start_of(now));
@@ -385,7 +385,7 @@ impl Oracle {
         }
     }
 
-    // What is told ────────────────────────────────────────────────────────────────────────────────────────────────────
+    // Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     fn remaining(&self, now: u64) -> u64 {
         ((self.capacity() - self.used(now)).max(0) / self.scale()) as u64

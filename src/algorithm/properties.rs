@@ -29,7 +29,7 @@ pub(crate) fn beginnings() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_u64, 1_790_000_000_000_000..1_800_000_000_000_000_u64, Just(5_680_000_000_000_000)]
 }
 
-/// What a schedule holds besides takes and looks.
+/// The actions of a schedule besides takes and looks.
 #[derive(Clone, Copy, Debug)]
 enum Mix {
     Nothing,

@@ -128,7 +128,7 @@ impl Fullness {
     }
 }
 
-/// Returns the part that `used` is of `whole`, in 65,536ths.
+/// Returns `used / whole` as a number in which 65,536 is the whole.
 pub(super) fn share(used: u64, whole: u64) -> u64 {
     ((u128::from(used) << 16) / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
 }

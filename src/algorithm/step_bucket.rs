@@ -37,7 +37,7 @@ pub(crate) struct StepBucket {
     anchor: Anchor,
 }
 
-/// What is missing now, and when the next tick comes.
+/// The missing units now, and the time of the next tick.
 #[derive(Clone, Copy)]
 struct Level {
     missing: u64,
@@ -71,13 +71,13 @@ impl StepBucket {
             return rest;
         };
         let ticks = (full.at - now).div_ceil(self.tick_us);
-        // A receipt may be of another quota, with more to spare than a tick of this one brings.
+        // A state may be of another quota, and hold more than one tick of this quota brings: the difference stops at 0.
         let missing = (u128::from(ticks) * u128::from(self.tokens)).saturating_sub(u128::from(full.n));
         match u64::try_from(missing) {
             Ok(missing) if missing <= self.burst + self.debt => {
                 Level { missing, next_tick: full.at - (ticks - 1) * self.tick_us, clamped: false }
             }
-            // Further ahead than can be owed: the clock stepped back.
+            // The stored instant is further ahead than any debt can put it, so the clock stepped back.
             _ => Level { missing: self.burst + self.debt, clamped: true, ..rest },
         }
     }

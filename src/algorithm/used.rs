@@ -100,8 +100,10 @@ impl Carried {
         Self { dated: slices.filter(|slice| slice.units > 0).collect(), ..self }
     }
 
-    /// Keeps the share of a capacity of `from` as a share of one of `to`.
-    pub(super) fn in_proportion(self, from: u64, to: u64) -> Self {
+    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps what it counts for: if it kept all
+    /// its units, it would round down once more, and count for less than its share.
+    pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
+        self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
     }
 

@@ -429,7 +429,7 @@ cases! {
         let settled = bench.limiter.settle(&[forced(2)]).await;
         ensure(settled.is_ok_and(|decision| decision.is_allowed()), "a settlement was denied")?;
         drop(bench.limiter.settle(&[forced(CAPACITY)]));
-        // What a remote limiter has sent may arrive after a few peeks.
+        // A charge that a remote limiter has sent may arrive after a few peeks.
         for _ in 0..PEEKS {
             if bench.left().await? == 0 {
                 return Ok(());

@@ -135,7 +135,7 @@ mod tests {
         assert!(quotas.iter().all(|quota| quota.capacity() == CAPACITY));
         let tested: Vec<Quota> = quotas.into_iter().chain([block().unwrap(), meter().unwrap()]).collect();
         for algorithm in Algorithm::ALL {
-            assert!(tested.iter().any(|quota| quota.algorithm() == algorithm), "{algorithm} is not tested");
+            assert!(tested.iter().any(|quota| quota.algorithm() == *algorithm), "{algorithm} is not tested");
         }
     }
 }

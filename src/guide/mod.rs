@@ -3,13 +3,17 @@
 //! | page | what it answers |
 //! |---|---|
 //! | [Policies and plans](policies_and_plans) | How do I state a limit, several limits, plans, and roll them out? |
+//! | [Rules in a file](rules_in_a_file) | How do I keep limits in a file, and change them while the service runs? |
 //! | [Choosing an algorithm](choosing_an_algorithm) | Which algorithm fits, and what does it guarantee? |
+//! | [Choosing a limit](choosing_a_limit) | How large should a limit be, by the access logs that I have? |
 //! | [Who is the client](who_is_the_client) | How do I limit by address, proxy, API key or user? |
 //! | [Settling costs](settling_costs) | How do I charge for what is known only after the response? |
 //! | [Delay and overflow](delay_and_overflow) | How do requests wait, or go elsewhere, instead of being refused? |
 //! | [Blocks and meters](blocks_and_meters) | How do I shut out abusers, or bill the excess? |
-//! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? |
+//! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? How do I find out why a request was refused? |
+//! | [Being a client](being_a_client) | How do I read what other servers say about their limits, and obey it? |
 //! | [Redis and failures](redis_and_failures) | How do many processes share a limit, and what if Redis is away? |
+//! | [Observing](observing) | Which metrics are there, who is limited most, and what should alert me? |
 //! | [Testing your limits](testing_your_limits) | How do I test limits without waiting, and find misconfigurations? |
 //! | [Writing a backend](writing_a_backend) | How do I keep the states elsewhere? |
 //! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
@@ -19,19 +23,28 @@
 
 // Some pages link to items of features, which exist in the documentation of all features only.
 #![cfg_attr(
-    not(all(feature = "redis", feature = "tokio", feature = "conformance")),
+    not(all(feature = "redis", feature = "tokio", feature = "conformance", feature = "rules")),
     allow(rustdoc::broken_intra_doc_links)
 )]
 
 // Links on the pages are looked up here.
+#[allow(unused_imports)]
+use crate::client::{Advice, PolicyAdvice};
 #[allow(unused_imports)]
 use crate::{Headers, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule};
 
 #[doc = include_str!("policies_and_plans.md")]
 pub mod policies_and_plans {}
 
+#[cfg_attr(feature = "rules", doc = include_str!("rules_in_a_file.md"))]
+#[cfg_attr(not(feature = "rules"), doc = "Build the documentation with the feature `rules` to read this page.")]
+pub mod rules_in_a_file {}
+
 #[doc = include_str!("choosing_an_algorithm.md")]
 pub mod choosing_an_algorithm {}
+
+#[doc = include_str!("choosing_a_limit.md")]
+pub mod choosing_a_limit {}
 
 #[doc = include_str!("who_is_the_client.md")]
 pub mod who_is_the_client {}
@@ -48,9 +61,20 @@ pub mod blocks_and_meters {}
 #[doc = include_str!("what_clients_are_told.md")]
 pub mod what_clients_are_told {}
 
+#[doc = include_str!("being_a_client.md")]
+#[doc = ""]
+#[doc = "# The crowd, drawn"]
+#[doc = ""]
+#[doc = include_str!("crowd.svg")]
+pub mod being_a_client {}
+
 #[cfg_attr(feature = "redis", doc = include_str!("redis_and_failures.md"))]
 #[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
 pub mod redis_and_failures {}
+
+#[cfg_attr(feature = "redis", doc = include_str!("observing.md"))]
+#[cfg_attr(not(feature = "redis"), doc = "Build the documentation with the feature `redis` to read this page.")]
+pub mod observing {}
 
 #[doc = include_str!("testing_your_limits.md")]
 pub mod testing_your_limits {}
@@ -66,7 +90,7 @@ pub mod writing_a_backend {}
 pub mod production_checklist {}
 
 pub mod coming_from {
-    //! What the settings of other rate limiters are called here, and what behaves differently.
+    //! The names of other rate limiters' settings in this crate, and the differences in behaviour.
     //!
     //! * [tower_governor] 0.8
     //! * [governor] 0.10
@@ -75,7 +99,7 @@ pub mod coming_from {
     //! * [nginx] `limit_req`
     //! * [Envoy](envoy)'s rate limit service
     //!
-    //! What is said about other projects was read from their released code and documentation in
+    //! The statements about other projects were read from their released code and documentation in
     //! November 2026.
 
     #[allow(unused_imports)]

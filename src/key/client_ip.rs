@@ -11,7 +11,7 @@ use super::forwarded::{Split, forwarded_for, node, one_entry, plain_entries, quo
 use super::peer::peer_address;
 use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
-use super::value::{IntoKey, Key};
+use super::value::{IntoKey, Key, Kind};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
@@ -44,10 +44,13 @@ pub fn client_network(
     prefixes: Prefixes,
 ) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     let proxies = Arc::new(proxies);
-    move |parts| match find_client(&proxies, parts)? {
-        Client::Known(address) => prefixes.group(address).into_key(),
-        Client::Unnamed(proxy) => Some(Key::unnamed_client(proxy.map(|address| prefixes.group(address)))),
-        Client::Unreadable(proxy) => Some(Key::unreadable_client(proxy.map(|address| prefixes.group(address)))),
+    move |parts| {
+        let (kind, proxy) = match find_client(&proxies, parts)? {
+            Client::Known(address) => return prefixes.group(address).into_key(),
+            Client::Unnamed(proxy) => (Kind::Unnamed, proxy),
+            Client::Unreadable(proxy) => (Kind::Unreadable, proxy),
+        };
+        Some(Key::unknown_client(kind, proxy.map(|address| prefixes.group(address))))
     }
 }
 

@@ -105,22 +105,22 @@ pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 /// The key is missing if neither has a host. Requests with several `Host` headers share one key. A
 /// client can send any host, so check it against those that you serve, or limit by address as well.
 pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| {
-        let host = match parts.uri.host() {
-            Some(host) => host.as_bytes(),
-            None => match only(&parts.headers, &HOST) {
-                Ok(value) => without_port(value.as_bytes().trim_ascii()),
-                Err(none) => return none,
-            },
-        };
-        let host = host.strip_suffix(b".").unwrap_or(host);
-        if host.is_empty() {
-            None
-        } else if host.iter().any(u8::is_ascii_uppercase) {
-            text_or_bytes(&host.to_ascii_lowercase())
-        } else {
-            text_or_bytes(host)
-        }
+    |parts| match host_of(parts) {
+        Ok(host) => text_or_bytes(&host),
+        Err(none) => none,
+    }
+}
+
+/// Returns the request's host as [`host`] does, or, if it has none, the key of such requests.
+pub(crate) fn host_of(parts: &Parts) -> Result<Cow<'_, [u8]>, Option<Key>> {
+    let host = match parts.uri.host() {
+        Some(host) => host.as_bytes(),
+        None => without_port(only(&parts.headers, &HOST)?.as_bytes().trim_ascii()),
+    };
+    match host.strip_suffix(b".").unwrap_or(host) {
+        [] => Err(None),
+        host if host.iter().any(u8::is_ascii_uppercase) => Ok(host.to_ascii_lowercase().into()),
+        host => Ok(host.into()),
     }
 }
 

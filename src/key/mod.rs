@@ -34,6 +34,7 @@
 //! | a closure over headers | as you write it | anything; `HeaderMap::get` returns the first of several values, and the service may read another |
 //! | a closure over the query | as you write it | order, encoding and repetition of parameters |
 
+mod address_error;
 mod address_source;
 mod client_ip;
 mod fields;
@@ -44,15 +45,18 @@ mod prefixes;
 mod proxies;
 pub(crate) mod value;
 
+pub use address_error::{AddressError, AddressErrorKind};
 pub use client_ip::{client_address, client_ip, client_network};
 pub use fields::{bearer_token, both, cookie, extension, global, header, host, method};
 pub use paths::{original_path, original_uri, path};
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
-pub use prefixes::{Prefixes, PrefixesError, PrefixesErrorKind};
-pub use proxies::{TrustedProxies, TrustedProxiesError, TrustedProxiesErrorKind};
+pub use prefixes::Prefixes;
+pub use proxies::TrustedProxies;
 pub(crate) use value::Key;
 pub use value::{IntoKey, OrAbsent};
 
 pub(crate) use address_source::AddressSource;
+#[cfg(feature = "rules")]
+pub(crate) use fields::host_of;
 pub(crate) use prefixes::embedded_ipv4;
 pub(crate) use proxies::parse_network;

@@ -62,19 +62,14 @@ pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 's
 /// let each_address = key::peer_network(Prefixes::exact());
 /// ```
 pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    move |parts| Some(prefixes.group(find(parts)?))
+    move |parts| Some(prefixes.group(peer_address(parts)?))
 }
 
 /// Returns the whole address at the other end of the connection, for closures. [`peer_ip`] says
 /// where it is found.
 #[must_use]
+#[inline(always)] // in place, where each request is asked
 pub fn peer_address(parts: &Parts) -> Option<IpAddr> {
-    find(parts)
-}
-
-/// In place, where each request is asked.
-#[inline(always)]
-fn find(parts: &Parts) -> Option<IpAddr> {
     let extensions = &parts.extensions;
     let own = extensions.get().map(|peer: &PeerAddr| peer.0);
     let bare = || extensions.get().map(SocketAddr::ip);

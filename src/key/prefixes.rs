@@ -1,7 +1,10 @@
 //! Prefixes: how many bits of an address count.
 
-use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use super::address_error::{AddressError, AddressErrorKind};
 
 /// Says how many leading bits of an address make its key, for each family.
 ///
@@ -46,11 +49,8 @@ impl Prefixes {
     ///
     /// # Errors
     /// Returns an error if they are fewer than 8 or more than 32.
-    pub const fn ipv4(self, bits: u8) -> Result<Self, PrefixesError> {
-        match bits {
-            8..=32 => Ok(Self { ipv4: bits, ..self }),
-            _ => Err(PrefixesError { bits, least: 8, most: 32 }),
-        }
+    pub fn ipv4(self, bits: u8) -> Result<Self, AddressError> {
+        Ok(Self { ipv4: within("IPv4", 8, bits, 32)?, ..self })
     }
 
     /// Sets the bits of an IPv6 address that count.
@@ -58,28 +58,29 @@ impl Prefixes {
     /// # Errors
     /// Returns an error if they are fewer than 32 (an Internet provider's whole network) or more
     /// than 128.
-    pub const fn ipv6(self, bits: u8) -> Result<Self, PrefixesError> {
-        match bits {
-            32..=128 => Ok(Self { ipv6: bits, ..self }),
-            _ => Err(PrefixesError { bits, least: 32, most: 128 }),
-        }
+    pub fn ipv6(self, bits: u8) -> Result<Self, AddressError> {
+        Ok(Self { ipv6: within("IPv6", 32, bits, 128)?, ..self })
     }
 
     /// Returns the first address of the group that `address` belongs to, which makes the key.
     #[must_use]
     pub fn group(&self, address: IpAddr) -> IpAddr {
-        match address.to_canonical() {
-            IpAddr::V4(address) => {
-                let mask = u32::MAX.checked_shl(32 - u32::from(self.ipv4)).unwrap_or(0);
-                IpAddr::V4(Ipv4Addr::from_bits(address.to_bits() & mask))
-            }
-            IpAddr::V6(address) => {
-                let bits = if embedded_ipv4(address).is_some() { 96 + self.ipv4 } else { self.ipv6 };
-                let mask = u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0);
-                IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & mask))
-            }
-        }
+        let address = address.to_canonical();
+        let bits = match address {
+            IpAddr::V4(_) => self.ipv4,
+            IpAddr::V6(address) if embedded_ipv4(address).is_some() => 96 + self.ipv4,
+            IpAddr::V6(_) => self.ipv6,
+        };
+        IpNet::new(address, bits).map_or(address, |network| network.network())
     }
+}
+
+fn within(family: &str, least: u8, bits: u8, most: u8) -> Result<u8, AddressError> {
+    if (least..=most).contains(&bits) {
+        return Ok(bits);
+    }
+    let message = format!("an {family} prefix cannot have {bits} bits: use {least} to {most}");
+    Err(AddressError::new(AddressErrorKind::Prefix, message))
 }
 
 /// Returns the IPv4 address that a NAT64 with the well-known prefix `64:ff9b::/96` (RFC 6052)
@@ -94,41 +95,6 @@ impl Default for Prefixes {
         Self { ipv4: 32, ipv6: 64 }
     }
 }
-
-/// The error of an invalid number of bits.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PrefixesError {
-    bits: u8,
-    least: u8,
-    most: u8,
-}
-
-/// The kind of a [`PrefixesError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum PrefixesErrorKind {
-    /// The prefix of IPv4 addresses.
-    Ipv4,
-    /// The prefix of IPv6 addresses.
-    Ipv6,
-}
-
-impl PrefixesError {
-    /// Returns the kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> PrefixesErrorKind {
-        if self.most == 32 { PrefixesErrorKind::Ipv4 } else { PrefixesErrorKind::Ipv6 }
-    }
-}
-
-impl fmt::Display for PrefixesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let family = if self.most == 32 { "IPv4" } else { "IPv6" };
-        write!(f, "an {family} prefix cannot have {} bits: use {} to {}", self.bits, self.least, self.most)
-    }
-}
-
-impl std::error::Error for PrefixesError {}
 
 #[cfg(test)]
 mod tests {

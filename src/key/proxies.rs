@@ -1,10 +1,11 @@
 //! Trusted proxies, and the header in which they report the client.
 
-use crate::error::kind_and_message;
 use std::net::IpAddr;
 
 use http::HeaderName;
 use ipnet::IpNet;
+
+use super::address_error::{AddressError, AddressErrorKind};
 
 /// The number of entries of a forwarding header that are read, from the right.
 pub(super) const ENTRIES_MAX: usize = 64;
@@ -71,10 +72,10 @@ impl TrustedProxies {
     ///
     /// # Errors
     /// Returns an error if the number is 0 or above 64.
-    pub fn count(proxies: usize) -> Result<Self, TrustedProxiesError> {
+    pub fn count(proxies: usize) -> Result<Self, AddressError> {
         if proxies == 0 || proxies > ENTRIES_MAX {
-            return Err(TrustedProxiesError::new(
-                TrustedProxiesErrorKind::Count,
+            return Err(AddressError::new(
+                AddressErrorKind::Count,
                 format!(
                     "{proxies} trusted proxies: it must be 1 to {ENTRIES_MAX}; without a proxy use `key::peer_ip()`"
                 ),
@@ -88,16 +89,16 @@ impl TrustedProxies {
     ///
     /// # Errors
     /// Returns an error if there is no network, or if a text is neither an address nor a network.
-    pub fn networks<I>(networks: I) -> Result<Self, TrustedProxiesError>
+    pub fn networks<I>(networks: I) -> Result<Self, AddressError>
     where
         I: IntoIterator,
         I::Item: AsRef<str>,
     {
         let networks: Vec<IpNet> =
-            networks.into_iter().map(|network| trusted(network.as_ref())).collect::<Result<_, _>>()?;
+            networks.into_iter().map(|network| parse_network(network.as_ref())).collect::<Result<_, _>>()?;
         if networks.is_empty() {
-            return Err(TrustedProxiesError::new(
-                TrustedProxiesErrorKind::Network,
+            return Err(AddressError::new(
+                AddressErrorKind::Network,
                 "no trusted networks; without a proxy use `key::peer_ip()`",
             ));
         }
@@ -117,59 +118,39 @@ impl TrustedProxies {
     /// # Errors
     /// Returns an error if `name` is not a valid header name, or if the count of proxies is not 1,
     /// because such a header reports only one hop.
-    pub fn single_header(self, name: &str) -> Result<Self, TrustedProxiesError> {
+    pub fn single_header(self, name: &str) -> Result<Self, AddressError> {
         if let Trust::Count(2..) = self.trust {
-            return Err(TrustedProxiesError::new(
-                TrustedProxiesErrorKind::Count,
+            return Err(AddressError::new(
+                AddressErrorKind::Count,
                 format!("{name} holds one address, so the count of proxies can only be 1"),
             ));
         }
         match HeaderName::try_from(name) {
             Ok(name) => Ok(Self { field: Field::Single(name), ..self }),
-            Err(_) => Err(TrustedProxiesError::new(
-                TrustedProxiesErrorKind::Header,
+            Err(_) => Err(AddressError::new(
+                AddressErrorKind::Header,
                 format!("{name:?} cannot be a header's name: use letters, digits and `-`, such as `x-real-ip`"),
             )),
         }
     }
 }
 
-fn trusted(text: &str) -> Result<IpNet, TrustedProxiesError> {
-    let nonsense = || {
-        let message = format!("{text:?} is neither an address nor a network such as 10.0.0.0/8");
-        TrustedProxiesError::new(TrustedProxiesErrorKind::Network, message)
-    };
-    parse_network(text).ok_or_else(nonsense)
-}
-
 /// Parses a network or an address.
-pub(crate) fn parse_network(text: &str) -> Option<IpNet> {
-    let network = text.parse::<IpNet>().ok().or_else(|| Some(IpNet::from(text.parse::<IpAddr>().ok()?)))?;
+pub(crate) fn parse_network(text: &str) -> Result<IpNet, AddressError> {
+    let network = text.parse().or_else(|_| text.parse().map(|address: IpAddr| IpNet::from(address)));
+    let network = network.map_err(|_| {
+        let text: String = text.chars().take(64).collect();
+        let message = format!("{text:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8");
+        AddressError::new(AddressErrorKind::Network, message)
+    })?;
     // IPv4-mapped addresses are compared as IPv4, so a mapped network becomes IPv4, too.
-    Some(match network {
+    Ok(match network {
         IpNet::V6(mapped) => match (mapped.addr().to_ipv4_mapped(), mapped.prefix_len().checked_sub(96)) {
             (Some(address), Some(bits)) => ipnet::Ipv4Net::new(address, bits).map_or(network, IpNet::V4),
             _ => network,
         },
         IpNet::V4(_) => network,
     })
-}
-
-kind_and_message! {
-    /// The error of invalid trusted proxies.
-    TrustedProxiesError, TrustedProxiesErrorKind
-}
-
-/// The kind of a [`TrustedProxiesError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum TrustedProxiesErrorKind {
-    /// The count of proxies is zero, too large, or too large for the chosen header.
-    Count,
-    /// There is no network, or a text is neither an address nor a network.
-    Network,
-    /// A text is not a valid header name.
-    Header,
 }
 
 #[cfg(test)]

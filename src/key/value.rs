@@ -50,10 +50,10 @@ struct Inline {
     len: u16,
 }
 
-/// What a part of a key was made from. It is written before the part's length.
+/// The origin of a part of a key. It is written before the part's length.
 #[derive(Clone, Copy)]
 #[repr(u8)]
-enum Kind {
+pub(super) enum Kind {
     Bytes = 1,
     Text = 2,
     Unsigned = 3,
@@ -83,17 +83,8 @@ impl Key {
         single(Kind::Keyless, &[])
     }
 
-    /// Returns the key shared by all clients of `proxy` whose addresses are not reported.
-    pub(crate) fn unnamed_client(proxy: Option<IpAddr>) -> Self {
-        Self::unknown_client(Kind::Unnamed, proxy)
-    }
-
-    /// Returns the key shared by all clients of `proxy` whose addresses cannot be read.
-    pub(crate) fn unreadable_client(proxy: Option<IpAddr>) -> Self {
-        Self::unknown_client(Kind::Unreadable, proxy)
-    }
-
-    fn unknown_client(kind: Kind, proxy: Option<IpAddr>) -> Self {
+    /// Returns the key shared by all clients of `proxy` whose addresses are unknown for one reason.
+    pub(super) fn unknown_client(kind: Kind, proxy: Option<IpAddr>) -> Self {
         match proxy {
             None => single(kind, &[]),
             Some(IpAddr::V4(address)) => single(kind, &address.octets()),
@@ -101,7 +92,6 @@ impl Key {
         }
     }
 
-    /// Returns the key shared by all clients that send several values where one is expected.
     pub(crate) fn ambiguous() -> Self {
         single(Kind::Ambiguous, &[])
     }
@@ -118,6 +108,11 @@ impl Key {
 
     /// Iterates over the kinds of the key's parts.
     fn kinds(&self) -> impl Iterator<Item = u8> {
+        self.parts().map(|(kind, _)| kind)
+    }
+
+    /// Iterates over the key's parts with their kinds.
+    fn parts(&self) -> impl Iterator<Item = (u8, &[u8])> {
         let mut rest = self.as_bytes();
         std::iter::from_fn(move || {
             let [kind, short, after @ ..] = rest else { return None };
@@ -128,16 +123,35 @@ impl Key {
                 }
                 short => (usize::from(*short), after),
             };
-            rest = after.get(length..)?;
-            Some(*kind)
+            let (part, after) = after.split_at_checked(length)?;
+            rest = after;
+            Some((*kind, part))
         })
+    }
+
+    /// Returns the key's parts as text, for people who operate the service: `192.0.2.1, /search`.
+    ///
+    /// Text that could be read as something else is quoted, and no part contains control characters. A key that is not
+    /// made of values is in parentheses: `(all requests)` is the [global](Self::global) one.
+    ///
+    /// A key may be a secret or personal data, such as a token or an address. Do not write it to
+    /// logs or metrics unchanged.
+    ///
+    /// ```
+    /// use tower_ratelimit::Key;
+    ///
+    /// let key = Key::of((7, "7", "alice", "a, b")).unwrap();
+    /// assert_eq!(key.display().to_string(), r#"7, "7", alice, "a, b""#);
+    /// ```
+    pub fn display(&self) -> impl fmt::Display + '_ {
+        KeyText(self)
     }
 
     /// Makes a key from `value`. Returns `None` if the value is `None` or `Err`.
     ///
     /// The value may be borrowed, so a closure need not copy it:
     /// `|request| Key::of((request.uri.path(), request.method.as_str()))`.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn of(value: impl IntoKey) -> Option<Self> {
         value.into_key()
@@ -154,7 +168,8 @@ impl Key {
     }
 
     /// Returns the address, if the key was made from an address alone.
-    pub(crate) fn address(&self) -> Option<IpAddr> {
+    #[must_use]
+    pub fn address(&self) -> Option<IpAddr> {
         let (head, part) = self.as_bytes().split_at_checked(2)?;
         match head[0] {
             kind if kind == Kind::V4 as u8 => Some(IpAddr::from(<[u8; 4]>::try_from(part).ok()?)),
@@ -163,45 +178,17 @@ impl Key {
         }
     }
 
-    fn write(&mut self, more: &[u8]) {
-        match &mut self.0 {
-            Repr::Inline(Inline { bytes, len }) => {
-                let start = usize::from(*len);
-                if let Some(room) = bytes.get_mut(start..start + more.len()) {
-                    room.copy_from_slice(more);
-                    *len += more.len() as u16; // at most INLINE
-                } else {
-                    let mut heap = Vec::with_capacity(start + more.len());
-                    heap.extend_from_slice(&bytes[..start]);
-                    heap.extend_from_slice(more);
-                    self.0 = Repr::Heap(heap.into_boxed_slice());
-                }
-            }
-            Repr::Heap(bytes) => {
-                let mut heap = std::mem::take(bytes).into_vec();
-                heap.extend_from_slice(more);
-                *bytes = heap.into_boxed_slice();
-            }
-        }
-    }
-
-    fn part(&mut self, kind: Kind, bytes: &[u8]) {
-        match u8::try_from(bytes.len()) {
-            Ok(len) if len < u8::MAX => self.write(&[kind as u8, len]),
-            _ => {
-                let mut head = [0; 10];
-                head[0] = kind as u8;
-                head[1] = u8::MAX;
-                head[2..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-                self.write(&head);
-            }
-        }
-        self.write(bytes);
-    }
-
     /// Appends the parts of another key, for tuples.
     fn append(&mut self, other: &Self) {
-        self.write(other.as_bytes());
+        if let Repr::Inline(Inline { bytes, len }) = &mut self.0 {
+            let (start, more) = (usize::from(*len), other.as_bytes());
+            if let Some(room) = bytes.get_mut(start..start + more.len()) {
+                room.copy_from_slice(more);
+                *len += more.len() as u16; // at most INLINE
+                return;
+            }
+        }
+        self.0 = Repr::Heap([self.as_bytes(), other.as_bytes()].concat().into_boxed_slice());
     }
 }
 
@@ -234,6 +221,74 @@ impl Hash for Key {
     }
 }
 
+struct KeyText<'a>(&'a Key);
+
+impl fmt::Display for KeyText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut is_first = true;
+        for (kind, part) in self.0.parts() {
+            if !std::mem::replace(&mut is_first, false) {
+                f.write_str(", ")?;
+            }
+            part_text(kind, part, f)?;
+        }
+        if is_first { f.write_str("(all requests)") } else { Ok(()) }
+    }
+}
+
+/// Writes a part of a key.
+fn part_text(kind: u8, part: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let of_proxy = |what: &str, f: &mut fmt::Formatter<'_>| match address(part) {
+        Some(proxy) => write!(f, "({what} of proxy {proxy})"),
+        None => write!(f, "({what})"),
+    };
+    match kind {
+        kind if kind == Kind::V4 as u8 || kind == Kind::V6 as u8 => match address(part) {
+            Some(address) => write!(f, "{address}"),
+            None => Ok(()),
+        },
+        kind if kind == Kind::Unsigned as u8 => {
+            let long = part.first_chunk().map(|long| u128::from_le_bytes(*long));
+            let short = part.first_chunk().map(|short| u128::from(u64::from_le_bytes(*short)));
+            write!(f, "{}", long.or(short).unwrap_or_default())
+        }
+        kind if kind == Kind::Signed as u8 => {
+            let long = part.first_chunk().map(|long| i128::from_le_bytes(*long));
+            let short = part.first_chunk().map(|short| i128::from(i64::from_le_bytes(*short)));
+            write!(f, "{}", long.or(short).unwrap_or_default())
+        }
+        kind if kind == Kind::Flag as u8 => write!(f, "{}", part.first() == Some(&1)),
+        kind if kind == Kind::Absent as u8 => f.write_str("(absent)"),
+        kind if kind == Kind::Keyless as u8 => f.write_str("(no key)"),
+        kind if kind == Kind::Unnamed as u8 => of_proxy("unknown client", f),
+        kind if kind == Kind::Unreadable as u8 => of_proxy("unreadable client", f),
+        kind if kind == Kind::Ambiguous as u8 => f.write_str("(several values)"),
+        _ => match std::str::from_utf8(part) {
+            Ok(text) if is_plain(text) => f.write_str(text),
+            Ok(text) => write!(f, "{text:?}"),
+            Err(_) => write!(f, "b\"{}\"", part.escape_ascii()),
+        },
+    }
+}
+
+/// Returns whether text is read as nothing else without quotes.
+fn is_plain(text: &str) -> bool {
+    let is_odd = |c: char| c.is_control() || matches!(c, '"' | '\\' | '\u{2028}' | '\u{2029}') || c == '\u{202e}';
+    let is_other = text.parse::<i128>().is_ok()
+        || text.parse::<IpAddr>().is_ok()
+        || matches!(text, "true" | "false")
+        || text.starts_with('(');
+    !text.is_empty() && text.trim() == text && !text.contains(", ") && !text.contains(is_odd) && !is_other
+}
+
+fn address(part: &[u8]) -> Option<IpAddr> {
+    match part.len() {
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(part).ok()?)),
+        16 => Some(IpAddr::from(<[u8; 16]>::try_from(part).ok()?)),
+        _ => None,
+    }
+}
+
 impl fmt::Debug for Key {
     /// Prints only the key's length, because keys are often secrets or personal data.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -259,25 +314,40 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-/// Makes a key of one part.
-#[inline]
+/// Makes a key of one part. A short one is written in whole words: hashing reads it in words at once, and store forwarding
+/// would stall on bytes written in other pieces.
+#[inline(always)]
 fn single(kind: Kind, part: &[u8]) -> Key {
+    if part.len() > INLINE - 2 {
+        return Key(Repr::Heap(long(kind, part)));
+    }
+    let head = (part.len() as u64) << 8 | kind as u64; // two bytes
+    let words = [head | word(part, 0) << 16, word(part, 6), word(part, 14), word(part, 22), word(part, 30)];
     let mut bytes = [0; INLINE];
-    match (bytes.get_mut(2..2 + part.len()), u8::try_from(part.len())) {
-        (Some(room), Ok(len)) => {
-            room.copy_from_slice(part);
-            (bytes[0], bytes[1]) = (kind as u8, len);
-            Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 }))
-        }
-        _ => long(kind, part),
+    for (room, word) in bytes.chunks_mut(8).zip(words) {
+        room.copy_from_slice(&word.to_le_bytes()[..room.len()]);
+    }
+    Key(Repr::Inline(Inline { bytes, len: part.len() as u16 + 2 }))
+}
+
+/// Returns eight bytes of a part from `start` on, the first of them lowest. Those behind its end are zeros.
+#[inline(always)]
+fn word(part: &[u8], start: usize) -> u64 {
+    let Some(rest) = part.get(start..).filter(|rest| !rest.is_empty()) else { return 0 };
+    match (rest.first_chunk(), part.last_chunk()) {
+        (Some(all), _) => u64::from_le_bytes(*all),
+        (None, Some(last)) => u64::from_le_bytes(*last) >> (64 - 8 * rest.len()),
+        (None, None) => rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
     }
 }
 
 #[cold]
-fn long(kind: Kind, part: &[u8]) -> Key {
-    let mut key = Key::global();
-    key.part(kind, part);
-    key
+fn long(kind: Kind, part: &[u8]) -> Box<[u8]> {
+    let length = (part.len() as u64).to_le_bytes();
+    match u8::try_from(part.len()) {
+        Ok(len) if len < u8::MAX => [&[kind as u8, len], part].concat().into(),
+        _ => [&[kind as u8, u8::MAX], &length[..], part].concat().into(),
+    }
 }
 
 impl IntoKey for Key {
@@ -316,14 +386,14 @@ impl<T: IntoKey + Clone> IntoKey for &T {
 }
 
 impl IntoKey for &str {
-    #[inline]
+    #[inline(always)]
     fn into_key(self) -> Option<Key> {
         Some(single(Kind::Text, self.as_bytes()))
     }
 }
 
 impl IntoKey for &[u8] {
-    #[inline]
+    #[inline(always)]
     fn into_key(self) -> Option<Key> {
         Some(single(Kind::Bytes, self))
     }
@@ -357,43 +427,27 @@ impl IntoKey for bool {
     }
 }
 
-/// Makes the key of an address. It has the bytes that [`single`] would write, but is written in
-/// whole words: hashing reads it in words at once, and store forwarding would stall on bytes
-/// written one by one.
-#[inline]
-fn address(kind: Kind, len: u8, octets: u128) -> Option<Key> {
-    let first = (octets as u64) << 16 | u64::from(len) << 8 | kind as u64; // the lowest six octets
-    let words = [first, (octets >> 48) as u64, (octets >> 112) as u64]; // the next eight, and the last two
-    let mut bytes = [0; INLINE];
-    for (room, word) in bytes.chunks_exact_mut(8).zip(words) {
-        room.copy_from_slice(&word.to_le_bytes());
-    }
-    Some(Key(Repr::Inline(Inline { bytes, len: u16::from(len) + 2 })))
-}
-
 impl IntoKey for Ipv4Addr {
-    #[inline]
+    #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        address(Kind::V4, 4, u128::from(u32::from_le_bytes(self.octets())))
+        Some(single(Kind::V4, &self.octets()))
     }
 }
 
 impl IntoKey for Ipv6Addr {
-    #[inline]
+    #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        address(Kind::V6, 16, u128::from_le_bytes(self.octets()))
+        Some(single(Kind::V6, &self.octets()))
     }
 }
 
 impl IntoKey for IpAddr {
-    #[inline]
+    #[inline(always)]
     fn into_key(self) -> Option<Key> {
-        // Both families share one return, so that the key is written once.
-        let (kind, len, octets) = match self {
-            Self::V4(address) => (Kind::V4, 4, u128::from(u32::from_le_bytes(address.octets()))),
-            Self::V6(address) => (Kind::V6, 16, u128::from_le_bytes(address.octets())),
-        };
-        address(kind, len, octets)
+        match self {
+            Self::V4(address) => address.into_key(),
+            Self::V6(address) => address.into_key(),
+        }
     }
 }
 
@@ -570,7 +624,7 @@ mod tests {
             prop_assert_eq!(key.kinds().count(), value.parts().len());
             prop_assert!(!key.is_unreadable() && !key.is_ambiguous());
             prop_assert!(Key::of((key.clone(), Key::ambiguous())).unwrap().is_ambiguous());
-            prop_assert!(Key::of((Key::unreadable_client(None), key)).unwrap().is_unreadable());
+            prop_assert!(Key::of((Key::unknown_client(Kind::Unreadable, None), key)).unwrap().is_unreadable());
         }
     }
 
@@ -579,6 +633,33 @@ mod tests {
         assert_eq!(Key::of((("a", "b"), "c")), Key::of(("a", ("b", "c"))));
         assert_eq!(Key::of(("a", ())), Key::of("a"));
         assert_ne!(Key::of(("a", OrAbsent::<u8>(None))), Key::of("a"));
+    }
+
+    #[test]
+    fn key_is_shown_as_its_parts() {
+        let text = |key: Option<Key>| key.unwrap().display().to_string();
+        for (key, expected) in [
+            (Key::of(()), "(all requests)"),
+            (Key::of(("192.0.2.1".parse::<IpAddr>().unwrap(), "/search")), "192.0.2.1, /search"),
+            (Key::of("2001:db8::".parse::<IpAddr>().unwrap()), "2001:db8::"),
+            (Key::of("192.0.2.1"), "\"192.0.2.1\""),
+            (Key::of((u64::MAX, u128::MAX, -7, i128::MIN)), &format!("{}, {}, -7, {}", u64::MAX, u128::MAX, i128::MIN)),
+            (Key::of(("-7", true, "true", OrAbsent::<u8>(None))), "\"-7\", true, \"true\", (absent)"),
+            (Key::of(("a b", "a, b", "", " a", "(no key)")), "a b, \"a, b\", \"\", \" a\", \"(no key)\""),
+            (Key::of("\u{1b}[2J\n\u{202e}"), "\"\\u{1b}[2J\\n\\u{202e}\""),
+            (Key::of(&b"\xffa"[..]), "b\"\\xffa\""),
+            (Some(Key::keyless()), "(no key)"),
+            (Some(Key::ambiguous()), "(several values)"),
+            (Some(Key::unknown_client(Kind::Unnamed, None)), "(unknown client)"),
+            (
+                Some(Key::unknown_client(Kind::Unreadable, Some(Ipv4Addr::LOCALHOST.into()))),
+                "(unreadable client of proxy 127.0.0.1)",
+            ),
+        ] {
+            assert_eq!(text(key), expected);
+        }
+        let long = "a".repeat(1_000);
+        assert_eq!(text(Key::of(&long)), long);
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! Blocks and meters by hand: close and open keys, count strikes, read and settle meters.
 
-use std::fmt;
 use std::time::Duration;
 
 use super::{Charge, Effect, Limiter, Refund};
@@ -27,7 +26,7 @@ use crate::quota::{Algorithm, QuotaError, QuotaErrorKind};
 /// assert_eq!(blocks.blocked_for(&alice).await?, None);
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Blocks<L> {
     limiter: L,
     policy: Policy,
@@ -114,12 +113,6 @@ fn closed_for(decision: &Decision) -> Option<Duration> {
     decision.charges().first()?.retry_after()
 }
 
-impl<L> fmt::Debug for Blocks<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Blocks").field("policy", &self.policy).finish_non_exhaustive()
-    }
-}
-
 /// Works on the keys of a [meter](crate::quota::Quota::meter): reads and settles what each key used
 /// beyond its quota.
 ///
@@ -137,7 +130,7 @@ impl<L> fmt::Debug for Blocks<L> {
 /// meters.settle(&alice, units).await?;
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Meters<L> {
     limiter: L,
     policy: Policy,
@@ -184,12 +177,6 @@ impl<L: Limiter> Meters<L> {
     /// Returns the limiter's error.
     pub async fn reset(&self, key: &Key) -> Result<(), L::Error> {
         self.limiter.reset(&self.policy, key).await
-    }
-}
-
-impl<L> fmt::Debug for Meters<L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Meters").field("policy", &self.policy).finish_non_exhaustive()
     }
 }
 

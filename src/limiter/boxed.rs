@@ -1,15 +1,15 @@
-//! A limiter chosen at run time.
+//! Limiters behind a pointer: an `Arc` of one, and one that is chosen at run time.
 
-use std::convert::identity;
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use super::{Atomicity, Charge, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use super::{Atomicity, Charge, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
+use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -41,16 +41,21 @@ impl fmt::Debug for BoxLimiter {
     }
 }
 
-/// Declares what is erased: a method of the limiter, and what makes its answer that of the box.
-macro_rules! erased {
-    ($($method:ident($($argument:ident: $type:ty),*) -> $answer:ty, $erase:path;)+) => {
+/// Declares the methods that `BoxLimiter` erases and that an `Arc` of a limiter forwards.
+macro_rules! forwarded {
+    (replies { $($reply:ident($($asked:ident: $asked_type:ty),*) -> $answer:ty;)+ }
+     values { $($value:ident($($argument:ident: $type:ty),*) -> $result:ty;)+ }) => {
         trait ErasedLimiter: Send + Sync {
-            $(fn $method(&self, $($argument: $type),*) -> $answer;)+
+            $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer>;)+
+            $(fn $value(&self, $($argument: $type),*) -> $result;)+
         }
 
         impl<L: Limiter> ErasedLimiter for L {
-            $(fn $method(&self, $($argument: $type),*) -> $answer {
-                $erase(Limiter::$method(self, $($argument),*))
+            $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer> {
+                erase(Limiter::$reply(self, $($asked),*))
+            })+
+            $(fn $value(&self, $($argument: $type),*) -> $result {
+                Limiter::$value(self, $($argument),*)
             })+
         }
 
@@ -59,22 +64,46 @@ macro_rules! erased {
             type Error = LimiterError;
             type Future<T: Send + 'static> = BoxFuture<T>;
 
-            $(fn $method(&self, $($argument: $type),*) -> $answer {
-                self.0.$method($($argument),*)
+            $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer> {
+                self.0.$reply($($asked),*)
+            })+
+            $(fn $value(&self, $($argument: $type),*) -> $result {
+                self.0.$value($($argument),*)
+            })+
+        }
+
+        #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
+        impl<L: Limiter + ?Sized> Limiter for Arc<L> {
+            type Error = L::Error;
+            type Future<T: Send + 'static> = L::Future<T>;
+
+            $(#[inline]
+            fn $reply(&self, $($asked: $asked_type),*) -> Reply<$answer, L::Error, L::Future<$answer>> {
+                Limiter::$reply(&**self, $($asked),*)
+            })+
+            $(#[inline]
+            fn $value(&self, $($argument: $type),*) -> $result {
+                Limiter::$value(&**self, $($argument),*)
             })+
         }
     };
 }
-erased! {
-    take(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
-    try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>, identity;
-    peek(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
-    refund(refunds: Vec<Refund>) -> BoxReply<()>, erase;
-    settle(charges: &[Charge<'_>]) -> BoxReply<Decision>, erase;
-    reset(policy: &Policy, key: &Key) -> BoxReply<()>, erase;
-    supports(quota: &Quota) -> Result<(), UnsupportedQuota>, identity;
-    atomicity() -> Atomicity, identity;
-    policy_registry() -> Option<&PolicyRegistry>, identity;
+forwarded! {
+    replies {
+        take(charges: &[Charge<'_>]) -> Decision;
+        peek(charges: &[Charge<'_>]) -> Decision;
+        refund(refunds: Vec<Refund>) -> ();
+        settle(charges: &[Charge<'_>]) -> Decision;
+        reset(policy: &Policy, key: &Key) -> ();
+    }
+    values {
+        try_take_one(policy: &Policy, key: &Key, cost: u64) -> Option<ChargeDecision>;
+        supports(quota: &Quota) -> Result<(), UnsupportedQuota>;
+        atomicity() -> Atomicity;
+        observe(observer: &Arc<dyn Observer>) -> ();
+        occupancy() -> Option<Occupancy>;
+        policy_registry() -> Option<&PolicyRegistry>;
+    }
 }
 
 fn erase<T: 'static, E: Error + Send + Sync + 'static>(

@@ -4,11 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smallvec::SmallVec;
 
-use super::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota};
+use super::{Atomicity, Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::outcome::{LimiterEvent, Observer};
@@ -34,15 +34,18 @@ use crate::quota::Quota;
 /// let limiter = FallbackLimiter::new(first, MemoryLimiter::new(), four);
 /// # }
 /// ```
+#[derive(Clone)]
 pub struct FallbackLimiter<P, S> {
     first: P,
-    second: S,
-    shared: Arc<Shared>,
+    second: Second<S>,
 }
 
-struct Shared {
+/// The limiter that is asked when the first fails, and who is told.
+#[derive(Clone)]
+struct Second<S> {
+    limiter: S,
     processes: NonZeroU32,
-    observer: Option<Box<dyn Observer>>,
+    observer: Arc<OnceLock<Arc<dyn Observer>>>,
 }
 
 /// A charge that owns its policy and key.
@@ -60,14 +63,15 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     /// processes that share the quotas.
     #[must_use]
     pub fn new(first: P, second: S, processes: NonZeroU32) -> Self {
-        Self { first, second, shared: Arc::new(Shared { processes, observer: None }) }
+        Self { first, second: Second { limiter: second, processes, observer: Arc::default() } }
     }
 
-    /// Sets the observer that sees each use of the second limiter.
+    /// Sets the observer that sees each use of the second limiter. Without it, the observer of the
+    /// first [layer](crate::RateLimitLayer::observer) that has one sees them.
     #[must_use]
-    pub fn observer(self, observer: impl Observer + 'static) -> Self {
-        let shared = Shared { processes: self.shared.processes, observer: Some(Box::new(observer)) };
-        Self { shared: Arc::new(shared), ..self }
+    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
+        self.second.observer = Arc::new(OnceLock::from(Arc::new(observer) as Arc<dyn Observer>));
+        self
     }
 
     /// Returns the limiter that is asked first.
@@ -77,25 +81,26 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
 
     /// Returns the limiter that is asked when the first fails.
     pub fn second(&self) -> &S {
-        &self.second
+        &self.second.limiter
     }
 
     fn ask(&self, charges: &[Charge<'_>], verb: Verb) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         match verb.ask(&self.first, charges) {
             Reply::Now(Ok(decision)) => Reply::Now(Ok(noted(decision, false))),
-            Reply::Now(Err(error)) => self.shared.fall_back(&self.second, charges.iter().copied(), verb, &error),
+            Reply::Now(Err(error)) => self.second.fall_back(charges, verb, &error),
             Reply::Later(answer) => {
                 let charges: SmallVec<[OwnedCharge; 2]> = charges.iter().map(OwnedCharge::of).collect();
-                let (second, shared) = (self.second.clone(), Arc::clone(&self.shared));
+                let second = self.second.clone();
                 Reply::Later(Box::pin(async move {
-                    match answer.await {
-                        Ok(decision) => Ok(noted(decision, false)),
-                        Err(error) => {
-                            let charges = charges.iter().map(OwnedCharge::borrow);
-                            let reply = shared.fall_back(&second, charges, verb, &error);
-                            reply.await
-                        }
-                    }
+                    let error = match answer.await {
+                        Ok(decision) => return Ok(noted(decision, false)),
+                        Err(error) => error,
+                    };
+                    let reply = {
+                        let charges: SmallVec<[Charge<'_>; 2]> = charges.iter().map(OwnedCharge::borrow).collect();
+                        second.fall_back(&charges, verb, &error)
+                    };
+                    reply.await
                 }))
             }
         }
@@ -119,20 +124,18 @@ impl Verb {
     }
 }
 
-impl Shared {
-    fn fall_back<'a, S: Limiter>(
+impl<S: Limiter> Second<S> {
+    fn fall_back(
         &self,
-        second: &S,
-        charges: impl Iterator<Item = Charge<'a>>,
+        charges: &[Charge<'_>],
         verb: Verb,
         error: &dyn std::error::Error,
     ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         self.tell(error);
-        let charges: SmallVec<[Charge<'_>; 4]> = charges.collect();
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
         let charges: SmallVec<[Charge<'_>; 4]> =
             charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
-        match verb.ask(second, &charges) {
+        match verb.ask(&self.limiter, &charges) {
             Reply::Now(answer) => Reply::Now(answer.map(|decision| noted(decision, true))),
             Reply::Later(answer) => {
                 Reply::Later(Box::pin(async move { answer.await.map(|decision| noted(decision, true)) }))
@@ -141,7 +144,7 @@ impl Shared {
     }
 
     fn tell(&self, error: &dyn std::error::Error) {
-        if let Some(observer) = &self.observer {
+        if let Some(observer) = self.observer.get() {
             observer.on_event(&LimiterEvent::FellBack { error: error.to_string() });
         }
     }
@@ -170,7 +173,7 @@ fn noted(mut decision: Decision, second: bool) -> Decision {
 
 fn note(charge: &mut ChargeDecision, second: bool) {
     if let Some(receipt) = charge.take_receipt() {
-        charge.put_receipt(&receipt.noted(second));
+        charge.put_receipt(receipt.noted(second));
     }
 }
 
@@ -207,36 +210,47 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         for refund in refunds {
             let (receipt, second) = refund.receipt.unnoted();
             if second {
-                to_second.push(Refund { policy: self.shared.share(&refund.policy), receipt, ..refund });
+                to_second.push(Refund { policy: self.second.share(&refund.policy), receipt, ..refund });
             } else {
                 to_first.push(Refund { receipt, ..refund });
             }
         }
         let first = (!to_first.is_empty()).then(|| self.first.refund(to_first));
-        let second = (!to_second.is_empty()).then(|| self.second.refund(to_second));
-        self.both(first, second)
+        let second = (!to_second.is_empty()).then(|| self.second.limiter.refund(to_second));
+        self.both(first, second.unwrap_or(Reply::Now(Ok(()))))
     }
 
-    /// Forgets the state in both limiters.
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
-        self.both(Some(self.first.reset(policy, key)), Some(self.second.reset(&self.shared.share(policy), key)))
+        self.both(Some(self.first.reset(policy, key)), self.second.limiter.reset(&self.second.share(policy), key))
     }
 
     /// Checks that both limiters support the quota, the second one with its share.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         self.first.supports(quota)?;
-        self.second.supports(&quota.share(self.shared.processes))
+        self.second.limiter.supports(&quota.share(self.second.processes))
     }
 
     fn atomicity(&self) -> Atomicity {
-        match (self.first.atomicity(), self.second.atomicity()) {
+        match (self.first.atomicity(), self.second.limiter.atomicity()) {
             (Atomicity::Atomic, Atomicity::Atomic) => Atomicity::Atomic,
             _ => Atomicity::Compensated,
         }
     }
 
+    /// Gives the observer to both limiters, too.
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        let _ = self.second.observer.set(Arc::clone(observer)); // unless it has one
+        self.first.observe(observer);
+        self.second.limiter.observe(observer);
+    }
+
+    /// Returns that of the first limiter, or else of the second one.
+    fn occupancy(&self) -> Option<Occupancy> {
+        self.first.occupancy().or_else(|| self.second.limiter.occupancy())
+    }
+
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
-        self.first.policy_registry().or_else(|| self.second.policy_registry())
+        self.first.policy_registry().or_else(|| self.second.limiter.policy_registry())
     }
 }
 
@@ -245,31 +259,16 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,
-        second: Option<Reply<(), S::Error, S::Future<()>>>,
+        second: Reply<(), S::Error, S::Future<()>>,
     ) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
-        let second = second.unwrap_or(Reply::Now(Ok(())));
-        match (first, second) {
-            (None, Reply::Now(answer)) => Reply::Now(answer),
-            (Some(Reply::Now(first)), Reply::Now(answer)) => {
-                let _ = first.inspect_err(|error| self.shared.tell(error));
-                Reply::Now(answer)
-            }
-            (first, second) => {
-                let shared = Arc::clone(&self.shared);
-                Reply::Later(Box::pin(async move {
-                    if let Some(first) = first {
-                        let _ = first.await.inspect_err(|error| shared.tell(error));
-                    }
-                    second.await
-                }))
-            }
-        }
-    }
-}
+        let told = self.second.clone();
 
-impl<P: Clone, S: Clone> Clone for FallbackLimiter<P, S> {
-    fn clone(&self) -> Self {
-        Self { first: self.first.clone(), second: self.second.clone(), shared: Arc::clone(&self.shared) }
+        Reply::Later(Box::pin(async move {
+            if let Some(first) = first {
+                let _ = first.await.inspect_err(|error| told.tell(error));
+            }
+            second.await
+        }))
     }
 }
 
@@ -277,8 +276,8 @@ impl<P: fmt::Debug, S: fmt::Debug> fmt::Debug for FallbackLimiter<P, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FallbackLimiter")
             .field("first", &self.first)
-            .field("second", &self.second)
-            .field("processes", &self.shared.processes)
+            .field("second", &self.second.limiter)
+            .field("processes", &self.second.processes)
             .finish_non_exhaustive()
     }
 }

@@ -13,17 +13,19 @@ mod admin;
 mod boxed;
 mod fallback;
 pub mod memory;
+mod occupancy;
 mod policy_registry;
 #[cfg(feature = "redis")]
 pub mod redis;
 mod reply;
-mod shared;
 mod support;
 
 use std::future::Future;
+use std::sync::Arc;
 
 use crate::algorithm::How;
 use crate::key::Key;
+use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -31,6 +33,7 @@ pub use crate::decision::{ChargeDecision, Decision, Receipt};
 pub use admin::{Blocks, Meters};
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
+pub use occupancy::Occupancy;
 pub use policy_registry::PolicyRegistry;
 pub(crate) use policy_registry::{Contradiction, Entered};
 pub use reply::{Reply, ReplyFuture};
@@ -103,6 +106,10 @@ pub trait Limiter: Send + Sync + 'static {
     /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect once another request
     /// has queued behind it, because that request has already been promised its departure time.
     ///
+    /// A refund never removes more usage than its receipt holds, even if the key was charged under a
+    /// larger quota of the policy meanwhile. If that usage does not fit the refund's quota, the refund
+    /// has no effect.
+    ///
     /// The caller may drop a [`Reply::Later`] without polling it. A remote limiter therefore sends
     /// the refund before it returns; its future only waits for the answer.
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>>;
@@ -136,6 +143,18 @@ pub trait Limiter: Send + Sync + 'static {
     /// Returns how strictly a set of charges is all or nothing.
     fn atomicity(&self) -> Atomicity {
         Atomicity::Atomic
+    }
+
+    /// Gives the limiter an observer for its [events](crate::observe::LimiterEvent), unless it has one. A layer
+    /// that has an observer calls this before its first request. By default nothing happens.
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        let _ = observer;
+    }
+
+    /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states are
+    /// elsewhere, or it does not count them. May take a millisecond for each million states.
+    fn occupancy(&self) -> Option<Occupancy> {
+        None
     }
 
     /// Returns the registry in which layers enter their policies, so that contradictory ones are

@@ -3,9 +3,10 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::policy::Policy;
+use crate::sync::{Mutex, lock};
 
 /// Holds the policies of the layers that use a limiter. The clones of a limiter share one registry.
 ///
@@ -127,10 +128,6 @@ impl Drop for Entered {
             }
         }
     }
-}
-
-fn lock(names: &Mutex<Names>) -> MutexGuard<'_, Names> {
-    names.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for PolicyRegistry {

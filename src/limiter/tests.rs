@@ -1,4 +1,4 @@
-//! What every limiter inherits: replies that are awaited, and wrappers that forward every method.
+//! The parts that all limiters share: replies that are awaited, and wrappers that forward every method.
 
 use std::collections::BTreeSet;
 use std::future::{Ready, ready};
@@ -13,6 +13,10 @@ struct Probe {
     called: Arc<Mutex<BTreeSet<&'static str>>>,
     registry: Arc<PolicyRegistry>,
 }
+
+struct Silent;
+
+impl Observer for Silent {}
 
 type Never = std::convert::Infallible;
 
@@ -71,6 +75,15 @@ impl Limiter for Probe {
         Atomicity::Compensated
     }
 
+    fn occupancy(&self) -> Option<Occupancy> {
+        self.note("occupancy");
+        Some(Occupancy::new(1, 2))
+    }
+
+    fn observe(&self, _: &Arc<dyn Observer>) {
+        self.note("observe");
+    }
+
     fn policy_registry(&self) -> Option<&PolicyRegistry> {
         self.note("registry");
         Some(&self.registry)
@@ -92,6 +105,8 @@ async fn reached(probe: &Probe, limiter: impl Limiter) -> BTreeSet<&'static str>
     assert_eq!(limiter.supports(policy.quota()).unwrap_err().kind(), UnsupportedQuotaKind::Algorithm);
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
     assert_eq!(limiter.policy_registry().map(PolicyRegistry::id), Some(probe.registry.id()));
+    assert_eq!(limiter.occupancy(), Some(Occupancy::new(1, 2)));
+    limiter.observe(&(Arc::new(Silent) as Arc<dyn Observer>));
     std::mem::take(&mut probe.called.lock().unwrap())
 }
 

@@ -84,12 +84,13 @@ impl<L: Limiter> RateLimitLayer<L> {
             return Ok(Admission { outcome: ticket.ticket.outcome(&layer), usage: extensions.remove(), ticket });
         }
         let mut head = request.clone();
-        let response = ticket.refuse(&layer, &mut head);
+        let response = ticket.refuse(&layer, &mut head, std::convert::identity);
         Err(Refused { outcome: ticket.outcome(&layer), response: Box::new(response) })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as the
-    /// request's headers, and its extensions.
+    /// request's headers, and its extensions. A handler does not know the call's path: the rules see `*`, and every rule of a
+    /// file applies, whatever path it names.
     ///
     /// ```
     /// use tonic::{Request, Response, Status};
@@ -110,6 +111,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     ) -> impl Future<Output = Result<Admission, tonic::Status>> + Send + use<'_, L, T> {
         let (mut head, ()) = http::Request::new(()).into_parts();
         head.method = Method::POST;
+        head.uri = http::Uri::from_static("*");
         head.version = http::Version::HTTP_2;
         head.headers = call.metadata().clone().into_headers();
         head.headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
@@ -118,7 +120,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     }
 }
 
-/// What a request took that a handler has [admitted](RateLimitLayer::admit).
+/// Holds the charges of a request that a handler has [admitted](RateLimitLayer::admit).
 ///
 /// It stays charged. A rule that is [settled by usage](crate::Rule::settle_by_usage) is settled by
 /// [`settle`](Self::settle); what a rule does by a response's head or body has no effect here. An admission that is dropped

@@ -89,25 +89,24 @@ pub trait ResponseBody: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'stat
         B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static;
 }
 
+/// Implements the trait for a framework's body, which boxes others.
+#[cfg(any(feature = "axum", feature = "tonic"))]
+macro_rules! boxing {
+    ($body:ty) => {
+        impl ResponseBody for $body {
+            fn from_body<B>(body: B) -> Self
+            where
+                B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+            {
+                Self::new(body)
+            }
+        }
+    };
+}
 #[cfg(feature = "axum")]
-impl ResponseBody for axum::body::Body {
-    fn from_body<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        Self::new(body)
-    }
-}
-
+boxing!(axum::body::Body);
 #[cfg(feature = "tonic")]
-impl ResponseBody for tonic::body::Body {
-    fn from_body<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        Self::new(body)
-    }
-}
+boxing!(tonic::body::Body);
 
 impl<E> ResponseBody for UnsyncBoxBody<Bytes, E>
 where

@@ -3,11 +3,11 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use super::decide::delay::Delays;
+use super::decide::delay::{Delays, MOST_WAITING};
 use super::diagnostics::Diagnostics;
 use super::respond::headers::{PreparedHeaders, RefusalLayout};
 use super::respond::refusal::PreparedRefusals;
-use super::rule::{BoundRule, LinkedRole, Rule, Settlement};
+use super::rule::{BoundRule, LinkedRole, PathIndex, Rule, Settlement};
 use super::settings::Settings;
 use crate::decision::ChargeDecision;
 use crate::key::Key;
@@ -37,9 +37,11 @@ pub(super) struct Compiled<L> {
     /// Whether anything is done with each request before the service is called.
     pub(super) prepares: bool,
     /// Whether the ticket of each request is needed when its response has come.
-    keeps_tickets: bool,
-    /// The most charges that a request can have.
+    pub(super) keeps_tickets: bool,
+    /// The most charges that a request can have, beside those that a source finds.
     pub(super) most_charges: usize,
+    /// Finds the rules of a path, if rules have path patterns.
+    pub(super) paths: Option<PathIndex>,
     /// Whether any rule settles charges after the response.
     pub(super) settles: bool,
     /// Whether any rule is settled by a `Usage`.
@@ -102,7 +104,10 @@ impl<L: Limiter> Compiled<L> {
             Some((policies.len() - 1, linked.role))
         });
         let links = links.collect();
-        let delays = settings.timer.clone().map(|timer| Arc::new(Delays::new(timer, settings.max_waiting)));
+        let delays = settings
+            .timer
+            .clone()
+            .map(|timer| Arc::new(Delays::new(timer, settings.max_waiting.unwrap_or(MOST_WAITING))));
         let settles = terms.iter().any(|terms| !terms.settlement.is_none());
         let keeps_tickets = settings.expose_outcome || settings.refund_nested || settles;
         let unsupported: Vec<(usize, UnsupportedQuota)> = policies
@@ -110,20 +115,24 @@ impl<L: Limiter> Compiled<L> {
             .enumerate()
             .filter_map(|(at, policy)| Some((at, limiter.supports(policy.quota()).err()?)))
             .collect();
+        let paths = PathIndex::new(rules().map(|(_, rule)| &rule.paths[..]));
+        let found = settings.finder().map_or(0, |(_, rules)| rules);
         let charges = |rule: &Rule| {
             usize::from(rule.linked.is_some()) + if rule.choose.is_some() { 1 } else { rule.policies.len() }
         };
         Self {
             is_plain: policies.len() == 1
+                && paths.is_none()
                 && settings.mode.is_none()
                 && rules().all(|(_, rule)| rule.mode.is_none())
                 && delays.is_none()
                 && settings.access.is_empty()
                 && !settings.exempt_preflight
+                && settings.finder().is_none()
                 && unsupported.is_empty(),
             prepares: settings.observer.is_some() || keeps_tickets,
             keeps_tickets,
-            most_charges: rules().map(|(_, rule)| charges(rule)).sum(),
+            most_charges: rules().skip(found).map(|(_, rule)| charges(rule)).sum(),
             headers,
             refusals,
             layout,
@@ -131,6 +140,7 @@ impl<L: Limiter> Compiled<L> {
             delays,
             settles,
             expects_usage: terms.iter().any(|terms| terms.settlement.by_usage),
+            paths,
             unsupported,
             diagnostics: Arc::new(Diagnostics::new(&settings)),
             version: 0,
@@ -145,13 +155,16 @@ impl<L: Limiter> Compiled<L> {
 
     /// Compiles the configuration that replaces this one in the same layer. Both share the requests that wait, and the
     /// warnings that were reported.
-    pub(super) fn successor(&self, settings: Settings) -> Self {
+    pub(super) fn successor(&self, settings: Settings, has_new_rules: bool) -> Self {
+        let next = Self::new(Arc::clone(&self.limiter), settings);
+        // The watch over rules and lists is for these.
+        let diagnostics = if has_new_rules { &next.diagnostics } else { &self.diagnostics };
         Self {
             delays: self.delays.clone(),
-            diagnostics: Arc::clone(&self.diagnostics),
+            diagnostics: Arc::clone(diagnostics),
             version: self.version + 1,
             live: self.live.clone(),
-            ..Self::new(Arc::clone(&self.limiter), settings)
+            ..next
         }
     }
 
@@ -188,12 +201,17 @@ impl<L> Compiled<L> {
     }
 
     /// Returns the policy for refunding and settling what was charged. That is the one that was charged, unless its quota
-    /// was replaced by a larger one: the state, converted back, would have no room for what was used since.
+    /// was replaced by a larger one: if the smaller one has no room for what was used since, its refunds have no effect.
     pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
-        let now = self.live.get().and_then(Weak::upgrade).and_then(|live| live.current().policy(at).cloned());
-        Some(now.filter(|now| now.quota().capacity() > room).unwrap_or_else(|| own.clone()))
+        let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
+        let now = live
+            .iter()
+            .flat_map(|live| live.policies.iter())
+            .filter(|now| now.name_fingerprint() == own.name_fingerprint());
+        let largest = now.filter(|now| now.quota().capacity() > room).max_by_key(|now| now.quota().capacity());
+        Some(largest.unwrap_or(own).clone())
     }
 
     /// Returns the only policy and its rule, if the layer is plain and its first requests are over.

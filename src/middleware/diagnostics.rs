@@ -1,8 +1,8 @@
 //! Warnings about likely misconfigurations. A layer watches its first requests. After that, the watch costs each request
 //! two atomic loads.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
@@ -14,6 +14,7 @@ use crate::key::{Key, peer_address};
 use crate::outcome::{Observer, Outcome};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
+use crate::sync::{Mutex, lock};
 
 /// The number of first requests that are watched.
 const LOOKED_AT: u32 = 256;
@@ -60,13 +61,19 @@ struct KeyWatch {
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
+        // A rule for some paths, or one that a source finds, may never be asked about, and the watch over it would never end.
+        let found = settings.finder().map_or(0, |(_, rules)| rules);
+        let is_watched = |(at, bound): (usize, &BoundRule)| at >= found && bound.rule().paths.is_empty();
+        let watch = |rule| KeyWatch { known: (!is_watched(rule)).into(), ..KeyWatch::default() };
+        let rules: Box<[KeyWatch]> = settings.rules.iter().enumerate().map(watch).collect();
+        let watched = settings.rules.iter().enumerate().filter(|rule| is_watched(*rule)).count();
         Self {
             observer: settings.observer.clone(),
             noticed: Mutex::default(),
             to_look_at: AtomicU32::new(LOOKED_AT),
-            rules: settings.rules.iter().map(|_| KeyWatch::default()).collect(),
+            rules,
             lists: settings.access.iter().map(|_| KeyWatch::default()).collect(),
-            new: AtomicU32::new(u32::try_from(settings.rules.len() + settings.access.len()).unwrap_or(u32::MAX)),
+            new: AtomicU32::new(u32::try_from(watched + settings.access.len()).unwrap_or(u32::MAX)),
         }
     }
 
@@ -95,12 +102,12 @@ impl Diagnostics {
 
     /// Returns the first warning.
     pub(super) fn first(&self) -> Option<SetupWarning> {
-        self.noticed.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+        lock(&self.noticed).first().cloned()
     }
 
     /// Records a warning. Returns it if it is the first of its kind.
     fn note(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) -> Option<SetupWarning> {
-        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut noticed = lock(&self.noticed);
         if noticed.iter().any(|setup_warning| setup_warning.kind() == kind) {
             return None;
         }
@@ -261,7 +268,7 @@ impl Diagnostics {
     #[cold]
     pub(super) fn look_for_never(&self, settings: &Settings, outcome: &Outcome) {
         let never = outcome.violated().find(|status| {
-            // What is too much for a quota may be meant for its meter, which now is full.
+            // A cost above the quota may be meant for its meter, which now is full.
             let metered = settings.rules.iter().filter(|bound| bound.policies().contains(status.policy()));
             let mut meters =
                 metered.filter_map(|bound| bound.rule().linked.as_ref()).filter(|own| own.role == LinkedRole::Meter);

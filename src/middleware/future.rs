@@ -11,7 +11,7 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::body::{RefusalBody, ResponseBody};
+use super::body::ResponseBody;
 use super::compiled::Compiled;
 use super::decide::delay::Delayed;
 use super::decide::overflow::{NoOverflow, Overflow};
@@ -56,7 +56,7 @@ pin_project! {
         Delayed { delayed: Box<Delayed<S, B, L>> },
         Overflowing { #[pin] response: O::Future, ticket: Box<OpenTicket<L>> },
         // A refusal, or the error of an overflow that is broken.
-        Refused { response: Option<Result<Response<RefusalBody>, S::Error>> },
+        Refused { response: Option<Result<S::Response, S::Error>> },
     }
 }
 
@@ -75,7 +75,7 @@ pin_project! {
     }
 }
 
-/// What is left to do when the service has answered. Nothing that a usual request charged is copied into its future.
+/// The work that is left when the service has answered. Nothing that a usual request charged is copied into its future.
 enum After<L: Limiter> {
     Nothing,
     /// The headers are rendered. They are added as the layer is configured.
@@ -84,10 +84,11 @@ enum After<L: Limiter> {
     Open(Box<OpenTicket<L>>),
 }
 
-impl<S, L, B, O> ResponseFuture<S, L, B, O>
+impl<S, L, B, C, O> ResponseFuture<S, L, B, O>
 where
-    S: Service<Request<B>> + Clone,
+    S: Service<Request<B>, Response = Response<C>> + Clone,
     L: Limiter,
+    C: ResponseBody,
     O: Overflow<S, B>,
 {
     /// Creates the future of a request that the limiter answers later.
@@ -181,7 +182,9 @@ where
             _ => Poll::Pending,
         };
         let Poll::Ready(ready) = ready else {
-            return Self { state: State::Refused { response: Some(Ok(ticket.refuse(layer, &mut parts))) } };
+            return Self {
+                state: State::Refused { response: Some(Ok(ticket.refuse(layer, &mut parts, C::from_body))) },
+            };
         };
         ticket.kind = OutcomeKind::Overflowed;
         if let Some(outcome) = ticket.report(layer, &parts) {
@@ -290,9 +293,7 @@ where
                 }
                 StateProjection::Refused { response } => {
                     // A future that is polled again after it was ready may do anything; this one stays pending.
-                    return response
-                        .take()
-                        .map_or(Poll::Pending, |response| Poll::Ready(Ok(response?.map(C::from_body))));
+                    return response.take().map_or(Poll::Pending, Poll::Ready);
                 }
             }
         }

@@ -17,11 +17,13 @@ use super::respond::refusal::Refusals;
 use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
 use super::settings::{OnError, Settings};
+#[cfg(feature = "rules")]
+use super::source::RuleSource;
 use super::wrap_body::WrapBodyLayer;
 use crate::decision::ChargeDecision;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{Charge, Limiter};
-use crate::mode::ModeSwitch;
+use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
@@ -57,6 +59,7 @@ use crate::setup_warning::SetupWarning;
 ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5), key::header("x-api-key"))
 /// }
 /// ```
+#[must_use = "a layer does nothing until it is applied to a service"]
 pub struct RateLimitLayer<L, O = NoOverflow> {
     limiter: Arc<L>,
     settings: Arc<Settings>,
@@ -77,15 +80,25 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// request: one of those in [`key`](crate::key), or a closure.
     ///
     /// A closure that returns what it borrows wraps it: `|request| Key::of(request.uri.path())`.
-    #[must_use]
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        let settings = Arc::new(Settings::new(BoundRule::new(rule.into_rule(), extract)));
+        let settings =
+            Arc::new(Settings { rules: vec![BoundRule::new(rule.into_rule(), extract)], ..Settings::default() });
+        Self::of(limiter, settings)
+    }
+
+    /// A layer with the rules of a source.
+    #[cfg(feature = "rules")]
+    pub(crate) fn sourced(limiter: L, source: Arc<dyn RuleSource>) -> Self {
+        Self::of(limiter, Arc::new(Settings::sourced(source)))
+    }
+
+    fn of(limiter: L, settings: Arc<Settings>) -> Self {
         let layer = Self { limiter: Arc::new(limiter), settings, overflow: NoOverflow, compiled: Arc::default() };
-        layer.entered_in_switches()
+        layer.entered()
     }
 }
 
@@ -96,7 +109,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
     /// with `api` twice, the second is `api-2` in header fields, metrics and stored keys. So the same quota by address
     /// and by user is two allowances, and never one by accident.
-    #[must_use]
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -110,25 +122,23 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets which headers responses get.
-    #[must_use]
     pub fn headers(self, headers: Headers) -> Self {
         self.change(|settings| settings.headers = headers)
     }
 
     /// Sets how a refusal is answered.
-    #[must_use]
     pub fn refusals(self, refusals: Refusals) -> Self {
         self.change(|settings| settings.refusals = refusals)
     }
 
     /// Sets whether a request passes when the limiter fails.
-    #[must_use]
     pub fn on_error(self, on_error: OnError) -> Self {
         self.change(|settings| settings.on_error = on_error)
     }
 
-    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter.
-    #[must_use]
+    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter gets it
+    /// too, for its [events](crate::observe::LimiterEvent), unless it has one: set at its builder, or handed on by an earlier
+    /// layer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
@@ -140,7 +150,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// In axum, take it as `Option<Extension<Outcome>>`: a handler that takes `Extension<Outcome>` answers 500 if the
     /// outcome is not exposed, or if the layer is disabled.
-    #[must_use]
     pub fn expose_outcome(self, expose_outcome: bool) -> Self {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
@@ -149,7 +158,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
     ///
     /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
-    #[must_use]
     pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
         let mode = mode.into();
         self.change(|settings| settings.mode = Some(mode))
@@ -163,7 +171,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
     /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
     /// first address of its /64, and narrower networks of the list do not find it.
-    #[must_use]
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -176,7 +183,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
     /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
     /// which is better.
-    #[must_use]
     pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
@@ -211,7 +217,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let search = RateLimitLayer::new(limiter, Policy::new("search", Quota::per_second(10))?, key::peer_ip());
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn refund_nested(self, refund_nested: bool) -> Self {
         self.change(|settings| settings.refund_nested = refund_nested)
     }
@@ -239,7 +244,6 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer with
     /// a timer but without a queue is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
     /// [`check`](Self::check) returns.
-    #[must_use]
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
@@ -251,9 +255,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have departed. A
     /// request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay) the setting has no
     /// effect, because no request waits.
-    #[must_use]
     pub fn max_waiting(self, max_waiting: usize) -> Self {
-        self.change(|settings| settings.max_waiting = max_waiting)
+        self.change(|settings| settings.max_waiting = Some(max_waiting))
     }
 
     /// Returns the number of requests that wait for their departure now, in this layer and its services.
@@ -293,14 +296,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).overflow(later);
     /// let app: axum::Router = axum::Router::new().layer(limit);
     /// ```
-    #[must_use]
     pub fn overflow<T>(self, service: T) -> RateLimitLayer<L, OverflowTo<T>> {
-        RateLimitLayer {
-            limiter: self.limiter,
-            settings: self.settings,
-            overflow: OverflowTo::new(service),
-            compiled: self.compiled,
-        }
+        let Self { limiter, settings, compiled, .. } = self.change(|settings| settings.overflows = true);
+        RateLimitLayer { limiter, settings, overflow: OverflowTo::new(service), compiled }
     }
 
     /// Lets the layer limit services with any response body. It is the last call of the builder.
@@ -350,15 +348,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     fn change(mut self, change: impl FnOnce(&mut Settings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self.compiled = Arc::default();
-        self.entered_in_switches()
+        self.entered()
     }
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Makes the switches of the rules know the layer, so that a quota that its limiter does not support is refused by the
-    /// switch also before the layer serves.
-    fn entered_in_switches(self) -> Self {
-        if self.settings.rules.iter().any(|bound| bound.rule().switch.is_some()) {
+    /// Makes the switches of the rules and the source of rules know the layer, so that they refuse a quota that its limiter
+    /// does not support also before the layer serves.
+    fn entered(self) -> Self {
+        if self.settings.can_change() {
             self.configuration();
         }
         self
@@ -366,10 +364,27 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
     fn configuration(&self) -> &Configuration<L> {
         self.compiled.get_or_init(|| {
+            if let Some(observer) = &self.settings.observer {
+                self.limiter.observe(observer);
+            }
             let compiled = Arc::new(Compiled::new(Arc::clone(&self.limiter), Settings::clone(&self.settings)));
-            let live = live::follow_switches(&compiled);
+            let live = live::follow(&compiled);
             Configuration { compiled, live }
         })
+    }
+
+    pub(crate) fn limiter(&self) -> &L {
+        &self.limiter
+    }
+
+    /// Returns the policies of each rule, with those that go with them, and the rule's mode now.
+    pub(crate) fn rules_in_force(&self) -> Vec<(Vec<Policy>, Mode)> {
+        let compiled = self.compiled();
+        let rules = compiled.settings.rules.iter().map(|bound| {
+            let linked = bound.rule().linked.iter().map(|linked| &linked.policy);
+            (bound.policies().iter().chain(linked).cloned().collect(), compiled.mode_of(bound))
+        });
+        rules.collect()
     }
 
     /// Returns the configuration that is in force now.

@@ -1,4 +1,4 @@
-//! Following quota switches: when a quota changes, the layer's configuration is compiled anew and replaced as a whole.
+//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled anew and replaced as a whole.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -6,23 +6,27 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use super::compiled::{Compiled, Live};
 use super::rule::{BoundRule, Follow};
 use crate::limiter::{Limiter, UnsupportedQuota};
+#[cfg(feature = "rules")]
+use crate::outcome::LimiterEvent;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// Returns the shared slot of the layer's newest configuration. Returns `None` if no rule has a quota switch.
-pub(super) fn follow_switches<L: Limiter>(compiled: &Arc<Compiled<L>>) -> Option<Arc<Live<L>>> {
-    let rules = || compiled.settings.rules.iter().map(BoundRule::rule);
-    if rules().all(|rule| rule.switch.is_none()) {
+/// Returns the shared slot of the layer's newest configuration. Returns `None` if nothing can change it.
+pub(super) fn follow<L: Limiter>(compiled: &Arc<Compiled<L>>) -> Option<Arc<Live<L>>> {
+    if !compiled.settings.can_change() {
         return None;
     }
     let (current, version) = (Mutex::new(Arc::clone(compiled)), AtomicU64::new(compiled.version));
     let live = Arc::new(Live { current, version });
     let _ = compiled.live.set(Arc::downgrade(&live));
     let follower: Weak<dyn Follow> = Arc::downgrade(&(Arc::clone(&live) as Arc<dyn Follow>));
-    for switch in rules().filter_map(|rule| rule.switch.as_ref()) {
+    for switch in compiled.settings.rules.iter().filter_map(|bound| bound.rule().switch.as_ref()) {
         switch.enter(Weak::clone(&follower));
     }
-    // The quotas may have changed since the rules were made.
+    if let Some(sourced) = &compiled.settings.source {
+        sourced.source.enter(follower);
+    }
+    // Rules and quotas may have changed since the settings were made.
     live.follow();
     Some(live)
 }
@@ -43,20 +47,33 @@ impl<L: Limiter> Follow for Live<L> {
         self.current().limiter.supports(quota)
     }
 
+    #[cfg(feature = "rules")]
+    fn own_names(&self) -> Vec<String> {
+        self.current().settings.own_rules().iter().flat_map(BoundRule::names).map(str::to_owned).collect()
+    }
+
+    #[cfg(feature = "rules")]
+    fn report(&self, event: &LimiterEvent) {
+        if let Some(observer) = &self.current().settings.observer {
+            observer.on_event(event);
+        }
+    }
+
     fn follow(&self) {
         loop {
             let before = self.current();
             let mut settings = before.settings.clone();
+            let has_new_rules = settings.follow_source();
             for bound in &mut settings.rules {
                 bound.rule_mut().follow_switch();
             }
             let policies =
                 |rules: &[BoundRule]| -> Vec<Policy> { rules.iter().flat_map(BoundRule::policies).cloned().collect() };
-            if policies(&settings.rules) == policies(&before.settings.rules) {
+            if !has_new_rules && policies(&settings.rules) == policies(&before.settings.rules) {
                 return;
             }
             // Not under the lock: this calls the limiter, which is the application's code.
-            let next = Arc::new(before.successor(settings));
+            let next = Arc::new(before.successor(settings, has_new_rules));
             {
                 let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
                 if !Arc::ptr_eq(&current, &before) {

@@ -104,10 +104,11 @@
 
 mod admit;
 mod body;
-mod charge;
+pub(crate) mod charge;
 mod compiled;
 mod decide;
 mod diagnostics;
+mod explain;
 mod future;
 pub(crate) mod layer;
 mod live;
@@ -117,12 +118,15 @@ mod service;
 pub(crate) mod settings;
 mod settle;
 mod setup;
+#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files of rules are a source"))]
+pub(crate) mod source;
 mod ticket;
 mod wrap_body;
 
 pub use admit::{Admission, Refused};
+pub(crate) use body::BoxError;
 pub use body::{RefusalBody, ResponseBody, WrappedBody};
-pub use charge::access::{Access, AccessList, AccessListError, AccessListErrorKind};
+pub use charge::access::{Access, AccessList};
 #[cfg(feature = "tokio")]
 pub use decide::delay::TokioTimer;
 pub use decide::delay::{Sleep, Timer};

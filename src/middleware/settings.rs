@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use super::charge::access::BoundList;
-use super::decide::delay::{MOST_WAITING, Timer};
+use super::decide::delay::Timer;
 use super::respond::headers::Headers;
 use super::respond::refusal::Refusals;
 use super::rule::BoundRule;
+use super::source::{FindRules, RuleSource};
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
 
 /// The settings of a layer.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Settings {
     pub(super) rules: Vec<BoundRule>,
+    /// The source of the first rules and access lists.
+    pub(super) source: Option<Sourced>,
     pub(super) headers: Headers,
     pub(super) refusals: Refusals,
     pub(super) on_error: OnError,
@@ -24,26 +27,69 @@ pub(super) struct Settings {
     pub(super) access: Vec<BoundList>,
     pub(super) mode: Option<ModeSwitch>,
     pub(super) timer: Option<Arc<dyn Timer>>,
-    pub(super) max_waiting: usize,
+    pub(super) max_waiting: Option<usize>,
+    /// Whether the layer has an overflow.
+    pub(super) overflows: bool,
 }
 
 impl Settings {
-    pub(super) fn new(rule: BoundRule) -> Self {
-        Self {
-            rules: vec![rule],
-            headers: Headers::default(),
-            refusals: Refusals::default(),
-            on_error: OnError::default(),
-            observer: None,
-            expose_outcome: false,
-            exempt_preflight: false,
-            refund_nested: false,
-            access: Vec::new(),
-            mode: None,
-            timer: None,
-            max_waiting: MOST_WAITING,
-        }
+    /// The settings of a layer whose rules come from a source.
+    #[cfg(feature = "rules")]
+    pub(super) fn sourced(source: Arc<dyn RuleSource>) -> Self {
+        let source = Some(Sourced { source, version: None, rules: 0, lists: 0, finder: None });
+        let mut settings = Self { source, ..Self::default() };
+        settings.follow_source();
+        settings
     }
+
+    /// Whether the rules or their quotas can change while requests are served.
+    pub(super) fn can_change(&self) -> bool {
+        self.source.is_some() || self.rules.iter().any(|bound| bound.rule().switch.is_some())
+    }
+
+    /// The rules that are not from the source.
+    #[cfg(feature = "rules")]
+    pub(super) fn own_rules(&self) -> &[BoundRule] {
+        let sourced = self.source.as_ref().map_or(0, |sourced| sourced.rules);
+        self.rules.get(sourced..).unwrap_or_default()
+    }
+
+    /// Returns what finds the first rules, and how many these are.
+    pub(super) fn finder(&self) -> Option<(&dyn FindRules, usize)> {
+        let sourced = self.source.as_ref()?;
+        Some((&**sourced.finder.as_ref()?, sourced.rules))
+    }
+
+    /// Takes the rules and lists that the source has now, in the place of those that it had. Those of the program stay behind
+    /// them. Returns whether the source had a new version.
+    pub(super) fn follow_source(&mut self) -> bool {
+        let Some(sourced) = &mut self.source else { return false };
+        let now = sourced.source.current();
+        if sourced.version == Some(now.version) {
+            return false;
+        }
+        let own_rules = self.rules.split_off(sourced.rules);
+        let own_lists = self.access.split_off(sourced.lists);
+        (self.rules, self.access) = (now.rules.clone(), now.lists.clone());
+        (sourced.version, sourced.rules, sourced.lists) = (Some(now.version), now.rules.len(), now.lists.len());
+        sourced.finder.clone_from(&now.finder);
+        for mut rule in own_rules {
+            rule.place_behind(&self.rules);
+            self.rules.push(rule);
+        }
+        self.access.extend(own_lists);
+        true
+    }
+}
+
+/// A source of rules, and the number of the layer's rules and lists that are from it.
+#[derive(Clone)]
+pub(super) struct Sourced {
+    pub(super) source: Arc<dyn RuleSource>,
+    version: Option<u64>,
+    rules: usize,
+    lists: usize,
+    finder: Option<Arc<dyn FindRules>>,
 }
 
 /// The fate of a request when the limiter fails to decide.

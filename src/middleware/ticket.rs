@@ -7,7 +7,6 @@
 //! a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
 
 use std::cmp::Ordering;
-use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -149,28 +148,20 @@ impl Ticket {
         }
     }
 
-    /// Settles charges of one rule: each cost `units`. Refunds what was taken beyond that, or takes what is missing, into
-    /// debt. `is_reported` if the response still reports the charges.
-    pub(super) fn settle<L: Limiter>(
-        &mut self,
-        layer: &Compiled<L>,
-        charges: Range<usize>,
-        units: u64,
-        is_reported: bool,
-    ) {
-        for at in charges {
-            let Some(charged) = self.charges.get_mut(at) else { continue };
-            // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
-            let Some(receipt) = charged.decision.take_receipt() else { continue };
-            let taken = receipt.units();
-            match units.cmp(&taken) {
-                Ordering::Less => self.refund_receipts(layer, [(at, receipt.split(taken - units))]),
-                Ordering::Greater => layer.force(charged.policy, &charged.key, units - taken),
-                Ordering::Equal => continue,
-            }
-            if is_reported {
-                self.update(layer, at, taken, units);
-            }
+    /// Settles a charge that cost `units`. Refunds what was taken beyond that, or takes what is missing, into debt.
+    /// `is_reported` if the response still reports the charge.
+    pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
+        let Some(charged) = self.charges.get_mut(at) else { return };
+        // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
+        let Some(receipt) = charged.decision.take_receipt() else { return };
+        let taken = receipt.units();
+        match units.cmp(&taken) {
+            Ordering::Less => self.refund_receipts(layer, [(at, receipt.split(taken - units))]),
+            Ordering::Greater => layer.force(charged.policy, &charged.key, units - taken),
+            Ordering::Equal => return,
+        }
+        if is_reported {
+            self.update(layer, at, taken, units);
         }
     }
 

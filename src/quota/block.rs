@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use super::builder::Quota;
+use super::builder::{Quota, micros};
 use super::error::{QuotaError, QuotaErrorKind};
 use super::spec::{Algorithm, Lasting};
 use crate::algorithm::block::STRIKES_MAX;
-use crate::time::{PERIOD_US_MAX, micros_exact};
+use crate::time::PERIOD_US_MAX;
 
 /// The largest factor by which a further block may be longer.
 const FACTOR_MAX: u32 = 1_000;
@@ -48,13 +48,12 @@ impl Quota {
     /// Returns an error if the algorithm is not a block, or the time is out of
     /// [range](Self#exactness-and-ranges) or above the longest.
     pub fn lasting(self, lasting: Duration) -> Result<Self, QuotaError> {
-        self.only("lasting", &[Algorithm::Block])?;
-        let length_us = span("a block of", lasting)?;
+        let (length_us, longest_us) = (micros("a block of", lasting)?, self.spec().lasting.longest_us);
         let grows = self.spec().lasting.memory_us > 0;
-        if grows && length_us > self.spec().lasting.longest_us {
-            return Err(above_longest(lasting, Duration::from_micros(self.spec().lasting.longest_us)));
+        if grows && length_us > longest_us {
+            return Err(above_longest(length_us, longest_us));
         }
-        self.with(|spec| {
+        self.with("lasting", &[Algorithm::Block], |spec| {
             spec.lasting.length_us = length_us;
             if !grows {
                 spec.lasting.longest_us = length_us;
@@ -70,19 +69,19 @@ impl Quota {
     /// Returns an error if the algorithm is not a block, the factor is 0 or above 1,000, a time is
     /// out of [range](Self#exactness-and-ranges), or the longest block is shorter than the first.
     pub fn growing(self, factor: u32, longest: Duration, memory: Duration) -> Result<Self, QuotaError> {
-        self.only("growing", &[Algorithm::Block])?;
         if factor == 0 || factor > FACTOR_MAX {
             return Err(QuotaError::new(
                 QuotaErrorKind::Units,
                 format!("blocks cannot grow by the factor {factor}: 1 to {FACTOR_MAX}, where 1 is as long each time"),
             ));
         }
-        let (longest_us, memory_us) = (span("a longest block of", longest)?, span("a memory of", memory)?);
+        let (longest_us, memory_us) = (micros("a longest block of", longest)?, micros("a memory of", memory)?);
         let length_us = self.spec().lasting.length_us;
         if longest_us < length_us {
-            return Err(above_longest(Duration::from_micros(length_us), longest));
+            return Err(above_longest(length_us, longest_us));
         }
-        self.with(|spec| spec.lasting = Lasting { length_us, factor: u64::from(factor), longest_us, memory_us })
+        let lasting = Lasting { length_us, factor: u64::from(factor), longest_us, memory_us };
+        self.with("growing", &[Algorithm::Block], |spec| spec.lasting = lasting)
     }
 
     /// Makes a meter, which counts units until it is reset, or until nothing was counted for the
@@ -126,18 +125,8 @@ impl Quota {
     }
 }
 
-fn span(what: &str, span: Duration) -> Result<u64, QuotaError> {
-    micros_exact(span).filter(|us| (1..=PERIOD_US_MAX).contains(us)).ok_or_else(|| {
-        QuotaError::new(
-            QuotaErrorKind::Period,
-            format!(
-                "{what} {span:?} is not possible: it must be whole microseconds, at least one and at most 366 days"
-            ),
-        )
-    })
-}
-
-fn above_longest(length: Duration, longest: Duration) -> QuotaError {
+fn above_longest(length_us: u64, longest_us: u64) -> QuotaError {
+    let [length, longest] = [length_us, longest_us].map(Duration::from_micros);
     QuotaError::new(
         QuotaErrorKind::Period,
         format!(

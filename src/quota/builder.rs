@@ -7,12 +7,12 @@ use std::time::Duration;
 use crate::algorithm::Rules;
 use crate::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 
-use super::error::{QuotaError, QuotaErrorKind};
+use super::error::QuotaError;
+use super::error::QuotaErrorKind::{NotAnOption, Period, TooSlow, Units};
 use super::spec::{Algorithm, Anchor, Oldest, Spec, UNITS_MAX};
 
-/// The largest limit of a log that is not a large one. Its memory grows with the limit.
-const LOG_LIMIT_MAX: u64 = 10_000;
-const LARGE_LOG_LIMIT_MAX: u64 = 1_000_000;
+/// The largest limit of a log, whose memory grows with the limit.
+const LOG_LIMIT_MAX: u64 = 1_000_000;
 
 const BUCKETS_MAX: u32 = 3_600;
 
@@ -50,8 +50,6 @@ pub struct Quota {
     pub(super) spec: Spec,
     pub(super) rules: Rules,
     pub(super) fingerprint: u64,
-    /// The debt of a quota for which none was chosen: as much as the capacity.
-    pub(super) debt_follows: bool,
 }
 
 impl Quota {
@@ -172,29 +170,13 @@ impl Quota {
         Self::build(limit, period, Algorithm::SlidingWindow)
     }
 
-    /// Makes an exact log: never more than `limit` units in any trailing `period`. Its memory grows
-    /// with the limit, which is at most 10,000; [`large_sliding_log`](Self::large_sliding_log)
-    /// allows more.
-    ///
-    /// # Errors
-    /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
-    /// the limit is above 10,000.
-    pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
-        if limit > LOG_LIMIT_MAX {
-            return Err(too_long_a_log(limit, LOG_LIMIT_MAX, "use Quota::large_sliding_log, or"));
-        }
-        Self::build(limit, period, Algorithm::SlidingLog)
-    }
-
-    /// Makes an exact log with a limit of up to 1,000,000.
+    /// Makes an exact log: never more than `limit` units in any trailing `period`. A key that is
+    /// used up takes memory for each unit of the limit, which is at most 1,000,000.
     ///
     /// # Errors
     /// Returns an error if the limit or the period is out of [range](Self#exactness-and-ranges), or
     /// the limit is above 1,000,000.
-    pub fn large_sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
-        if limit > LARGE_LOG_LIMIT_MAX {
-            return Err(too_long_a_log(limit, LARGE_LOG_LIMIT_MAX, "use"));
-        }
+    pub fn sliding_log(limit: u64, period: Duration) -> Result<Self, QuotaError> {
         Self::build(limit, period, Algorithm::SlidingLog)
     }
 
@@ -206,18 +188,13 @@ impl Quota {
     /// bucket drains too slowly.
     pub fn burst(self, burst: u64) -> Result<Self, QuotaError> {
         use Algorithm::{Gcra, LeakyBucket, StepBucket, TokenBucket};
-        self.only("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket])?;
         if burst == 0 && self.spec.limit != 0 {
             return Err(QuotaError::new(
-                QuotaErrorKind::Units,
+                Units,
                 "a burst of 0 would let nothing pass: 1 is strict spacing, and a limit of 0 closes the quota",
             ));
         }
-        let debt = if self.debt_follows { burst } else { self.spec.debt };
-        self.with(|spec| {
-            spec.burst = burst;
-            spec.debt = debt;
-        })
+        self.with("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket], |spec| spec.burst = burst)
     }
 
     /// Sets how many units may wait in a leaky queue, besides the one that is due. Units beyond
@@ -226,16 +203,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or the queue is too long.
     pub fn queue(self, length: u64) -> Result<Self, QuotaError> {
-        self.only("queue", &[Algorithm::LeakyQueue])?;
-        let burst = length.saturating_add(1);
-        if length < self.spec.delay_after {
-            return Err(too_short_for_delay(length, self.spec.delay_after));
-        }
-        let debt = if self.debt_follows { burst } else { self.spec.debt };
-        self.with(|spec| {
-            spec.burst = burst;
-            spec.debt = debt;
-        })
+        self.with("queue", &[Algorithm::LeakyQueue], |spec| spec.burst = length.saturating_add(1))
     }
 
     /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
@@ -248,10 +216,9 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue.
     pub fn max_wait(self, wait: Duration) -> Result<Self, QuotaError> {
-        self.only("max_wait", &[Algorithm::LeakyQueue])?;
         let spaced = u128::from(micros_floor(wait)) * u128::from(self.spec.limit) / u128::from(self.spec.period_us);
         let length = u64::try_from(spaced).unwrap_or(u64::MAX).saturating_add(self.spec.delay_after);
-        if length >= self.spec.burst.saturating_sub(1) { Ok(self) } else { self.queue(length) }
+        self.with("max_wait", &[Algorithm::LeakyQueue], |spec| spec.burst = spec.burst.min(length.saturating_add(1)))
     }
 
     /// Sets how many units of a leaky queue pass at once, like nginx's `delay=`. Beyond the unit
@@ -264,12 +231,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a leaky queue, or `n` is more than its length.
     pub fn delay_after(self, n: u64) -> Result<Self, QuotaError> {
-        self.only("delay_after", &[Algorithm::LeakyQueue])?;
-        let length = self.spec.burst.saturating_sub(1);
-        if n > length {
-            return Err(too_short_for_delay(length, n));
-        }
-        self.with(|spec| spec.delay_after = n)
+        self.with("delay_after", &[Algorithm::LeakyQueue], |spec| spec.delay_after = n)
     }
 
     /// Sets where windows or steps begin.
@@ -277,8 +239,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is neither a fixed window nor a step bucket.
     pub fn anchor(self, anchor: Anchor) -> Result<Self, QuotaError> {
-        self.only("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket])?;
-        self.with(|spec| spec.anchor = anchor)
+        self.with("anchor", &[Algorithm::FixedWindow, Algorithm::StepBucket], |spec| spec.anchor = anchor)
     }
 
     /// Sets the number of sub-windows of a sliding window: 1 is the classic estimate from two
@@ -288,25 +249,24 @@ impl Quota {
     /// Returns an error if the algorithm is not a sliding window, or the period does not divide
     /// into `buckets` sub-windows of whole microseconds, or `buckets` is 0 or above 3,600.
     pub fn buckets(self, buckets: u32) -> Result<Self, QuotaError> {
-        self.only("buckets", &[Algorithm::SlidingWindow])?;
         if buckets == 0 || buckets > BUCKETS_MAX {
             return Err(QuotaError::new(
-                QuotaErrorKind::Units,
+                Units,
                 format!("a sliding window has 1 to {BUCKETS_MAX} buckets, not {buckets}"),
             ));
         }
-        if self.spec.period_us % u64::from(buckets) != 0 {
+        let period_us = self.spec.period_us;
+        let divides = |n: &u32| period_us % u64::from(*n) == 0;
+        if !divides(&buckets) {
             return Err(QuotaError::new(
-                QuotaErrorKind::Period,
+                Period,
                 format!(
-                    "{} µs do not divide into {buckets} buckets of whole microseconds: choose a number of buckets that \
-                     divides the period, such as {}",
-                    self.spec.period_us,
-                    (1..=buckets).rev().find(|n| self.spec.period_us % u64::from(*n) == 0).unwrap_or(1),
+                    "{period_us} µs do not divide into {buckets} buckets of whole microseconds: choose a number of buckets                      that divides the period, such as {}",
+                    (1..=buckets).rev().find(divides).unwrap_or(1),
                 ),
             ));
         }
-        self.with(|spec| spec.buckets = buckets)
+        self.with("buckets", &[Algorithm::SlidingWindow], |spec| spec.buckets = buckets)
     }
 
     /// Sets how the oldest sub-window of a sliding window counts, which the period covers only in
@@ -315,8 +275,7 @@ impl Quota {
     /// # Errors
     /// Returns an error if the algorithm is not a sliding window.
     pub fn oldest(self, oldest: Oldest) -> Result<Self, QuotaError> {
-        self.only("oldest", &[Algorithm::SlidingWindow])?;
-        self.with(|spec| spec.oldest = oldest)
+        self.with("oldest", &[Algorithm::SlidingWindow], |spec| spec.oldest = oldest)
     }
 
     /// Counts denied requests, too, so that a client that keeps retrying stays denied.
@@ -328,8 +287,7 @@ impl Quota {
     /// Returns an error if the algorithm is not a window, a log or a block.
     pub fn count_denied(self) -> Result<Self, QuotaError> {
         use Algorithm::{Block, FixedWindow, SlidingLog, SlidingWindow};
-        self.only("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block])?;
-        self.with(|spec| spec.count_denied = true)
+        self.with("count_denied", &[FixedWindow, SlidingWindow, SlidingLog, Block], |spec| spec.count_denied = true)
     }
 
     /// Sets how far below zero forced charges may go, in units; settling makes such charges. Debt
@@ -340,8 +298,23 @@ impl Quota {
     /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block
     /// or a meter, which have no debt.
     pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
-        self.only("max_debt", Algorithm::limits())?;
-        self.with(|spec| spec.debt = units).map(|quota| Self { debt_follows: false, ..quota })
+        self.with("max_debt", Algorithm::limits(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
+    }
+
+    /// Keeps the used share instead of the used amount when a key's state was written under another
+    /// quota of this policy name: 60 of 100 becomes 600 of 1,000. See
+    /// [`Policy::plans_in_proportion`].
+    ///
+    /// The share is relative to the capacity and includes debt. It is rounded up, by less than a
+    /// unit. In a window or a log it counts as used at one instant, the instant of the conversion.
+    ///
+    /// [`Policy::plans_in_proportion`]: crate::policy::Policy::plans_in_proportion
+    ///
+    /// # Errors
+    /// Returns an error for a block and for a meter. A share of strikes, or of units to be settled,
+    /// means nothing.
+    pub fn in_proportion(self) -> Result<Self, QuotaError> {
+        self.with("in_proportion", Algorithm::limits(), |spec| spec.proportional = true)
     }
 
     /// Returns the limit: the units per period.
@@ -392,7 +365,7 @@ impl Quota {
         let counted = |Self { spec, .. }: &Self| {
             let is_one_instant = spec.algorithm.is_bucket() && spec.algorithm != Algorithm::StepBucket;
             let algorithm = if is_one_instant { Algorithm::TokenBucket } else { spec.algorithm };
-            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, ..*spec }
+            Spec { algorithm, delay_after: 0, count_denied: false, proportional: false, debt_is_chosen: false, ..*spec }
         };
         counted(self) == counted(other)
     }
@@ -414,40 +387,41 @@ impl Quota {
     }
 
     pub(super) fn build(limit: u64, period: Duration, algorithm: Algorithm) -> Result<Self, QuotaError> {
-        let Some(period_us) = micros_exact(period).filter(|us| (1..=PERIOD_US_MAX).contains(us)) else {
-            return Err(QuotaError::new(
-                QuotaErrorKind::Period,
-                format!(
-                    "a period of {period:?} is not possible: it must be whole microseconds, at least one and at most 366 \
-                     days; scale limit and period together to say the same rate"
-                ),
-            ));
-        };
-        Self::checked(Spec::new(limit, period_us, algorithm))
+        Self::checked(Spec::new(limit, micros("a period of", period)?, algorithm))
     }
 
-    pub(super) fn with(self, change: impl FnOnce(&mut Spec)) -> Result<Self, QuotaError> {
+    /// Sets an option that these algorithms have.
+    pub(super) fn with<T>(
+        self,
+        option: &str,
+        algorithms: &[Algorithm],
+        change: impl FnOnce(&mut Spec) -> T,
+    ) -> Result<Self, QuotaError> {
         let mut spec = self.spec;
-        change(&mut spec);
-        if spec.limit == 0 {
-            (spec.burst, spec.debt) = (0, 0); // closed: no capacity and no debt
+        if !algorithms.contains(&spec.algorithm) {
+            let (own, names) =
+                (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.words()).collect::<Vec<_>>());
+            return Err(QuotaError::new(
+                NotAnOption,
+                format!("`{option}` has no meaning for a {own}: it belongs to {}", names.join(", ")),
+            ));
         }
-        Self::checked(spec).map(|quota| Self { debt_follows: self.debt_follows, ..quota })
+        change(&mut spec);
+        Self::checked(spec)
     }
 
-    pub(super) fn checked(spec: Spec) -> Result<Self, QuotaError> {
+    pub(super) fn checked(mut spec: Spec) -> Result<Self, QuotaError> {
+        spec.settle();
         for (name, units) in [("limit", spec.limit), ("burst", spec.burst), ("debt", spec.debt)] {
             if units > UNITS_MAX {
                 return Err(QuotaError::new(
-                    QuotaErrorKind::Units,
+                    Units,
                     format!("a {name} of {units} is too large: at most {UNITS_MAX}; count in a larger unit"),
                 ));
             }
-        }
-        for (name, units) in [("burst", spec.burst), ("debt", spec.debt)] {
             if units > spec.units_max() {
                 return Err(QuotaError::new(
-                    QuotaErrorKind::TooSlow,
+                    TooSlow,
                     format!(
                         "a {name} of {units} at {} per {} µs takes longer than 8.9 years to come back: make it smaller or \
                          the rate higher",
@@ -456,45 +430,57 @@ impl Quota {
                 ));
             }
         }
+        if spec.algorithm == Algorithm::SlidingLog && spec.limit > LOG_LIMIT_MAX {
+            return Err(QuotaError::new(
+                Units,
+                format!(
+                    "a log of {0} units would remember up to {0} requests for each key, and at most {LOG_LIMIT_MAX} are \
+                     possible: use a sliding window of 60 buckets, whose memory does not grow with the limit",
+                    spec.limit
+                ),
+            ));
+        }
+        if spec.delay_after > spec.burst.saturating_sub(1) {
+            return Err(QuotaError::new(
+                Units,
+                format!(
+                    "{} requests cannot pass undelayed through a queue of {}: lengthen the queue first",
+                    spec.delay_after,
+                    spec.burst.saturating_sub(1)
+                ),
+            ));
+        }
         Ok(Self::from_spec(spec))
     }
 
     pub(super) fn from_spec(spec: Spec) -> Self {
         let fingerprint = foldhash::quality::FixedState::default().hash_one(spec);
-        Self { spec, rules: Rules::new(&spec), fingerprint, debt_follows: true }
+        Self { spec, rules: Rules::new(&spec), fingerprint }
     }
 
-    pub(super) fn only(&self, option: &str, algorithms: &[Algorithm]) -> Result<(), QuotaError> {
-        if algorithms.contains(&self.spec.algorithm) {
-            return Ok(());
-        }
-        let names: Vec<&str> = algorithms.iter().map(|algorithm| algorithm.words()).collect();
-        Err(QuotaError::new(
-            QuotaErrorKind::NotAnOption,
+    /// Returns the quota with room in its states for the usage of a quota of this capacity, but at
+    /// most for what refills in 8.9 years.
+    pub(crate) fn holding(self, capacity: u64) -> Self {
+        self.owing(capacity.saturating_sub(self.capacity()))
+    }
+
+    /// Returns the quota with at least this debt, but at most with what refills in 8.9 years.
+    pub(crate) fn owing(self, debt: u64) -> Self {
+        let debt = debt.min(self.spec.units_max()).min(UNITS_MAX);
+        if debt <= self.spec.debt { self } else { self.max_debt(debt).unwrap_or(self) }
+    }
+}
+
+/// Returns a time of a quota in microseconds.
+pub(super) fn micros(what: &str, span: Duration) -> Result<u64, QuotaError> {
+    micros_exact(span).filter(|us| (1..=PERIOD_US_MAX).contains(us)).ok_or_else(|| {
+        QuotaError::new(
+            Period,
             format!(
-                "`{option}` has no meaning for a {}: it belongs to {}",
-                self.spec.algorithm.words(),
-                names.join(", ")
+                "{what} {span:?} is not possible: it must be whole microseconds, at least one and at most 366 days"
             ),
-        ))
-    }
-}
-
-fn too_long_a_log(limit: u64, most: u64, instead: &str) -> QuotaError {
-    QuotaError::new(
-        QuotaErrorKind::Units,
-        format!(
-            "a log of {limit} units would remember up to {limit} requests for each key, and at most {most} are possible: \
-             {instead} a sliding window of 60 buckets, whose memory does not grow with the limit"
-        ),
-    )
-}
-
-fn too_short_for_delay(length: u64, delay_after: u64) -> QuotaError {
-    QuotaError::new(
-        QuotaErrorKind::Units,
-        format!("{delay_after} requests cannot pass undelayed through a queue of {length}: lengthen the queue first"),
-    )
+        )
+    })
 }
 
 impl PartialEq for Quota {

@@ -2,7 +2,6 @@
 
 mod block;
 pub(crate) mod builder;
-mod carry_over;
 mod error;
 mod parse;
 pub(crate) mod policy_error;

@@ -19,26 +19,6 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
-impl Algorithm {
-    /// All algorithms.
-    /// Returns the algorithm's name as it is printed and read.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::TokenBucket => "token bucket",
-            Self::StepBucket => "step bucket",
-            Self::Gcra => "gcra",
-            Self::LeakyBucket => "leaky bucket",
-            Self::LeakyQueue => "leaky queue",
-            Self::FixedWindow => "fixed window",
-            Self::SlidingWindow => "sliding window",
-            Self::SlidingLog => "sliding log",
-            Self::Block => "block",
-            Self::Meter => "meter",
-        }
-    }
-}
-
 impl fmt::Display for Algorithm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.words())
@@ -74,7 +54,7 @@ impl fmt::Display for Quota {
             let (longest, memory) = (Span(lasting.longest_us), Span(lasting.memory_us));
             write!(f, ", times {} up to {longest} within {memory}", lasting.factor)?;
         }
-        if spec.debt != spec.algorithm.debt_of(spec.burst) {
+        if spec.debt_is_chosen {
             write!(f, ", debt {}", spec.debt)?;
         }
         if spec.anchor == Anchor::FirstRequest {
@@ -127,26 +107,88 @@ impl FromStr for Quota {
     /// Numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
-        let words: Vec<&str> = lower.split_whitespace().collect();
-        Reader { text, words: &words }.quota()
+        Reader { text, words: lower.split_whitespace().collect(), at: 0 }.quota()
     }
 }
 
-/// The words that are not read yet.
+type Changed = Result<Quota, QuotaError>;
+type NumberOption = (&'static str, fn(Quota, u64) -> Changed);
+type Phrase = (&'static str, fn(Quota) -> Changed);
+
+/// Options that a number follows. A delay is compared with the length of the queue.
+const NUMBERS: [NumberOption; 4] =
+    [("burst", Quota::burst), ("queue", Quota::queue), ("delay after", Quota::delay_after), ("debt", Quota::max_debt)];
+
+const PHRASES: [Phrase; 6] = [
+    ("from the first request", |quota| quota.anchor(Anchor::FirstRequest)),
+    ("oldest weighted", |quota| quota.oldest(Oldest::Weighted)),
+    ("oldest dropped", |quota| quota.oldest(Oldest::Dropped)),
+    ("oldest counted", |quota| quota.oldest(Oldest::Counted)),
+    ("counting denied", Quota::count_denied),
+    ("in proportion", Quota::in_proportion),
+];
+
+/// The words of a quota. A word that was read is empty.
 struct Reader<'a> {
     text: &'a str,
-    words: &'a [&'a str],
+    words: Vec<&'a str>,
+    /// The place of the next word.
+    at: usize,
 }
 
 impl<'a> Reader<'a> {
+    /// Finds each option in turn, so that they may stand in any order.
     fn quota(mut self) -> Result<Quota, QuotaError> {
         let limit = self.number("a limit")?;
         self.expect("per")?;
         let period = self.period()?;
-        let options = self.words;
-        let quota = build(self.algorithm()?, limit, period)?;
-        self.words = options;
-        self.options(quota)
+        let mut algorithms = Algorithm::ALL.iter().copied().filter(|algorithm| self.find(algorithm.words()));
+        let algorithm = algorithms.next().unwrap_or(Algorithm::TokenBucket);
+        if algorithms.next().is_some() {
+            return Err(self.error("it names two algorithms"));
+        }
+        let mut quota = match algorithm {
+            Algorithm::Block if self.find("for") => Quota::block(limit, period, self.period()?)?,
+            Algorithm::Block => return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`")),
+            _ => Quota::build(limit, period, algorithm)?,
+        };
+        for (option, set) in NUMBERS {
+            if self.find(option) {
+                quota = set(quota, self.number(&format!("the number after `{option}`"))?)?;
+            }
+        }
+        for (option, set) in PHRASES {
+            if self.find(option) {
+                quota = set(quota)?;
+            }
+        }
+        if self.find("buckets") {
+            self.at = self.at.saturating_sub(2); // the number comes first
+            let count = self.number("the number before `buckets`")?;
+            quota = quota.buckets(u32::try_from(count).unwrap_or(u32::MAX))?;
+        }
+        if self.find("times") {
+            let factor = self.number("the number after `times`")?;
+            self.expect("up to")?;
+            let longest = self.period()?;
+            self.expect("within")?;
+            quota = quota.growing(u32::try_from(factor).unwrap_or(u32::MAX), longest, self.period()?)?;
+        }
+        match self.words.iter().find(|word| !word.is_empty()) {
+            Some(other) => Err(self.error(&format!("`{other}` is not an option of a {algorithm}, or is there twice"))),
+            None => Ok(quota),
+        }
+    }
+
+    /// Reads a phrase wherever it stands. Returns whether it is there.
+    fn find(&mut self, phrase: &str) -> bool {
+        let phrase: Vec<&str> = phrase.split(' ').collect();
+        let found = self.words.windows(phrase.len()).position(|words| words == phrase);
+        if let Some(at) = found {
+            self.at = at + phrase.len();
+            self.words[at..self.at].fill("");
+        }
+        found.is_some()
     }
 
     fn period(&mut self) -> Result<Duration, QuotaError> {
@@ -162,112 +204,15 @@ impl<'a> Reader<'a> {
         Ok(Duration::from_micros(micros))
     }
 
-    /// Finds the algorithm among the options, because the other options depend on it.
-    fn algorithm(&self) -> Result<Algorithm, QuotaError> {
-        let mut found = None;
-        for algorithm in Algorithm::ALL {
-            let name: Vec<&str> = algorithm.words().split(' ').collect();
-            if self.words.windows(name.len()).any(|words| words == name) && found.replace(algorithm).is_some() {
-                return Err(self.error("it names two algorithms"));
-            }
-        }
-        Ok(found.unwrap_or(Algorithm::TokenBucket))
-    }
-
-    fn options(mut self, mut quota: Quota) -> Result<Quota, QuotaError> {
-        let name: Vec<&str> = quota.algorithm().words().split(' ').collect();
-        let (mut debt, mut delay_after) = (None, None); // compared with the capacity, which may come later in the text
-        let (mut lasting, mut growing) = (None, None); // compared with each other
-        while let Some(first) = self.words.first().copied() {
-            if self.words.starts_with(&name) {
-                self.words = &self.words[name.len()..];
-                continue;
-            }
-            self.next();
-            quota = match first {
-                "burst" => quota.burst(self.number("a burst")?)?,
-                "queue" => quota.queue(self.number("a length")?)?,
-                "debt" => {
-                    debt = Some(self.number("a debt")?);
-                    quota
-                }
-                "delay" => {
-                    self.expect("after")?;
-                    delay_after = Some(self.number("a number of requests")?);
-                    quota
-                }
-                "for" => {
-                    lasting = Some(self.period()?);
-                    quota
-                }
-                "times" => {
-                    let factor = u32::try_from(self.number("a factor")?).unwrap_or(u32::MAX);
-                    self.expect("up")?;
-                    self.expect("to")?;
-                    let longest = self.period()?;
-                    self.expect("within")?;
-                    growing = Some((factor, longest, self.period()?));
-                    quota
-                }
-                "from" => {
-                    self.expect("the")?;
-                    self.expect("first")?;
-                    self.expect("request")?;
-                    quota.anchor(Anchor::FirstRequest)?
-                }
-                "counting" => {
-                    self.expect("denied")?;
-                    quota.count_denied()?
-                }
-                "in" => {
-                    self.expect("proportion")?;
-                    quota.in_proportion()?
-                }
-                "oldest" => quota.oldest(match self.next() {
-                    Some("weighted") => Oldest::Weighted,
-                    Some("dropped") => Oldest::Dropped,
-                    Some("counted") => Oldest::Counted,
-                    _ => return Err(self.error("`oldest` is followed by weighted, dropped or counted")),
-                })?,
-                count if self.words.first() == Some(&"buckets") => {
-                    self.next();
-                    let count = u32::try_from(self.parse(count)?).unwrap_or(u32::MAX);
-                    quota.buckets(count)?
-                }
-                other => return Err(self.error(&format!("`{other}` is not an option of a quota"))),
-            };
-        }
-        match lasting {
-            Some(lasting) => quota = quota.lasting(lasting)?,
-            None if quota.algorithm() == Algorithm::Block => {
-                return Err(self.error("a block lasts for a time, which is missing, such as `for 1 h`"));
-            }
-            None => {}
-        }
-        if let Some((factor, longest, memory)) = growing {
-            quota = quota.growing(factor, longest, memory)?;
-        }
-        if let Some(n) = delay_after {
-            quota = quota.delay_after(n)?;
-        }
-        match debt {
-            Some(units) => quota.max_debt(units),
-            None => Ok(quota),
-        }
-    }
-
     fn next(&mut self) -> Option<&'a str> {
-        let (first, rest) = self.words.split_first()?;
-        self.words = rest;
-        Some(first)
+        let word = std::mem::take(self.words.get_mut(self.at)?);
+        self.at += 1;
+        Some(word).filter(|word| !word.is_empty())
     }
 
-    fn expect(&mut self, word: &str) -> Result<(), QuotaError> {
-        match self.next() {
-            Some(found) if found == word => Ok(()),
-            Some(found) => Err(self.error(&format!("`{word}` was expected where `{found}` stands"))),
-            None => Err(self.error(&format!("`{word}` is missing at the end"))),
-        }
+    fn expect(&mut self, phrase: &str) -> Result<(), QuotaError> {
+        let is_there = phrase.split(' ').all(|word| self.next() == Some(word));
+        if is_there { Ok(()) } else { Err(self.error(&format!("`{phrase}` is missing"))) }
     }
 
     fn number(&mut self, what: &str) -> Result<u64, QuotaError> {
@@ -276,11 +221,9 @@ impl<'a> Reader<'a> {
     }
 
     fn parse(&self, word: &str) -> Result<u64, QuotaError> {
-        let plain = word.replace('_', "");
-        if plain.starts_with('+') {
-            return Err(self.error(&format!("`{word}` is not a whole number")));
-        }
-        plain.parse().map_err(|_| self.error(&format!("`{word}` is not a whole number that fits")))
+        let digits = Some(word.replace('_', "")).filter(|digits| !digits.starts_with('+'));
+        let number = digits.and_then(|digits| digits.parse().ok());
+        number.ok_or_else(|| self.error(&format!("`{word}` is not a whole number that fits")))
     }
 
     fn error(&self, why: &str) -> QuotaError {
@@ -289,13 +232,5 @@ impl<'a> Reader<'a> {
             QuotaErrorKind::Syntax,
             format!("`{text}` is not a quota: {why}; write it like `100/min burst 20` or `5 per 10 s, sliding log`"),
         )
-    }
-}
-
-fn build(algorithm: Algorithm, limit: u64, period: Duration) -> Result<Quota, QuotaError> {
-    match algorithm {
-        Algorithm::SlidingLog => Quota::large_sliding_log(limit, period),
-        Algorithm::Block => Quota::block(limit, period, Duration::from_secs(1)), // until `for` is read
-        _ => Quota::build(limit, period, algorithm),
     }
 }

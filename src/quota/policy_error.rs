@@ -31,23 +31,21 @@ pub enum PolicyErrorKind {
 
 impl PolicyError {
     pub(crate) fn name(name: &str) -> Self {
-        Self::new(
-            PolicyErrorKind::Name,
-            format!(
-                "{:?} cannot be a policy's name: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
-                 characters; letters, digits, `.`, `_` and `-` are best",
-                shortened(name)
-            ),
-        )
+        let best = "; letters, digits, `.`, `_` and `-` are best";
+        Self::text(PolicyErrorKind::Name, "a policy's name", name, best)
     }
 
     pub(crate) fn unit(unit: &str) -> Self {
+        Self::text(PolicyErrorKind::Unit, "a quota's unit", unit, ", such as \"content-bytes\" or \"tokens\"")
+    }
+
+    fn text(kind: PolicyErrorKind, what: &str, text: &str, advice: &str) -> Self {
+        let text: String = text.chars().take(NAME_MAX).collect();
         Self::new(
-            PolicyErrorKind::Unit,
+            kind,
             format!(
-                "{:?} cannot be a quota's unit: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
-                 characters, such as \"content-bytes\" or \"tokens\"",
-                shortened(unit)
+                "{text:?} cannot be {what}: it stands in header fields, so it must be 1 to {NAME_MAX} printable ASCII \
+                 characters{advice}"
             ),
         )
     }
@@ -73,8 +71,4 @@ impl PolicyError {
     pub(crate) fn together(name: &str, why: &str) -> Self {
         Self::new(PolicyErrorKind::Combination, format!("{name:?}: {why}"))
     }
-}
-
-fn shortened(text: &str) -> String {
-    text.chars().take(NAME_MAX).collect()
 }

@@ -1,5 +1,6 @@
 //! A quota as data, which algorithms read.
 
+use crate::error::labelled;
 use crate::time::DRAIN_US_MAX;
 
 /// The largest number of units in a quota: the largest integer of a structured header.
@@ -14,6 +15,8 @@ pub(crate) struct Spec {
     pub(crate) burst: u64,
     /// How far below zero forced charges may go, in units.
     pub(crate) debt: u64,
+    /// Whether the debt was chosen. Otherwise it is as much as the burst.
+    pub(crate) debt_is_chosen: bool,
     pub(crate) algorithm: Algorithm,
     pub(crate) anchor: Anchor,
     pub(crate) delay_after: u64,
@@ -37,30 +40,32 @@ pub(crate) struct Lasting {
     pub(crate) memory_us: u64,
 }
 
-/// The algorithms. The guide says [which one to choose](crate::guide::choosing_an_algorithm).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Tokens flow in continuously, up to the burst.
-    TokenBucket,
-    /// Tokens come in steps, like from a refill process with a timer.
-    StepBucket,
-    /// The generic cell rate algorithm. Burst 1 is strict spacing.
-    Gcra,
-    /// A leaky bucket that rejects requests that would overflow it.
-    LeakyBucket,
-    /// A leaky bucket whose requests wait for their departure.
-    LeakyQueue,
-    /// A counter that starts afresh each period.
-    FixedWindow,
-    /// Counters of the current and of past sub-windows, which slide with time.
-    SlidingWindow,
-    /// A log of every admitted request of one period.
-    SlidingLog,
-    /// A number of strikes. Once they are used up, the key is closed for a longer time.
-    Block,
-    /// A counter for metering, which starts afresh only when it is reset or unused for long.
-    Meter,
+labelled! {
+    /// The algorithms. The guide says [which one to choose](crate::guide::choosing_an_algorithm).
+    Algorithm,
+    /// Returns the algorithm's name as it is printed and read.
+    words {
+        /// Tokens flow in continuously, up to the burst.
+        TokenBucket = "token bucket",
+        /// Tokens come in steps, like from a refill process with a timer.
+        StepBucket = "step bucket",
+        /// The generic cell rate algorithm. Burst 1 is strict spacing.
+        Gcra = "gcra",
+        /// A leaky bucket that rejects requests that would overflow it.
+        LeakyBucket = "leaky bucket",
+        /// A leaky bucket whose requests wait for their departure.
+        LeakyQueue = "leaky queue",
+        /// A counter that starts afresh each period.
+        FixedWindow = "fixed window",
+        /// Counters of the current and of past sub-windows, which slide with time.
+        SlidingWindow = "sliding window",
+        /// A log of every admitted request of one period.
+        SlidingLog = "sliding log",
+        /// A number of strikes. Once they are used up, the key is closed for a longer time.
+        Block = "block",
+        /// A counter for metering, which starts afresh only when it is reset or unused for long.
+        Meter = "meter",
+    }
 }
 
 /// The points in time at which windows or steps begin.
@@ -89,19 +94,6 @@ pub enum Oldest {
 }
 
 impl Algorithm {
-    pub(crate) const ALL: [Self; 10] = [
-        Self::TokenBucket,
-        Self::StepBucket,
-        Self::Gcra,
-        Self::LeakyBucket,
-        Self::LeakyQueue,
-        Self::FixedWindow,
-        Self::SlidingWindow,
-        Self::SlidingLog,
-        Self::Block,
-        Self::Meter,
-    ];
-
     /// Returns all algorithms but blocks and meters, whose units are refusals or are to be settled.
     pub(super) fn limits() -> &'static [Self] {
         &Self::ALL[..8]
@@ -111,11 +103,6 @@ impl Algorithm {
     pub(super) fn is_bucket(self) -> bool {
         use Algorithm::{Gcra, LeakyBucket, LeakyQueue, StepBucket, TokenBucket};
         matches!(self, TokenBucket | StepBucket | Gcra | LeakyBucket | LeakyQueue)
-    }
-
-    /// Returns the debt of a quota with this capacity for which none was chosen.
-    pub(super) fn debt_of(self, burst: u64) -> u64 {
-        if Self::limits().contains(&self) { burst } else { 0 }
     }
 }
 
@@ -127,11 +114,12 @@ impl Spec {
             Algorithm::LeakyQueue => limit.saturating_add(1),
             _ => limit,
         };
-        Self {
+        let mut spec = Self {
             limit,
             period_us,
             burst,
-            debt: algorithm.debt_of(burst),
+            debt: 0,
+            debt_is_chosen: false,
             algorithm,
             anchor: Anchor::Epoch,
             delay_after: 0,
@@ -140,6 +128,18 @@ impl Spec {
             count_denied: false,
             proportional: false,
             lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
+        };
+        spec.settle();
+        spec
+    }
+
+    /// Sets the numbers that follow from others.
+    pub(super) fn settle(&mut self) {
+        if self.limit == 0 {
+            (self.burst, self.debt_is_chosen) = (0, false); // closed: no capacity and no debt
+        }
+        if !self.debt_is_chosen {
+            self.debt = if Algorithm::limits().contains(&self.algorithm) { self.burst } else { 0 };
         }
     }
 

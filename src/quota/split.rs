@@ -29,15 +29,16 @@ impl Quota {
         let parts = u64::from(parts.get());
         spec.limit = (spec.limit / parts).max(1);
         spec.burst = (spec.burst / parts).max(1);
-        spec.debt = if self.debt_follows { spec.algorithm.debt_of(spec.burst) } else { spec.debt / parts };
+        spec.debt /= parts;
         spec.delay_after /= parts;
+        spec.settle();
         if spec.algorithm.is_bucket() {
             // The rate was rounded down, so what comes back within the longest time is less.
             let most = spec.units_max();
             (spec.burst, spec.debt) = (spec.burst.min(most), spec.debt.min(most));
             spec.delay_after = spec.delay_after.min(spec.burst - 1); // at least one, see above
         }
-        Self { debt_follows: self.debt_follows, ..Self::from_spec(spec) }
+        Self::from_spec(spec)
     }
 }
 

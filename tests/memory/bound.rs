@@ -14,20 +14,13 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-use crate::support::cases;
+use crate::support::{cases, resident};
 
 /// Set in the child process, which measures.
 const CHILD: &str = "RATELIMIT_BOUND_CHILD";
 
 const CAPACITY: usize = 100_000;
 const HOUR: Duration = Duration::from_secs(3_600);
-
-/// Returns the resident memory of this process in bytes, on Linux.
-fn resident() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1_024)
-}
 
 /// Counts the forgotten keys.
 #[derive(Clone, Default)]

@@ -1,7 +1,8 @@
 //! Actions that take nothing write nothing, except those in a table: the limiter's snapshot stays
 //! equal byte for byte.
 
-use std::time::Duration;
+#[path = "../support/idle.rs"]
+mod table;
 
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
@@ -11,34 +12,8 @@ use tower_ratelimit::{
 };
 
 use crate::support::memory;
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-/// Returns a quota of each algorithm and each layout of its state.
-fn plans(limit: u64) -> Vec<Quota> {
-    let window = Quota::sliding_window(limit, MINUTE).unwrap();
-    vec![
-        Quota::token_bucket(limit, MINUTE).unwrap(),
-        // Its states do not fit a word.
-        Quota::token_bucket(limit * 4_001, Duration::from_micros(240_060_000_001))
-            .and_then(|plan| plan.burst(limit))
-            .unwrap(),
-        // Its state drains sooner than the units of the other plan expire.
-        Quota::gcra(limit, MINUTE).and_then(|plan| plan.max_debt(20)).unwrap(),
-        Quota::leaky_bucket(limit, MINUTE).unwrap(),
-        Quota::leaky_queue(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).and_then(|plan| plan.anchor(Anchor::FirstRequest)).unwrap(),
-        Quota::fixed_window(limit, MINUTE).unwrap(),
-        Quota::fixed_window(limit, MINUTE).and_then(|plan| plan.anchor(Anchor::FirstRequest)).unwrap(),
-        window,
-        window.oldest(Oldest::Counted).unwrap(),
-        window.buckets(6).unwrap(),
-        Quota::sliding_log(limit, MINUTE).unwrap(),
-        Quota::block(limit, MINUTE, MINUTE).unwrap(),
-        Quota::meter(limit, MINUTE).unwrap(),
-    ]
-}
+use table::Action::*;
+use table::{ACTIONS, Write, counts_refusals, expected, kinds, plans};
 
 #[test]
 fn idle_action_leaves_a_state_of_any_quota_as_it_is() {
@@ -97,99 +72,11 @@ fn observed_denial_beside_a_take_leaves_its_state_as_it_is() {
     }
 }
 
-/// An action that takes nothing. Every key has one unit left, so a cost of 2 is denied.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Action {
-    Peek,
-    PeekOfTooMuch,
-    PeekOfSet,
-    Look,
-    ForcedLook,
-    LookInTakenSet,
-    LookAfterClockSteppedBack,
-    ObservedDenial,
-    ObservedDenialInTakenSet,
-    TakeInRefusedSet,
-    LateRefund,
-    RefundOfNoUnits,
-    DeniedTake,
-    DeniedTakeAfterClockSteppedBack,
-    OnRefusalOfAllowed,
-    OnRefusalOfObserved,
-    OnRefusalOfRefused,
-}
-
-use Action::*;
-
-const ACTIONS: [Action; 17] = [
-    Peek,
-    PeekOfTooMuch,
-    PeekOfSet,
-    Look,
-    ForcedLook,
-    LookInTakenSet,
-    LookAfterClockSteppedBack,
-    ObservedDenial,
-    ObservedDenialInTakenSet,
-    TakeInRefusedSet,
-    LateRefund,
-    RefundOfNoUnits,
-    DeniedTake,
-    DeniedTakeAfterClockSteppedBack,
-    OnRefusalOfAllowed,
-    OnRefusalOfObserved,
-    OnRefusalOfRefused,
-];
-
-/// What an action that takes nothing does to the state of its key.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Write {
-    Nothing,
-    Because(&'static str),
-}
-
-const DENIED: Write = Write::Because("the quota counts denied requests");
-const AHEAD: Write = Write::Because("the state lies further ahead than its quota can put it, and would stay there");
-const REFUSAL: Write = Write::Because("a refusal is what the quota counts");
-
-/// Which of the actions write a state of this quota. An exception that is not listed here is a bug.
-fn expected(quota: &Quota, action: Action) -> Write {
-    match action {
-        DeniedTake | DeniedTakeAfterClockSteppedBack | ObservedDenial | ObservedDenialInTakenSet
-            if quota.counts_denied() =>
-        {
-            DENIED
-        }
-        DeniedTakeAfterClockSteppedBack => AHEAD,
-        OnRefusalOfObserved | OnRefusalOfRefused if counts_refusals(quota) => REFUSAL,
-        _ => Write::Nothing,
-    }
-}
-
-fn counts_refusals(quota: &Quota) -> bool {
-    matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter)
-}
-
-/// A quota for each kind of state, with five units in a minute.
-fn kinds() -> Vec<Quota> {
-    let windows = [Quota::fixed_window(5, MINUTE), Quota::sliding_window(5, MINUTE), Quota::sliding_log(5, MINUTE)];
-    let counting = windows.into_iter().map(|quota| quota.and_then(Quota::count_denied).unwrap());
-    let more = [
-        Quota::fixed_window(5, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)?.count_denied()),
-        Quota::sliding_window(5, MINUTE).and_then(|quota| quota.buckets(6)?.count_denied()),
-        Quota::block(5, MINUTE, MINUTE).and_then(Quota::count_denied),
-    ];
-    // A bucket for one unit has no state when one unit is left.
-    let plans = plans(5).into_iter().filter(|quota| quota.capacity() > 1);
-    plans.chain(counting).chain(more.into_iter().map(Result::unwrap)).collect()
-}
-
 #[test]
 fn idle_action_writes_only_what_is_listed() {
     let now = Timestamp::from_micros(1_790_000_000_000_000);
     let earlier = Timestamp::from_micros(now.as_micros() - 1_000_000_000);
-    let window = Quota::fixed_window(5, MINUTE).unwrap();
-    let [full, free] = ["full", "free"].map(|name| Policy::new(name, window).unwrap());
+    let [full, free] = ["full", "free"].map(|name| Policy::new(name, Quota::per_minute(5)).unwrap());
     let key = Key::of("alice").unwrap();
     let mut wrong = Vec::new();
     for quota in kinds() {
@@ -198,7 +85,7 @@ fn idle_action_writes_only_what_is_listed() {
             let limiter = memory(&clock);
             let [own, full, free] = [&policy, &full, &free].map(|policy| Charge::new(policy, &key));
             assert!(limiter.take_now(&[own.cost(quota.capacity() - 1), full.cost(5)]).is_allowed());
-            // What a set takes of the free quota is reset, so that only other writes show.
+            // The free quota's state is reset after each set, so that only other writes show.
             let snapshot = || {
                 limiter.reset_now(free.policy, &key);
                 limiter.snapshot()

@@ -4,14 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
     clock::{ManualClock, Timestamp},
-    limiter::{Charge, Effect, Refund},
+    limiter::{Charge, Effect, Receipt, Refund},
     observe::{LimiterEvent, Observer},
     quota::{Anchor, Oldest},
 };
+
+use crate::support::every_algorithm;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -101,6 +104,44 @@ fn refund_returns_what_its_receipt_holds() {
         limiter.refund_now(&[Refund::new(policy.clone(), key(1), receipt)]);
         assert_eq!(limiter.peek_one(&policy, &key(1), 0).remaining(), 3, "{quota}");
     }
+}
+
+/// As if the rules had changed, while this request still has those of before.
+#[test]
+fn smaller_quota_forgets_nothing_of_a_larger_one() {
+    for small in quotas() {
+        for large in every_algorithm(1_000, MINUTE) {
+            let limiter = limiter(100, &ManualClock::new());
+            let [small, large] = [small, large].map(|quota| Policy::new("changed", quota).expect("the name is fine"));
+            let receipt = limiter.take_one(&small, &key(1), 2).take_receipt().expect("it took something");
+            assert!(limiter.take_one(&large, &key(1), 500).is_allowed());
+            let left = limiter.peek_one(&large, &key(1), 0).remaining();
+
+            limiter.refund_now(&[Refund::new(small.clone(), key(1), receipt)]);
+            let refunded = limiter.peek_one(&large, &key(1), 0).remaining();
+            assert!((left..=left + 2).contains(&refunded), "{refunded}, not {left}: {small:?}, {large:?}");
+
+            let first = limiter.take_now(&[Charge::new(&small, &key(1)).cost(3).effect(Effect::Force)]).take_receipts();
+            let forced = limiter.peek_one(&large, &key(1), 0).remaining();
+            assert!((refunded - 3..=refunded).contains(&forced), "{forced}, not {refunded}: {small:?}, {large:?}");
+            let taken: u64 = first.iter().flatten().map(Receipt::units).sum();
+            assert_eq!(refunded - forced, taken, "{small:?}, {large:?}");
+        }
+    }
+}
+
+#[test]
+fn meter_with_a_lower_limit_keeps_its_count() {
+    let limiter = limiter(100, &ManualClock::new());
+    let [large, small] = [1_000, 10].map(|limit| {
+        Policy::new("meter", Quota::meter(limit, MINUTE).expect("it is possible")).expect("the name is fine")
+    });
+    assert!(limiter.take_one(&large, &key(1), 500).is_allowed());
+    assert!(!limiter.take_one(&small, &key(1), 1).is_allowed());
+    // A settlement, as `Meters::settle` sends it.
+    let settled = Receipt::new(100, 1 << 52, 0);
+    limiter.refund_now(&[Refund::new(small.clone(), key(1), settled)]);
+    assert_eq!(limiter.peek_one(&large, &key(1), 0).remaining(), 600);
 }
 
 #[test]
@@ -612,4 +653,23 @@ fn reset_key_has_its_whole_quota_also_when_the_clock_steps_back() {
         clock.set(Timestamp::from_micros(1_735_689_600_000_000 + 510_000_000));
         assert!(limiter.take_one(&policy, &key, policy.quota().capacity()).is_allowed(), "{quota}");
     }
+}
+
+#[test]
+fn occupancy_counts_the_states_that_live() {
+    let clock = ManualClock::new();
+    let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+    let seen = || limiter.occupancy().map(|occupancy| (occupancy.keys(), occupancy.capacity()));
+    assert_eq!(seen(), Some((0, 1_000)));
+    let (short, long) = (Policy::from(Quota::per_second(1)), Policy::from(Quota::per_hour(1)));
+    for number in 0..100_u64 {
+        let key = Key::of(number).unwrap();
+        assert!(limiter.take_one(&short, &key, 1).is_allowed());
+        if number % 2 == 0 {
+            assert!(limiter.take_one(&long, &key, 1).is_allowed());
+        }
+    }
+    assert_eq!(seen(), Some((150, 1_000)));
+    clock.advance(Duration::from_secs(2));
+    assert_eq!(seen(), Some((50, 1_000)));
 }

@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a sequence may contain. A snapshot omits expired states, which a clock that steps back
+/// The actions that a sequence may contain. A snapshot omits expired states, which a clock that steps back
 /// would revive. A set that writes nothing converts no state; a single charge does, and the
 /// conversion rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

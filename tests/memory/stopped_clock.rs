@@ -36,7 +36,7 @@ const MS_US: u64 = 1_000;
 const CASE: &str = "STOPPED_CLOCK_CASE";
 const SECONDS: &str = "STOPPED_CLOCK_SECONDS";
 
-/// What the receipts of a quota must satisfy.
+/// The law for the receipts of a quota.
 #[derive(Clone, Copy)]
 struct Law {
     /// This many units may have one instant.

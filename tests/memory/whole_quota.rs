@@ -1,7 +1,7 @@
 //! A single key may use its whole quota, whatever the algorithm, the size of its state and the size
 //! of the limiter.
 //!
-//! What is bounded, what happens at the bound, and the test that reaches it:
+//! Each bound, the effect of reaching it, and the test that reaches it:
 //!
 //! * slots: a state is evicted, or the new key is denied (`limiter.rs`, `floods.rs`);
 //! * slots that meters may take, half of all: the new meter is denied (`on_refusal.rs`);
@@ -98,9 +98,9 @@ fn sliding_log_at_its_bound_admits_each_unit_as_one_expires() {
 }
 
 #[test]
-fn large_sliding_log_admits_its_whole_limit_by_default() {
+fn sliding_log_admits_its_whole_limit_by_default() {
     let limiter = MemoryLimiter::new();
-    let quota = Quota::large_sliding_log(200_000, HOUR).expect("the quota is possible");
+    let quota = Quota::sliding_log(200_000, HOUR).expect("the quota is possible");
     assert_eq!(limiter.supports(&quota), Ok(()));
     let (policy, key) = (Policy::from(quota), key(1));
     let admitted = (0..200_100).filter(|_| limiter.take_one(&policy, &key, 1).is_allowed()).count();
@@ -121,7 +121,7 @@ fn sub_windows_of_the_smallest_limiter_hold_one_key() {
 #[test]
 fn quota_that_never_fits_is_not_supported() {
     let limiter = MemoryLimiter::builder().capacity(100).entries(1_998).build().expect("the setup is possible");
-    let log = |limit| Quota::large_sliding_log(limit, HOUR).expect("the quota is possible");
+    let log = |limit| Quota::sliding_log(limit, HOUR).expect("the quota is possible");
     assert_eq!(limiter.supports(&log(1_998)), Ok(()));
     let error = limiter.supports(&log(1_999)).expect_err("one entry is missing");
     assert_eq!(error.kind(), UnsupportedQuotaKind::TooLarge);

@@ -295,3 +295,14 @@ fn handler_waits_for_its_departure_and_leaves_if_dropped() {
     use OutcomeKind::{Abandoned, Allowed, Delayed};
     assert_eq!(log.take(), [Allowed, Abandoned, Delayed, Delayed]);
 }
+
+#[tokio::test]
+async fn call_of_tonic_escapes_no_rule_by_its_path() {
+    let rules = "rules:
+      - {name: reads, quota: 9 per hour, key: global, match: {path: '/rows.Rows/{*method}'}}
+      - {name: writes, quota: 1 per hour, key: global, match: {path: /rows.Rows/Write}}";
+    let rules = tower_ratelimit::rules::Rules::from_text(rules).unwrap();
+    let layer = rules.layer(memory(&ManualClock::new())).unwrap();
+    assert!(layer.admit_call(&tonic::Request::new(())).await.is_ok());
+    assert!(layer.admit_call(&tonic::Request::new(())).await.is_err());
+}

@@ -15,6 +15,7 @@ use tower_ratelimit::{
     clock::ManualClock,
     key,
     limiter::{Charge, Refund},
+    observe::Stats,
 };
 
 /// Returns a key of each kind: an address, a number, a short text.
@@ -181,6 +182,16 @@ fn allowed_request_without_headers_does_not_allocate() {
 }
 
 #[test]
+fn statistics_do_not_allocate() {
+    let bare = of_one_request(Bare, 200);
+    let counted = layer(Quota::per_hour(1_000_000)).headers(Headers::none()).observer(Stats::new());
+    assert_eq!(of_one_request(counted.layer(Bare), 200), bare);
+    let refusing = || layer(Quota::per_hour(1));
+    let refused = of_one_request(refusing().layer(Bare), 429);
+    assert_eq!(of_one_request(refusing().observer(Stats::new()).layer(Bare), 429), refused);
+}
+
+#[test]
 fn plans_allocate_no_more_than_one_quota() {
     let bare = of_one_request(Bare, 200);
     let quotas = || [Quota::per_minute(1_000_000), Quota::per_hour(9_000_000), Quota::per_day(70_000_000)];
@@ -246,13 +257,13 @@ fn axum_router_allocates_no_more_for_the_limit_than_for_any_layer() {
 }
 
 /// The refusal takes over the extensions of the request (3 allocations). Its own are the header map
-/// (2), the outcome in the extensions (1), and the box in axum's body (1). The bytes of the body
-/// and the header values are shared.
+/// (2), the value of `RateLimit` (1), the outcome in the extensions (1), and the box in axum's body
+/// (1). The bytes of the body and the other header values are shared.
 #[test]
 fn refused_request_allocates_a_known_number_of_times() {
     let none = Quota::per_hour(1);
     let refused = |headers: Headers| of_one_request(layer(none).headers(headers).layer(Bare), 429);
     assert_eq!(of_one_request(Bare, 200), 5);
     assert_eq!(refused(Headers::none()), 7);
-    assert_eq!(refused(Headers::default()), 7);
+    assert_eq!(refused(Headers::default()), 8);
 }

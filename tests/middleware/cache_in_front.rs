@@ -242,7 +242,7 @@ async fn send(socket: &Path, client: &str, path: &str, (method, fields): &Shape)
     Answer { status, cache: cache.to_owned(), body: body.to_owned() }
 }
 
-/// What a client may send so that a cache stores its refusal.
+/// Returns requests that a client may send so that a cache stores its refusal.
 fn hostile() -> Vec<Shape> {
     let mut shapes = Vec::new();
     for method in ["GET", "HEAD", "POST", "OPTIONS", "PUT", "GRPC"] {

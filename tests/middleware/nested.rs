@@ -32,7 +32,7 @@ use crate::support::{Scripted, config, every_algorithm, memory, refuses_dear};
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 type Boxed = tower::util::BoxCloneService<Request<Body>, Response<Body>, Infallible>;
 
-/// What a header of a request makes services do.
+/// Returns the instruction to services in a header of a request.
 fn told<'a>(request: &'a Request<Body>, name: &str) -> &'a str {
     request.headers().get(name).map_or("", |value| value.to_str().unwrap())
 }
@@ -552,7 +552,7 @@ struct Fate {
     /// Which layer refuses it, if one does.
     refused_by: usize,
     handler: usize,
-    /// What the middleware around the inner and the middle layer does with the response.
+    /// The action of the middleware around the inner and the middle layer on the response.
     between: [usize; 2],
     /// Whether the request is polled.
     polled: bool,

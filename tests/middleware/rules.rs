@@ -199,7 +199,7 @@ async fn observer_sees_every_outcome() {
     assert_eq!(log.take(), ["allowed", "limited", "key_missing"]);
 }
 
-/// What an observer saw of a request: the action, its head, and the keys of two policies.
+/// Collects what an observer saw of a request: the action, its head, and the keys of two policies.
 #[derive(Clone, Default)]
 struct Heads(Arc<Mutex<Vec<String>>>);
 
@@ -423,4 +423,14 @@ async fn partition_is_named_only_if_it_is_asked_for() {
     });
     let named = field(&send(&layer(named), request()).await, "ratelimit");
     assert_eq!(named, r#""a";r=59;t=59, "b";r=59;t=59;pk=:YWNtZQ==:"#);
+}
+
+#[tokio::test]
+async fn request_whose_partition_key_panics_is_served_without_it() {
+    let headers = Headers::draft_11().partition_keys(|_, _| panic!("the closure panics"));
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), policy("a", 2), key::global()).headers(headers);
+    for (status, left) in [(200, "\"a\";r=1;t=30"), (200, "\"a\";r=0;t=30"), (429, "\"a\";r=0;t=30")] {
+        let response = send(&layer, get("/")).await;
+        assert_eq!((response.status().as_u16(), field(&response, "ratelimit")), (status, left.to_owned()));
+    }
 }

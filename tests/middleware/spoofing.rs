@@ -25,7 +25,7 @@ fn parts(name: &'static str, lines: &[Vec<u8>]) -> Parts {
     parts
 }
 
-/// What a client may send: any bytes of a header value, mostly meaningful ones.
+/// Makes any bytes of a header value that a client may send, mostly meaningful ones.
 fn claim() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just("for=6.6.6.6".as_bytes().to_vec()),
@@ -47,7 +47,7 @@ fn ways() -> [TrustedProxies; 2] {
     [TrustedProxies::count(1).unwrap(), TrustedProxies::networks(["10.0.0.0/8"]).unwrap()]
 }
 
-/// What a trusted proxy does to a client's headers: it appends to the last line, or adds a line.
+/// Returns a client's headers as a trusted proxy sends them on: it appends to the last line, or adds a line.
 fn forwarded_by_proxy(claims: &[Vec<u8>], told: &str, own_line: bool) -> Vec<Vec<u8>> {
     let mut lines = claims.to_vec();
     match lines.last_mut().filter(|_| !own_line) {

@@ -368,6 +368,22 @@ fn block_and_meter_in_proportion_are_refused_with_the_reason() {
     assert!(Policy::plans_in_proportion("customer", [], |_| 0).is_err());
 }
 
+/// A sliding window counts its last sub-window in part and rounds down. A smaller plan must not round down once more.
+#[test]
+fn sliding_windows_in_proportion_pass_at_most_one_whole() {
+    let clock = ManualClock::new();
+    clock.advance(Duration::from_millis(2_828_572));
+    let limiter = memory(&clock);
+    let plans = in_proportion(quotas(&[(6, 4), (6, 9), (2, 14)]));
+    let mut passed = 0;
+    for (plan, cost) in [(2, 1), (2, 1), (2, 1), (1, 1), (0, 1), (0, 1), (2, 2), (2, 1)] {
+        if limiter.take_one(&plans[plan], &Key::global(), cost).is_allowed() {
+            passed += 504 / plans[plan].quota().capacity() * cost;
+        }
+    }
+    assert!(passed <= 504, "{passed} of 504 passed at one instant");
+}
+
 proptest! {
     /// For any algorithms of the plans and any changes between them, at most one whole passes at
     /// one instant, where each request counts as its share of its plan.

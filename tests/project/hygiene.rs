@@ -78,7 +78,7 @@ fn unsafe_is_written_in_one_function_only() {
 
 #[test]
 fn time_is_read_by_the_clocks_only() {
-    // What is measured there are deadlines and departures, by the runtime's timer, and no limiter's time.
+    // These files measure deadlines and departures by the runtime's timer, and no limiter's time.
     let deadlines =
         ["cluster", "events", "link", "mod", "reconnect"].map(|file| format!("limiter/redis/store/{file}.rs"));
     let except: Vec<&str> = deadlines

@@ -1,7 +1,9 @@
 //! Tests of the project itself: its source, its documents, and the uses of its public types.
 
+mod features;
 mod guide;
 mod hygiene;
 mod imports;
 mod msrv;
+mod observing;
 mod public_api;

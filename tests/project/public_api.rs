@@ -7,10 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceBuilder};
-use tower_ratelimit::key::{
-    self, PeerAddr, Prefixes, PrefixesError, PrefixesErrorKind, TrustedProxies, TrustedProxiesError,
-    TrustedProxiesErrorKind,
-};
+use tower_ratelimit::client::{Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, PolicyAdvice};
+use tower_ratelimit::key::{self, AddressError, AddressErrorKind, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
 use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
 use tower_ratelimit::{
@@ -21,11 +19,14 @@ use tower_ratelimit::{
         ReplyFuture, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
-        Access, AccessList, AccessListError, AccessListErrorKind, GrpcCode, HeadersError, HeadersErrorKind, Jitter,
-        LegacyHeaders, ModeSwitch, Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal,
-        ResetEncoding, ResetMeaning, When,
+        Access, AccessList, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch, Protocol,
+        QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal, ResetEncoding, ResetMeaning, When,
     },
-    observe::{LimiterEvent, Observer, Outcome, OutcomeKind, PolicyStatus},
+    observe::{
+        EventCounts, Explanation, HistogramSnapshot, LimitedKey, LimiterEvent, NotCharged, Observer, Outcome,
+        OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, Stats, StatsBuilder,
+        StatsSnapshot, StatusPage,
+    },
     quota::{Algorithm, Anchor, Oldest, PolicyError, PolicyErrorKind, QuotaError, QuotaErrorKind},
 };
 
@@ -46,6 +47,10 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<WrapBodyLayer<RateLimitLayer<MemoryLimiter>>>();
     cloned::<RateLimit<WrapBody<Inner>, MemoryLimiter>>();
     cloned::<RateLimit<Inner, MemoryLimiter, OverflowTo<Inner>>>();
+    cloned::<ObeyLayer>();
+    cloned::<Obey<Inner>>();
+    error::<ObeyError>();
+    value::<ObeyErrorKind>();
     cloned::<ModeSwitch>();
     cloned::<QuotaSwitch>();
     cloned::<MemoryLimiter>();
@@ -58,8 +63,26 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<Refusals>();
     cloned::<TrustedProxies>();
     cloned::<Outcome>();
+    cloned::<tower_ratelimit::rules::Descriptor>();
+    cloned::<tower_ratelimit::rules::DescriptorRequest>();
+    cloned::<tower_ratelimit::rules::DescriptorLimits<MemoryLimiter>>();
+    cloned::<tower_ratelimit::rules::DescriptorAnswer>();
+    cloned::<tower_ratelimit::rules::DescriptorStatus>();
     cloned::<PolicyStatus>();
+    cloned::<Explanation>();
+    cloned::<RuleExplanation>();
     cloned::<ChargeDecision>();
+    cloned::<Stats>();
+    cloned::<StatusPage>();
+    kept::<StatsBuilder>();
+    cloned::<StatsSnapshot>();
+    cloned::<PolicySnapshot>();
+    cloned::<EventCounts>();
+    cloned::<HistogramSnapshot>();
+    cloned::<Advice>();
+    cloned::<PolicyAdvice>();
+    cloned::<RateBucket>();
+    cloned::<LimitedKey>();
     cloned::<MonotonicClock>();
     cloned::<ManualClock>();
     cloned::<tower_ratelimit::clock::TokioClock>();
@@ -86,18 +109,18 @@ fn settings_and_names_are_values() {
     value::<Effect>();
     value::<Atomicity>();
     value::<UnsupportedQuotaKind>();
-    value::<AccessListErrorKind>();
     value::<HeadersErrorKind>();
     value::<PolicyErrorKind>();
     value::<QuotaSwitchErrorKind>();
-    value::<PrefixesErrorKind>();
-    value::<TrustedProxiesErrorKind>();
+    value::<AddressErrorKind>();
     value::<OnFull>();
     value::<MemoryLimiterErrorKind>();
     value::<MissingKey>();
     value::<Mode>();
     value::<OnError>();
     value::<OutcomeKind>();
+    value::<NotCharged>();
+    value::<PolicyState>();
     value::<When>();
     value::<ResetEncoding>();
     value::<ResetMeaning>();
@@ -117,9 +140,13 @@ fn errors_cross_threads() {
     error::<UnsupportedQuota>();
     error::<MemoryLimiterError>();
     error::<HeadersError>();
-    error::<PrefixesError>();
-    error::<TrustedProxiesError>();
-    error::<AccessListError>();
+    error::<AddressError>();
+    #[cfg(feature = "rules")]
+    {
+        error::<tower_ratelimit::rules::RulesError>();
+        cloned::<tower_ratelimit::rules::UnregisteredName>();
+        value::<tower_ratelimit::rules::NameKind>();
+    }
 }
 
 #[test]
@@ -139,13 +166,13 @@ fn errors_name_their_kind_and_take_one_line() {
     is(Policy::plans_in_proportion("a", [meter], |_| 0), PolicyError::kind, PolicyErrorKind::Combination);
     let switch = QuotaSwitch::new(quota);
     is(switch.set(meter), QuotaSwitchError::kind, QuotaSwitchErrorKind::Algorithm);
-    is(Prefixes::default().ipv4(0), PrefixesError::kind, PrefixesErrorKind::Ipv4);
-    is(Prefixes::default().ipv6(0), PrefixesError::kind, PrefixesErrorKind::Ipv6);
-    is(TrustedProxies::count(0), TrustedProxiesError::kind, TrustedProxiesErrorKind::Count);
-    is(TrustedProxies::networks(["x"]), TrustedProxiesError::kind, TrustedProxiesErrorKind::Network);
+    is(Prefixes::default().ipv4(0), AddressError::kind, AddressErrorKind::Prefix);
+    is(Prefixes::default().ipv6(0), AddressError::kind, AddressErrorKind::Prefix);
+    is(TrustedProxies::count(0), AddressError::kind, AddressErrorKind::Count);
+    is(TrustedProxies::networks(["x"]), AddressError::kind, AddressErrorKind::Network);
     let one = TrustedProxies::count(1).unwrap();
-    is(one.single_header("x y"), TrustedProxiesError::kind, TrustedProxiesErrorKind::Header);
-    is(AccessList::new().set("x", Access::Deny), AccessListError::kind, AccessListErrorKind::Network);
+    is(one.single_header("x y"), AddressError::kind, AddressErrorKind::Header);
+    is(AccessList::new().set("x", Access::Deny), AddressError::kind, AddressErrorKind::Network);
     let names = |name: &str| Headers::legacy(LegacyHeaders::new().limit(name).remaining("x-left"));
     is(names("x y"), HeadersError::kind, HeadersErrorKind::Invalid);
     is(names("date"), HeadersError::kind, HeadersErrorKind::Reserved);
@@ -194,6 +221,7 @@ fn futures_and_bodies_can_move_between_threads() {
     sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body>>();
     sent::<ResponseFuture<Inner, MemoryLimiter, axum::body::Body, OverflowTo<Inner>>>();
     sent::<WrappedBody<axum::body::Body>>();
+    sent::<ObeyFuture<Inner, axum::body::Body>>();
 }
 
 struct Application<L> {

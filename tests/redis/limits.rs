@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
-    limiter::{Charge, Limiter, Refund, redis::RedisErrorKind},
+    limiter::{Charge, Effect, Limiter, Refund, redis::RedisErrorKind},
+    rules::Rules,
 };
 
 use super::{MINUTE, calls, connect, key, keys, passes, patient, policy, take};
@@ -210,6 +211,77 @@ async fn changed_quota_keeps_what_was_used_in_every_process() {
             assert!((used..=used + 3).contains(&left), "{left} used instead of {used}, to and from {quota}");
         }
     }
+}
+
+#[tokio::test]
+async fn process_with_a_smaller_quota_forgets_nothing() {
+    let server = Server::start();
+    let (old, new) = (connect(&server).await, connect(&server).await);
+    let hour = 60 * MINUTE;
+    let quotas = |limit| {
+        let window = Quota::sliding_window(limit, hour).unwrap();
+        [
+            Quota::token_bucket(limit, 30 * 24 * hour).unwrap(),
+            Quota::step_bucket(limit, 30 * 24 * hour).unwrap(),
+            lasting(limit),
+            window,
+            window.buckets(60).unwrap(),
+            Quota::sliding_log(limit, hour).unwrap(),
+        ]
+    };
+    for (small, large) in quotas(5).into_iter().flat_map(|small| quotas(1_000).map(|large| (small, large))) {
+        let [before, after] = [small, large].map(|quota| policy("changed", quota));
+        let name = format!("{small} {large}");
+        let receipt = take(&old, &before, &name, 2).await.unwrap().take_receipts().remove(0).unwrap();
+        let left = take(&new, &after, &name, 500).await.unwrap().charges()[0].remaining();
+
+        old.refund(vec![Refund::new(before.clone(), key(&name), receipt)]).await.unwrap();
+        let refunded = take(&new, &after, &name, 0).await.unwrap().charges()[0].remaining();
+        assert!((left..=left + 3).contains(&refunded), "{refunded}, not {left}: {name}");
+
+        old.settle(&[Charge::new(&before, &key(&name)).cost(3).effect(Effect::Force)]).await.unwrap();
+        let forced = take(&new, &after, &name, 0).await.unwrap().charges()[0].remaining();
+        assert!((refunded - 3..=refunded + 1).contains(&forced), "{forced}, not {refunded}: {name}");
+    }
+}
+
+/// Four processes serve while each replaces its rules at times of its own: the rule is renamed to and fro, other rules come and
+/// go, and at the end its limit is raised.
+#[tokio::test]
+async fn processes_that_replace_their_rules_at_different_times_count_as_one() {
+    let server = Server::start();
+    let text = |version: usize, limit: u64| {
+        let name = if version % 2 == 0 { "name: a" } else { "name: b, was: a" };
+        let other = if version % 3 == 0 { "\n  - {name: other, quota: 100000 per day, key: global}" } else { "" };
+        format!("rules:{other}\n  - {{{name}, quota: '{limit} per 30 days, fixed window', key: global}}")
+    };
+    let mut processes = Vec::new();
+    for at in 0..4 {
+        let rules = Rules::from_text(text(at, 400)).unwrap();
+        let layer = rules.layer(connect(&server).await).unwrap();
+        processes.push((at, rules, layer));
+    }
+    let running: Vec<_> = processes
+        .into_iter()
+        .map(|(at, rules, layer)| {
+            tokio::spawn(async move {
+                let head = http::Request::new(()).into_parts().0;
+                let mut passed = 0;
+                for nth in 0..300 {
+                    if nth % (3 + at) == 0 {
+                        rules.replace(text(at + nth, if nth > 200 { 600 } else { 400 })).unwrap();
+                    }
+                    passed += u64::from(layer.admit(&head).await.is_ok());
+                }
+                passed
+            })
+        })
+        .collect();
+    let mut passed = 0;
+    for task in running {
+        passed += task.await.unwrap();
+    }
+    assert_eq!(passed, 600);
 }
 
 #[tokio::test]

@@ -3,15 +3,19 @@
 
 mod cluster;
 mod companions;
+mod descriptors;
 mod hostile;
 mod limits;
 mod nested;
+mod obey;
 mod promises;
 mod queues;
+mod reload;
 mod resharding;
 mod seams;
 mod secrets;
 mod settling;
+mod stats;
 mod tls;
 mod troubles;
 

@@ -306,7 +306,7 @@ async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
     }
 }
 
-/// What is deleted on the server that gives its slot away cannot be written there again. So a list
+/// A server that gives a slot away cannot write a key again that it has deleted. So a list
 /// is changed without that; and where a text would have to become a list, nothing is done.
 async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
     let limiter = RedisLimiter::builder().prefix("changes").deadline(DEADLINE).connect(&cluster.url()).await.unwrap();

@@ -73,7 +73,7 @@ impl Directory {
     }
 }
 
-/// What a process of its own is told that trusts this authority: variables of this one are nobody
+/// Returns the answer in a process of its own that trusts this authority: variables of this one are nobody
 /// else's to change.
 fn told(url: &str, trusted: &Path) -> String {
     let output = Command::new(std::env::current_exe().unwrap())

@@ -34,3 +34,10 @@ pub(crate) fn cases(usual: u32) -> u32 {
 pub(crate) fn config(usual: u32) -> ProptestConfig {
     ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }
+
+/// Returns the resident memory of this process in bytes, on Linux, without the pages of files such as its code.
+pub(crate) fn resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1_024)
+}

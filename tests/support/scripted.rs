@@ -97,7 +97,7 @@ impl Scripted {
                 *state.used.entry((charge.policy.name().to_owned(), charge.key.clone())).or_default() += charge.cost;
                 let receipt = Receipt::new(charge.cost, 0, 0);
                 answers
-                    .push(ChargeDecision::allowed(capacity, before.saturating_sub(charge.cost)).with_receipt(&receipt));
+                    .push(ChargeDecision::allowed(capacity, before.saturating_sub(charge.cost)).with_receipt(receipt));
             } else {
                 answers.push(ChargeDecision::allowed(capacity, before));
             }

@@ -22,7 +22,7 @@ pub(crate) fn every_algorithm(limit: u64, period: Duration) -> Vec<Quota> {
         Quota::fixed_window(limit, period).unwrap(),
         window,
         window.buckets(24).unwrap(),
-        Quota::sliding_log(limit, period).or_else(|_| Quota::large_sliding_log(limit, period)).unwrap(),
+        Quota::sliding_log(limit, period).unwrap(),
     ]
 }
 

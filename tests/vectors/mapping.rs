@@ -93,7 +93,7 @@ fn segmented(read: &mut Reader<'_>) -> Result<Quota, String> {
 }
 
 fn sliding_log(read: &mut Reader<'_>) -> Result<Quota, String> {
-    Quota::large_sliding_log(read.units("limit")?, read.ms("window_ms")?).map_err(text)
+    Quota::sliding_log(read.units("limit")?, read.ms("window_ms")?).map_err(text)
 }
 
 // Buckets ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -161,7 +161,7 @@ fn rated(read: &mut Reader<'_>) -> Result<Quota, String> {
 
 // Answers ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-/// What a family's sources call "reset".
+/// The meaning of "reset" in a family's sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reset {
     /// The time until the whole quota is back, as here: buckets until they are full, a fixed window

@@ -1,4 +1,4 @@
-//! What a contender is: it makes limiters for the cases that it can take part in.
+//! A contender makes limiters for the cases that it can take part in.
 
 use std::hint::black_box;
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ pub trait Contender: Sync {
     }
 }
 
-/// What a limiter is made for.
+/// The case that a limiter is made for.
 pub struct Setup {
     /// How many keys come; a bounded limiter has room for them.
     pub keys: usize,
@@ -41,7 +41,7 @@ pub struct Setup {
     pub denied: bool,
 }
 
-/// What a layer is made for. Keys are the addresses of the peers.
+/// The case that a layer is made for. Keys are the addresses of the peers.
 pub struct LayerSetup {
     pub keys: usize,
     pub denied: bool,

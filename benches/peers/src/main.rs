@@ -54,7 +54,7 @@ enum Family {
     Check,
     /// The algorithms of tower-ratelimit: nanoseconds.
     Algorithms,
-    /// What a layer adds to a request: nanoseconds and allocations.
+    /// The cost that a layer adds to a request: nanoseconds and allocations.
     Layer,
     /// The cost of each feature beside the plain request: nanoseconds.
     Features,

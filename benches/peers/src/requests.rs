@@ -7,6 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
+use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::{Request, Response};
 use rand::rngs::SmallRng;
@@ -34,6 +36,12 @@ impl<B: Default> Service<Request<B>> for Bare {
     fn call(&mut self, _: Request<B>) -> Self::Future {
         ready(Ok(Response::new(B::default())))
     }
+}
+
+/// Sends requests to an application as a server does. Axum turns the routes into services when it begins to serve; a bare
+/// router would make them, and their layers, anew for each request.
+pub fn drive_app(app: Router, setup: &LayerSetup) -> Requests {
+    drive::<Body, _, _>(app.with_state::<()>(()), setup)
 }
 
 /// Sends requests from so many addresses to a service that answers at once, and makes sure that they pass, or are refused

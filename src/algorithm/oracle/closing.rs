@@ -2,7 +2,7 @@
 
 use crate::quota::spec::Spec;
 
-/// What is remembered of a key that may be closed. Instants that are over stay, for a clock that steps back.
+/// The memory of a key that may be closed. Instants that are over stay, for a clock that steps back.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Closing {
     /// Closed until then, and for how long in all.

@@ -115,7 +115,7 @@ fn a_log_admits_exactly_its_limit_for_each_period() {
     assert_eq!(greedy(&quota, 5, 5 + 1_000_000, |now| now + 1), 9 * 1_001);
 }
 
-/// What a client that asks at each microsecond gets in each sub-window.
+/// Returns the units that a client gets in each sub-window if it asks at each microsecond.
 fn by_sub_window(quota: &Quota, buckets: u64, grain_us: u64, count: u64) -> Vec<u64> {
     let mut key = State::new(quota);
     let mut taken = vec![0; count as usize];

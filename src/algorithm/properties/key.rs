@@ -1,6 +1,6 @@
 //! One key, kept outside the pure functions as a limiter keeps it.
 
-use crate::algorithm::carry::{Held, Kept};
+use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
@@ -115,11 +115,11 @@ impl State {
         }
     }
 
-    /// This state of a quota as another takes it over, and whether it is then written in any case.
-    pub(crate) fn taken_over(&self, from: &Quota, to: &Quota, now: u64) -> (Self, bool) {
+    /// This state of a quota as another takes it over, and what that one may write.
+    pub(crate) fn taken_over(&self, from: &Quota, to: &Quota, now: u64) -> (Self, Fit) {
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
-        let (kept, ahead) = match self {
-            Self::Pair(_, None) => return (Self::new(to), false),
+        let (kept, fit) = match self {
+            Self::Pair(_, None) => return (Self::new(to), Fit::Fits),
             Self::Pair(_, Some(state)) => {
                 to.rules().take_over::<Listed<'_>>(from.rules(), &Held::Pair(*state), now, share)
             }
@@ -130,10 +130,10 @@ impl State {
             (Self::EntryLog(rules, _), Kept::Entries(entries)) => Self::EntryLog(rules, Log(entries)),
             (state, kept) => panic!("{kept:?} is no state like {state:?}"),
         };
-        (state, ahead)
+        (state, fit)
     }
 
-    /// What is told to whoever chooses which state to forget; nothing if there is none.
+    /// Returns whether the key is out of allowance, for choosing which state to forget. Returns `None` if there is no state.
     pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
         match self {
             Self::Pair(_, None) => None,
@@ -161,7 +161,7 @@ impl State {
         }
     }
 
-    /// What was written fits the word that its layout promises, and can be read back from it.
+    /// Checks that the state fits the word that its layout promises, and can be read back from it.
     pub(super) fn check_layout(&self, quota: &Quota, now: u64) {
         let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
         assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
@@ -199,20 +199,20 @@ impl Planned {
         Self { state: State::new(quota), written: *quota }
     }
 
-    /// The state as this quota finds it, and whether a denied charge would write it.
-    pub(crate) fn under(&self, quota: &Quota, now: u64) -> (State, bool) {
+    /// The state as this quota finds it, and what it may write.
+    pub(crate) fn under(&self, quota: &Quota, now: u64) -> (State, Fit) {
         match self.written == *quota {
-            true => (self.state.clone(), false),
+            true => (self.state.clone(), Fit::Fits),
             false => self.state.taken_over(&self.written, quota, now),
         }
     }
 
     /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is further
-    /// ahead than it can put it.
+    /// ahead than it can put it; and nothing of what it could not keep.
     pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
-        let (mut state, ahead) = self.under(quota, now);
+        let (mut state, fit) = self.under(quota, now);
         let (decision, wrote) = state.decide(now, cost, force);
-        let writes = wrote || ahead && cost > 0;
+        let writes = fit != Fit::Over && (wrote || fit == Fit::Ahead && cost > 0);
         if writes {
             *self = Self { state, written: *quota };
         }
@@ -221,10 +221,10 @@ impl Planned {
 
     /// Gives back what is there of it; if there is nothing, nothing is written.
     pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) {
-        let (before, _) = self.under(quota, now);
+        let (before, fit) = self.under(quota, now);
         let mut after = before.clone();
         after.refund(now, receipt, units);
-        if after.words() != before.words() {
+        if fit != Fit::Over && after.words() != before.words() {
             *self = Self { state: after, written: *quota };
         }
     }

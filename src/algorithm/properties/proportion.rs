@@ -1,16 +1,19 @@
-//! What changing between quotas in proportion never gives, against shares that are added up exactly.
+//! Changing between quotas in proportion never gives more than one whole. The test adds up the shares exactly.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::key::State;
+use super::plans::plans;
+use super::run::at_least;
+use crate::algorithm::Used;
 use crate::quota::Quota;
 
 /// Limit, period and burst of a toy, where being off by one shows.
 type Toy = (u64, u64, u64);
 
-/// What is in use of a capacity, whosever it is: a whole number of parts, of which so many make one whole that all toys'
+/// The usage of a capacity by all keys: a whole number of parts, of which so many make one whole that all toys'
 /// units and intervals are whole numbers of them.
 struct Shares {
     whole: u128,
@@ -72,6 +75,33 @@ proptest! {
             let kept = used.parts * shares.whole >= shares.used * used.of * u128::from(quotas[current].capacity());
             prop_assert!(kept, "{used:?} is less than {} of {}", shares.used, shares.whole);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 50_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The share in use under one plan is in use under the next, rounded up by less than a unit of it.
+    #[test]
+    fn share_in_use_is_kept_by_a_plan_of_any_kind(
+        from in (0..13_usize, 1..20_u64),
+        to in (0..13_usize, 1..20_u64),
+        steps in prop::collection::vec((1..4_u64, 0..40_000_000_u64), 1..10),
+        later in 0..100_000_000_u64,
+    ) {
+        let plan = |(kind, limit): (usize, u64)| plans(limit)[kind].in_proportion().unwrap();
+        let (from, to) = (plan(from), plan(to));
+        let (mut now, mut state) = (1_790_000_000_000_000, State::new(&from));
+        for (cost, later) in steps {
+            state.decide(now, cost, false);
+            now += later;
+        }
+        now += later;
+        let used = state.used(now);
+        let (parts, of) = (used.parts * u128::from(to.capacity()), used.of * u128::from(from.capacity()));
+        let kept = state.taken_over(&from, &to, now).0.used(now);
+        prop_assert!(at_least(kept, Used { parts, of }), "{used:?} of {from} became {kept:?} of {to}");
+        prop_assert!(!at_least(kept, Used { parts: parts + of, of }), "{used:?} of {from} became {kept:?} of {to}");
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Q
         Algorithm::StepBucket => Quota::step_bucket(limit, period),
         Algorithm::FixedWindow => Quota::fixed_window(limit, period),
         Algorithm::SlidingWindow => Quota::sliding_window(limit, period),
-        Algorithm::SlidingLog => Quota::large_sliding_log(limit, period),
+        Algorithm::SlidingLog => Quota::sliding_log(limit, period),
         Algorithm::Block => Quota::block(limit, period, time(burst, period_us)),
         Algorithm::Meter => Quota::meter(limit, period),
     };

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use crate::algorithm::Used;
+use crate::algorithm::carry::Fit;
 use crate::algorithm::oracle::{Expected, Oracle, Own};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
@@ -11,7 +12,7 @@ use crate::time::{CLOCK_US_MAX, INSTANT_US_MAX};
 use super::key::State;
 use super::quotas::quota;
 
-/// What happens, and when after the step before: numbers whose meaning depends on what was told last.
+/// An action and its time after the step before: numbers whose meaning depends on the last answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     time: u8,
@@ -51,7 +52,7 @@ impl Step {
         then.min(CLOCK_US_MAX)
     }
 
-    /// What it costs, when so much remains of the capacity.
+    /// Returns the cost of the step. It depends on what remains of the capacity.
     pub(crate) fn cost(&self, capacity: u64, remaining: u64) -> u64 {
         match self.a % 12 {
             0..=3 => 1,
@@ -254,7 +255,8 @@ impl Run {
         let share = step.b >> 25 & 1 == 1 && from.max(to) < 1 << 16;
         let next = next.in_proportion().ok().filter(|_| share).unwrap_or(next);
         let old = (self.state.clone(), self.quota);
-        self.state = old.0.taken_over(&old.1, &next, self.now).0;
+        let (state, fit) = old.0.taken_over(&old.1, &next, self.now);
+        self.state = state;
         self.quota = next;
         self.state.check_layout(&next, self.now);
         let after = self.state.used(self.now);
@@ -264,12 +266,12 @@ impl Run {
         }
         let most = Used { parts: u128::from(Oracle::new(next.spec()).most()), of: 1 };
         let is_dated = |quota: &Quota| matches!(quota.algorithm(), Algorithm::SlidingWindow | Algorithm::SlidingLog);
-        // Of these the units are counted anew, by when they were taken.
-        let counts_anew = is_dated(&old.1) && is_dated(&next);
-        assert!(
-            counts_anew || at_least(after, before) || at_least(after, most),
-            "{before:?} became {after:?}: a free burst"
-        );
+        // Counts the units anew, by when they were taken, unless the share in use is kept.
+        let counts_anew = is_dated(&old.1) && is_dated(&next) && !next.spec().proportional;
+        assert!(at_least(after, before) || at_least(after, most), "{before:?} became {after:?}: a free burst");
+        // A block has room for its strikes, whatever was in use under a quota.
+        let forgets = fit == Fit::Over || next.algorithm() == Algorithm::Block;
+        assert!(forgets || at_least(after, before), "{before:?} became {after:?}: some are forgotten");
         let one_more = Used { parts: before.parts + before.of, of: before.of };
         assert!(counts_anew || !at_least(after, one_more), "{before:?} became {after:?}: by a unit or more");
 
@@ -401,9 +403,9 @@ fn told(decision: &ChargeDecision, taken: u64) -> Expected {
     Expected {
         allowed: decision.is_allowed(),
         remaining: decision.remaining(),
-        reset_us: decision.reset_us(),
-        retry_us: if decision.is_never() { None } else { Some(decision.retry_us()) },
-        window_us: decision.window_us(),
+        reset_us: decision.reset_us,
+        retry_us: if decision.is_never() { None } else { Some(decision.retry_us) },
+        window_us: decision.window_us,
         delay_us: decision.delay().as_micros() as u64,
         position: decision.position(),
         taken,

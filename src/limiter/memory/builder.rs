@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::clock::Clock;
 use crate::outcome::Observer;
@@ -74,9 +74,10 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Reports keys that are forgotten or denied for want of room to this observer.
+    /// Reports keys that are forgotten or denied for want of room to this observer. Without it they are reported to
+    /// the observer of the first [layer](crate::RateLimitLayer::observer) that has one.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.setup.observer = Some(Arc::new(observer));
+        self.setup.observer = OnceLock::from(Arc::new(observer) as Arc<dyn Observer>);
         self
     }
 

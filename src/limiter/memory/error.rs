@@ -7,7 +7,7 @@ kind_and_message! {
     MemoryLimiterError, MemoryLimiterErrorKind
 }
 
-/// What was wrong with a limiter's setup.
+/// The kind of an error in a limiter's setup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryLimiterErrorKind {

@@ -28,13 +28,13 @@ impl<'a> Events<'a> {
     /// Returns the answer to a charge for which there is no room.
     pub(super) fn full(&mut self, decision: &ChargeDecision) -> ChargeDecision {
         self.events.push(LimiterEvent::Full);
-        ChargeDecision::found(decision.limit(), 0, decision.reset_us(), FULL_RETRY_US, Some(FULL_RETRY_US))
+        ChargeDecision::found(decision.limit(), 0, decision.reset_us, FULL_RETRY_US, Some(FULL_RETRY_US))
     }
 }
 
 impl Drop for Events<'_> {
     fn drop(&mut self) {
-        if let Some(observer) = &self.store.setup.observer {
+        if let Some(observer) = self.store.setup.observer.get() {
             self.events.iter().for_each(|event| observer.on_event(event));
         }
     }

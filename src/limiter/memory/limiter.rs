@@ -8,7 +8,10 @@ use std::sync::Arc;
 use crate::algorithm::Rules;
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind};
+use crate::limiter::{
+    Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
+};
+use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -173,6 +176,14 @@ impl Limiter for MemoryLimiter {
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Ready<Result<(), Infallible>>> {
         self.reset_now(policy, key);
         Reply::Now(Ok(()))
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        let _ = self.0.setup.observer.set(Arc::clone(observer)); // unless it has one
+    }
+
+    fn occupancy(&self) -> Option<Occupancy> {
+        Some(Occupancy { keys: self.0.keys(), capacity: self.0.setup.capacity })
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

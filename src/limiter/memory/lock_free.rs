@@ -27,7 +27,7 @@ impl Store {
         let Some(bucket) = bucket_of_unit(charge) else { return self.charge_any(charge) };
         if let Some((seen, now)) = self.look(charge, None) {
             if let Some((verdict, word)) = take_unit(bucket, seen.word, now) {
-                if word == seen.word || self.table.replace(seen, word) {
+                if word == seen.word || seen.replace(word) {
                     return bucket.describe(&verdict, now.at, 1);
                 }
             }
@@ -43,7 +43,7 @@ impl Store {
         {
             by_type!(rules, rules => {
                 if let Some((decision, word)) = decide(rules, *layout, charge, seen.word, now) {
-                    if word == seen.word || self.table.replace(seen, word) {
+                    if word == seen.word || seen.replace(word) {
                         return decision;
                     }
                 }
@@ -61,7 +61,7 @@ impl Store {
     /// moment the last is locked all are as they were decided on. It holds no slot while it waits for another.
     #[inline(always)]
     fn try_set(&self, charges: &[Charge<'_>], decisions: &mut Several) -> Option<bool> {
-        let mut planned = [(Seen::NOTHING, 0); SET_MAX];
+        let mut planned = [None; SET_MAX];
         let planned = planned.get_mut(..charges.len())?;
         let now = self.now();
         let mut is_refused = false;
@@ -75,7 +75,7 @@ impl Store {
                 }
                 None => by_type!(rules, rules => decide(rules, *layout, charge, seen.word, now))?,
             };
-            *plan = (seen, word);
+            *plan = Some((seen, word));
             if charge.effect == Effect::Enforce && !decision.is_allowed() {
                 if word != seen.word {
                     return None; // the refusal itself is to be written
@@ -89,13 +89,13 @@ impl Store {
             stand(charges, planned, decisions, now);
             return Some(false);
         }
-        self.write_set(planned).then_some(true)
+        write_set(planned).then_some(true)
     }
 
     /// Reads the slot of a charge whose state is a word; `None` if it has none, or another thread holds it. Reads the clock
     /// before that, unless it was read.
     #[inline(always)]
-    fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen, Now)> {
+    fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen<'_>, Now)> {
         let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
         let version = self.version(charge.policy);
         let key = self.fingerprint(charge.policy, charge.key);
@@ -108,21 +108,21 @@ impl Store {
         };
         Some((self.table.look(&line, key, version)?, now))
     }
+}
 
-    /// Writes all words as planned, or none if one of the states has changed.
-    #[inline(always)]
-    fn write_set(&self, planned: &[(Seen, u64)]) -> bool {
-        let written = || planned.iter().filter(|(seen, word)| seen.word != *word);
-        for (at, (seen, _)) in written().enumerate() {
-            // A state that two charges are for is not locked twice.
-            if !self.table.try_lock(*seen) {
-                written().take(at).for_each(|(seen, _)| self.table.set_word(seen.place, seen.word));
-                return false;
-            }
+/// Writes all words as planned, or none if one of the states has changed.
+#[inline(always)]
+fn write_set(planned: &[Option<(Seen<'_>, u64)>]) -> bool {
+    let written = || planned.iter().flatten().filter(|(seen, word)| seen.word != *word);
+    for (at, (seen, _)) in written().enumerate() {
+        // A state that two charges are for is not locked twice.
+        if !seen.try_lock() {
+            written().take(at).for_each(|(seen, _)| seen.place.set_word(seen.word));
+            return false;
         }
-        written().for_each(|(seen, word)| self.table.set_word(seen.place, *word));
-        true
     }
+    written().for_each(|(seen, word)| seen.place.set_word(*word));
+    true
 }
 
 /// Returns the bucket of a charge of one unit, if its state is a word.
@@ -178,8 +178,8 @@ fn decide(
 
 /// Makes the decisions of a refused set say how each quota stands that has nothing against its charge.
 #[cold]
-fn stand(charges: &[Charge<'_>], planned: &[(Seen, u64)], decisions: &mut Several, now: Now) {
-    for ((charge, (seen, _)), decision) in charges.iter().zip(planned).zip(decisions) {
+fn stand(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
+    for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {
         if let (true, Rules::Pair(rules, Layout::Word(layout))) = (decision.is_allowed(), charge.policy.quota().rules())
         {
             *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;

@@ -8,6 +8,7 @@
 
 use smallvec::SmallVec;
 
+use super::slot_table::Place;
 use super::state::Hold;
 use super::store::{Store, stripe_of};
 use crate::sync::MutexGuard;
@@ -25,21 +26,19 @@ pub(super) struct LockedSet<'a, H: AsMut<[Hold<'a>]>> {
 
 impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     /// Locks the states of these keys, each of which has its slot afterwards, or is known to have none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn lock(store: &'a Store, holds: H) -> Self {
         let mut set = Self { store, holds, stripes: SmallVec::new() };
-        while !(set.find_all() && set.lock_found()) {
+        while !((set.find() || set.find_under_stripes()) && set.lock_found()) {
             set.put_back(); // a key moved or was forgotten meanwhile
             set.stripes.clear();
         }
         set
     }
 
-    /// Notes where each key is, or locks the stripe under which it would get a slot.
-    fn find_all(&mut self) -> bool {
-        if self.find() {
-            return true;
-        }
+    /// Locks the stripes under which the keys without a slot would get one, and returns whether each other key has its slot.
+    #[cold]
+    fn find_under_stripes(&mut self) -> bool {
         let missing = self.holds.as_mut().iter().filter(|hold| hold.place.is_none() && !hold.is_twice);
         let mut stripes: SmallVec<[usize; INLINE]> = missing.map(|hold| stripe_of(hold.key)).collect();
         stripes.sort_unstable();
@@ -53,6 +52,7 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     }
 
     /// Notes where the keys are, and returns whether each has a slot.
+    #[inline(always)]
     fn find(&mut self) -> bool {
         let mut is_found = true;
         for hold in self.holds.as_mut().iter_mut().filter(|hold| !hold.is_twice) {
@@ -63,13 +63,15 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
     }
 
     /// Locks the slots that were found, in their order, if each still is its key's.
+    #[inline(always)]
     fn lock_found(&mut self) -> bool {
+        let order = |hold: &Hold<'_>| hold.place.map(Place::address);
         let mut last = None;
         while let Some(hold) =
-            self.holds.as_mut().iter_mut().filter(|hold| hold.place > last).min_by_key(|hold| hold.place)
+            self.holds.as_mut().iter_mut().filter(|hold| order(hold) > last).min_by_key(|hold| order(hold))
         {
-            last = hold.place;
-            hold.slot = hold.place.and_then(|place| self.store.table.lock_key(place, hold.key));
+            last = order(hold);
+            hold.slot = hold.place.and_then(|place| place.lock_key(hold.key));
             if hold.slot.is_none() {
                 return false;
             }

@@ -44,9 +44,9 @@ fn key(n: u64) -> Fingerprint {
 
 /// Puts a key into a free slot, as the holder of its stripe does.
 fn put(table: &SlotTable, key: Fingerprint, version: u16, n: u64) -> bool {
-    let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && table.try_lock(*seen));
+    let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && seen.try_lock());
     free.is_some_and(|seen| {
-        table.unlock(seen.place, key.tag(version), live(n));
+        seen.place.unlock(key.tag(version), live(n));
         true
     })
 }
@@ -58,9 +58,9 @@ fn table_with(n: u64) -> Arc<SlotTable> {
 }
 
 /// Finds a key, and reads its slot.
-fn find(table: &SlotTable, key: Fingerprint) -> Option<Seen> {
+fn find(table: &SlotTable, key: Fingerprint) -> Option<Seen<'_>> {
     loop {
-        let seen = table.read(table.place_of(key)?);
+        let seen = table.place_of(key)?.read();
         if let Some(seen) = seen.filter(|seen| Fingerprint::of_tag(seen.tag) == key) {
             return Some(seen);
         }
@@ -76,7 +76,7 @@ fn read(table: &SlotTable, key: Fingerprint) -> Option<(u16, Option<u64>)> {
 fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
     loop {
         let seen = table.prefetch(key).and_then(|line| table.look(&line, key, version));
-        if seen.is_some_and(|seen| table.replace(seen, live(number(seen.word).unwrap_or(0) + 1))) {
+        if seen.is_some_and(|seen| seen.replace(live(number(seen.word).unwrap_or(0) + 1))) {
             return true;
         }
         if find(table, key).is_none_or(|seen| version_of(seen.tag) != version) {
@@ -88,18 +88,18 @@ fn charge_lock_free(table: &SlotTable, key: Fingerprint, version: u16) -> bool {
 
 /// Charges a key under the lock of its slot.
 fn charge_locked(table: &SlotTable, key: Fingerprint) -> bool {
-    let seen = table.place_of(key).and_then(|place| table.lock_key(place, key));
+    let seen = table.place_of(key).and_then(|place| place.lock_key(key));
     seen.is_some_and(|seen| {
-        table.set_word(seen.place, live(number(seen.word).unwrap_or(0) + 1));
+        seen.place.set_word(live(number(seen.word).unwrap_or(0) + 1));
         true
     })
 }
 
 /// Moves another key into the slot of a key.
 fn overwrite(table: &SlotTable, from: Fingerprint, to: Fingerprint, version: u16, n: u64) -> bool {
-    let seen = find(table, from).filter(|seen| table.try_lock(*seen));
+    let seen = find(table, from).filter(|seen| seen.try_lock());
     seen.is_some_and(|seen| {
-        table.unlock(seen.place, to.tag(version), live(n));
+        seen.place.unlock(to.tag(version), live(n));
         true
     })
 }
@@ -161,7 +161,7 @@ fn reader_sees_either_key_whole_while_one_replaces_another() {
         let other = table.clone();
         let thread = thread::spawn(move || overwrite(&other, key(1), key(2), 2, 22));
         // Either key may be missed while it comes or goes, but no key is ever seen with the other's state.
-        let found = [1, 2].map(|n| table.place_of(key(n)).and_then(|place| table.read(place)));
+        let found = [1, 2].map(|n| table.place_of(key(n)).and_then(Place::read));
         for seen in found.into_iter().flatten() {
             let expected = if Fingerprint::of_tag(seen.tag) == key(1) { (1, Some(11)) } else { (2, Some(22)) };
             assert_eq!((version_of(seen.tag), number(seen.word)), expected);
@@ -183,7 +183,7 @@ fn charge_never_lands_on_a_key_that_moved_in_with_the_same_state() {
             });
             let charged = match is_locked {
                 true => charge_locked(&table, key(1)),
-                false => find(&table, key(1)).is_some_and(|seen| table.replace(seen, live(6))),
+                false => find(&table, key(1)).is_some_and(|seen| seen.replace(live(6))),
             };
             thread.join().expect("the thread ends");
             match read(&table, key(3)) {
@@ -236,17 +236,17 @@ impl Limiter {
     }
 
     /// The places of all live states.
-    fn live(&self) -> Vec<Place> {
-        let seen = self.store.table.places().filter_map(|place| self.store.table.read(place));
-        seen.filter(|seen| seen.tag != 0).map(|seen| seen.place).collect()
+    fn live(&self) -> Vec<usize> {
+        let seen = self.store.table.places().filter_map(Place::read);
+        seen.filter(|seen| seen.tag != 0).map(|seen| seen.place.address()).collect()
     }
 
     /// Moves the key to its other line, if it is free to move.
     fn move_key(&self) {
         let place = self.store.table.place_of(self.store.fingerprint(&self.policy, &self.key));
-        if let Some(seen) = place.and_then(|place| self.store.table.read(place)).filter(|seen| seen.tag != 0) {
+        if let Some(seen) = place.and_then(Place::read).filter(|seen| seen.tag != 0) {
             if let Some(place) = self.store.vacate(seen, self.store.now(), false) {
-                self.store.table.unlock(place, 0, NO_STATE);
+                place.unlock(0, NO_STATE);
             }
         }
     }

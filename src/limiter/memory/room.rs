@@ -26,7 +26,7 @@ const CROWDED: u32 = 64;
 /// The number of blocks that one call draws at most when the arena is full.
 const DRAWS_MAX: usize = 16;
 
-/// What a state is worth. The state of least worth is forgotten: the one that has used the smallest part of its quota; if
+/// The worth of a state. The state of least worth is forgotten: the one that has used the smallest part of its quota; if
 /// all are out of allowance, the one that expires first; and closed blocks last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
@@ -62,7 +62,13 @@ impl Worth {
 impl Store {
     /// Under the key's stripe: locks a slot for a key that has none, and empties it. `None` if there is no room.
     #[cold]
-    pub(super) fn claim(&self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Option<Place> {
+    pub(super) fn claim<'a>(
+        &'a self,
+        key: Fingerprint,
+        version: u16,
+        now: Now,
+        events: &mut Events<'_>,
+    ) -> Option<Place<'a>> {
         let is_pinned = self.versions.form(version).is_pinned();
         for _ in 0..ATTEMPTS {
             let mut slots = self.table.candidates(key);
@@ -89,8 +95,8 @@ impl Store {
                 return None;
             }
             let known = self.versions.known();
-            let worth = |seen: &Seen| Some((self.worth(*seen, &known, now)?, *seen));
-            let least = slots.iter().filter_map(worth).min_by_key(|(worth, _)| *worth);
+            let worth = |seen: Seen<'a>| Some((self.worth(seen, &known, now)?, seen));
+            let least = slots.iter().copied().filter_map(worth).min_by_key(|(worth, _)| *worth);
             if let Some((worth, place)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
                 events.evicted(worth.is_throttled());
                 return Some(place);
@@ -99,29 +105,35 @@ impl Store {
         None
     }
 
-    fn is_free(&self, seen: Seen, now: Now) -> bool {
+    /// Returns the number of live states, without those that are being written.
+    pub(super) fn keys(&self) -> usize {
+        let now = self.now();
+        self.table.places().filter_map(Place::read).filter(|seen| seen.tag != 0 && !self.is_free(*seen, now)).count()
+    }
+
+    fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift(), now)
     }
 
-    fn is_pinned(&self, seen: Seen) -> bool {
+    fn is_pinned(&self, seen: Seen<'_>) -> bool {
         self.versions.form(version_of(seen.tag)).is_pinned()
     }
 
     /// Returns the number of pinned states in a slot's line.
-    fn pinned_beside(&self, seen: Seen, slots: &[Seen], now: Now) -> usize {
+    fn pinned_beside(&self, seen: Seen<'_>, slots: &[Seen<'_>], now: Now) -> usize {
         let line = self.table.line_of(seen.place);
-        let pinned = |other: &&Seen| {
+        let pinned = |other: &&Seen<'_>| {
             self.table.line_of(other.place) == line && self.is_pinned(**other) && !self.is_free(**other, now)
         };
         slots.iter().filter(pinned).count()
     }
 
-    fn lock_and_empty(&self, seen: Seen) -> Option<Place> {
-        if !self.table.try_lock(seen) {
+    fn lock_and_empty<'a>(&self, seen: Seen<'a>) -> Option<Place<'a>> {
+        if !seen.try_lock() {
             return None;
         }
         self.free_blocks(seen);
-        self.table.set_tag(seen.place, 0);
+        seen.place.set_tag(0);
         Some(seen.place)
     }
 
@@ -129,7 +141,7 @@ impl Store {
     ///
     /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each eighth
     /// looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
-    fn vacate_one(&self, key: Fingerprint, slots: &[Seen], now: Now) -> Option<Place> {
+    fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<Place<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
             return vacate(false).or_else(|| vacate(true));
@@ -149,7 +161,7 @@ impl Store {
 
     /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and empty;
     /// `deeper` moves a key of that line further if need be. Pinned states stay where they are.
-    pub(super) fn vacate(&self, seen: Seen, now: Now, deeper: bool) -> Option<Place> {
+    pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<Place<'a>> {
         if self.is_pinned(seen) {
             return None;
         }
@@ -166,20 +178,20 @@ impl Store {
     ///
     /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe. While
     /// all slots are walked over no key moves, so that the walk meets each.
-    fn move_key(&self, seen: Seen, to: Place) -> Option<Place> {
+    fn move_key<'a>(&self, seen: Seen<'a>, to: Place<'_>) -> Option<Place<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
         // Relaxed: the stripe orders it, see `while_no_key_moves`.
-        if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !self.table.try_lock(seen) {
-            self.table.unlock(to, 0, NO_STATE);
+        if stripe.is_none() || self.is_walked.load(Ordering::Relaxed) || !seen.try_lock() {
+            to.unlock(0, NO_STATE);
             return None;
         }
-        self.table.unlock(to, seen.tag, seen.word);
-        self.table.set_tag(seen.place, 0);
+        to.unlock(seen.tag, seen.word);
+        seen.place.set_tag(0);
         Some(seen.place)
     }
 
     /// Returns what a state is worth; `None` if it may not be forgotten, or another thread holds it.
-    fn worth(&self, seen: Seen, known: &Known, now: Now) -> Option<Worth> {
+    fn worth(&self, seen: Seen<'_>, known: &Known, now: Now) -> Option<Worth> {
         let version = version_of(seen.tag);
         let form = self.versions.form(version);
         let expires = expiry_of(seen.word, form.shift());
@@ -188,7 +200,7 @@ impl Store {
         };
         let rules = policy.quota().rules();
         let is_word = word_layout(rules, version).is_some();
-        if form.is_pinned() || !is_word && !self.table.try_lock(seen) {
+        if form.is_pinned() || !is_word && !seen.try_lock() {
             return None;
         }
         let (chain, state) = self.unpack(seen, rules, now);
@@ -198,7 +210,7 @@ impl Store {
             _ => Fullness { throttled: false, used: 0 }, // it has just expired
         };
         if !is_word {
-            self.table.put_back(seen);
+            seen.put_back();
         }
         Some(Worth::new(rules, fullness, expires))
     }
@@ -211,10 +223,10 @@ impl Store {
             return;
         }
         for owner in (0..DRAWS_MAX).filter_map(|_| arena.draw_owner()) {
-            let slot = self.table.place_of(owner).and_then(|place| self.table.read(place));
+            let slot = self.table.place_of(owner).and_then(Place::read);
             let Some(seen) = slot.filter(|seen| Fingerprint::of_tag(seen.tag) == owner) else { continue };
             let form = self.versions.form(version_of(seen.tag));
-            if !form.in_arena() || block_of(seen.word) == 0 || !self.table.try_lock(seen) {
+            if !form.in_arena() || block_of(seen.word) == 0 || !seen.try_lock() {
                 continue;
             }
             let mut chain = arena.load(block_of(seen.word));
@@ -226,7 +238,7 @@ impl Store {
                 arena.store(owner, &mut chain);
                 (is_folded, seen.word)
             };
-            self.table.put_back(Seen { word, ..seen });
+            Seen { word, ..seen }.put_back();
             if is_freed {
                 return;
             }

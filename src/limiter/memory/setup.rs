@@ -1,6 +1,6 @@
 //! The settings of a limiter, which its builder collects.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::clock::{Clock, MonotonicClock};
 use crate::outcome::Observer;
@@ -51,13 +51,13 @@ impl AnyClock {
     }
 }
 
-/// What a limiter is made from; see its builder for what each setting is.
+/// The settings of a limiter; its builder describes each.
 pub(super) struct Setup {
     pub(super) clock: AnyClock,
     pub(super) capacity: usize,
     pub(super) entries: usize,
     pub(super) on_full: OnFull,
-    pub(super) observer: Option<Arc<dyn Observer>>,
+    pub(super) observer: OnceLock<Arc<dyn Observer>>,
 }
 
 impl Default for Setup {
@@ -67,7 +67,7 @@ impl Default for Setup {
             capacity: 1_000_000,
             entries: ENTRIES_MIN,
             on_full: OnFull::Evict,
-            observer: None,
+            observer: OnceLock::new(),
         }
     }
 }

@@ -62,45 +62,140 @@ pub(super) fn version_of(tag: u64) -> u16 {
     (tag & VERSION_MASK) as u16 // masked
 }
 
+/// A tag and a word.
+type Slot = [AtomicU64; 2];
+
 /// Where a slot is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(usize);
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a>(&'a Slot);
 
 /// A slot as it was read: the tag and the word belong together.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) place: Place,
+pub(super) struct Seen<'a> {
+    pub(super) place: Place<'a>,
     pub(super) tag: u64,
     pub(super) word: u64,
 }
 
-impl Seen {
-    /// In the place of one.
-    pub(super) const NOTHING: Self = Self { place: Place(0), tag: 0, word: 0 };
-}
-
-/// A tag and a word.
-type Slot = [AtomicU64; 2];
-
 /// A line of the table.
 pub(super) struct Line<'a> {
     number: usize,
-    first: Place,
     slots: &'a [Slot; SLOTS_PER_LINE],
 }
 
 impl<'a> Line<'a> {
     /// Returns the slot of which the tag is it.
     #[inline(always)]
-    fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<(Place, &'a Slot)> {
+    fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<Place<'a>> {
         // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
         let hit = |slot: usize| usize::from(is_it(self.slots[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
-        if hits == 0 {
-            return None;
+        if hits == 0 { None } else { Some(Place(&self.slots[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
+    }
+}
+
+impl<'a> Place<'a> {
+    /// Returns the address, which is the order in which slots are locked.
+    pub(super) fn address(self) -> usize {
+        std::ptr::from_ref(self.0).addr()
+    }
+
+    /// Reads the slot; `None` if it is locked or changes meanwhile.
+    #[inline]
+    pub(super) fn read(self) -> Option<Seen<'a>> {
+        self.read_tagged(self.0[0].load(Ordering::Acquire))
+    }
+
+    /// Reads the slot, of which the tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a
+    /// reader that sees a new tag sees its slot locked or later.
+    #[inline(always)]
+    fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
+        let [tags, words] = self.0;
+        // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
+        let word = words.load(Ordering::Acquire);
+        let unchanged = tags.load(Ordering::Relaxed) == tag;
+        if unchanged && word != LOCKED { Some(Seen { place: self, tag, word }) } else { None }
+    }
+
+    /// Locks the slot, and waits for it. If it holds another key by then, it is left alone, and `None` returned.
+    pub(super) fn lock_key(self, key: Fingerprint) -> Option<Seen<'a>> {
+        let seen = self.lock();
+        if key.matches(seen.tag) {
+            return Some(seen);
         }
-        let slot = hits.trailing_zeros() as usize % SLOTS_PER_LINE;
-        Some((Place(self.first.0 + slot), &self.slots[slot]))
+        seen.put_back();
+        None
+    }
+
+    /// Locks the slot, whatever it holds, and waits for it.
+    #[inline]
+    pub(super) fn lock(self) -> Seen<'a> {
+        let [tags, words] = self.0;
+        let mut backoff = Backoff::default();
+        let word = loop {
+            // Read before it is written: threads that wait share the cache line. Relaxed: only a hint.
+            let word = words.load(Ordering::Relaxed);
+            // Acquire, with the Release of the word in `unlock`: the tag and the blocks belong to the word.
+            let locks = |word| words.compare_exchange(word, LOCKED, Ordering::Acquire, Ordering::Relaxed);
+            if word != LOCKED && locks(word).is_ok() {
+                break word;
+            }
+            backoff.wait();
+        };
+        Seen { place: self, tag: tags.load(Ordering::Relaxed), word }
+    }
+
+    /// Names the key of the locked slot, which stays locked.
+    pub(super) fn set_tag(self, tag: u64) {
+        self.0[0].store(tag, Ordering::Release); // with the Acquire of the tag in `read`
+    }
+
+    /// Writes the word of the locked slot, which unlocks it.
+    #[inline]
+    pub(super) fn set_word(self, word: u64) {
+        self.0[1].store(word, Ordering::Release); // with the Acquire of the word in `read`
+    }
+
+    /// Writes the tag and the word of the locked slot, which unlocks it.
+    #[inline]
+    pub(super) fn unlock(self, tag: u64, word: u64) {
+        self.set_tag(tag);
+        self.set_word(word);
+    }
+}
+
+impl Seen<'_> {
+    /// Locks the slot, if it is as it was seen.
+    #[inline(always)]
+    pub(super) fn try_lock(self) -> bool {
+        let [tags, words] = self.place.0;
+        // Acquire, with the Release of the word in `unlock`: the tag that is read next is not older than the word.
+        // Relaxed on failure: the caller reads again.
+        if words.compare_exchange(self.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // A thread that lost the processor may find the very word that it read in a slot that is another key's now.
+        let is_same = tags.load(Ordering::Relaxed) == self.tag;
+        if !is_same {
+            self.place.set_word(self.word);
+        }
+        is_same
+    }
+
+    /// Replaces the word that was seen, if it is still there and still the same key's.
+    #[inline(always)]
+    pub(super) fn replace(self, word: u64) -> bool {
+        let is_locked = self.try_lock();
+        if is_locked {
+            self.place.set_word(word);
+        }
+        is_locked
+    }
+
+    /// Unlocks the slot as it was.
+    #[inline]
+    pub(super) fn put_back(self) {
+        self.place.unlock(self.tag, self.word);
     }
 }
 
@@ -146,26 +241,19 @@ impl SlotTable {
     /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or changes
     /// meanwhile. `first` is the key's first line.
     #[inline(always)]
-    pub(super) fn look(&self, first: &Line<'_>, key: Fingerprint, version: u16) -> Option<Seen> {
+    pub(super) fn look<'a>(&'a self, first: &Line<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
-        let (place, slot) = self.find(first, key, |other| other == tag)?;
-        read_tagged(place, slot, tag)
+        self.find(first, key, |other| other == tag)?.read_tagged(tag)
     }
 
     /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once.
     #[inline]
-    pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place> {
-        let first = self.line(self.first_line(key))?;
-        Some(self.find(&first, key, |tag| key.matches(tag))?.0)
+    pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place<'_>> {
+        self.find(&self.line(self.first_line(key))?, key, |tag| key.matches(tag))
     }
 
     #[inline(always)]
-    fn find<'a>(
-        &'a self,
-        first: &Line<'a>,
-        key: Fingerprint,
-        is_it: impl Fn(u64) -> bool,
-    ) -> Option<(Place, &'a Slot)> {
+    fn find<'a>(&'a self, first: &Line<'a>, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Option<Place<'a>> {
         match first.find(&is_it) {
             None => self.line(self.second_line(key, first.number))?.find(&is_it),
             found => found,
@@ -174,133 +262,38 @@ impl SlotTable {
 
     #[inline(always)]
     fn line(&self, number: usize) -> Option<Line<'_>> {
-        let first = self.place(number, 0);
-        Some(Line { number, first, slots: self.slots.get(first.0..)?.first_chunk()? })
-    }
-
-    /// Reads a slot; `None` if it is locked or changes meanwhile.
-    #[inline]
-    pub(super) fn read(&self, place: Place) -> Option<Seen> {
-        let slot = self.slot(place)?;
-        read_tagged(place, slot, slot[0].load(Ordering::Acquire))
+        let first = self.start + number * SLOTS_PER_LINE;
+        Some(Line { number, slots: self.slots.get(first..)?.first_chunk()? })
     }
 
     /// Returns the slots of a key's two lines as they are now, except those that are locked.
-    pub(super) fn candidates(&self, key: Fingerprint) -> SmallVec<[Seen; 2 * SLOTS_PER_LINE]> {
+    pub(super) fn candidates(&self, key: Fingerprint) -> SmallVec<[Seen<'_>; 2 * SLOTS_PER_LINE]> {
         let first = self.first_line(key);
         [first, self.second_line(key, first)].into_iter().flat_map(|line| self.slots(line)).collect()
     }
 
     /// Returns the slots of the other line in which the key of this slot may live, except those that are locked.
-    pub(super) fn elsewhere(&self, seen: Seen) -> impl Iterator<Item = Seen> {
+    pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
         let key = Fingerprint::of_tag(seen.tag);
         let first = self.first_line(key);
         self.slots(if first == self.line_of(seen.place) { self.second_line(key, first) } else { first })
     }
 
-    fn slots(&self, line: usize) -> impl Iterator<Item = Seen> {
-        (0..SLOTS_PER_LINE).filter_map(move |slot| self.read(self.place(line, slot)))
+    fn slots(&self, line: usize) -> impl Iterator<Item = Seen<'_>> {
+        self.line(line).into_iter().flat_map(|line| line.slots).filter_map(|slot| Place(slot).read())
     }
 
     /// Returns the places of all slots.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
-        (0..self.len()).map(|slot| self.place(0, slot))
+    pub(super) fn places(&self) -> impl Iterator<Item = Place<'_>> {
+        self.slots.iter().skip(self.start).take(self.len()).map(Place)
     }
 
-    // Locking ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    // Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Locks a slot, and waits for it. If it holds another key by then, it is left alone, and `None` returned.
-    pub(super) fn lock_key(&self, place: Place, key: Fingerprint) -> Option<Seen> {
-        let seen = self.lock(place)?;
-        if !key.matches(seen.tag) {
-            self.put_back(seen);
-            return None;
-        }
-        Some(seen)
-    }
-
-    /// Locks a slot, whatever it holds, and waits for it.
-    #[inline]
-    pub(super) fn lock(&self, place: Place) -> Option<Seen> {
-        let [tags, words] = self.slot(place)?;
-        let mut backoff = Backoff::default();
-        let word = loop {
-            // Read before it is written: threads that wait share the cache line. Relaxed: only a hint.
-            let word = words.load(Ordering::Relaxed);
-            // Acquire, with the Release of the word in `unlock`: the tag and the blocks belong to the word.
-            let locks = |word| words.compare_exchange(word, LOCKED, Ordering::Acquire, Ordering::Relaxed);
-            if word != LOCKED && locks(word).is_ok() {
-                break word;
-            }
-            backoff.wait();
-        };
-        Some(Seen { place, tag: tags.load(Ordering::Relaxed), word })
-    }
-
-    /// Locks a slot, if it is as it was seen.
-    pub(super) fn try_lock(&self, seen: Seen) -> bool {
-        self.replace(seen, LOCKED)
-    }
-
-    /// Replaces the word that was seen, if it is still there and still the same key's.
-    #[inline(always)]
-    pub(super) fn replace(&self, seen: Seen, word: u64) -> bool {
-        let Some([tags, words]) = self.slot(seen.place) else { return false };
-        // Acquire, with the Release of the word in `unlock`: the tag that is read next is not older than the word.
-        // Relaxed on failure: the caller reads again.
-        if words.compare_exchange(seen.word, LOCKED, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return false;
-        }
-        // A thread that lost the processor may find the very word that it read in a slot that is another key's now.
-        let is_same = tags.load(Ordering::Relaxed) == seen.tag;
-        let word = if is_same { word } else { seen.word };
-        if word != LOCKED {
-            words.store(word, Ordering::Release); // with the Acquire of the word in `read`
-        }
-        is_same
-    }
-
-    /// Names the key of a locked slot, which stays locked.
-    pub(super) fn set_tag(&self, place: Place, tag: u64) {
-        if let Some([tags, _]) = self.slot(place) {
-            tags.store(tag, Ordering::Release); // with the Acquire of the tag in `read`
-        }
-    }
-
-    /// Writes the word of a locked slot, which unlocks it.
-    #[inline]
-    pub(super) fn set_word(&self, place: Place, word: u64) {
-        if let Some([_, words]) = self.slot(place) {
-            words.store(word, Ordering::Release); // with the Acquire of the word in `read`
-        }
-    }
-
-    /// Writes the tag and the word of a locked slot, which unlocks it.
-    pub(super) fn unlock(&self, place: Place, tag: u64, word: u64) {
-        self.set_tag(place, tag);
-        self.set_word(place, word);
-    }
-
-    /// Unlocks a slot as it was.
-    pub(super) fn put_back(&self, seen: Seen) {
-        self.unlock(seen.place, seen.tag, seen.word);
-    }
-
-    // Places ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    #[inline(always)]
-    fn slot(&self, place: Place) -> Option<&Slot> {
-        self.slots.get(place.0)
-    }
-
-    #[inline]
-    fn place(&self, line: usize, slot: usize) -> Place {
-        Place(self.start + line * SLOTS_PER_LINE + slot)
-    }
-
-    /// Returns the line of a slot.
-    pub(super) fn line_of(&self, place: Place) -> usize {
-        place.0.saturating_sub(self.start) / SLOTS_PER_LINE
+    /// Returns the number of a slot's line.
+    pub(super) fn line_of(&self, place: Place<'_>) -> usize {
+        let slot = (place.address() - self.slots.as_ptr().addr()) / size_of::<Slot>();
+        (slot - self.start) / SLOTS_PER_LINE
     }
 
     #[inline]
@@ -319,16 +312,6 @@ impl SlotTable {
     fn scale(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.lines as u128) >> 64) as usize // below lines
     }
-}
-
-/// Reads a slot whose tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a reader that sees a
-/// new tag sees its slot locked or later.
-#[inline(always)]
-fn read_tagged(place: Place, [tags, words]: &Slot, tag: u64) -> Option<Seen> {
-    // Acquire, with the Release of the word in `unlock`: a reader that sees a new word sees its tag.
-    let word = words.load(Ordering::Acquire);
-    let unchanged = tags.load(Ordering::Relaxed) == tag;
-    if unchanged && word != LOCKED { Some(Seen { place, tag, word }) } else { None }
 }
 
 /// Returns so many arrays of words, which are all 0.

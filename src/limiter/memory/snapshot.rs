@@ -59,7 +59,7 @@ impl Snapshot {
     }
 
     /// Copies the state of a slot that is locked, if it lives. Policies are numbered anew: only those of live states.
-    fn state(&mut self, store: &Store, seen: Seen, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
+    fn state(&mut self, store: &Store, seen: Seen<'_>, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
         let (version, known) = (version_of(seen.tag), store.versions.known());
         let policy = known.policy(version)?;
         let entries = match store.unpack(seen, policy.quota().rules(), now) {
@@ -105,7 +105,7 @@ impl Snapshot {
         self.seeds.iter().for_each(|seed| put(&mut out, *seed));
         put(&mut out, self.policies.len() as u64);
         for policy in &self.policies {
-            for text in [policy.name(), &policy.quota().to_string()] {
+            for text in [policy.stored_name(), &policy.quota().to_string()] {
                 put(&mut out, text.len() as u64);
                 out.extend_from_slice(text.as_bytes());
             }

@@ -1,6 +1,6 @@
 //! The state of a key while this thread has locked its slot: read, decide, write, for states of every size.
 
-use crate::algorithm::carry::{Held, Kept};
+use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
 use crate::algorithm::{How, Next, Pair, Rules};
 use crate::decision::ChargeDecision;
@@ -22,17 +22,16 @@ pub(super) struct Hold<'a> {
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
     /// Where the key was found.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<Place<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
-    pub(super) slot: Option<Seen>,
+    pub(super) slot: Option<Seen<'a>>,
     /// The blocks of the slot, whichever version wrote them.
     chain: Chain,
     /// The chain is a new one, of which the slot does not know.
     is_begun: bool,
     state: State,
-    /// The state was written by another quota, and lies further in the future than this quota could put it: any charge with
-    /// a cost writes it, even a refused one.
-    is_ahead: bool,
+    /// If another quota wrote the state: what this one may write.
+    fit: Fit,
     change: Change,
 }
 
@@ -72,7 +71,7 @@ impl<'a> Hold<'a> {
             chain: Chain::default(),
             is_begun: false,
             state: State::Nothing,
-            is_ahead: false,
+            fit: Fit::Fits,
             change: Change::Nothing,
         }
     }
@@ -118,8 +117,8 @@ impl From<Kept> for State {
 
 impl Store {
     /// Prepares to lock the state of a (policy, key). No lock may be held.
-    #[inline]
-    pub(super) fn hold<'a>(&self, policy: &'a Policy, key: &Key) -> Hold<'a> {
+    #[inline(always)]
+    pub(super) fn hold<'a>(&'a self, policy: &'a Policy, key: &Key) -> Hold<'a> {
         let version = self.version(policy);
         let mut key = self.fingerprint(policy, key);
         if version == UNNAMED {
@@ -132,6 +131,7 @@ impl Store {
     // Read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Reads the state of a key that is locked. `now` was read after it was locked, so it is not older than the state.
+    #[inline(always)]
     pub(super) fn read(&self, hold: &mut Hold<'_>, now: Now) {
         let Some(seen) = hold.slot else { return };
         if version_of(seen.tag) == hold.version {
@@ -143,7 +143,8 @@ impl Store {
 
     /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the slot
     /// must be locked.
-    pub(super) fn unpack(&self, seen: Seen, rules: &Rules, now: Now) -> (Chain, State) {
+    #[inline]
+    pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Rules, now: Now) -> (Chain, State) {
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
             return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
         }
@@ -169,7 +170,7 @@ impl Store {
 
     /// Reads a state of another version, as this version takes it over.
     #[cold]
-    fn take_over(&self, hold: &mut Hold<'_>, seen: Seen, now: Now) {
+    fn take_over(&self, hold: &mut Hold<'_>, seen: Seen<'_>, now: Now) {
         let known = self.versions.known();
         let (Some(from), Some(to)) = (known.policy(version_of(seen.tag)), known.policy(hold.version)) else {
             return; // not reached: a tag's version is known
@@ -184,14 +185,14 @@ impl Store {
             State::Nothing | State::Listed(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
-        let (kept, is_ahead) = to.rules().take_over(from.rules(), &held, now.at, share);
-        (hold.state, hold.is_ahead) = (kept.into(), is_ahead);
+        let (kept, fit) = to.rules().take_over(from.rules(), &held, now.at, share);
+        (hold.state, hold.fit) = (kept.into(), fit);
     }
 
     // Decide ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Decides about a charge, and notes what it changes.
-    #[inline]
+    #[inline(always)]
     pub(super) fn decide(&self, hold: &mut Hold<'_>, now: Now, cost: u64, how: How) -> ChargeDecision {
         let decision = match hold.rules {
             Rules::Pair(rules, _) => {
@@ -210,14 +211,19 @@ impl Store {
                 answer.decision
             }
         };
-        if hold.is_ahead && cost > 0 && matches!(hold.change, Change::Nothing) {
-            hold.change = hold.state.as_it_is();
+        match (hold.fit, &hold.change) {
+            (Fit::Ahead, Change::Nothing) if cost > 0 => hold.change = hold.state.as_it_is(),
+            (Fit::Over, _) => hold.change_nothing(),
+            _ => {}
         }
         decision
     }
 
     /// Notes what a refund changes: what the receipt `own` of `units` still holds.
     pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair) {
+        if hold.fit == Fit::Over {
+            return;
+        }
         let held = match (&hold.state, hold.rules) {
             (State::Pair(pair), Rules::Pair(rules, _)) => {
                 hold.change = rules.get().refund(*pair, now.at, units, own).into();
@@ -238,9 +244,9 @@ impl Store {
 
     /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there is no
     /// room, it returns `false`, and the hold changes nothing.
-    #[inline]
-    pub(super) fn make_room(&self, hold: &mut Hold<'_>, now: Now, events: &mut Events<'_>) -> bool {
-        // What only takes away needs no block: neither the key itself nor another may suffer for it.
+    #[inline(always)]
+    pub(super) fn make_room<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
+        // A change that only removes units needs no block: neither the key itself nor another may suffer for it.
         let adds = match hold.change {
             Change::Nothing | Change::Clear => false,
             Change::Remove(..) => !matches!(hold.state, State::Entries),
@@ -258,7 +264,7 @@ impl Store {
         has_room
     }
 
-    fn make_slot(&self, hold: &mut Hold<'_>, now: Now, events: &mut Events<'_>) -> bool {
+    fn make_slot<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
         let place = self.claim(hold.key, hold.version, now, events);
         hold.slot = place.map(|place| Seen { place, tag: 0, word: NO_STATE });
         place.is_some()
@@ -316,7 +322,7 @@ impl Store {
             _ => return,
         };
         if let Some(seen) = hold.slot.take() {
-            self.table.unlock(seen.place, key.tag(*version), word);
+            seen.place.unlock(key.tag(*version), word);
         }
     }
 
@@ -333,7 +339,7 @@ impl Store {
             if hold.is_begun {
                 self.free_chain(hold.key, &mut hold.chain);
             }
-            self.table.put_back(seen);
+            seen.put_back();
         }
     }
 
@@ -346,7 +352,7 @@ impl Store {
     }
 
     /// Frees the blocks of a slot that is locked.
-    pub(super) fn free_blocks(&self, seen: Seen) {
+    pub(super) fn free_blocks(&self, seen: Seen<'_>) {
         let first = block_of(seen.word);
         if self.versions.form(version_of(seen.tag)).in_arena() && first != 0 {
             let mut chain = self.arena().load(first);

@@ -1,8 +1,8 @@
 //! The parts of a limiter in memory, and what they share.
 
 use std::hash::{Hash, Hasher};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
-use std::sync::{OnceLock, TryLockError};
 
 use foldhash::SharedSeed;
 
@@ -10,7 +10,7 @@ use crate::key::Key;
 use crate::limiter::PolicyRegistry;
 use crate::outcome::LimiterEvent;
 use crate::policy::Policy;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock};
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::CLOCK_US_MAX;
 
 use super::entry_arena::EntryArena;
@@ -121,22 +121,20 @@ impl Store {
 
     /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
     /// returns it. Meanwhile no key moves, so each is met, and no other walk happens, so each version means one thing.
-    pub(super) fn walk(&self, is_skipped: impl Fn(Seen) -> bool, visit: impl FnMut(Seen) -> Seen) {
+    pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);
     }
 
-    fn walk_alone(&self, is_skipped: impl Fn(Seen) -> bool, mut visit: impl FnMut(Seen) -> Seen) {
+    fn walk_alone(&self, is_skipped: impl Fn(Seen<'_>) -> bool, mut visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         self.is_walked.store(true, Ordering::Relaxed);
         // A key moves under its stripe. A move that did not see the walk is done after this.
         (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
         for place in self.table.places() {
-            if self.table.read(place).is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
+            if place.read().is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
                 continue;
             }
-            if let Some(seen) = self.table.lock(place) {
-                self.table.put_back(visit(seen));
-            }
+            visit(place.lock()).put_back();
         }
         self.is_walked.store(false, Ordering::Relaxed);
     }
@@ -161,7 +159,7 @@ impl Store {
             version = self.versions.look_up(policy);
         }
         if version == UNNAMED && !self.is_reported.swap(true, Ordering::Relaxed) {
-            if let Some(observer) = &self.setup.observer {
+            if let Some(observer) = self.setup.observer.get() {
                 observer.on_event(&LimiterEvent::TooManyQuotas);
             }
         }
@@ -180,7 +178,7 @@ impl Store {
         *next_phase_us = now.at + PHASE_US;
         self.is_reported.store(false, Ordering::Relaxed);
         let unused = self.versions.idle();
-        let is_unused = |seen: Seen| &unused[usize::from(version_of(seen.tag))];
+        let is_unused = |seen: Seen<'_>| &unused[usize::from(version_of(seen.tag))];
         self.walk_alone(
             |seen| !is_unused(seen).get(),
             |seen| {
@@ -196,14 +194,6 @@ impl Store {
         );
         self.versions.begin_phase(&unused);
         true
-    }
-}
-
-fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
     }
 }
 

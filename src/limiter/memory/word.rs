@@ -32,7 +32,12 @@ pub(super) struct Now {
 impl Now {
     #[inline]
     pub(super) fn new(at: u64, base: u64) -> Self {
-        let relative = at.saturating_sub(base).min(RELATIVE_US_MAX);
+        let relative = at.wrapping_sub(base);
+        // A branch for the usual case, since the processor predicts it.
+        if relative <= RELATIVE_US_MAX {
+            return Self { at, relative };
+        }
+        let relative = if at < base { 0 } else { RELATIVE_US_MAX };
         Self { at: base + relative, relative }
     }
 

@@ -160,8 +160,9 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the observer. It gets an event when Redis stops answering, when it answers again, and
-    /// when it refuses a command.
+    /// Sets the observer. It gets an event when a check has ended, when Redis stops answering, when
+    /// it answers again, and when it refuses a command. Without it, the observer of the first
+    /// [layer](crate::RateLimitLayer::observer) that has one gets them, from its first service on.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self
@@ -169,8 +170,8 @@ impl RedisLimiterBuilder {
 
     /// Connects to `redis://`, `rediss://`, `redis-cluster://` or `redis-sentinel://`.
     ///
-    /// It waits for the first connection for at most half a second, and then again as long to learn
-    /// whether a right is missing. If Redis is not up yet, checks fail until it is.
+    /// It waits at most half a second for the first connection, and then at most half a second to check
+    /// that the server's user has the rights that the script needs. If Redis is not up yet, checks fail until it is.
     ///
     /// # Errors
     /// Returns an error if the URL or the setup is not valid, the server refuses the password, the

@@ -113,7 +113,9 @@ impl Dispatcher {
         let reply = self.store.run(&call, key.slot, Instant::now() + within).await?;
         match reply.as_deref().map(std::str::from_utf8) {
             None | Some(Ok("")) => Ok(()), // a script of one key is never apart
-            Some(Ok(rights)) => Err(self.store.lacks(key.slot, rights)),
+            Some(Ok(rights)) => {
+                Err(self.store.refused(key.slot, &format!("NOPERM {rights} is missing for the limiter's keys")))
+            }
             Some(Err(_)) => Err(wire::nonsense()),
         }
     }

@@ -24,3 +24,16 @@ pub enum RedisErrorKind {
     /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
     Foreign,
 }
+
+impl RedisErrorKind {
+    /// Returns the label for metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::Overloaded => "overloaded",
+            Self::Misconfigured => "misconfigured",
+            Self::Foreign => "foreign",
+        }
+    }
+}

@@ -82,7 +82,7 @@ impl KeySpace {
 
     /// Returns the stored key of a (policy, key).
     pub(super) fn key(&self, policy: &Policy, key: &Key) -> Stored {
-        let (name, caller) = (policy.name().as_bytes(), key.as_bytes());
+        let (name, caller) = (policy.stored_name().as_bytes(), key.as_bytes());
         let hash = self.must_hash(caller).then(|| self.hash(caller));
         let mut bytes = Vec::with_capacity(self.before.len() + name.len() + caller.len().min(CLEAR_MAX) + 48);
         bytes.extend_from_slice(self.before.as_bytes());

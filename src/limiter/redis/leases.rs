@@ -228,7 +228,7 @@ impl Watched {
         let receipt = charge.policy.quota().rules().first_of(&lease.receipt, charge.cost, lease.left);
         let passed = HELD.saturating_sub(lease.until.saturating_since(now));
         let told = lease.decision.with_more_remaining(behind - charge.cost);
-        Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(&receipt))
+        Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(receipt))
     }
 
     /// Returns the next lease to request, once half of the leased units are used.

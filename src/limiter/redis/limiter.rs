@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use crate::decision::Decision;
 use crate::key::Key;
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply};
+use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
 
@@ -139,13 +140,29 @@ impl Inner {
         }
     }
 
+    /// Reports to the observer that a check has ended.
+    fn checked(&self, duration: Duration, error: Option<&RedisError>) {
+        let error = error.map(|error| error.kind().as_str());
+        self.batcher.dispatch().store.report(|| LimiterEvent::StoreChecked { duration, error });
+    }
+
+    fn answered_locally(&self) {
+        self.batcher.dispatch().store.report(|| LimiterEvent::AnsweredLocally);
+    }
+
     async fn take(self: Arc<Self>, requests: Requests, mut owed: Owed) -> Result<Decision, RedisError> {
         let sent = self.denials.now();
         let (requests, places): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
         let answers = requests.into_iter().map(|request| self.ask(request));
         // A denial that is compensated is not remembered: another caller's charge may be refunded
         // at any moment.
-        let atomic = gather(&mut owed.set, answers.collect(), places).await?;
+        let gathered = gather(&mut owed.set, answers.collect(), places).await;
+        let store = &self.batcher.dispatch().store;
+        if store.is_observed() {
+            let duration = self.denials.now().saturating_since(sent);
+            self.checked(duration, gathered.as_ref().err());
+        }
+        let atomic = gathered?;
         for pending in &owed.set {
             let Some(decision) = &pending.decision else { continue };
             if let Some(leases) = &self.leases {
@@ -253,6 +270,7 @@ impl Limiter for RedisLimiter {
         // All charges of a set with a charge on refusal go to Redis together, each time.
         let paired = charges.iter().any(|charge| matches!(charge.effect, Effect::OnRefusal { .. }));
         if let Some(refusal) = (!paired).then(|| inner.denials.refusal(charges)).flatten() {
+            inner.answered_locally();
             return Reply::Now(Ok(refusal));
         }
         let mut owed = Owed { inner: Arc::clone(inner), set: inner.set(charges) };
@@ -270,10 +288,12 @@ impl Limiter for RedisLimiter {
         }
         let requests = inner.requests(Verb::Take, charges, |at| owed.set[at].decision.is_none());
         if requests.is_empty() {
+            inner.answered_locally();
             return Reply::Now(Ok(owed.decide()));
         }
         let store = &inner.batcher.dispatch().store;
         if let Some(error) = requests.iter().find_map(|(request, _)| store.trouble(request.slot())) {
+            inner.checked(Duration::ZERO, Some(&error));
             return Reply::Now(Err(error));
         }
         Reply::Later(Box::pin(Arc::clone(inner).take(requests, owed)))
@@ -338,6 +358,10 @@ impl Limiter for RedisLimiter {
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+
+    fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.0.batcher.dispatch().store.observe(observer);
     }
 
     fn policy_registry(&self) -> Option<&PolicyRegistry> {

@@ -1,9 +1,7 @@
 //! Access lists: clients that are always allowed or denied.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-
-use crate::error::kind_and_message;
 use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -12,10 +10,8 @@ use foldhash::quality::RandomState;
 use http::request::Parts;
 use ipnet::IpNet;
 
-use crate::key::{AddressSource, IntoKey, Key, embedded_ipv4, parse_network, peer_address};
+use crate::key::{AddressError, AddressSource, IntoKey, Key, embedded_ipv4, parse_network, peer_address};
 use crate::middleware::rule::Read;
-
-type Map<K> = HashMap<K, Access, RandomState>;
 
 /// The entry of an [`AccessList`] for a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,7 +31,7 @@ pub enum Access {
 ///
 /// The most specific network counts, so one address can be allowed in a network that is denied. A
 /// look-up costs one hash look-up for each prefix length in the list, whatever the number of
-/// networks. 100,000 networks take about 2 MB (IPv4) or 7 MB (IPv6). Reads share a lock, which a
+/// networks. 100,000 networks take about 3 MB. Reads share a lock, which a
 /// change holds exclusively.
 ///
 /// An IPv4 client behind a NAT64 (`64:ff9b::192.0.2.1`) is in the networks of both addresses.
@@ -71,69 +67,38 @@ pub enum Access {
 #[derive(Clone, Default)]
 pub struct AccessList(Arc<RwLock<Table>>);
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Table {
-    v4: Networks<u32>,
-    v6: Networks<u128>,
-    keys: Map<Key>,
-    /// The number of denied keys.
-    denied_keys: usize,
+    networks: Entries<IpNet>,
+    /// The number of networks of each prefix length.
+    lengths: BTreeMap<u8, usize>,
+    keys: Entries<Key>,
 }
 
-/// The networks of one address family, by their first address and prefix length.
-struct Networks<A> {
-    each: Map<(u8, A)>,
-    /// The number of networks of each prefix length, the longest first.
-    lengths: Vec<(u8, usize)>,
-    /// The number of denied networks.
+#[derive(Clone)]
+struct Entries<K> {
+    each: HashMap<K, Access, RandomState>,
+    /// The number of denied ones.
     denied: usize,
 }
 
-impl<A> Default for Networks<A> {
+impl<K> Default for Entries<K> {
     fn default() -> Self {
-        Self { each: Map::default(), lengths: Vec::new(), denied: 0 }
+        Self { each: HashMap::default(), denied: 0 }
     }
 }
 
-impl<A: Copy + Eq + Hash> Networks<A> {
-    fn set(&mut self, length: u8, first: A, access: Access) {
-        let before = self.each.insert((length, first), access);
-        self.denied += usize::from(access == Access::Deny);
+impl<K: Eq + Hash> Entries<K> {
+    /// Sets or removes an entry, and returns the earlier one.
+    fn change(&mut self, key: K, access: Option<Access>) -> Option<Access> {
+        let before = match access {
+            Some(access) => self.each.insert(key, access),
+            None => self.each.remove(&key),
+        };
+        self.denied += usize::from(access == Some(Access::Deny));
         self.denied -= usize::from(before == Some(Access::Deny));
-        if before.is_some() {
-            return;
-        }
-        match self.lengths.binary_search_by(|(other, _)| length.cmp(other)) {
-            Ok(at) => self.lengths[at].1 += 1,
-            Err(at) => self.lengths.insert(at, (length, 1)),
-        }
+        before
     }
-
-    fn remove(&mut self, length: u8, first: A) -> bool {
-        let removed = self.each.remove(&(length, first));
-        self.denied -= usize::from(removed == Some(Access::Deny));
-        if removed.is_some() {
-            for (other, count) in &mut self.lengths {
-                *count -= usize::from(*other == length);
-            }
-            self.lengths.retain(|(_, count)| *count > 0);
-        }
-        removed.is_some()
-    }
-
-    /// Returns the entry of the most specific network. `first` returns the first address of the
-    /// client's network of a length.
-    fn find(&self, first: impl Fn(u8) -> A) -> Option<(u8, Access)> {
-        self.lengths.iter().find_map(|(length, _)| Some((*length, *self.each.get(&(*length, first(*length)))?)))
-    }
-}
-
-fn first_v4(address: u32, length: u8) -> u32 {
-    address & u32::MAX.checked_shl(32 - u32::from(length)).unwrap_or(0)
-}
-
-fn first_v6(address: u128, length: u8) -> u128 {
-    address & u128::MAX.checked_shl(128 - u32::from(length)).unwrap_or(0)
 }
 
 /// Returns whether a NAT64 may not translate the address (RFC 6052 section 3.1), so that no host
@@ -145,46 +110,45 @@ fn is_internal(address: Ipv4Addr) -> bool {
 }
 
 impl Table {
-    fn set(&mut self, network: IpNet, access: Access) {
-        match network {
-            IpNet::V4(net) => self.v4.set(net.prefix_len(), net.network().to_bits(), access),
-            IpNet::V6(net) => self.v6.set(net.prefix_len(), net.network().to_bits(), access),
+    /// Sets or removes the entry of a network. Returns whether there was one.
+    fn change_network(&mut self, network: IpNet, access: Option<Access>) -> bool {
+        let had_one = self.networks.change(network, access).is_some();
+        let count = self.lengths.entry(network.prefix_len()).or_default();
+        *count += usize::from(access.is_some());
+        *count -= usize::from(had_one);
+        if *count == 0 {
+            self.lengths.remove(&network.prefix_len());
         }
+        had_one
+    }
+
+    /// Returns the entry of the most specific network, with its prefix length.
+    fn network(&self, address: IpAddr) -> Option<(u8, Access)> {
+        self.lengths.keys().rev().find_map(|length| {
+            let network = IpNet::new(address, *length).ok()?.trunc();
+            Some((*length, *self.networks.each.get(&network)?))
+        })
     }
 
     fn address(&self, address: IpAddr) -> Option<Access> {
-        let v4 = |address: Ipv4Addr| self.v4.find(|length| first_v4(address.to_bits(), length));
-        let found = match address.to_canonical() {
-            IpAddr::V4(address) => v4(address),
-            IpAddr::V6(address) => {
-                let own = self.v6.find(|length| first_v6(address.to_bits(), length));
-                let embedded = embedded_ipv4(address).filter(|address| !is_internal(*address)).and_then(v4);
-                let embedded = embedded.map(|(length, access)| (96 + length, access));
-                own.into_iter().chain(embedded).max_by_key(|(length, _)| *length)
-            }
+        let address = address.to_canonical();
+        let embedded = match address {
+            IpAddr::V4(_) => None,
+            IpAddr::V6(address) => embedded_ipv4(address).filter(|address| !is_internal(*address)),
         };
+        let embedded = embedded.and_then(|address| self.network(address.into()));
+        let embedded = embedded.map(|(length, access)| (96 + length, access));
+        let found = self.network(address).into_iter().chain(embedded).max_by_key(|(length, _)| *length);
         found.map(|(_, access)| access)
     }
 
     fn key(&self, key: &Key) -> Option<Access> {
-        let exact = if self.keys.is_empty() { None } else { self.keys.get(key).copied() };
+        let exact = if self.keys.each.is_empty() { None } else { self.keys.each.get(key).copied() };
         exact.or_else(|| self.address(key.address()?)).or_else(|| {
-            let unreadable = self.v4.denied + self.v6.denied > 0 && key.is_unreadable();
-            let ambiguous = self.denied_keys > 0 && key.is_ambiguous();
+            let unreadable = self.networks.denied > 0 && key.is_unreadable();
+            let ambiguous = self.keys.denied > 0 && key.is_ambiguous();
             (unreadable || ambiguous).then_some(Access::Deny)
         })
-    }
-
-    fn set_key(&mut self, key: Key, access: Access) {
-        let before = self.keys.insert(key, access);
-        self.denied_keys += usize::from(access == Access::Deny);
-        self.denied_keys -= usize::from(before == Some(Access::Deny));
-    }
-
-    fn remove_key(&mut self, key: &Key) -> bool {
-        let removed = self.keys.remove(key);
-        self.denied_keys -= usize::from(removed == Some(Access::Deny));
-        removed.is_some()
     }
 }
 
@@ -201,24 +165,32 @@ impl AccessList {
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
-    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), AccessListError> {
-        let network = parse(network.as_ref())?;
-        self.write().set(network, access);
+    pub fn set(&self, network: impl AsRef<str>, access: Access) -> Result<(), AddressError> {
+        let network = parse_network(network.as_ref())?.trunc();
+        self.write().change_network(network, Some(access));
         Ok(())
+    }
+
+    #[cfg(feature = "rules")]
+    pub(crate) fn set_network(&self, network: IpNet, access: Access) {
+        self.write().change_network(network, Some(access));
     }
 
     /// Sets the entries of many networks in one change.
     ///
     /// # Errors
     /// Returns an error if a text is neither a network nor an address. Nothing is changed then.
-    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), AccessListError>
+    pub fn set_all<I>(&self, networks: I, access: Access) -> Result<(), AddressError>
     where
         I: IntoIterator,
         I::Item: AsRef<str>,
     {
-        let networks: Vec<IpNet> = networks.into_iter().map(|one| parse(one.as_ref())).collect::<Result<_, _>>()?;
+        let networks: Vec<IpNet> =
+            networks.into_iter().map(|one| Ok(parse_network(one.as_ref())?.trunc())).collect::<Result<_, _>>()?;
         let mut table = self.write();
-        networks.into_iter().for_each(|network| table.set(network, access));
+        for network in networks {
+            table.change_network(network, Some(access));
+        }
         Ok(())
     }
 
@@ -226,7 +198,7 @@ impl AccessList {
     /// customer's number, a tuple. A missing key (`None`) is ignored.
     pub fn set_key(&self, key: impl IntoKey, access: Access) {
         if let Some(key) = key.into_key() {
-            self.write().set_key(key, access);
+            self.write().keys.change(key, Some(access));
         }
     }
 
@@ -234,32 +206,22 @@ impl AccessList {
     ///
     /// # Errors
     /// Returns an error if the text is neither a network nor an address.
-    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, AccessListError> {
-        let network = parse(network.as_ref())?;
-        let mut table = self.write();
-        Ok(match network {
-            IpNet::V4(net) => table.v4.remove(net.prefix_len(), net.network().to_bits()),
-            IpNet::V6(net) => table.v6.remove(net.prefix_len(), net.network().to_bits()),
-        })
+    pub fn remove(&self, network: impl AsRef<str>) -> Result<bool, AddressError> {
+        let network = parse_network(network.as_ref())?.trunc();
+        Ok(self.write().change_network(network, None))
     }
 
     /// Removes the entry of a key. Returns whether there was one.
     pub fn remove_key(&self, key: impl IntoKey) -> bool {
-        key.into_key().is_some_and(|key| self.write().remove_key(&key))
+        key.into_key().is_some_and(|key| self.write().keys.change(key, None).is_some())
     }
 
     /// Replaces all entries by those of `other` in one change, for lists that are reloaded as a
     /// whole.
-    pub fn replace(&self, other: Self) {
-        // Outside of the lock, because `other` may be this list, and freeing a large table takes
-        // time.
-        let table = match Arc::try_unwrap(other.0) {
-            Ok(table) => table.into_inner().unwrap_or_else(PoisonError::into_inner),
-            Err(shared) if Arc::ptr_eq(&shared, &self.0) => return,
-            Err(shared) => shared.read().unwrap_or_else(PoisonError::into_inner).clone(),
-        };
+    pub fn replace(&self, other: &Self) {
+        let table = other.read().clone();
         let before = std::mem::replace(&mut *self.write(), table);
-        drop(before);
+        drop(before); // not under the lock, because freeing a large table takes time
     }
 
     /// Returns the entry for a client with this address.
@@ -279,7 +241,7 @@ impl AccessList {
     #[must_use]
     pub fn len(&self) -> usize {
         let table = self.read();
-        table.v4.each.len() + table.v6.each.len() + table.keys.len()
+        table.networks.each.len() + table.keys.each.len()
     }
 
     /// Returns whether the list is empty.
@@ -297,53 +259,15 @@ impl AccessList {
     }
 }
 
-impl Clone for Table {
-    fn clone(&self) -> Self {
-        Self { v4: self.v4.clone(), v6: self.v6.clone(), keys: self.keys.clone(), denied_keys: self.denied_keys }
-    }
-}
-
-impl<A: Clone> Clone for Networks<A> {
-    fn clone(&self) -> Self {
-        Self { each: self.each.clone(), lengths: self.lengths.clone(), denied: self.denied }
-    }
-}
-
 impl fmt::Debug for AccessList {
     /// Prints the number of entries, not the entries.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let table = self.read();
         f.debug_struct("AccessList")
-            .field("networks", &(table.v4.each.len() + table.v6.each.len()))
-            .field("keys", &table.keys.len())
+            .field("networks", &table.networks.each.len())
+            .field("keys", &table.keys.each.len())
             .finish()
     }
-}
-
-fn parse(text: &str) -> Result<IpNet, AccessListError> {
-    parse_network(text).map(|network| network.trunc()).ok_or_else(|| {
-        let text: String = text.chars().take(64).collect();
-        AccessListError::new(
-            AccessListErrorKind::Network,
-            format!(
-                "{text:?} is neither an address such as 192.0.2.1 nor a network such as 10.0.0.0/8: other keys are listed by \
-                 `AccessList::set_key`"
-            ),
-        )
-    })
-}
-
-kind_and_message! {
-    /// The error of a text that is neither an address nor a network.
-    AccessListError, AccessListErrorKind
-}
-
-/// The kind of an [`AccessListError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum AccessListErrorKind {
-    /// The text is neither an address nor a network.
-    Network,
 }
 
 /// A list in a layer, with its extractor.
@@ -490,8 +414,8 @@ mod tests {
         let clone = list.clone();
         list.set("10.0.0.0/8", Access::Deny).unwrap();
         other.set("192.0.2.0/24", Access::Allow).unwrap();
-        list.replace(other.clone());
-        list.replace(list.clone());
+        list.replace(&other);
+        list.replace(&list);
         assert_eq!(clone.of_address(address("10.0.0.1")), None);
         assert_eq!(clone.of_address(address("192.0.2.1")), Some(Access::Allow));
         other.set("10.0.0.0/8", Access::Deny).unwrap();

@@ -3,8 +3,9 @@
 use http::request::Parts;
 use http::{Method, header};
 
-use super::access::{self, Access};
+use super::access::{self, Access, BoundList};
 use crate::middleware::compiled::Compiled;
+use crate::middleware::settings::Settings;
 use crate::outcome::OutcomeKind;
 
 /// Returns what becomes of a request whatever the rules say.
@@ -30,16 +31,37 @@ fn bypassed<L>(layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
             diagnostics.look_at_list(at, has_key);
         }
     };
-    match access::ask(&settings.access, parts, looked_up) {
-        Some((Access::Allow, list)) => {
-            if looks {
-                diagnostics.look_for_allowed_proxy(list, parts);
+    let bypass = Bypass::of(settings, parts, looked_up)?;
+    if let (Bypass::Allowed(list), true) = (&bypass, looks) {
+        diagnostics.look_for_allowed_proxy(list, parts);
+    }
+    Some(bypass.kind())
+}
+
+/// The reason why no rule is asked about a request.
+pub(super) enum Bypass<'a> {
+    Allowed(&'a BoundList),
+    Denied,
+    Preflight,
+}
+
+impl<'a> Bypass<'a> {
+    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and whether the
+    /// request has its key.
+    pub(super) fn of(settings: &'a Settings, parts: &Parts, looked_up: impl Fn(usize, bool)) -> Option<Self> {
+        match access::ask(&settings.access, parts, looked_up) {
+            Some((Access::Allow, list)) => Some(Self::Allowed(list)),
+            Some((Access::Deny, _)) => Some(Self::Denied),
+            Some((Access::Limit, _)) | None => {
+                (settings.exempt_preflight && is_preflight(parts)).then_some(Self::Preflight)
             }
-            Some(OutcomeKind::Exempt)
         }
-        Some((Access::Deny, _)) => Some(OutcomeKind::Denied),
-        Some((Access::Limit, _)) | None => {
-            (settings.exempt_preflight && is_preflight(parts)).then_some(OutcomeKind::Exempt)
+    }
+
+    pub(super) fn kind(&self) -> OutcomeKind {
+        match self {
+            Self::Allowed(_) | Self::Preflight => OutcomeKind::Exempt,
+            Self::Denied => OutcomeKind::Denied,
         }
     }
 }

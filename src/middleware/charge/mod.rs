@@ -2,4 +2,5 @@
 
 pub(crate) mod access;
 mod bypass;
+mod look;
 mod take;

@@ -8,14 +8,16 @@ use smallvec::SmallVec;
 use super::bypass;
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
-use crate::limiter::{Charge, Effect, Limiter, Reply};
+use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
-use crate::middleware::respond::headers::PolicyView;
+use crate::middleware::respond::headers::{PolicyView, is_near};
+use crate::middleware::rule::{BoundRule, Condition};
 use crate::middleware::settings::OnError;
 use crate::middleware::ticket::{Charged, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
+use crate::policy::Policy;
 
 impl Ticket {
     /// Charges the request and decides what becomes of it. Returns the limiter's future if the limiter answers later:
@@ -29,6 +31,7 @@ impl Ticket {
         parts: &Parts,
         may_be_quiet: bool,
     ) -> Option<L::Future<Decision>> {
+        let needs_no_ticket = may_be_quiet && !layer.keeps_tickets;
         let may_be_quiet = may_be_quiet && !layer.prepares;
         // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed request.
         // Key and decision stay where they were written, because a copy of words just written stalls on store forwarding
@@ -47,16 +50,26 @@ impl Ticket {
             let cost = bound.cost(parts);
             let decision = layer.limiter.try_take_one(policy, key, cost);
             return match &decision {
-                Some(decision) if decision.is_allowed() && may_be_quiet => {
+                Some(decision)
+                    if decision.is_allowed() && needs_no_ticket && is_seen_at_once(layer, policy, decision) =>
+                {
                     (self.kind, self.is_quiet) = (OutcomeKind::Allowed, true);
                     self.rendered =
-                        layer.headers.render_passed(&[PolicyView { policy, key, decision, refuses: false }]);
+                        layer.headers.render(&[PolicyView { place: 0, policy, key, decision, refuses: false }], None);
                     None
                 }
                 _ => self.charge_one(layer, found?, cost, decision),
             };
         }
-        let answer = match bypass::kind(layer, parts).or_else(|| self.plan(layer, parts)) {
+        let planned = bypass::kind(layer, parts).or_else(|| {
+            let looks = layer.diagnostics.looks_for_keys();
+            self.plan(layer, parts, |at, bound, unmet, key| {
+                if looks {
+                    layer.diagnostics.look_at_rule(at, bound, unmet.is_none(), key);
+                }
+            })
+        });
+        let answer = match planned {
             Some(kind) => {
                 self.kind = kind;
                 None
@@ -89,17 +102,28 @@ impl Ticket {
     }
 
     /// Collects what the rules charge the request. Returns what becomes of a request that is not charged.
+    ///
+    /// `seen` gets each rule that is asked: its index, the condition that the request does not meet, and the key.
     #[inline(never)]
-    fn plan<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
-        self.charges.reserve_exact(layer.most_charges);
-        let looks = layer.diagnostics.looks_for_keys();
-        for (rule, bound) in layer.settings.rules.iter().enumerate() {
-            let applies = bound.applies(parts);
-            let key = if applies { bound.key(parts) } else { None };
-            if looks {
-                layer.diagnostics.look_at_rule(rule, bound, applies, key.as_ref());
-            }
-            if !applies || key.is_none() && bound.exempts_keyless() {
+    pub(super) fn plan<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        parts: &Parts,
+        mut seen: impl FnMut(usize, &BoundRule, Option<&Condition>, Option<&Key>),
+    ) -> Option<OutcomeKind> {
+        let found = layer.paths.as_ref().map(|paths| paths.rules(parts));
+        if found.is_none() {
+            self.charges.reserve_exact(layer.most_charges);
+        }
+        let rules = &layer.settings.rules;
+        let first = self.find(layer, parts, &mut seen);
+        for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {
+            let rule = found.as_ref().map_or(Some(at), |found| found.get(at).copied());
+            let Some((rule, bound)) = rule.and_then(|rule| Some((rule, rules.get(rule)?))) else { continue };
+            let unmet = bound.unmet(parts);
+            let key = if unmet.is_none() { bound.key(parts) } else { None };
+            seen(rule, bound, unmet, key.as_ref());
+            if unmet.is_some() || key.is_none() && bound.exempts_keyless() {
                 continue;
             }
             let mode = layer.mode_of(bound);
@@ -131,20 +155,35 @@ impl Ticket {
         }
     }
 
+    /// Collects what the rules charge that a source finds. Returns how many rules it finds among.
+    #[inline]
+    fn find<L>(
+        &mut self,
+        layer: &Compiled<L>,
+        parts: &Parts,
+        seen: &mut impl FnMut(usize, &BoundRule, Option<&Condition>, Option<&Key>),
+    ) -> usize {
+        let Some((finder, count)) = layer.settings.finder() else { return 0 };
+        finder.find(parts, &mut |rule, key, cost| {
+            let Some(bound) = layer.settings.rules.get(rule) else { return };
+            let policy = bound.end() - 1;
+            seen(rule, bound, None, Some(&key));
+            match self.charges.iter_mut().find(|other| other.policy == policy && other.key == key) {
+                Some(same) => same.cost = same.cost.saturating_add(cost),
+                None => self.charges.push(Charged::new(policy, key, cost, layer.mode_of(bound))),
+            }
+        });
+        count
+    }
+
     /// Asks the limiter for all charges together.
     #[inline(never)]
     fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
-        let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
-        if let Some((_, error)) = layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)) {
+        if let Some(error) = self.unsupported(layer) {
             self.fail(layer, error);
             return None;
         }
-        let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
-        for charged in &self.charges {
-            if let Some(policy) = layer.policy(charged.policy) {
-                charges.push(charged.charge(policy));
-            }
-        }
+        let charges = self.asked(layer);
         let mut reply = layer.limiter.take(&charges);
         drop(charges);
         if let Reply::Now(answer) = &mut reply {
@@ -156,6 +195,24 @@ impl Ticket {
         }
     }
 
+    /// Returns why the limiter cannot decide about one of the charges.
+    pub(super) fn unsupported<'a, L>(&self, layer: &'a Compiled<L>) -> Option<&'a UnsupportedQuota> {
+        let is_charged = |policy| self.charges.iter().any(|charged| charged.policy == policy);
+        layer.unsupported.iter().find(|(policy, _)| is_charged(*policy)).map(|(_, error)| error)
+    }
+
+    /// Returns the charges as the limiter is asked for them.
+    #[inline]
+    pub(super) fn asked<'a, L>(&'a self, layer: &'a Compiled<L>) -> SmallVec<[Charge<'a>; 4]> {
+        let mut charges: SmallVec<[Charge<'_>; 4]> = SmallVec::new();
+        for charged in &self.charges {
+            if let Some(policy) = layer.policy(charged.policy) {
+                charges.push(charged.charge(policy));
+            }
+        }
+        charges
+    }
+
     /// Decides what becomes of the request by the limiter's answer, and takes the receipts out of that.
     pub(crate) fn answer<L: Limiter>(&mut self, layer: &Compiled<L>, answer: &mut Result<Decision, L::Error>) {
         match answer {
@@ -163,21 +220,28 @@ impl Ticket {
                 for (charged, answer) in self.charges.iter_mut().zip(decision.charges_mut()) {
                     charged.decision = answer.take();
                 }
-                self.decide(layer, decision.is_allowed());
+                self.decide(layer, decision.is_allowed(), Self::take_nothing_while_closed);
             }
             Err(error) => self.fail(layer, error),
         }
     }
 
+    /// Decides what becomes of the request. `take_nothing` reports the charges of rules whose block is closed but does not
+    /// enforce as not taken.
     #[inline]
-    fn decide<L: Limiter>(&mut self, layer: &Compiled<L>, is_allowed: bool) {
+    pub(super) fn decide<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        is_allowed: bool,
+        take_nothing: impl FnOnce(&mut Self, &Compiled<L>),
+    ) {
         self.is_answered = true;
         self.kind = if is_allowed { self.kind_of_taken(layer) } else { OutcomeKind::Limited };
         if self.charges.len() > 1
             && self.charges.iter().any(|charged| matches!(charged.effect, Effect::OnRefusal { .. }))
         {
             if is_allowed {
-                self.take_nothing_while_closed(layer);
+                take_nothing(self, layer);
             }
             self.kind = linked::kind(layer, self.kind, &self.charges);
         }
@@ -187,12 +251,28 @@ impl Ticket {
     #[cold]
     fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &dyn Display) {
         layer.report_failure(error);
+        self.kind = self.kind_of_failure(layer);
+    }
+
+    /// Returns what becomes of a request that the limiter does not answer.
+    pub(super) fn kind_of_failure<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
-        self.kind = match layer.settings.on_error {
+        match layer.settings.on_error {
             OnError::Deny if may_refuse => OutcomeKind::FailedClosed,
             // A request without a key stays degraded: that needs no answer of the limiter.
             _ if self.keyless == Mode::Degrade => OutcomeKind::Degraded,
             _ => OutcomeKind::FailedOpen,
-        };
+        }
     }
+}
+
+/// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is an
+/// observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
+#[inline]
+fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, decision: &ChargeDecision) -> bool {
+    layer.settings.observer.as_ref().is_none_or(|observer| {
+        let warn_at = layer.warn_at_percent(0);
+        let is_near = warn_at.is_some_and(|percent| is_near(decision, percent));
+        observer.on_allowed(policy, decision.taken(), is_near)
+    })
 }

@@ -52,7 +52,7 @@ pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDec
         None => (charged.is_refused(), own),
         Some((meter, LinkedRole::Meter)) => (charged.is_refused() && meter.is_refused(), own),
         Some((block, LinkedRole::Block)) if block.is_refused() => {
-            (true, if block.decision.retry_us() > own.retry_us() { &block.decision } else { own })
+            (true, if block.decision.retry_us > own.retry_us { &block.decision } else { own })
         }
         Some((_, LinkedRole::Block)) => (charged.is_refused(), own),
     })
@@ -89,10 +89,8 @@ pub(crate) fn kind<L>(layer: &Compiled<L>, kind: OutcomeKind, charges: &[Charged
 }
 
 impl Ticket {
-    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block that
-    /// enforces would have let nothing be taken, so the rule goes on to decide as it would then.
-    #[cold]
-    pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
+    /// Returns the places of the charges of rules whose block is closed but does not enforce.
+    pub(crate) fn closed(&self) -> SmallVec<[usize; 4]> {
         let mut closed: SmallVec<[usize; 4]> = SmallVec::new();
         for (at, block) in self.charges.iter().enumerate() {
             if let Effect::OnRefusal { of } = block.effect {
@@ -101,6 +99,14 @@ impl Ticket {
                 }
             }
         }
+        closed
+    }
+
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block that
+    /// enforces would have let nothing be taken, so the rule goes on to decide as it would then.
+    #[cold]
+    pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
+        let closed = self.closed();
         let mut receipts: SmallVec<[_; 4]> = SmallVec::new();
         let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
         for at in closed {

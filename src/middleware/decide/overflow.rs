@@ -10,7 +10,7 @@ use tower_service::Service;
 
 use crate::middleware::body::{BoxError, RefusalBody};
 
-/// What a layer does with requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
+/// Takes requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
 ///
 /// `S` is the service within the layer, `B` the body of its requests.
 pub trait Overflow<S: Service<Request<B>>, B>: Clone + Sealed {

@@ -1,4 +1,4 @@
-//! What the service, the observer and the client learn: outcomes, headers and refusals.
+//! Outcomes, headers and refusals: the reports to the service, the observer and the client.
 
 pub(crate) mod headers;
 mod outcome;

@@ -8,7 +8,6 @@ use http::{HeaderMap, HeaderValue, Response};
 use smallvec::SmallVec;
 
 use super::headers::{PolicyView, Rendered};
-use crate::clock::wall_now;
 use crate::middleware::body::RefusalBody;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
@@ -24,7 +23,7 @@ impl Ticket {
         if !self.is_answered || layer.headers.is_silent_if_passed {
             return None;
         }
-        self.with_views(layer, false, |views| layer.headers.render_passed(views))
+        self.with_views(layer, false, |views| layer.headers.render(views, None))
     }
 
     /// Adds to the service's response what the layer reports.
@@ -44,7 +43,7 @@ impl Ticket {
     /// Adds to the overflow's response what a refusal reports.
     pub(crate) fn finish_overflow<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
         store_only_if_allowed(response.headers_mut());
-        self.write_headers(layer, response, Some(self.seed(layer)));
+        self.add_refusal_headers(layer, self.seed(layer), response);
         // A limit within the overflow may have refused the request in turn.
         let is_refused = response.extensions().get().is_some_and(|inner: &Outcome| !inner.kind().passed());
         if !is_refused {
@@ -64,18 +63,38 @@ impl Ticket {
         }
     }
 
-    /// Returns the response to a request that does not pass.
+    /// Returns the response to a request that does not pass. `into_body` converts its body.
     #[cold]
-    pub(crate) fn refuse<L>(&self, layer: &Compiled<L>, parts: &mut Parts) -> Response<RefusalBody> {
+    pub(crate) fn refuse<L, B>(
+        &self,
+        layer: &Compiled<L>,
+        parts: &mut Parts,
+        into_body: fn(RefusalBody) -> B,
+    ) -> Response<B> {
         NestedToken::spend(&mut parts.extensions, self.kind);
         let outcome = self.outcome(layer);
         self.observe(layer, parts, &outcome);
         if outcome.is_never() {
             layer.diagnostics.look_for_never(&layer.settings, &outcome);
         }
-        let mut response = self.refusal(layer, parts, &outcome);
+        let seed = self.seed(layer);
+        let mut response = match self.usual_headers(layer, parts, &outcome, seed) {
+            Some(headers) => {
+                let body = layer.refusals.limited_body(&outcome);
+                let mut response = Response::new(into_body(RefusalBody::whole(body)));
+                *response.status_mut() = layer.refusals.limited_status();
+                *response.headers_mut() = headers;
+                response
+            }
+            None => {
+                let wait = layer.headers.reported_wait(&outcome, seed);
+                let mut response = layer.refusals.respond(parts, &outcome, wait).map(into_body);
+                self.add_refusal_headers(layer, seed, &mut response);
+                response
+            }
+        };
         if response.extensions().is_empty() {
-            // The memory of the request's extensions serves the response.
+            // The response reuses the emptied map of the request's extensions, which saves an allocation.
             parts.extensions.clear();
             *response.extensions_mut() = std::mem::take(&mut parts.extensions);
         }
@@ -83,31 +102,19 @@ impl Ticket {
         response
     }
 
-    fn refusal<L>(&self, layer: &Compiled<L>, parts: &Parts, outcome: &Outcome) -> Response<RefusalBody> {
-        let seed = self.seed(layer);
-        let laid_out = || {
-            let layout = layer.layout.as_ref()?;
-            self.with_views(layer, true, |views| layer.headers.fill(layout, views, seed, &wall_now))
-        };
-        if let Some(response) = layer.refusals.usual(parts, outcome, laid_out) {
-            return response;
-        }
-        let wait = layer.headers.reported_wait(outcome, seed);
-        let mut response = layer.refusals.respond(parts, outcome, wait);
-        self.write_headers(layer, &mut response, Some(seed));
-        response
+    /// Returns all headers of a usual refusal, or `None` if another is due.
+    fn usual_headers<L>(&self, layer: &Compiled<L>, parts: &Parts, outcome: &Outcome, seed: u64) -> Option<HeaderMap> {
+        let layout = layer.layout.as_ref().filter(|_| layer.refusals.is_usual(parts, outcome))?;
+        self.with_views(layer, true, |views| layer.headers.fill(layout, views, seed))
     }
 
-    /// Writes the headers of the layer. `refusal_seed` is the seed of a refusal's jitter; other responses have none.
-    fn write_headers<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>, refusal_seed: Option<u64>) {
-        if self.answered().is_empty() {
-            return;
+    /// Adds to a response what a refusal reports.
+    fn add_refusal_headers<L, B>(&self, layer: &Compiled<L>, seed: u64, response: &mut Response<B>) {
+        let rendered = self.with_views(layer, true, |views| layer.headers.render(views, Some(seed)));
+        if let Some(mut rendered) = rendered {
+            let status = response.status();
+            layer.headers.add(&mut rendered, response.headers_mut(), status);
         }
-        let (status, is_refusal, seed) = (response.status(), refusal_seed.is_some(), refusal_seed.unwrap_or(0));
-        let write = |views: &[PolicyView<'_>]| {
-            layer.headers.write(response.headers_mut(), views, status, is_refusal, seed, &wall_now);
-        };
-        self.with_views(layer, is_refusal, write);
     }
 
     /// Calls `then` with the status of each policy that clients see.
@@ -121,7 +128,13 @@ impl Ticket {
                 return None;
             }
             let policy = layer.policy(charged.policy)?;
-            Some(PolicyView { policy, key: &charged.key, decision, refuses: is_refusal && refuses })
+            Some(PolicyView {
+                place: charged.policy,
+                policy,
+                key: &charged.key,
+                decision,
+                refuses: is_refusal && refuses,
+            })
         };
         match charges.len() {
             // Without a vector: the usual request has one charge.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
-use super::definition::{MissingKey, Read, Rule};
+use super::definition::{Condition, MissingKey, Read, Rule};
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
 use crate::policy::Policy;
@@ -61,6 +61,17 @@ impl BoundRule {
         self.by != AddressSource::Other
     }
 
+    /// Takes its place behind so many policies, whose names are others.
+    #[cfg(feature = "rules")]
+    pub(crate) fn placed(self, first: usize) -> Self {
+        Self { first, ..self }
+    }
+
+    /// Returns the place behind its last policy.
+    pub(crate) fn end(&self) -> usize {
+        self.first + self.policies().len()
+    }
+
     /// Takes its place behind `others`, and gives each policy a name that none of theirs has: `api`
     /// becomes `api-2`, `api-3` and so on.
     pub(crate) fn place_behind(&mut self, others: &[Self]) {
@@ -81,9 +92,10 @@ impl BoundRule {
         }
     }
 
-    /// The names of its policies, and of the one that goes with them.
-    fn names(&self) -> impl Iterator<Item = &str> {
-        self.policies().iter().chain(self.rule.linked.as_ref().map(|linked| &linked.policy)).map(Policy::name)
+    /// The names of its policies and of the one that goes with them, and those that their states are stored under.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let policies = self.policies().iter().chain(self.rule.linked.as_ref().map(|linked| &linked.policy));
+        policies.flat_map(|policy| [policy.name(), policy.stored_name()])
     }
 
     /// The policy with another name, if its name is taken.
@@ -112,7 +124,13 @@ impl BoundRule {
     /// Returns whether the rule applies to a request.
     #[inline]
     pub(crate) fn applies(&self, parts: &Parts) -> bool {
-        self.rule.when.as_ref().is_none_or(|applies| applies(parts))
+        self.unmet(parts).is_none()
+    }
+
+    /// Returns the first condition that a request does not meet. Later ones are not asked.
+    #[inline]
+    pub(crate) fn unmet(&self, parts: &Parts) -> Option<&Condition> {
+        self.rule.conditions.iter().find(|condition| !(condition.holds)(parts))
     }
 
     /// Returns the key of a request that the rule applies to.
@@ -149,7 +167,7 @@ fn free_name(name: &str, taken: &[&str]) -> Option<String> {
     // One of these is free, since there are more of them than names.
     (2..=taken.len() + 1).find_map(|number| {
         let suffix = format!("-{number}");
-        // A name is ASCII, so every index is a boundary.
+        // A name is ASCII, so every index is a boundary of characters.
         let kept = name.len().min(NAME_MAX - suffix.len());
         let numbered = format!("{}{suffix}", name.get(..kept).unwrap_or_default());
         (!taken.contains(&numbered.as_str())).then_some(numbered)

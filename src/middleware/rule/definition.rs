@@ -5,10 +5,12 @@ use std::sync::Arc;
 
 use http::request::Parts;
 
+use crate::explanation::NotCharged;
 use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Policy};
 use crate::quota::{PolicyError, Quota};
 
+use super::path::PathPattern;
 use super::settlement::Settlement;
 use super::switch::QuotaSwitch;
 
@@ -33,12 +35,16 @@ pub(crate) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 /// # Ok(()) }
 /// ```
 #[derive(Clone)]
+#[must_use = "a rule does nothing until a layer has it"]
 pub struct Rule {
     /// At least one.
     pub(crate) policies: Vec<Policy>,
     /// Chooses the policy that applies. Without it all apply.
     pub(crate) choose: Option<Read<Option<usize>>>,
-    pub(crate) when: Option<Read<bool>>,
+    /// A request must meet all of them.
+    pub(crate) conditions: Vec<Condition>,
+    /// The paths that it applies to, if there are any. The layer finds its rules by an index of these.
+    pub(crate) paths: Vec<PathPattern>,
     pub(crate) cost: Option<Read<u64>>,
     pub(crate) missing_key: MissingKey,
     /// The rule's mode. Without it the rule enforces.
@@ -48,6 +54,16 @@ pub struct Rule {
     /// The switch that the quota of the only policy follows.
     pub(crate) switch: Option<QuotaSwitch>,
     pub(crate) settlement: Settlement,
+}
+
+/// A condition of a rule.
+#[derive(Clone)]
+pub(crate) struct Condition {
+    /// The reason why the rule does not charge a request that does not meet it.
+    pub(crate) of: NotCharged,
+    /// The words of the condition, if it has any.
+    pub(crate) expected: Option<Arc<str>>,
+    pub(crate) holds: Read<bool>,
 }
 
 /// A policy that is charged together with a rule's own.
@@ -68,7 +84,6 @@ pub(crate) enum LinkedRole {
 
 impl Rule {
     /// Makes a rule that applies the policy to every request.
-    #[must_use]
     pub fn new(policy: impl IntoRule) -> Self {
         policy.into_rule()
     }
@@ -81,12 +96,8 @@ impl Rule {
     ///
     /// Inside axum's `nest` the path of a request lacks the prefix. Test
     /// [`key::original_uri(request)`](crate::key::original_uri) there.
-    #[must_use]
     pub fn when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
-        self.when = Some(match self.when.take() {
-            None => Arc::new(predicate),
-            Some(earlier) => Arc::new(move |parts: &Parts| earlier(parts) && predicate(parts)),
-        });
+        self.conditions.push(Condition { of: NotCharged::Condition, expected: None, holds: Arc::new(predicate) });
         self
     }
 
@@ -97,7 +108,6 @@ impl Rule {
     ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
     ///   unit for it.
     /// * A cost above the quota's capacity is refused for good, without `Retry-After`.
-    #[must_use]
     pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
@@ -141,7 +151,6 @@ impl Rule {
     }
 
     /// Sets what happens to a request without a key.
-    #[must_use]
     pub fn missing_key(mut self, missing_key: MissingKey) -> Self {
         self.missing_key = missing_key;
         self
@@ -149,7 +158,6 @@ impl Rule {
 
     /// Sets what the rule does with a request that is over its quota: a
     /// [`Mode`](crate::mode::Mode), or a [`ModeSwitch`] that changes it while requests are served.
-    #[must_use]
     pub fn mode(mut self, mode: impl Into<ModeSwitch>) -> Self {
         self.mode = Some(mode.into());
         self
@@ -161,7 +169,6 @@ impl Rule {
     ///
     /// An [`Observer`](crate::outcome::Observer) sees the outcome, and so does the service if the
     /// outcome is [exposed](crate::RateLimitLayer::expose_outcome).
-    #[must_use]
     pub fn warn_at_percent(mut self, percent: u8) -> Self {
         self.warn_at_percent = Some(percent);
         self
@@ -185,7 +192,8 @@ impl Rule {
         Self {
             policies,
             choose: None,
-            when: None,
+            conditions: Vec::new(),
+            paths: Vec::new(),
             cost: None,
             missing_key: MissingKey::default(),
             mode: None,
@@ -201,20 +209,14 @@ impl fmt::Debug for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Rule")
             .field("policies", &self.policies)
-            .field("chosen", &self.choose.is_some())
-            .field("conditional", &self.when.is_some())
-            .field("costed", &self.cost.is_some())
+            .field("linked", &self.linked)
             .field("missing_key", &self.missing_key)
             .field("mode", &self.mode)
-            .field("warn_at_percent", &self.warn_at_percent)
-            .field("linked", &self.linked)
-            .field("switch", &self.switch)
-            .field("settlement", &self.settlement)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
-/// What happens to a request without a key, because its extractor found none.
+/// The fate of a request whose extractor found no key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MissingKey {
@@ -365,7 +367,8 @@ impl Policy {
     ///   one whole. So it never gets more than one plan alone would give. All requests of one key
     ///   should have the same plan, because each change may cost a unit.
     /// * Debts are shares, too. So each plan may owe as large a part of its capacity as any other.
-    /// * In windows and logs, usage of another plan counts as used at the conversion.
+    /// * A change converts what is in use at that instant. Units that an ending sub-window counts no
+    ///   longer are forgotten.
     /// * A quota of 0 remembers nothing.
     ///
     /// ```
@@ -402,44 +405,5 @@ impl Policy {
     pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Rule, PolicyError> {
         let policy = Self::new(name, quota.compiled())?.following(quota.compiled(), quota.id());
         Ok(Rule { switch: Some(quota.clone()), ..policy.into_rule() })
-    }
-
-    /// Returns a rule that applies this policy only to requests for which `predicate` holds; see
-    /// [`Rule::when`].
-    #[must_use]
-    pub fn when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
-        self.into_rule().when(predicate)
-    }
-
-    /// Returns a rule in which `cost` returns the cost of a request; see [`Rule::cost`].
-    #[must_use]
-    pub fn cost(self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Rule {
-        self.into_rule().cost(cost)
-    }
-
-    /// Returns a rule whose quota has this unit; see [`Rule::unit`].
-    ///
-    /// # Errors
-    /// Those of [`Rule::unit`].
-    pub fn unit(self, unit: impl AsRef<str>) -> Result<Rule, PolicyError> {
-        self.into_rule().unit(unit)
-    }
-
-    /// Returns a rule in this mode; see [`Rule::mode`].
-    #[must_use]
-    pub fn mode(self, mode: impl Into<ModeSwitch>) -> Rule {
-        self.into_rule().mode(mode)
-    }
-
-    /// Returns a rule that warns when little remains; see [`Rule::warn_at_percent`].
-    #[must_use]
-    pub fn warn_at_percent(self, percent: u8) -> Rule {
-        self.into_rule().warn_at_percent(percent)
-    }
-
-    /// Returns a rule that sets what happens to requests without a key; see [`Rule::missing_key`].
-    #[must_use]
-    pub fn missing_key(self, missing_key: MissingKey) -> Rule {
-        self.into_rule().missing_key(missing_key)
     }
 }

@@ -119,21 +119,3 @@ impl Rule {
         Ok(Self { linked: Some(LinkedPolicy { policy, role }), ..self })
     }
 }
-
-impl Policy {
-    /// Returns a rule that closes a key which it refuses too often; see [`Rule::block`].
-    ///
-    /// # Errors
-    /// Those of [`Rule::block`].
-    pub fn block(self, block: Self) -> Result<Rule, PolicyError> {
-        Rule::new(self).block(block)
-    }
-
-    /// Returns a rule that meters requests beyond its quota; see [`Rule::overage`].
-    ///
-    /// # Errors
-    /// Those of [`Rule::overage`].
-    pub fn overage(self, meter: Self) -> Result<Rule, PolicyError> {
-        Rule::new(self).overage(meter)
-    }
-}

@@ -4,15 +4,21 @@
 mod bound;
 pub(crate) mod definition;
 mod link;
+mod on_policy;
 mod overrides;
+#[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
+mod path;
 mod settle_by;
 mod settlement;
 mod switch;
 
 pub(crate) use bound::BoundRule;
 pub use definition::IntoRule;
-pub(crate) use definition::{LinkedRole, MissingKey, Read, Rule};
+pub(crate) use definition::{Condition, LinkedRole, MissingKey, Read, Rule};
 pub use overrides::PlanOverrides;
+pub(crate) use path::PathIndex;
+#[cfg(feature = "rules")]
+pub(crate) use path::{PathPattern, Segment};
 pub use settlement::OnAborted;
 pub(crate) use settlement::Settlement;
 pub(crate) use switch::Follow;

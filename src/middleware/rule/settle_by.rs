@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use http::response::Parts;
 
-use super::definition::{IntoRule, Rule};
+use super::definition::Rule;
 use super::settlement::OnAborted;
-use crate::policy::Policy;
 
 impl Rule {
     /// Keeps the charge of a request only if `predicate` holds for its response, and refunds it
@@ -32,7 +31,6 @@ impl Rule {
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), failed, key::peer_ip());
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn charge_when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.settlement.keeps = Some(match self.settlement.keeps.take() {
             None => Arc::new(predicate),
@@ -50,7 +48,6 @@ impl Rule {
     /// let api = Policy::new("api", Quota::per_minute(100))?.refund_when(|response| response.status.is_server_error());
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
         self.charge_when(move |response| !predicate(response))
     }
@@ -93,7 +90,6 @@ impl Rule {
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::header("x-api-key"));
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn settle_by_usage(mut self) -> Self {
         self.settlement.by_usage = true;
         self
@@ -113,7 +109,6 @@ impl Rule {
     ///     .settle_by_response(|response| response.headers.get("x-rows")?.to_str().ok()?.parse().ok());
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn settle_by_response(mut self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Self {
         self.settlement.by_response = Some(Arc::new(actual));
         self
@@ -138,7 +133,6 @@ impl Rule {
     /// let downloads = Policy::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn settle_by_body(mut self) -> Self {
         self.settlement.by_body = true;
         self.in_content_bytes()
@@ -162,48 +156,8 @@ impl Rule {
     ///     .on_aborted(OnAborted::Refund);
     /// # Ok(()) }
     /// ```
-    #[must_use]
     pub fn on_aborted(mut self, on_aborted: OnAborted) -> Self {
         self.settlement.on_aborted = on_aborted;
         self
-    }
-}
-
-impl Policy {
-    /// Returns a rule that keeps the charge only for some responses; see [`Rule::charge_when`].
-    #[must_use]
-    pub fn charge_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
-        self.into_rule().charge_when(predicate)
-    }
-
-    /// Returns a rule that refunds the charge for some responses; see [`Rule::refund_when`].
-    #[must_use]
-    pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Rule {
-        self.into_rule().refund_when(predicate)
-    }
-
-    /// Returns a rule that is settled by what handlers report; see [`Rule::settle_by_usage`].
-    #[must_use]
-    pub fn settle_by_usage(self) -> Rule {
-        self.into_rule().settle_by_usage()
-    }
-
-    /// Returns a rule that is settled by the response's head; see [`Rule::settle_by_response`].
-    #[must_use]
-    pub fn settle_by_response(self, actual: impl Fn(&Parts) -> Option<u64> + Send + Sync + 'static) -> Rule {
-        self.into_rule().settle_by_response(actual)
-    }
-
-    /// Returns a rule that is settled by the bytes of the response's body; see
-    /// [`Rule::settle_by_body`].
-    #[must_use]
-    pub fn settle_by_body(self) -> Rule {
-        self.into_rule().settle_by_body()
-    }
-
-    /// Returns a rule that sets the cost of aborted requests; see [`Rule::on_aborted`].
-    #[must_use]
-    pub fn on_aborted(self, on_aborted: OnAborted) -> Rule {
-        self.into_rule().on_aborted(on_aborted)
     }
 }

@@ -1,6 +1,5 @@
-//! What a rule does after the response. Data: `settle` acts on it.
+//! A rule's corrections after the response. Data: `settle` acts on it.
 
-use std::fmt;
 use std::sync::Arc;
 
 use http::response::Parts;
@@ -8,7 +7,7 @@ use http::response::Parts;
 /// A closure of the application over a response's head.
 pub(crate) type ReadResponse<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
 
-/// What a rule does after the response. Most rules do nothing.
+/// A rule's corrections after the response. Most rules have none.
 #[derive(Clone, Default)]
 pub(crate) struct Settlement {
     /// Whether the request stays charged.
@@ -35,18 +34,6 @@ impl Settlement {
     /// Whether the cost is known only when the response's body has ended.
     pub(crate) fn waits_for_body(&self) -> bool {
         self.by_usage || self.by_body
-    }
-}
-
-impl fmt::Debug for Settlement {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settlement")
-            .field("by_outcome", &self.keeps.is_some())
-            .field("by_response", &self.by_response.is_some())
-            .field("by_usage", &self.by_usage)
-            .field("by_body", &self.by_body)
-            .field("on_aborted", &self.on_aborted)
-            .finish()
     }
 }
 

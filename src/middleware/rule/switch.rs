@@ -3,10 +3,13 @@
 use std::fmt;
 
 use crate::error::kind_and_message;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use crate::limiter::UnsupportedQuota;
+#[cfg(feature = "rules")]
+use crate::outcome::LimiterEvent;
 use crate::quota::{Algorithm, Quota};
+use crate::sync::{Mutex, lock};
 
 /// A [`Quota`] that can be changed while requests are served, by any clone, without rebuilding a
 /// layer.
@@ -48,8 +51,16 @@ pub(crate) trait Follow: Send + Sync {
     /// Checks whether the layer's limiter supports a quota.
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota>;
 
-    /// Compiles the layer's configuration with what its switches say now.
+    /// Compiles the layer's configuration with what its switches say now, and with the rules that its source has.
     fn follow(&self);
+
+    /// Returns the names of the layer's own policies and of their states, without those of its source.
+    #[cfg(feature = "rules")]
+    fn own_names(&self) -> Vec<String>;
+
+    /// Reports an event to the layer's observer.
+    #[cfg(feature = "rules")]
+    fn report(&self, event: &LimiterEvent);
 }
 
 impl QuotaSwitch {
@@ -62,7 +73,7 @@ impl QuotaSwitch {
     /// Returns the quota.
     #[must_use]
     pub fn get(&self) -> Quota {
-        self.state().quota
+        lock(&self.0).quota
     }
 
     /// Sets the quota for all layers that have a rule with this switch, and returns the previous
@@ -82,8 +93,8 @@ impl QuotaSwitch {
                 ),
             ));
         }
-        let layers: Vec<Arc<dyn Follow>> = self.state().layers.iter().filter_map(Weak::upgrade).collect();
-        let compiled = quota.holding(self.state().largest);
+        let layers: Vec<Arc<dyn Follow>> = lock(&self.0).layers.iter().filter_map(Weak::upgrade).collect();
+        let compiled = quota.holding(lock(&self.0).largest);
         for layer in &layers {
             layer.supports(&compiled).map_err(|unsupported| {
                 QuotaSwitchError::new(
@@ -93,7 +104,7 @@ impl QuotaSwitch {
             })?;
         }
         let (before, layers) = {
-            let mut state = self.state();
+            let mut state = lock(&self.0);
             state.largest = state.largest.max(quota.capacity());
             let before = std::mem::replace(&mut state.quota, quota);
             // Layers that have come meanwhile are among them.
@@ -108,12 +119,12 @@ impl QuotaSwitch {
 
     /// Returns the quota with the debt that states under earlier quotas need.
     pub(crate) fn compiled(&self) -> Quota {
-        let state = self.state();
+        let state = lock(&self.0);
         state.quota.holding(state.largest)
     }
 
     pub(crate) fn enter(&self, layer: Weak<dyn Follow>) {
-        let mut state = self.state();
+        let mut state = lock(&self.0);
         state.layers.retain(|layer| layer.strong_count() > 0);
         state.layers.push(layer);
     }
@@ -121,10 +132,6 @@ impl QuotaSwitch {
     /// Returns a number that is different for each switch in use.
     pub(crate) fn id(&self) -> usize {
         Arc::as_ptr(&self.0).addr()
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,17 +1,16 @@
 //! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head says.
 
-use std::sync::Arc;
-
 use http::response::Parts;
 use http::{Extensions, Method, StatusCode, header};
 use smallvec::SmallVec;
 
 use super::pending::{Open, OpenTicket};
-use super::usage::{Item, Usage};
+use super::usage::Usage;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
+use crate::middleware::rule::Settlement;
 
-/// What a response's head says about the charges of a rule.
+/// The decision that a response's head makes about the charges of a rule.
 enum Verdict {
     /// They stay open until the body has ended.
     Open,
@@ -35,30 +34,26 @@ impl<L: Limiter> OpenTicket<L> {
         // A request that passes although the limiter failed has taken nothing, and so has nothing to settle.
         for (at, charged) in self.ticket.answered().iter().enumerate() {
             let Some(policy) = layer.policy(charged.policy) else { continue };
-            let settlement = layer.settlement(charged.policy).filter(|settlement| !settlement.is_none());
-            let Some(settlement) = settlement else { continue };
+            if layer.settlement(charged.policy).is_none_or(Settlement::is_none) {
+                continue;
+            }
             let rule = layer.rule_of(charged.policy);
             // The charges of a rule are beside each other, its meter's the last.
             match open.last_mut().filter(|_| last == Some(rule)) {
                 Some(same) => {
                     same.charges.end = at + 1;
-                    if let Some(item) = same.item.as_mut().and_then(Arc::get_mut) {
-                        item.charge(policy);
-                    }
+                    same.usage.charge(policy);
                 }
                 None => {
                     last = Some(rule);
-                    let item = settlement.replaces_cost().then(|| Arc::new(Item::new(policy, charged.cost)));
-                    open.push(Open { charges: at..at + 1, policy: charged.policy, item });
+                    let usage = Usage::new(policy, charged.cost);
+                    open.push(Open { charges: at..at + 1, policy: charged.policy, usage });
                 }
             }
         }
-        let mut usage = Usage::new();
-        for Open { policy, item, .. } in &open {
-            if let Some(item) = item.as_ref().filter(|_| layer.settlement(*policy).is_some_and(|found| found.by_usage))
-            {
-                usage.push(Arc::clone(item));
-            }
+        let mut usage = Usage::none();
+        for open in open.iter().filter(|open| layer.settlement(open.policy).is_some_and(|found| found.by_usage)) {
+            usage.append(&open.usage);
         }
         if !usage.is_empty() || (layer.expects_usage && extensions.get::<Usage>().is_none()) {
             // One handle states the cost for the outer layers, too.
@@ -73,7 +68,7 @@ impl<L: Limiter> OpenTicket<L> {
 
     /// Settles what the response's head settles. Afterwards only what waits for the end of the body is open.
     ///
-    /// What is not settled yet stays open while the application's closures run, since they may panic.
+    /// Open charges stay open while the application's closures run, since they may panic.
     pub(crate) fn see_head(&mut self, response: &Parts) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.take_back();
@@ -87,10 +82,9 @@ impl<L: Limiter> OpenTicket<L> {
                 Verdict::Open => at += 1,
                 Verdict::Settled(units) => {
                     let open = self.open.remove(at);
-                    let stated = open.close();
-                    if let Some(units) = units.or(stated) {
-                        self.ticket.settle(&self.layer, open.charges, units, true);
-                    }
+                    let stated = open.usage.close();
+                    self.owe(open.charges, units.or(stated));
+                    self.settle(true);
                 }
             }
         }
@@ -107,13 +101,11 @@ fn verdict<L>(layer: &Compiled<L>, open: &Open, method: &Method, response: &Part
     if !settlement.waits_for_body() {
         return Verdict::Settled(units);
     }
-    if let Some(item) = &open.item {
-        if let Some(units) = units {
-            item.set(units);
-        }
-        if settlement.by_body && !switches_protocols(method, response.status) {
-            item.add(0); // the bytes count from here on
-        }
+    if let Some(units) = units {
+        open.usage.set(units);
+    }
+    if settlement.by_body && !switches_protocols(method, response.status) {
+        open.usage.add(0); // the bytes count from here on
     }
     Verdict::Open
 }

@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 use smallvec::SmallVec;
 
 use super::nested::Copies;
-use super::usage::Item;
+use super::usage::Usage;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::rule::OnAborted;
@@ -31,6 +31,8 @@ pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) copies: Option<Arc<Copies>>,
     /// The rules that settle their charges later.
     pub(crate) open: SmallVec<[Open; 1]>,
+    /// The places of charges whose cost is known, in units, and not settled yet.
+    due: SmallVec<[(usize, u64); 1]>,
     pub(crate) response: Progress,
 }
 
@@ -40,8 +42,8 @@ pub(crate) struct Open {
     pub(crate) charges: Range<usize>,
     /// One of the rule's policies.
     pub(crate) policy: usize,
-    /// Where the cost is stated or counted, if the rule replaces the cost.
-    pub(crate) item: Option<Arc<Item>>,
+    /// The cost, as far as it was stated or counted.
+    pub(crate) usage: Usage,
 }
 
 /// How much of a response was sent. A request whose response is not whole was aborted.
@@ -57,8 +59,8 @@ pub(crate) struct Progress {
 
 impl<L: Limiter> OpenTicket<L> {
     pub(crate) fn new(layer: &Arc<Compiled<L>>, ticket: Ticket) -> Box<Self> {
-        let (layer, open, response) = (Arc::clone(layer), SmallVec::new(), Progress::default());
-        Box::new(Self { layer, ticket, copies: None, open, response })
+        let (layer, response) = (Arc::clone(layer), Progress::default());
+        Box::new(Self { layer, ticket, copies: None, open: SmallVec::new(), due: SmallVec::new(), response })
     }
 
     /// Refunds everything. Nothing can be stated any more, and nothing is settled.
@@ -76,7 +78,7 @@ impl<L: Limiter> OpenTicket<L> {
     fn close(&mut self) {
         self.copies = None;
         for open in self.open.drain(..) {
-            open.close();
+            open.usage.close();
         }
     }
 
@@ -91,17 +93,31 @@ impl<L: Limiter> OpenTicket<L> {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
             self.refund();
         }
-        // One by one: if the application's code panics for one rule, `drop` goes on with the others.
         while let Some(open) = self.open.pop() {
             let on_aborted = self.layer.settlement(open.policy).map(|found| found.on_aborted).unwrap_or_default();
-            let units = match (open.close(), on_aborted) {
+            let units = match (open.usage.close(), on_aborted) {
                 (stated, _) if self.response.is_whole => stated,
-                (stated, OnAborted::Keep) => stated.filter(|stated| *stated > open.reserved()),
+                (stated, OnAborted::Keep) => stated.filter(|stated| *stated > open.usage.reserved()),
                 (stated, OnAborted::Refund) => Some(stated.unwrap_or(0)),
             };
-            if let Some(units) = units {
-                self.ticket.settle(&self.layer, open.charges, units, false);
-            }
+            self.owe(open.charges, units);
+        }
+        self.settle(false);
+    }
+
+    /// Notes that each of these charges costs `units`, if that is known. Otherwise they keep what they took.
+    pub(super) fn owe(&mut self, charges: Range<usize>, units: Option<u64>) {
+        if let Some(units) = units {
+            self.due.extend(charges.map(|at| (at, units)));
+        }
+    }
+
+    /// Settles what is due. `is_reported` if the response still reports the charges.
+    ///
+    /// One by one: if the application's code panics about one charge, `drop` goes on with the others.
+    pub(super) fn settle(&mut self, is_reported: bool) {
+        while let Some((at, units)) = self.due.pop() {
+            self.ticket.settle(&self.layer, at, units, is_reported);
         }
     }
 
@@ -109,7 +125,7 @@ impl<L: Limiter> OpenTicket<L> {
     fn count(&mut self, bytes: u64, is_last: bool) {
         for open in &self.open {
             if self.layer.settlement(open.policy).is_some_and(|settlement| settlement.by_body) {
-                open.add(bytes);
+                open.usage.add(bytes);
             }
         }
         self.response.count(bytes, is_last);
@@ -118,27 +134,10 @@ impl<L: Limiter> OpenTicket<L> {
 
 impl<L: Limiter> Drop for OpenTicket<L> {
     fn drop(&mut self) {
-        // The application's observer may panic about one rule; the others are settled all the same.
-        while self.copies.is_some() || !self.open.is_empty() {
+        // The application's observer may panic about one charge; the others are settled all the same.
+        while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
             let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
         }
-    }
-}
-
-impl Open {
-    /// Returns what was stated or counted. Nothing can be from now on.
-    pub(super) fn close(&self) -> Option<u64> {
-        self.item.as_ref().and_then(|item| item.close())
-    }
-
-    fn add(&self, units: u64) {
-        if let Some(item) = &self.item {
-            item.add(units);
-        }
-    }
-
-    fn reserved(&self) -> u64 {
-        self.item.as_ref().map_or(0, |item| item.reserved())
     }
 }
 

@@ -33,7 +33,7 @@ const MOST: u64 = u64::MAX - 2;
 pub struct Usage(SmallVec<[Arc<Item>; 1]>);
 
 /// The cost of a request under one rule.
-pub(crate) struct Item {
+struct Item {
     /// The policies of the rule that were charged.
     policies: SmallVec<[Policy; 1]>,
     reserved: u64,
@@ -41,12 +41,21 @@ pub(crate) struct Item {
 }
 
 impl Usage {
-    pub(crate) fn new() -> Self {
+    /// Makes the handle of one rule, which has charged this policy.
+    pub(crate) fn new(policy: &Policy, reserved: u64) -> Self {
+        let policies = SmallVec::from_iter([policy.clone()]);
+        Self(SmallVec::from_iter([Arc::new(Item { policies, reserved, stated: AtomicU64::new(UNSTATED) })]))
+    }
+
+    pub(crate) fn none() -> Self {
         Self(SmallVec::new())
     }
 
-    pub(crate) fn push(&mut self, item: Arc<Item>) {
-        self.0.push(item);
+    /// Adds a policy of the rule, before anything else has the handle.
+    pub(crate) fn charge(&mut self, policy: &Policy) {
+        for item in self.0.iter_mut().filter_map(Arc::get_mut) {
+            item.policies.push(policy.clone());
+        }
     }
 
     pub(crate) fn append(&mut self, other: &Self) {
@@ -71,7 +80,7 @@ impl Usage {
     /// Returns the cost that was stated so far; of several rules the largest.
     #[must_use]
     pub fn stated(&self) -> Option<u64> {
-        self.0.iter().filter_map(|item| item.stated()).max()
+        said(self.0.iter().map(|item| item.stated.load(Ordering::Acquire)))
     }
 
     /// Returns the units that were reserved before the service was called; of several rules the largest.
@@ -83,13 +92,26 @@ impl Usage {
     /// Returns the handle of the rule that has a policy of this name alone.
     #[must_use]
     pub fn of(&self, policy: &str) -> Option<Self> {
-        let items: SmallVec<[Arc<Item>; 1]> = self.0.iter().filter(|item| item.has(policy)).cloned().collect();
+        let items: SmallVec<[Arc<Item>; 1]> =
+            self.0.iter().filter(|item| item.policies.iter().any(|own| own.name() == policy)).cloned().collect();
         (!items.is_empty()).then_some(Self(items))
     }
 
+    /// Returns the stated cost and ends the statements.
+    pub(crate) fn close(&self) -> Option<u64> {
+        said(self.0.iter().map(|item| item.stated.swap(SETTLED, Ordering::AcqRel)))
+    }
+
     fn state(&self, units: impl Fn(Option<u64>) -> u64) -> bool {
+        let state = |said| match said {
+            SETTLED => None,
+            UNSTATED => Some(units(None).min(MOST)),
+            said => Some(units(Some(said)).min(MOST)),
+        };
         // Every rule, also if an earlier one was settled already.
-        self.0.iter().fold(false, |in_time, item| item.state(&units) | in_time)
+        self.0.iter().fold(false, |in_time, item| {
+            item.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok() | in_time
+        })
     }
 }
 
@@ -102,48 +124,8 @@ impl fmt::Debug for Usage {
     }
 }
 
-impl Item {
-    pub(crate) fn new(policy: &Policy, reserved: u64) -> Self {
-        Self { policies: SmallVec::from_iter([policy.clone()]), reserved, stated: AtomicU64::new(UNSTATED) }
-    }
-
-    pub(crate) fn charge(&mut self, policy: &Policy) {
-        self.policies.push(policy.clone());
-    }
-
-    fn has(&self, name: &str) -> bool {
-        self.policies.iter().any(|policy| policy.name() == name)
-    }
-
-    fn stated(&self) -> Option<u64> {
-        Some(self.stated.load(Ordering::Acquire)).filter(|said| *said <= MOST)
-    }
-
-    pub(crate) fn reserved(&self) -> u64 {
-        self.reserved
-    }
-
-    fn state(&self, units: impl Fn(Option<u64>) -> u64) -> bool {
-        let state = |said| match said {
-            SETTLED => None,
-            UNSTATED => Some(units(None).min(MOST)),
-            said => Some(units(Some(said)).min(MOST)),
-        };
-        self.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok()
-    }
-
-    pub(crate) fn set(&self, units: u64) {
-        self.state(|_| units);
-    }
-
-    pub(crate) fn add(&self, units: u64) {
-        self.state(|said| said.unwrap_or(0).saturating_add(units));
-    }
-
-    /// Returns the stated cost and ends the statements.
-    pub(crate) fn close(&self) -> Option<u64> {
-        Some(self.stated.swap(SETTLED, Ordering::AcqRel)).filter(|said| *said <= MOST)
-    }
+fn said(values: impl Iterator<Item = u64>) -> Option<u64> {
+    values.filter(|value| *value <= MOST).max()
 }
 
 #[cfg(test)]
@@ -151,13 +133,13 @@ mod tests {
     use super::*;
     use crate::quota::Quota;
 
-    fn usage(names: &[&str]) -> (Usage, Vec<Arc<Item>>) {
-        let items: Vec<Arc<Item>> = names
-            .iter()
-            .zip(7..)
-            .map(|(name, reserved)| Arc::new(Item::new(&Policy::new(*name, Quota::per_second(1)).unwrap(), reserved)))
-            .collect();
-        (Usage(items.iter().cloned().collect()), items)
+    fn usage(names: &[&str]) -> (Usage, Vec<Usage>) {
+        let of =
+            |(name, reserved): (&&str, u64)| Usage::new(&Policy::new(*name, Quota::per_second(1)).unwrap(), reserved);
+        let each: Vec<Usage> = names.iter().zip(7..).map(of).collect();
+        let mut all = Usage::none();
+        each.iter().for_each(|one| all.append(one));
+        (all, each)
     }
 
     #[test]

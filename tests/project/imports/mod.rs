@@ -16,8 +16,14 @@ type Layer = (&'static str, &'static [&'static str]);
 
 /// The layers, the highest first.
 const LAYERS: &[Layer] = &[
-    ("the crate's root, the guide, and the suite for limiters", &["lib.rs", "guide/", "conformance/"]),
-    ("middleware: the layer", &["middleware/mod.rs", "middleware/layer.rs", "middleware/admit.rs"]),
+    ("the crate's root, the guide, and the suite for limiters", &["lib.rs", "observe.rs", "guide/", "conformance/"]),
+    ("the status page", &["status/"]),
+    ("rules in a file", &["rules/"]),
+    ("clients", &["client/"]),
+    (
+        "middleware: the layer",
+        &["middleware/mod.rs", "middleware/layer.rs", "middleware/admit.rs", "middleware/explain.rs"],
+    ),
     ("middleware: the way of a request", &["middleware/service.rs", "middleware/future.rs", "middleware/live.rs"]),
     ("middleware: the steps of that way", &["middleware/"]),
     ("middleware: what a request holds", &["middleware/ticket.rs"]),
@@ -36,6 +42,7 @@ const LAYERS: &[Layer] = &[
             "middleware/respond/refusal/",
             "middleware/rule/",
             "middleware/settings.rs",
+            "middleware/source.rs",
             "middleware/settle/nested.rs",
             "middleware/settle/usage.rs",
         ],
@@ -43,12 +50,12 @@ const LAYERS: &[Layer] = &[
     ("limiters", &["limiter/"]),
     (
         "what limiters and the middleware speak of",
-        &["clock", "key", "mode.rs", "observe.rs", "outcome.rs", "policy", "setup_warning.rs"],
+        &["clock", "explanation.rs", "key", "mode.rs", "outcome.rs", "policy", "setup_warning.rs", "stats/"],
     ),
     ("quotas", &["quota/"]),
     ("algorithms", &["algorithm/"]),
     ("what a quota says", &["quota/spec.rs"]),
-    ("numbers", &["decision.rs", "error.rs", "sync.rs", "time.rs"]),
+    ("numbers", &["decision.rs", "error.rs", "fields.rs", "json.rs", "random.rs", "sync.rs", "time.rs"]),
 ];
 
 /// The index of a file's layer.

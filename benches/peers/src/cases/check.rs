@@ -43,6 +43,23 @@ pub fn run(plan: &Plan) -> Vec<Case> {
             }
         }
     }
+    // How the time grows with the keys, beside the hot key and the sizes above. Other peers would take long to fill.
+    for (keys, size) in [(100_000, "100k"), (10_000_000, "10M")] {
+        let setup = Setup { keys: plan.scaled(keys), denied: false };
+        let is_meant = |name: &str| name.starts_with(contenders::NAME) || name.starts_with(AGAINST);
+        let meant = contenders::all().into_iter().filter(|contender| is_meant(contender.name()));
+        let name = format!("allowed, {size} address");
+        let keys = addresses(setup.keys);
+        cases.extend(case(
+            plan,
+            name,
+            &setup,
+            1,
+            Order::Uniform,
+            &keys,
+            meant.map(|contender| (contender.name(), contender.by_address(&setup))),
+        ));
+    }
     cases
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
 use axum::routing::get;
 use http::request::Parts;
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
@@ -15,7 +14,7 @@ use tower_ratelimit::{Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, key
 use crate::contender::LayerSetup;
 use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
-use crate::requests::drive;
+use crate::requests::drive_app;
 
 const PLAIN: &str = "plain: a token bucket, default headers";
 const SECOND: Duration = Duration::from_secs(1);
@@ -31,10 +30,10 @@ pub fn run(plan: &Plan) -> Vec<Case> {
     let keys = plan.scaled(10_000);
     let setup = LayerSetup { keys, denied: false, headers: true };
     let mut names = Vec::new();
-    let mut runs: Vec<Run<'_>> = vec![drive::<Body, _, _>(app(), &setup)];
+    let mut runs: Vec<Run<'_>> = vec![drive_app(app(), &setup)];
     for (name, app) in apps(keys).expect("the quotas are possible") {
         names.push(name);
-        runs.push(drive::<Body, _, _>(app, &setup));
+        runs.push(drive_app(app, &setup));
     }
     runs.iter_mut().for_each(|run| run(20 * keys as u64));
     let Raced { times, spreads, noise } = plan.race(&mut runs);

@@ -1,4 +1,4 @@
-//! What a layer adds to a request: around a service that does nothing, and around an axum application.
+//! The cost that a layer adds to a request: around a service that does nothing, and around an axum application.
 
 use axum::Router;
 use axum::routing::get;
@@ -7,7 +7,7 @@ use crate::contender::LayerSetup;
 use crate::contenders;
 use crate::race::{Plan, Raced, Run};
 use crate::report::{Better, Case};
-use crate::requests::{Bare, Requests, drive};
+use crate::requests::{Bare, drive, drive_app};
 
 const AGAINST: &str = "tower_governor";
 
@@ -31,6 +31,14 @@ pub fn run(plan: &Plan) -> Vec<Case> {
             }
         }
     }
+    // How the cost grows with the keys, in the form that users have.
+    for (keys, size) in [(100_000, "100k"), (1_000_000, "1M"), (10_000_000, "10M")] {
+        let setup = LayerSetup { keys: plan.scaled(keys), denied: false, headers: false };
+        let name = format!("allowed, {size}, without header fields, around an axum router");
+        if plan.is_wanted(&name) {
+            cases.push(case(plan, name, &setup, true));
+        }
+    }
     cases
 }
 
@@ -38,26 +46,23 @@ fn app() -> Router {
     Router::new().route("/", get(|| async {}))
 }
 
-fn of_app(app: Router, setup: &LayerSetup) -> Requests {
-    drive::<axum::body::Body, _, _>(app, setup)
-}
-
 fn case(plan: &Plan, name: String, setup: &LayerSetup, is_app: bool) -> Case {
     let mut names = vec!["no layer"];
     // Nothing refuses what goes to it.
     let plain = LayerSetup { denied: false, ..*setup };
     let mut runs: Vec<Run<'_>> =
-        vec![if is_app { of_app(app(), &plain) } else { drive::<axum::body::Body, _, _>(Bare, &plain) }];
+        vec![if is_app { drive_app(app(), &plain) } else { drive::<axum::body::Body, _, _>(Bare, &plain) }];
     for contender in contenders::all() {
         let run =
-            if is_app { contender.app(app(), setup).map(|app| of_app(app, setup)) } else { contender.bare(setup) };
+            if is_app { contender.app(app(), setup).map(|app| drive_app(app, setup)) } else { contender.bare(setup) };
         if let Some(run) = run {
             names.push(contender.name());
             runs.push(run);
         }
     }
-    // Every address is there.
-    runs.iter_mut().for_each(|run| run(20 * setup.keys as u64));
+    // Every address is there, or, of very many, nineteen in twenty.
+    let warm = (20 * setup.keys as u64).min(3 * 10_000_000);
+    runs.iter_mut().for_each(|run| run(warm));
     let allocations: Vec<f64> = runs.iter_mut().map(allocations).collect();
     let Raced { times, spreads, noise } = plan.race(&mut runs);
     let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();

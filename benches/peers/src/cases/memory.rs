@@ -33,7 +33,7 @@ fn case<K>(name: String, keys: &[K], taken: impl Iterator<Item = (&'static str, 
     Case::new(name, "bytes", Better::Lower, AGAINST, names, &bytes).told()
 }
 
-/// What the limiter and all its keys take.
+/// Returns the memory of the limiter and all its keys.
 fn bytes<K>(make: impl Fn() -> Option<Check<K>>, keys: &[K]) -> Option<i64> {
     let all: Vec<u32> = (0..keys.len() as u32).collect();
     let mut kept = None;

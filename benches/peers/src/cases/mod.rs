@@ -36,7 +36,7 @@ enum Order {
 
 fn places(order: Order, keys: usize, seed: u64) -> Vec<u32> {
     let mut numbers = SmallRng::seed_from_u64(seed);
-    let count = (4 * keys).clamp(1 << 12, 1 << 20);
+    let count = (4 * keys).clamp(1 << 12, keys.max(1 << 20));
     match order {
         Order::Uniform => (0..count).map(|_| numbers.random_range(0..keys as u32)).collect(),
         Order::Zipf => {

@@ -95,7 +95,7 @@ async fn load(limiter: &Arc<dyn Remote>, keys: u64, tasks: usize, time: Duration
     done.load(Ordering::Relaxed)
 }
 
-/// What scripts and commands took of the server.
+/// The server's time that scripts and commands took.
 #[derive(Clone, Copy, Default)]
 struct Spent {
     calls: u64,

@@ -37,7 +37,7 @@ pub fn run(plan: &Plan) -> Vec<Case> {
     cases
 }
 
-/// What one of them did.
+/// The result of one of them.
 struct Streamed {
     times: Histogram<u64>,
     bytes: i64,

@@ -1,4 +1,4 @@
-//! What is told: a table at once, and the figures as JSON with a chart at the end.
+//! The report: a table at once, and the figures as JSON with a chart at the end.
 
 mod chart;
 
@@ -104,14 +104,16 @@ fn figure(value: f64) -> String {
     if value.abs() < 100.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
-/// What a stranger would ask first.
-const SUMMARY: [(&str, &str); 7] = [
+/// The figures that a newcomer asks for first.
+const SUMMARY: [(&str, &str); 9] = [
+    ("layer", "allowed, 10k, with header fields, around an axum router"),
+    ("layer", "allowed, 10k, without header fields, around an axum router"),
+    ("layer", "refused, 10k, with header fields, around an axum router"),
+    ("server", "everything allowed, with header fields, one server thread"),
+    ("server", "everything refused, with header fields, one server thread"),
     ("check", "allowed, 10k address"),
     ("check", "allowed, 1M text"),
     ("check", "denied, 10k address"),
-    ("layer", "allowed, 10k, with header fields, around an axum router"),
-    ("layer", "refused, 10k, with header fields, around an axum router"),
-    ("server", "everything refused, with header fields, one server thread"),
     ("redis", "10k keys, 200 in flight"),
 ];
 

@@ -114,65 +114,59 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
 }
 
 /// Returns the kind of an error that has no consequences here, and what the server does, in words.
+/// `has` says whether the text has a code.
 fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (RedisErrorKind, &'static str) {
-    use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
-    let says = |words: &&str| text.contains(words);
-    if ["NOAUTH", "WRONGPASS"].iter().any(&has) {
-        return (Misconfigured, "wants another user or password in the URL");
-    }
-    // Redis since 7.2 and Valkey say the second, earlier ones the third.
-    if has(&"NOPERM") || ["ACL failure in script", "user executing the script can't"].iter().any(says) {
-        return (Misconfigured, TOO_FEW_RIGHTS);
-    }
-    if has(&"CROSSSLOT") {
-        return (Misconfigured, "has the keys of one check in several slots");
-    }
-    if ["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "UNKILLABLE"].iter().any(&has) {
-        return (Unavailable, "cannot serve now");
-    }
-    if has(&"WRONGTYPE") {
-        return (Foreign, "has something else under a key");
-    }
-    if ["unknown command", "Unknown Redis command", "Error compiling script"].iter().any(says) {
-        return (Misconfigured, "does not know a command or cannot compile the script; 6.2 or later is needed");
-    }
-    if says(&"cluster support disabled") {
-        return (Misconfigured, "is no cluster: its URL begins with redis:// or rediss://");
-    }
-    if ["Error running script", "user_script"].iter().any(says) {
-        return (Foreign, "could not make sense of what it has stored");
-    }
-    if FOR_GOOD.iter().any(says) {
-        return (Misconfigured, "cannot be used so");
-    }
+    let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
+    let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
+    let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
     // Too many clients, a proxy that has no server, what later versions say: it may pass.
-    (Unavailable, "cannot serve now")
+    known.map_or((RedisErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
-/// Words of errors that do not pass by themselves: a password where there is none, a database that
-/// does not exist, protected mode, a command with other arguments.
-const FOR_GOOD: [&str; 7] = [
-    "without any password configured",
-    "no password is set",
-    "DB index",
-    "SELECT is not allowed in cluster mode",
-    "protected mode",
-    "wrong number of arguments",
-    "unknown subcommand",
+/// Codes, or other words of errors, and what they mean. The first that fits counts.
+const MEANINGS: [(&[&str], RedisErrorKind, &str); 8] = [
+    (&["NOAUTH", "WRONGPASS"], RedisErrorKind::Misconfigured, "wants another user or password in the URL"),
+    // Redis since 7.2 and Valkey say the second, earlier ones the third.
+    (
+        &["NOPERM", "ACL failure in script", "user executing the script can't"],
+        RedisErrorKind::Misconfigured,
+        "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
+         +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
+    ),
+    (
+        &["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "UNKILLABLE"],
+        RedisErrorKind::Unavailable,
+        "cannot serve now",
+    ),
+    (&["WRONGTYPE"], RedisErrorKind::Foreign, "has something else under a key"),
+    (
+        &["unknown command", "Unknown Redis command", "Error compiling script"],
+        RedisErrorKind::Misconfigured,
+        "does not know a command or cannot compile the script; 6.2 or later is needed",
+    ),
+    (
+        &["cluster support disabled"],
+        RedisErrorKind::Misconfigured,
+        "is no cluster: its URL begins with redis:// or rediss://",
+    ),
+    (&["Error running script", "user_script"], RedisErrorKind::Foreign, "could not make sense of what it has stored"),
+    // They do not pass by themselves: keys of several slots, a password where there is none, a database that does not
+    // exist, a command with other arguments.
+    (
+        &[
+            "CROSSSLOT",
+            "without any password configured",
+            "no password is set",
+            "DB index",
+            "SELECT is not allowed in cluster mode",
+            "protected mode",
+            "wrong number of arguments",
+            "unknown subcommand",
+        ],
+        RedisErrorKind::Misconfigured,
+        "cannot be used so",
+    ),
 ];
-
-const TOO_FEW_RIGHTS: &str = "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get \
-                              +set +psetex +del +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, \
-                              in a cluster, +cluster|slots +asking";
-
-/// Returns the error for a user who lacks these rights.
-pub(super) fn lacks(rights: &str, server: &Address) -> Failure {
-    let error = misconfigured(format!(
-        "Redis at {server} gives its user too few rights: {rights} is missing. Give it: ACL SETUSER <user> {rights}, also for \
-         keys ~<prefix>:*"
-    ));
-    Failure { cause: Cause::Answer, error }
-}
 
 pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
     RedisError::new(RedisErrorKind::Misconfigured, message)

@@ -1,7 +1,7 @@
 //! The events of a store, for the observer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -15,14 +15,14 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// Reports to the observer, if there is one.
 pub(super) struct Events {
-    observer: Option<Arc<dyn Observer>>,
+    observer: OnceLock<Arc<dyn Observer>>,
     /// When an error of each kind was last reported.
     reported: [Mutex<Option<Instant>>; 5],
 }
 
 impl Events {
     pub(super) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
-        Self { observer, reported: Default::default() }
+        Self { observer: observer.map_or_else(OnceLock::new, OnceLock::from), reported: Default::default() }
     }
 
     pub(super) fn down(&self, server: &Address, error: &RedisError) {
@@ -31,6 +31,10 @@ impl Events {
 
     pub(super) fn up(&self, server: &Address) {
         self.report(|| LimiterEvent::StoreUp { server: server.to_string() });
+    }
+
+    pub(super) fn left(&self, server: &Address) {
+        self.report(|| LimiterEvent::StoreLeft { server: server.to_string() });
     }
 
     /// Reports an error, once a minute for each kind.
@@ -42,7 +46,7 @@ impl Events {
             RedisErrorKind::Foreign => 3,
             RedisErrorKind::Misconfigured => 4,
         };
-        if self.observer.is_none() || !is_due(&self.reported[kind]) {
+        if !self.is_observed() || !is_due(&self.reported[kind]) {
             return;
         }
         self.report(|| match error.kind() {
@@ -51,8 +55,17 @@ impl Events {
         });
     }
 
-    fn report(&self, event: impl FnOnce() -> LimiterEvent) {
-        if let Some(observer) = &self.observer {
+    /// Sets the observer, unless there is one.
+    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
+        let _ = self.observer.set(Arc::clone(observer));
+    }
+
+    pub(super) fn is_observed(&self) -> bool {
+        self.observer.get().is_some()
+    }
+
+    pub(super) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
+        if let Some(observer) = self.observer.get() {
             // The tasks that keep connections go on if it panics.
             let _ = catch_unwind(AssertUnwindSafe(|| observer.on_event(&event())));
         }

@@ -206,11 +206,6 @@ impl Link {
         self.count(error_class::answer(words, &self.address)).error
     }
 
-    /// Returns the error for a user who lacks these rights.
-    pub(super) fn lacks(&self, rights: &str) -> RedisError {
-        self.count(error_class::lacks(rights, &self.address)).error
-    }
-
     async fn send(
         &self,
         command: &'static str,
@@ -290,6 +285,13 @@ impl Link {
         *self.trouble() = None;
         if self.breaker.close() {
             self.events.up(&self.address);
+        }
+    }
+
+    /// Notes that nothing probes the server any more.
+    pub(super) fn leave(&self) {
+        if self.breaker.close() {
+            self.events.left(&self.address);
         }
     }
 

@@ -29,6 +29,7 @@ pub(super) use self::settings::Settings;
 use self::settings::{Target, TargetKind};
 use super::error::{RedisError, RedisErrorKind};
 use super::script::Call;
+use crate::outcome::{LimiterEvent, Observer};
 
 /// Returns the slot of a key in a cluster, which depends on what is between its first braces.
 pub(super) fn slot(key: &[u8]) -> u16 {
@@ -132,16 +133,26 @@ impl Store {
         self.0.events.failed(error);
     }
 
+    /// Sets the observer of events, unless there is one.
+    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.0.events.observe(observer);
+    }
+
+    /// Whether there is an observer of events.
+    pub(super) fn is_observed(&self) -> bool {
+        self.0.events.is_observed()
+    }
+
+    /// Reports an event to the observer.
+    pub(super) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
+        self.0.events.report(event);
+    }
+
     /// Notes that the slot's connection delivered a reply that no script gives.
     pub(super) fn garbled(&self, slot: u16) {
         if let Ok(link) = self.link(slot) {
             link.garbled();
         }
-    }
-
-    /// Returns the error for a user who lacks these rights on the slot's server.
-    pub(super) fn lacks(&self, slot: u16, rights: &str) -> RedisError {
-        self.link(slot).map_or_else(|error| error, |link| link.lacks(rights))
     }
 
     /// Returns why a call to the slot's server is not worth a try, if the server is believed dead

@@ -44,5 +44,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.reconnect.abort();
+        self.link.leave();
     }
 }

@@ -11,9 +11,10 @@
 //!
 //! | bytes | meaning |
 //! |---|---|
-//! | 1 | the verb: 0 take (charges that depend on no other: one, or several without a list), 1 take, 2 peek, 3 refund, 4 reset |
+//! | 1 | the verb: 1 take, 2 peek, 3 refund, 4 reset |
 //! | 2 | the number of requests |
 //! | 2 | the number of keys of each |
+//! | 4 | the length of the forms |
 //! | | a form for each of these keys, unless the verb is reset |
 //!
 //! A form says how the key's value looks, and what the algorithm needs:
@@ -46,7 +47,7 @@
 //! it was the newest. Every value has a time to live, after which it would count for nothing.
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
-//! version was written under another quota, and `convert.lua` reads it as a state of the request's.
+//! version was written under another quota, and `look.lua` reads it as a state of the request's.
 //! A value with anything else fails its request as [`Foreign`](RedisErrorKind::Foreign), and stays
 //! as it is.
 //!

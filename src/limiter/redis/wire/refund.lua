@@ -1,4 +1,6 @@
--- Refunds. It stands in `make_refund`, which is called when a request is a refund.
+-- Refunds what a receipt holds, if the state still has it. A list is written here; otherwise the
+-- state to write is returned. This is what `twin(0)` does with a state. `f` has the fields of the
+-- form, in their order, and `other` what the look at the value returned, if there was one.
 --
 -- `q` has the form's ten numbers. `r` has what the receipt holds: the units, or their span in
 -- `units` and `num`, and its instant and number in `at` and `n`.
@@ -110,36 +112,32 @@ local function refund_list(key, layout, life, r)
   return true
 end
 
--- Takes units out of a list that another quota wrote, if the entry is still there under this one.
-local function refund_converted(y, layout, life, r)
-  local whole, found = y.whole, false
+if other and other.over then return end
+local kind, layout, head, life = f[1], f[2], f[3], f[15]
+local _, log_write = twin(kind)
+local r = {}
+r.units, r.num, r.at, r.n = unpack('<dddd', f[16], 2)
+if other and other.whole then
+  -- The list is not in Redis yet. It is written if the receipt's entry is still in it.
+  local whole, has_it = other.whole, false
   for number = 2, #whole do
     local start, units = unpack(layout, whole[number])
     if start == r.at and start + life > now and r.units > 0 and units > 0 then
-      whole[number], found = pack(layout, start, math.max(units - r.units, 0), 0), true
+      whole[number], has_it = pack(layout, start, math.max(units - r.units, 0), 0), true
     end
   end
-  if not found then return end
+  if not has_it then return end
   local newest, units
   while #whole > 1 do
     newest, units = unpack(layout, whole[#whole])
     if units > 0 then break end
     whole[#whole], newest = nil, nil
   end
-  write_list(y, 0, 0, newest, units, 0, true, whole)
-end
-
--- Refunds what a receipt holds, if the state still has it.
-return function(y)
-  local f = y.form
-  local units, num, at, n = unpack('<dddd', f[16], 2)
-  local r = {units = units, num = num, at = at, n = n}
-  if y.whole then
-    refund_converted(y, f[2], f[15], r)
-  elseif y.list then
-    if y.newest and refund_list(y.key, f[2], f[15], r) and y.rehead then redis.call('LSET', y.key, 0, f[3]) end
-  elseif y.told ~= '\0' then
-    local to, p, q = refund_pair(y.kind, {_G.unpack(f, 6, 15)}, r, y.at, y.n, y.m)
-    if to then write_state(y, to, p, q) end
-  end
+  log_write(
+    try, pack, unpack, now, longer, key, found, layout, head, f[4], life, 0, 0, newest, units, 0, true, whole
+  )
+elseif kind == 6 or kind == 7 then
+  if at and refund_list(key, layout, life, r) and other then redis.call('LSET', key, 0, head) end
+elseif found ~= '\0' then
+  return refund_pair(kind, {_G.unpack(f, 6, 15)}, r, at, n, m)
 end

@@ -5,13 +5,11 @@ use smallvec::SmallVec;
 
 use super::charge::{KeyedCharge, Partners};
 use super::encode;
-use crate::algorithm::Rules;
 use crate::limiter::redis::keys::Stored;
 use crate::limiter::{Charge, Effect, Refund, binds, outlives_refusal};
 use crate::policy::Policy;
 
-/// What a request does. The numbers stand in programs, where 0 is a [`Take`](Self::Take) of charges
-/// that depend on no other: of one, or of several that are no lists.
+/// The action of a request. The numbers stand in programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(in crate::limiter::redis) enum Verb {
@@ -22,6 +20,9 @@ pub(in crate::limiter::redis) enum Verb {
     Refund = 3,
     Reset = 4,
 }
+
+/// The position of the first form in a run.
+const FORMS_AT: usize = 9;
 
 /// A request whose keys are all in one slot, or on one server.
 #[derive(Debug)]
@@ -59,26 +60,21 @@ impl Request {
 
     /// Charges these.
     pub(super) fn of(verb: Verb, slot: u16, charges: SmallVec<[KeyedCharge; 1]>) -> Self {
-        let is_list = |charge: &KeyedCharge| matches!(charge.policy.quota().rules(), Rules::EntryLog(_));
-        let is_usual = verb == Verb::Take
-            && charges.iter().all(|charge| charge.partners.is_none() && (charges.len() == 1 || !is_list(charge)));
-        let mut run = begin(verb, charges.len(), is_usual);
-        charges.iter().for_each(|charge| encode::charge(&mut run, charge));
-        Self { verb, slot, charges, run: run.into() }
+        let run = run(verb, charges.len(), |forms| charges.iter().for_each(|charge| encode::charge(forms, charge)));
+        Self { verb, slot, charges, run }
     }
 
     /// Refunds the units that a receipt still holds.
     pub(in crate::limiter::redis) fn refund(refund: Refund, stored: &Stored) -> Self {
-        let mut run = begin(Verb::Refund, 1, false);
-        encode::refund(&mut run, refund.policy.quota(), &refund.receipt);
+        let run = run(Verb::Refund, 1, |form| encode::refund(form, refund.policy.quota(), &refund.receipt));
         let charges = SmallVec::from_iter([KeyedCharge::idle(refund.policy, stored)]);
-        Self { verb: Verb::Refund, slot: stored.slot, charges, run: run.into() }
+        Self { verb: Verb::Refund, slot: stored.slot, charges, run }
     }
 
     /// Forgets a state.
     pub(in crate::limiter::redis) fn reset(policy: &Policy, stored: &Stored) -> Self {
         let charges = SmallVec::from_iter([KeyedCharge::idle(policy.clone(), stored)]);
-        Self { verb: Verb::Reset, slot: stored.slot, charges, run: begin(Verb::Reset, 1, false).into() }
+        Self { verb: Verb::Reset, slot: stored.slot, charges, run: run(Verb::Reset, 1, |_| {}) }
     }
 
     pub(in crate::limiter::redis) fn slot(&self) -> u16 {
@@ -97,10 +93,14 @@ impl Request {
     }
 }
 
-/// Begins the run of one request for this number of keys.
-fn begin(verb: Verb, keys: usize, usual: bool) -> Vec<u8> {
-    let mut run = Vec::with_capacity(5 + 136 * keys);
-    run.push(if usual { 0 } else { verb as u8 });
+/// Returns the run of one request for this number of keys.
+fn run(verb: Verb, keys: usize, write_forms: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+    let mut run = Vec::with_capacity(FORMS_AT + 136 * keys);
+    run.push(verb as u8);
     run.extend([1, keys as u16].map(u16::to_le_bytes).as_flattened()); // at most `CHARGES_MAX`
-    run
+    run.extend([0; 4]);
+    write_forms(&mut run);
+    let length = (run.len() - FORMS_AT) as u32; // below `CHARGES_MAX` times some hundred bytes
+    run[FORMS_AT - 4..FORMS_AT].copy_from_slice(&length.to_le_bytes());
+    run.into()
 }

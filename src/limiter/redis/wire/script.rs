@@ -17,13 +17,21 @@ macro_rules! part {
     };
 }
 
-/// Redis makes each function anew with each call. So an algorithm's functions stand in a branch of
-/// `twin`, and those that a lone charge does not need stand in functions that are called by the
-/// requests that need them.
+/// Redis makes each function anew with each call. So the functions that a usual charge does not need
+/// stand in branches of `twin`: an algorithm's in that of its kind, and those for refunds and for
+/// values of other quotas in that of kind 0.
 const TEXT: &str = concat!(
     part!("clock"),
     "local function twin(kind)\n",
-    "if kind <= 2 then\n",
+    "if kind == 0 then\n",
+    "return function(try, pack, unpack, now, longer, twin, key, f, found, at, n, m, other)\n",
+    "if not found then\n",
+    part!("wide"),
+    part!("look"),
+    "end\n",
+    part!("refund"),
+    "end\n",
+    "elseif kind <= 2 then\n",
     twin!("gcra"),
     "return gcra\n",
     "elseif kind == 3 then\n",
@@ -47,17 +55,7 @@ const TEXT: &str = concat!(
     twin!("entry_log"),
     "return entry_log, log_write, log_entry, muldiv\n",
     "end\n",
-    part!("usual"),
-    "local function make_requests(try, pack, unpack, now, longer, twin, read_pair, write_pair, read_list, FORM, program)\n",
-    "local function make_convert()\n",
-    part!("wide"),
-    part!("convert"),
-    "end\n",
-    "local function make_refund(write_state, write_list)\n",
-    part!("refund"),
-    "end\n",
-    part!("requests"),
-    "end\n",
+    part!("charge"),
     part!("driver"),
 );
 

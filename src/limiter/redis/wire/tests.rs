@@ -80,18 +80,10 @@ impl Bench {
     }
 
     /// Returns the answers to requests that each go in a call of their own, at these instants.
-    /// `general` has requests.lua decide also the requests that usual.lua can decide.
-    fn ask(&mut self, requests: &[(Timestamp, &Request, bool)]) -> Vec<Answered> {
-        let call = |(now, request, general): &(Timestamp, &Request, bool)| {
-            let mut call = call(&[request], NUMBER, Some(*now));
-            if *general && call.args[0][0] == 0 {
-                call.args[0] = [&[1], &call.args[0][1..]].concat().into();
-            }
-            call
-        };
-        let calls: Vec<Call> = requests.iter().map(call).collect();
+    fn ask(&mut self, requests: &[(Timestamp, &Request)]) -> Vec<Answered> {
+        let calls: Vec<Call> = requests.iter().map(|(now, request)| call(&[request], NUMBER, Some(*now))).collect();
         let replies = self.run(&calls);
-        requests.iter().zip(replies).map(|((_, request, _), reply)| decoded(&[request], &reply).remove(0)).collect()
+        requests.iter().zip(replies).map(|((_, request), reply)| decoded(&[request], &reply).remove(0)).collect()
     }
 
     /// Every key says when it ends.

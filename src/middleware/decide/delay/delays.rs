@@ -31,7 +31,7 @@ impl Drop for Counted {
 
 impl Delays {
     pub(crate) fn new(timer: Arc<dyn Timer>, most: usize) -> Self {
-        Self { timer, lines: Lines::new(), waiting: AtomicUsize::new(0), most }
+        Self { timer, lines: Lines::default(), waiting: AtomicUsize::new(0), most }
     }
 
     /// Counts one more request as waiting. Returns `None` if the most wait already.
@@ -39,6 +39,11 @@ impl Delays {
         let one_more = |waiting: usize| (waiting < self.most).then_some(waiting + 1);
         let counted = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         counted.is_ok().then(|| Counted(Arc::clone(self)))
+    }
+
+    /// Returns whether the most requests wait already.
+    pub(crate) fn is_full(&self) -> bool {
+        self.waiting() >= self.most
     }
 
     /// Returns the number of requests that wait.

@@ -11,17 +11,13 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use smallvec::SmallVec;
 
 use crate::decision::Receipt;
 use crate::key::Key;
-
-const SHARDS: usize = 16;
+use crate::sync::{Mutex, lock};
 
 /// The number of foremost waiters, whose timers are set to the slots that they have now.
 const FOREMOST: usize = 8;
@@ -32,24 +28,25 @@ const SPARE: usize = 64;
 /// The policy, key and cost that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Place {
-    pub(super) policy: usize,
+    /// The fingerprint of its name and quota: the rules of a layer may change while requests wait.
+    pub(super) policy: u64,
     pub(super) key: Key,
     /// A slot fits only requests of its own cost: a more costly one would depart too close to the next.
     pub(super) cost: u64,
 }
 
 /// All lines of a layer. A place has a line only while a request waits there.
-#[derive(Debug)]
-pub(super) struct Lines {
-    shards: Box<[Mutex<Shard>]>,
-    hash: RandomState,
-    turns: AtomicU64,
+#[derive(Debug, Default)]
+pub(super) struct Lines(Mutex<Waiting>);
+
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: HashMap<Place, Line>,
+    turns: u64,
 }
 
-type Shard = HashMap<Place, Line>;
-
 /// Wakers that were taken out of a line. Waking or dropping a waker runs the application's code, which may drop another
-/// waiting request and so lock the shard again. Both are therefore done after the shard's lock is released.
+/// waiting request and so lock the lines again. Both are therefore done after the lock is released.
 #[derive(Default)]
 struct Wakers {
     to_wake: SmallVec<[Waker; 2]>,
@@ -70,6 +67,8 @@ struct Line {
     slots: VecDeque<Slot>,
     /// By turn number, so in the order in which they joined.
     waiters: BTreeMap<u64, Waiter>,
+    /// The receipts of the slots in which waiters depart that do not know it yet, by turn number.
+    departed: BTreeMap<u64, Option<Receipt>>,
 }
 
 #[derive(Debug)]
@@ -83,90 +82,69 @@ struct Waiter {
     /// The instant that its timer is set to.
     armed_us: u64,
     waker: Option<Waker>,
-    granted: Granted,
 }
 
-/// The receipt of the slot in which a request departs.
-type Granted = Arc<Mutex<Option<Receipt>>>;
-
-/// What a waiting request holds of its line.
+/// A waiting request's number in its line.
 #[derive(Debug)]
 pub(super) struct Turn {
     place: Place,
     number: u64,
-    granted: Granted,
 }
 
 impl Lines {
-    pub(super) fn new() -> Self {
-        Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hash: RandomState::new(),
-            turns: AtomicU64::new(0),
-        }
-    }
-
     /// Joins the line with the slot that the limiter gave.
     pub(super) fn join(&self, place: Place, departs_us: u64, receipt: Option<Receipt>) -> Turn {
-        let number = self.turns.fetch_add(1, Ordering::Relaxed);
-        let granted = Granted::default();
-        let mut shard = self.shard(&place);
-        let line = shard.entry(place.clone()).or_default();
+        let mut waiting = lock(&self.0);
+        waiting.turns += 1;
+        let number = waiting.turns;
+        let line = waiting.lines.entry(place.clone()).or_default();
         // Answers of a remote limiter may arrive in another order than it gave them.
         let at = line.slots.partition_point(|slot| slot.departs_us <= departs_us);
         line.slots.insert(at, Slot { departs_us, receipt });
-        let waiter = Waiter { armed_us: u64::MAX, waker: None, granted: Arc::clone(&granted) };
-        line.waiters.insert(number, waiter);
-        Turn { place, number, granted }
+        line.waiters.insert(number, Waiter { armed_us: u64::MAX, waker: None });
+        Turn { place, number }
     }
 
-    /// Returns `None` if the request may depart, else the instant until which it sleeps unless it is woken before.
-    pub(super) fn poll(&self, turn: &Turn, now_us: u64, waker: &Waker) -> Option<u64> {
-        let mut wakers = Wakers::default();
+    /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until which
+    /// the request sleeps unless it is woken before.
+    pub(super) fn poll(&self, turn: &Turn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
-        let until_us = self.with_line(&turn.place, |line| {
-            line.release(now_us, &mut wakers);
-            line.wait(turn.number, now_us, waker, &mut wakers)
+        let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
+            Some(receipt) => {
+                wakers.to_drop.push(waker);
+                Ok(receipt)
+            }
+            None => line.wait(turn.number, now_us, waker, wakers).map_or(Ok(None), Err),
         });
-        wakers.release();
-        until_us.flatten()
-    }
-
-    /// Returns the receipt of the slot in which a request departed.
-    pub(super) fn receipt(turn: &Turn) -> Option<Receipt> {
-        turn.granted.lock().unwrap_or_else(PoisonError::into_inner).take()
+        polled.unwrap_or(Ok(None))
     }
 
     /// Leaves the line. Returns the receipt of the slot that becomes free: the last one, or its own if that is over.
     pub(super) fn leave(&self, turn: &Turn, now_us: u64) -> Option<Receipt> {
-        let mut wakers = Wakers::default();
-        let freed = self.with_line(&turn.place, |line| {
-            line.release(now_us, &mut wakers);
-            line.leave(turn.number, &mut wakers)
+        let freed = self.with_line(turn, now_us, |line, wakers| {
+            let departed = line.departed.remove(&turn.number);
+            departed.unwrap_or_else(|| line.leave(turn.number, wakers).and_then(|slot| slot.receipt))
         });
-        wakers.release();
-        match freed.flatten() {
-            Some(slot) => slot.receipt,
-            None => Self::receipt(turn),
-        }
+        freed.flatten()
     }
 
-    fn shard(&self, place: &Place) -> MutexGuard<'_, Shard> {
-        let at = self.hash.hash_one(place) as usize % SHARDS;
-        // No code that could panic runs under the lock.
-        self.shards[at].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn with_line<T>(&self, place: &Place, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
-        let mut shard = self.shard(place);
-        let Entry::Occupied(mut line) = shard.entry(place.clone()) else { return None };
-        let changed = change(line.get_mut());
-        if line.get().waiters.is_empty() {
-            line.remove();
-            if shard.capacity() > SPARE && shard.len() < shard.capacity() / 8 {
-                shard.shrink_to_fit();
+    /// Changes a request's line, after the waiters that are due were released.
+    fn with_line<T>(&self, turn: &Turn, now_us: u64, change: impl FnOnce(&mut Line, &mut Wakers) -> T) -> Option<T> {
+        let mut wakers = Wakers::default();
+        let mut waiting = lock(&self.0);
+        let lines = &mut waiting.lines;
+        let Entry::Occupied(mut entry) = lines.entry(turn.place.clone()) else { return None };
+        let line = entry.get_mut();
+        line.release(now_us, &mut wakers);
+        let changed = change(line, &mut wakers);
+        if line.waiters.is_empty() && line.departed.is_empty() {
+            entry.remove();
+            if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
+                lines.shrink_to_fit();
             }
         }
+        drop(waiting);
+        wakers.release();
         Some(changed)
     }
 }
@@ -175,8 +153,10 @@ impl Line {
     /// Releases the waiters whose slots are due.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
         while self.slots.front().is_some_and(|slot| slot.departs_us <= now_us) {
-            let (Some(slot), Some((_, waiter))) = (self.slots.pop_front(), self.waiters.pop_first()) else { return };
-            *waiter.granted.lock().unwrap_or_else(PoisonError::into_inner) = slot.receipt;
+            let (Some(slot), Some((number, waiter))) = (self.slots.pop_front(), self.waiters.pop_first()) else {
+                return;
+            };
+            self.departed.insert(number, slot.receipt);
             wakers.to_wake.extend(waiter.waker);
         }
         self.wake_foremost(wakers);
@@ -219,22 +199,23 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::Arc;
 
     #[test]
     fn line_exists_only_while_a_request_waits_and_maps_shrink() {
-        let lines = Lines::new();
+        let lines = Lines::default();
         let place = |caller: u64| Place { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
         let mut waiting: Vec<Turn> = (0..10_000).map(|caller| lines.join(place(caller), 100, None)).collect();
-        let sizes = || lines.shards.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>();
-        let room = || lines.shards.iter().map(|shard| shard.lock().unwrap().capacity()).sum::<usize>();
+        let sizes = || lines.0.lock().unwrap().lines.len();
+        let room = || lines.0.lock().unwrap().lines.capacity();
         assert_eq!(sizes(), 10_000);
         // Half of the requests leave, the other half depart.
         let departing = waiting.split_off(5_000);
         waiting.iter().for_each(|turn| assert!(lines.leave(turn, 0).is_none()));
         assert_eq!(sizes(), 5_000);
-        departing.iter().for_each(|turn| assert_eq!(lines.poll(turn, 100, Waker::noop()), None));
+        departing.iter().for_each(|turn| assert_eq!(lines.poll(turn, 100, Waker::noop()), Ok(None)));
         assert_eq!(sizes(), 0);
-        assert!(room() <= SHARDS * SPARE, "room for {}", room());
+        assert!(room() <= SPARE, "room for {}", room());
     }
 
     /// A task that holds another request, which waits in the same line. It ends with the last of its wakers.
@@ -257,23 +238,23 @@ mod tests {
     fn wakers_are_dropped_when_the_lock_is_released() {
         type End = fn(&Lines, &Turn) -> bool;
         let ends: [(&str, End); 4] = [
-            ("polled by another task", |lines, turn| lines.poll(turn, 0, Waker::noop()).is_some()),
-            ("due", |lines, turn| lines.poll(turn, 100, Waker::noop()).is_none()),
+            ("polled by another task", |lines, turn| lines.poll(turn, 0, Waker::noop()).is_err()),
+            ("due", |lines, turn| lines.poll(turn, 100, Waker::noop()).is_ok()),
             ("left", |lines, turn| lines.leave(turn, 0).is_none()),
             ("left when due", |lines, turn| lines.leave(turn, 100).is_none()),
         ];
         for (name, end) in ends {
             let (done, ended) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
-                let lines = Arc::new(Lines::new());
+                let lines = Arc::new(Lines::default());
                 let place = Place { policy: 0, key: Key::global(), cost: 1 };
                 let [turn, other] = [100, 200].map(|departs_us| lines.join(place.clone(), departs_us, None));
                 let holder = Waker::from(Arc::new(Holder { lines: Arc::clone(&lines), turn: other }));
-                lines.poll(&turn, 0, &holder);
+                let _ = lines.poll(&turn, 0, &holder);
                 drop(holder);
                 assert!(end(&lines, &turn), "{name}");
-                lines.poll(&turn, 300, Waker::noop());
-                done.send(lines.shards.iter().map(|shard| shard.lock().unwrap().len()).sum::<usize>()).unwrap();
+                let _ = lines.poll(&turn, 300, Waker::noop());
+                done.send(lines.0.lock().unwrap().lines.len()).unwrap();
             });
             let left = ended.recv_timeout(std::time::Duration::from_secs(20));
             assert_eq!(left, Ok(0), "{name}: the other request has left");

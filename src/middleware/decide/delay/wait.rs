@@ -11,14 +11,15 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::delays::{Counted, Delays};
-use super::line::{Lines, Place, Turn};
+use super::line::{Place, Turn};
 use super::timer::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::mode::makes_wait;
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
-use crate::outcome::OutcomeKind;
+use crate::outcome::{LimiterEvent, OutcomeKind};
+use crate::policy::Policy;
 use crate::time::micros_ceil;
 
 impl Ticket {
@@ -27,33 +28,43 @@ impl Ticket {
     #[inline]
     pub(crate) fn place_to_wait<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<Counted> {
         let delays = layer.delays.as_ref()?;
-        let waits = self.kind.passed() && self.answered().iter().any(makes_wait);
-        if waits { self.place_or_refusal(layer, delays) } else { None }
+        if self.waits() { self.place_or_refusal(layer, delays) } else { None }
+    }
+
+    /// Returns whether the request has to wait, in a layer with a timer.
+    #[inline]
+    pub(crate) fn waits(&self) -> bool {
+        self.kind.passed() && self.answered().iter().any(makes_wait)
     }
 
     #[cold]
     fn place_or_refusal<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Arc<Delays>) -> Option<Counted> {
         let counted = delays.count();
         if counted.is_none() {
-            let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
-            let delays: SmallVec<[(usize, Duration); 1]> =
-                waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
-            self.take_back(layer);
-            for (at, delay) in delays {
-                let Some(charged) = self.charges.get_mut(at) else { continue };
-                charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
-                let (limit, remaining) = (charged.decision.limit(), charged.decision.remaining());
-                charged.decision = ChargeDecision::denied(limit, remaining, Some(delay))
-                    .with_reset_after(charged.decision.reset_after());
-            }
-            self.kind = OutcomeKind::Limited;
+            self.refuse_to_wait(|ticket| ticket.take_back(layer));
         }
         counted
     }
 
+    /// Refuses a request that has to wait. `take_back` reports its charges as not taken.
+    pub(crate) fn refuse_to_wait(&mut self, take_back: impl FnOnce(&mut Self)) {
+        let waiting = self.charges.iter().enumerate().filter(|(_, charged)| makes_wait(charged));
+        let delays: SmallVec<[(usize, Duration); 1]> =
+            waiting.map(|(at, charged)| (at, charged.decision.delay())).collect();
+        take_back(self);
+        for (at, delay) in delays {
+            let Some(charged) = self.charges.get_mut(at) else { continue };
+            charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
+            let (limit, remaining) = (charged.decision.limit(), charged.decision.remaining());
+            charged.decision =
+                ChargeDecision::denied(limit, remaining, Some(delay)).with_reset_after(charged.decision.reset_after());
+        }
+        self.kind = OutcomeKind::Limited;
+    }
+
     fn put_receipt(&mut self, at: usize, receipt: Option<Receipt>) {
         if let (Some(charged), Some(receipt)) = (self.charges.get_mut(at), receipt) {
-            charged.decision.put_receipt(&receipt);
+            charged.decision.put_receipt(receipt);
         }
     }
 }
@@ -74,6 +85,12 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     counted: Option<Counted>,
 }
 
+fn report<L>(layer: &Compiled<L>, event: &LimiterEvent) {
+    if let Some(observer) = &layer.settings.observer {
+        observer.on_event(event);
+    }
+}
+
 impl<S, B, L: Limiter> Delayed<S, B, L> {
     /// Puts a request into the lines that it has to wait in.
     #[inline(never)]
@@ -84,13 +101,16 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         mut ticket: Ticket,
         counted: Counted,
     ) -> Box<Self> {
+        // Before anything is held, because the observer is the application's code and may panic.
+        report(layer, &LimiterEvent::WaitBegan);
         let mut turns = SmallVec::new();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
         for (at, charged) in ticket.charges.iter_mut().enumerate().filter(|(_, charged)| makes_wait(charged)) {
             let Charged { policy, key, cost, decision, .. } = charged;
             let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
-            let place = Place { policy: *policy, key: key.clone(), cost: *cost };
+            let place =
+                Place { policy: layer.policy(*policy).map_or(0, Policy::fingerprint), key: key.clone(), cost: *cost };
             turns.push((at, delays.lines.join(place, departs_us, decision.take_receipt())));
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
@@ -104,12 +124,12 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         loop {
             let mut latest_us = None;
             self.turns.retain(|(at, turn)| match delays.lines.poll(turn, now_us, cx.waker()) {
-                Some(until_us) => {
+                Err(until_us) => {
                     latest_us = latest_us.max(Some(until_us));
                     true
                 }
-                None => {
-                    held.put_receipt(*at, Lines::receipt(turn));
+                Ok(receipt) => {
+                    held.put_receipt(*at, receipt);
                     false
                 }
             });
@@ -123,7 +143,9 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
             now_us = delays.now_us().max(until_us);
         }
-        self.counted = None;
+        if self.counted.take().is_some() {
+            report(&self.layer, &LimiterEvent::WaitEnded);
+        }
         Poll::Ready(())
     }
 
@@ -142,11 +164,14 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
                 ticket.put_receipt(at, delays.lines.leave(&turn, now_us));
             }
         }
-        self.counted = None;
+        let is_waiting = self.counted.take().is_some();
         ticket.kind = OutcomeKind::Abandoned;
         let outcome = ticket.outcome(&self.layer);
         ticket.refund(&self.layer);
         // Last, because it is the application's code and may panic.
+        if is_waiting {
+            report(&self.layer, &LimiterEvent::WaitEnded);
+        }
         ticket.observe(&self.layer, &request.into_parts().0, &outcome);
     }
 }

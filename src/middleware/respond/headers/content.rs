@@ -1,6 +1,8 @@
-//! What one header reports.
+//! The content of one header.
 
 use http::HeaderName;
+
+use crate::fields::List;
 
 use super::reset::{ResetEncoding, ResetMeaning};
 
@@ -27,17 +29,6 @@ pub(super) enum Content {
     PolicyName,
     /// The longest wait of the policies that refused.
     RetryAfter,
-}
-
-/// A list with an item for each policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum List {
-    /// What remains, as in draft 11: `"default";r=99;t=60`.
-    Limits,
-    /// The quotas, as in draft 11: `"default";q=100;w=60`.
-    Policies,
-    /// The quotas, as in drafts 06 and 07: `100;w=60`.
-    Nameless,
 }
 
 impl Content {

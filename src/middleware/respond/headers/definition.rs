@@ -1,16 +1,18 @@
 //! Which headers report quotas to clients, and when: the configuration.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderName;
 use http::header::RETRY_AFTER;
 
+use crate::fields::List;
 use crate::key::Key;
 use crate::policy::Policy;
 
-use super::content::{Content, Header, List};
+use super::content::{Content, Header};
 use super::legacy::{HeadersError, LegacyHeaders};
 use super::reset::{ResetEncoding, ResetMeaning};
 use super::wait::{Jitter, Waits};
@@ -230,6 +232,8 @@ impl Headers {
     /// way can read it. Never send the key itself if it is a secret or an address, nor its plain
     /// hash, which can be guessed. Send a public name, such as a tenant's, or a keyed hash (HMAC).
     ///
+    /// If `name` panics, no `pk` is sent: the request was charged already, so it is served.
+    ///
     /// ```
     /// use tower_ratelimit::{Headers, Key, Policy};
     ///
@@ -240,6 +244,8 @@ impl Headers {
     /// ```
     #[must_use]
     pub fn partition_keys(mut self, name: impl Fn(&Policy, &Key) -> Option<Vec<u8>> + Send + Sync + 'static) -> Self {
+        let name =
+            move |policy: &Policy, key: &Key| catch_unwind(AssertUnwindSafe(|| name(policy, key))).unwrap_or_default();
         self.partition = Some(PartitionKey(Arc::new(name)));
         self
     }

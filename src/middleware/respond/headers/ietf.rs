@@ -5,16 +5,13 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use bytes::Bytes;
-use http::HeaderValue;
 
+use crate::fields::List;
 use crate::policy::{Policy, REQUESTS};
 use crate::quota::{Quota, UNITS_MAX};
 use crate::time::micros_ceil;
 
-use super::content::List;
-use super::item_cache;
-use super::text::{Backward, Text};
+use super::text::Text;
 use super::wait::{SECOND_US, seconds_ceil};
 
 /// A quota as clients learn it: `quota` units per `window` seconds.
@@ -75,23 +72,26 @@ fn push_string(text: &mut Text, name: &str) {
     text.push(b"\"");
 }
 
-/// Returns `"default";r=`, the beginning of an item of draft 11.
-pub(super) fn item_start(policy: &Policy) -> Text {
-    let mut text = Text::new();
-    push_item_start(&mut text, policy);
-    text
-}
-
-fn push_item_start(text: &mut Text, policy: &Policy) {
+/// Writes `"default";r=`, the beginning of an item of draft 11.
+pub(super) fn item_start(text: &mut Text, policy: &Policy) {
     push_string(text, policy.name());
     text.push(b";r=");
 }
 
-/// Writes `"default";r=99;t=60`.
-pub(super) fn push_item(text: &mut Text, policy: &Policy, remaining: u64, window: Option<u64>) {
-    text.push_separator();
-    push_item_start(text, policy);
-    text.push(item_end(remaining, window).as_bytes());
+/// Returns the parts of an item of draft 11: its `start`, and `99;t=60`.
+#[inline]
+pub(super) fn item_parts<'a>(
+    start: &'a [u8],
+    remaining: u64,
+    window: Option<u64>,
+    digits: &'a mut [itoa::Buffer; 2],
+) -> [&'a [u8]; 4] {
+    let [of_remaining, of_window] = digits;
+    let remaining = of_remaining.format(remaining.min(UNITS_MAX)).as_bytes();
+    match window {
+        Some(window) => [start, remaining, b";t=", of_window.format(window.min(UNITS_MAX)).as_bytes()],
+        None => [start, remaining, b"", b""],
+    }
 }
 
 /// Writes `;pk=:d2hvbQ==:`, the end of an item with a partition key.
@@ -99,36 +99,6 @@ pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
     text.push(b";pk=:");
     text.push(STANDARD.encode(partition).as_bytes());
     text.push(b":");
-}
-
-/// Returns a list with one item, in at most one allocation.
-#[inline]
-pub(super) fn item_value(start: &[u8], remaining: u64, window: Option<u64>) -> Option<HeaderValue> {
-    let write = || {
-        let end = item_end(remaining, window);
-        let end = end.as_bytes();
-        // With spare capacity, `Bytes` would allocate a second time.
-        let mut item = Vec::with_capacity(start.len() + end.len());
-        item.extend_from_slice(start);
-        item.extend_from_slice(end);
-        Bytes::from(item)
-    };
-    match (remaining, window) {
-        (0, Some(window)) => item_cache::exhausted(start, window, write),
-        _ => HeaderValue::from_maybe_shared(write()).ok(),
-    }
-}
-
-/// Returns `99;t=60`.
-#[inline]
-fn item_end(remaining: u64, window: Option<u64>) -> Backward {
-    let mut end = Backward::new();
-    if let Some(window) = window {
-        end.put_integer(window);
-        end.put(*b" ;t=", 1);
-    }
-    end.put_integer(remaining);
-    end
 }
 
 /// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07.
@@ -150,25 +120,6 @@ mod tests {
     fn advertised(quota: Quota) -> (u64, u64) {
         let Advertised { quota, window } = Advertised::new(&quota);
         (quota, window)
-    }
-
-    #[test]
-    fn item_is_equal_alone_and_in_a_list() {
-        let policy = Policy::new("a", Quota::per_second(1)).unwrap();
-        let numbers = [0, 7, 9, 10, 99, 100, 101, 999, 1_000, 123_456, UNITS_MAX - 1, UNITS_MAX, u64::MAX];
-        for remaining in numbers {
-            for window in numbers.map(Some).into_iter().chain([None]) {
-                let capped = |n: u64| n.min(UNITS_MAX);
-                let mut expected = format!("\"a\";r={}", capped(remaining));
-                if let Some(window) = window {
-                    expected += &format!(";t={}", capped(window));
-                }
-                assert_eq!(item_value(b"\"a\";r=", remaining, window).unwrap(), expected);
-                let mut text = Text::new();
-                push_item(&mut text, &policy, remaining, window);
-                assert_eq!(text.as_bytes(), expected.as_bytes());
-            }
-        }
     }
 
     #[test]

@@ -4,21 +4,18 @@
 //! fields" shows the gain. Responses that pass do not do this, because they often get more headers
 //! later, for which the copy has no room.
 
-use http::header::RETRY_AFTER;
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
-use crate::time::Timestamp;
-
-use super::content::{Content, Header};
-use super::prepared::{PreparedHeader, PreparedHeaders};
+use super::prepared::PreparedHeaders;
 use super::view::PolicyView;
 
 /// The headers of a refusal, with the values to fill in.
 #[derive(Debug)]
 pub(crate) struct RefusalLayout {
     headers: HeaderMap,
-    /// For each value of `headers`, in their order, what to fill in. `None` for a constant value.
-    slots: Vec<Option<PreparedHeader>>,
+    /// For each value of `headers`, in their order, the place of the header to fill in. `None` for
+    /// a constant value.
+    slots: Vec<Option<usize>>,
 }
 
 impl PreparedHeaders {
@@ -29,32 +26,20 @@ impl PreparedHeaders {
         if status.is_redirection() {
             return None;
         }
-        let retry_after = Header { name: RETRY_AFTER, content: Content::RetryAfter };
-        let retry_after = self.retry_after.then(|| PreparedHeader::new(&retry_after, &[]));
-        let in_formats = self.formats.iter().flat_map(|format| format.lists.iter().chain(&format.singles));
-        let reported: Vec<&PreparedHeader> = retry_after.iter().chain(in_formats).collect();
-        for header in &reported {
+        for header in &self.headers {
             headers.try_insert(&header.name, HeaderValue::from_static("")).ok()?;
         }
-        let slot = |name: &HeaderName| reported.iter().find(|header| header.name == *name).copied().cloned();
-        let slots = headers.keys().map(slot).collect();
+        let slots = headers.keys().map(|name| self.headers.iter().position(|header| header.name == *name)).collect();
         Some(RefusalLayout { headers, slots })
     }
 
-    /// Returns the headers of one refusal, equal to those that [`write`](Self::write) would add.
-    /// Returns `None` if a header of the layout has nothing to report.
-    pub(crate) fn fill(
-        &self,
-        layout: &RefusalLayout,
-        views: &[PolicyView<'_>],
-        seed: u64,
-        wall_now: &dyn Fn() -> Timestamp,
-    ) -> Option<HeaderMap> {
-        let response = self.response(views, seed, wall_now);
+    /// Returns the headers of one refusal, equal to those that would be rendered and added. Returns
+    /// `None` if a header of the layout has nothing to report.
+    pub(crate) fn fill(&self, layout: &RefusalLayout, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderMap> {
         let mut headers = layout.headers.clone();
         for (value, slot) in headers.values_mut().zip(&layout.slots) {
-            if let Some(header) = slot {
-                *value = self.value(header, &response)?;
+            if let Some(place) = *slot {
+                *value = self.value(self.headers.get(place)?, views, seed)?;
             }
         }
         Some(headers)

@@ -7,27 +7,31 @@
 //!
 //! A format is a list of headers that are sent together. Each header has a name and a `Content`.
 //!
-//! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
-//!    Most formats need nothing else, because the existing contents suffice.
+//! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names, in lower case, and their
+//!    contents. Most formats need nothing else, because the existing contents suffice. If the vendor
+//!    has further headers with the same prefix, add the prefix to `FAMILIES` in `write.rs`.
 //! 2. If a header reports something new, add a variant to `Content` in `content.rs` and render it
-//!    in `PreparedHeaders::value` in `prepared.rs`. That is the only place that chooses the text of
-//!    a header; the writers are in `ietf.rs` and `reset.rs`.
-//! 3. If a new content reports what remains of the quota, add it to `Content::reports_remaining` in
-//!    `content.rs`, and read it in `PreparedFormat::keeps_theirs` in `write.rs`. Without that,
-//!    headers of inner layers are always replaced.
-//! 4. A list with one item per policy is a variant of `List`. It also needs `push_policy` in
-//!    `ietf.rs` to write an item, and `parse.rs` to read the item that an inner layer wrote.
-//! 5. Add its vectors to `tests/formats.rs` and `tests/merging.rs` of this folder, and a case to the
-//!    property in `tests/properties.rs`.
+//!    in `PreparedHeaders::value` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
+//!    writers are in `ietf.rs` and `reset.rs`. Use `view.remaining()`: it is 0 for a policy that
+//!    refused.
+//! 3. If what remains can be computed from a new content, and no other header of the format reports
+//!    it, add the content to `Content::reports_remaining` in `content.rs`, and an arm to
+//!    `keeps_theirs` in `write.rs`, with a parser in `src/fields.rs`. The `_` arm there reads a plain
+//!    number, so the compiler does not remind you. Without all this, headers of inner layers are
+//!    replaced, even by a laxer outer layer.
+//! 4. A list with one item per policy is a variant of `List`. It also needs `PreparedHeader::new` in
+//!    `prepared.rs` to render its items, and `src/fields.rs` to read the item that an inner layer wrote.
+//!    Other places compare with `==`: run `grep -n 'List::' *.rs` in this folder.
+//! 5. Add its expected headers to `tests/formats.rs` and `tests/merging.rs` of this folder, and a case
+//!    to `headers_parse_as_structured_fields` in `tests/properties.rs`; a format that reports what
+//!    remains also to `merged_single_values_have_one_source`.
 
 mod content;
 mod definition;
 mod ietf;
-mod item_cache;
 mod layout;
 mod legacy;
 mod merge;
-mod parse;
 mod prepared;
 mod reset;
 mod retry_after;

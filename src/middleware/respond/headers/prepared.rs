@@ -2,89 +2,78 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
 use http::{HeaderName, HeaderValue};
 
+use crate::clock;
+use crate::fields::List;
 use crate::outcome::Outcome;
 use crate::policy::Policy;
 use crate::time::{Timestamp, micros_ceil};
 
-use super::content::{Content, Header, List};
+use super::content::{Content, Header};
 use super::definition::{Format, Headers, PartitionKey, When};
-use super::ietf::{item_start, item_value, push_dictionary, push_item, push_partition, push_policy};
+use super::ietf::{item_parts, item_start, push_dictionary, push_partition, push_policy};
 use super::text::{Text, integer};
 use super::view::{PolicyView, binding, longest_wait_us};
 use super::wait::{Waits, seconds_ceil};
 
-/// [`Headers`] compiled for the policies of one layer, with every constant value rendered.
+/// [`Headers`] compiled for the policies of one layer, with every constant text rendered.
 #[derive(Debug)]
 pub(crate) struct PreparedHeaders {
     pub(super) formats: Vec<PreparedFormat>,
+    /// The headers of all formats, in the order in which they are sent.
+    pub(super) headers: Vec<PreparedHeader>,
     /// Whether no response to a request that passed gets a header.
     pub(crate) is_silent_if_passed: bool,
-    policies: Vec<Policy>,
-    /// The beginning of each policy's item in draft 11's `RateLimit`.
-    item_starts: Vec<Text>,
-    pub(super) retry_after: bool,
     waits: Waits,
     partition: Option<PartitionKey>,
     /// The names of all headers of all formats, also of those that are never sent.
     pub(super) names: Vec<HeaderName>,
+    pub(super) wall_now: fn() -> Timestamp,
 }
 
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
-    /// Headers with one item per policy.
-    pub(super) lists: Vec<PreparedHeader>,
-    /// Headers with one value, which reports the policy that binds.
-    pub(super) singles: Vec<PreparedHeader>,
     pub(super) remaining: Option<Header>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct PreparedHeader {
     pub(super) name: HeaderName,
     pub(super) content: Content,
-    /// Its place among the headers of all formats.
-    pub(super) place: usize,
-    /// The value if all policies apply, unless it changes from response to response.
+    /// The place of its format.
+    pub(super) format: usize,
+    /// The constant text of each policy's item, if it is a list: the whole item, or of
+    /// [limits](List::Limits) the beginning.
+    pub(super) items: Vec<HeaderValue>,
+    /// The value if all policies apply, if it is a list of whole items.
     all: Option<HeaderValue>,
-    /// For each policy, the value if it alone applies, as with plans.
-    alone: Vec<HeaderValue>,
-}
-
-/// A response to render headers for.
-pub(super) struct Response<'a> {
-    pub(super) views: &'a [PolicyView<'a>],
-    applying: Applying,
-    pub(super) seed: u64,
-    pub(super) wall_now: &'a dyn Fn() -> Timestamp,
-}
-
-/// Which of the layer's policies apply to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Applying {
-    All,
-    /// Only the policy at this index.
-    One(usize),
-    Others,
 }
 
 impl PreparedHeaders {
     pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
-        let formats = headers.formats.iter().filter(|format| format.when != When::Never);
-        let mut formats: Vec<_> = formats.map(|format| PreparedFormat::new(format, policies)).collect();
-        let all = formats.iter_mut().flat_map(|format| format.lists.iter_mut().chain(&mut format.singles));
-        all.enumerate().for_each(|(place, header)| header.place = place);
+        let retry_after = Format {
+            headers: vec![Header { name: RETRY_AFTER, content: Content::RetryAfter }],
+            when: if headers.retry_after { When::OnRefusal } else { When::Never },
+            remaining: None,
+        };
+        let formats = || [&retry_after].into_iter().chain(&headers.formats).filter(|format| format.when != When::Never);
+        let prepared = formats().enumerate().flat_map(|(place, format)| {
+            format.headers.iter().map(move |header| PreparedHeader::new(header, place, policies))
+        });
         Self {
-            is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
-            formats,
-            policies: policies.to_vec(),
-            item_starts: policies.iter().map(item_start).collect(),
-            retry_after: headers.retry_after,
+            is_silent_if_passed: formats().all(|format| format.when == When::OnRefusal),
+            headers: prepared.collect(),
+            formats: formats()
+                .map(|format| PreparedFormat { when: format.when, remaining: format.remaining.clone() })
+                .collect(),
             waits: headers.waits,
             partition: headers.partition.clone(),
             names: headers.headers().map(|header| header.name.clone()).collect(),
+            wall_now: clock::wall_now,
         }
     }
 
@@ -100,31 +89,13 @@ impl PreparedHeaders {
         Some(Duration::from_micros(self.waits.reported_us(micros_ceil(wait), seed)))
     }
 
-    #[inline]
-    pub(super) fn response<'a>(
-        &self,
-        views: &'a [PolicyView<'a>],
-        seed: u64,
-        wall_now: &'a dyn Fn() -> Timestamp,
-    ) -> Response<'a> {
-        let applying = match views {
-            [view] => {
-                self.policies.iter().position(|known| known == view.policy).map_or(Applying::Others, Applying::One)
-            }
-            _ if views.iter().map(|view| view.policy).eq(&self.policies) => Applying::All,
-            _ => Applying::Others,
-        };
-        Response { views, applying, seed, wall_now }
-    }
-
     /// Renders the value of a header. Returns `None` if the header has nothing to report.
     #[inline]
-    pub(super) fn value(&self, header: &PreparedHeader, response: &Response<'_>) -> Option<HeaderValue> {
-        let seed = response.seed;
+    pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         let view = match header.content {
-            Content::List(list) => return self.list_value(header, list, response),
-            Content::RetryAfter => return integer(self.retry_after_seconds(response.views, seed)?),
-            _ => binding(response.views)?,
+            Content::List(list) => return self.list_value(header, list, views, seed),
+            Content::RetryAfter => return integer(self.waits.reported_seconds(longest_wait_us(views)?, seed)),
+            _ => binding(views)?,
         };
         let limit = view.decision.limit();
         match header.content {
@@ -133,7 +104,7 @@ impl PreparedHeaders {
             Content::Remaining => integer(view.remaining()),
             Content::Used => integer(limit.saturating_sub(view.remaining())),
             Content::Reset(encoding, meaning) => {
-                encoding.value(meaning.time_us(view, self.waits, seed)?, response.wall_now)
+                encoding.value(meaning.time_us(view, self.waits, seed)?, self.wall_now)
             }
             Content::DraftReset => integer(self.draft_reset(view, seed)),
             Content::Dictionary => {
@@ -142,48 +113,63 @@ impl PreparedHeaders {
                 text.to_value()
             }
             // A header value neither begins nor ends with a space.
-            Content::PolicyName => Text::from(view.policy.name().trim_ascii()).to_value(),
+            Content::PolicyName => {
+                let name = Some(view.policy.name().trim_ascii()).filter(|name| !name.is_empty())?;
+                HeaderValue::from_str(name).ok()
+            }
         }
     }
 
     #[inline]
-    fn list_value(&self, header: &PreparedHeader, list: List, response: &Response<'_>) -> Option<HeaderValue> {
-        let constant = match response.applying {
-            Applying::All => header.all.as_ref(),
-            Applying::One(at) => header.alone.get(at),
-            Applying::Others => None,
-        };
-        if constant.is_some() {
-            return constant.cloned();
+    fn list_value(
+        &self,
+        header: &PreparedHeader,
+        list: List,
+        views: &[PolicyView<'_>],
+        seed: u64,
+    ) -> Option<HeaderValue> {
+        if list == List::Limits {
+            return self.limits(header, views, seed);
         }
-        // Most layers have one policy. Its item needs no buffer on the stack (bench "layer,
-        // allowed, header fields").
-        if let ([view], Applying::One(at), None) = (response.views, response.applying, &self.partition) {
-            let (remaining, window) = self.limit_of(view, response.seed);
-            return item_value(self.item_starts.get(at)?.as_bytes(), remaining, window);
+        match views {
+            [only] => header.items.get(only.place).cloned(),
+            _ if views.len() == header.items.len() => header.all.clone(),
+            _ => {
+                let mut text = Text::new();
+                for view in views {
+                    text.push_separator();
+                    text.push(header.items.get(view.place)?.as_bytes());
+                }
+                text.to_value()
+            }
         }
-        self.list_text(list, response).to_value()
     }
 
-    fn list_text(&self, list: List, response: &Response<'_>) -> Text {
+    #[inline]
+    fn limits(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         let mut text = Text::new();
-        for view in response.views {
-            if list != List::Limits {
-                push_policy(&mut text, view.policy, list);
-                continue;
+        for view in views {
+            let start = header.items.get(view.place)?.as_bytes();
+            let (remaining, window) = self.limit_of(view, seed);
+            let mut digits = [itoa::Buffer::new(); 2];
+            let parts = item_parts(start, remaining, window, &mut digits);
+            if views.len() == 1 && self.partition.is_none() {
+                // Written once, because the copy of a text just written stalls on store forwarding (bench "layer, allowed,
+                // header fields").
+                return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
             }
-            let (remaining, window) = self.limit_of(view, response.seed);
-            push_item(&mut text, view.policy, remaining, window);
+            text.push_separator();
+            parts.into_iter().for_each(|part| text.push(part));
             if let Some(key) = self.partition.as_ref().and_then(|partition| (partition.0)(view.policy, view.key)) {
                 push_partition(&mut text, &key);
             }
         }
-        text
+        text.to_value()
     }
 
     /// Returns draft 11's `r` and `t`.
     fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>) {
-        let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us());
+        let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us);
         if view.refuses {
             return (0, view.retry_us().map(|wait_us| self.waits.reported_seconds(wait_us, seed)));
         }
@@ -199,38 +185,28 @@ impl PreparedHeaders {
     fn draft_reset(&self, view: &PolicyView<'_>, seed: u64) -> u64 {
         match view.retry_us().filter(|_| view.refuses) {
             Some(wait_us) => self.waits.reported_seconds(wait_us, seed),
-            None => seconds_ceil(view.decision.reset_us()),
+            None => seconds_ceil(view.decision.reset_us),
         }
-    }
-
-    /// Returns the seconds of `Retry-After`, or `None` if no wait helps.
-    pub(super) fn retry_after_seconds(&self, views: &[PolicyView<'_>], seed: u64) -> Option<u64> {
-        Some(self.waits.reported_seconds(longest_wait_us(views)?, seed))
-    }
-}
-
-impl PreparedFormat {
-    fn new(format: &Format, policies: &[Policy]) -> Self {
-        let prepared = format.headers.iter().map(|header| PreparedHeader::new(header, policies));
-        let (lists, singles) = prepared.partition(|header| matches!(header.content, Content::List(_)));
-        Self { when: format.when, lists, singles, remaining: format.remaining.clone() }
     }
 }
 
 impl PreparedHeader {
-    pub(super) fn new(header: &Header, policies: &[Policy]) -> Self {
-        let (mut all, mut alone) = (None, Vec::new());
-        if let Content::List(list @ (List::Policies | List::Nameless)) = header.content {
-            all = rendered(list, policies);
-            alone = policies.chunks(1).map_while(|policy| rendered(list, policy)).collect();
-        }
-        Self { name: header.name.clone(), content: header.content, place: 0, all, alone }
+    fn new(header: &Header, format: usize, policies: &[Policy]) -> Self {
+        let rendered = |policies: &[Policy], push: &dyn Fn(&mut Text, &Policy)| {
+            let mut text = Text::new();
+            policies.iter().for_each(|policy| push(&mut text, policy));
+            text.to_shared_value()
+        };
+        let each =
+            |push: &dyn Fn(&mut Text, &Policy)| policies.chunks(1).map_while(|policy| rendered(policy, push)).collect();
+        let (items, all) = match header.content {
+            Content::List(List::Limits) => (each(&item_start), None),
+            Content::List(list) => {
+                let push = |text: &mut Text, policy: &Policy| push_policy(text, policy, list);
+                (each(&push), rendered(policies, &push))
+            }
+            _ => (Vec::new(), None),
+        };
+        Self { name: header.name.clone(), content: header.content, format, items, all }
     }
-}
-
-/// Renders the value of a list of these policies.
-fn rendered(list: List, policies: &[Policy]) -> Option<HeaderValue> {
-    let mut text = Text::new();
-    policies.iter().for_each(|policy| push_policy(&mut text, policy, list));
-    text.to_shared_value()
 }

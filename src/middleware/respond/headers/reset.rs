@@ -1,13 +1,12 @@
 //! When a quota resets, in the many encodings and meanings of `X-RateLimit-Reset`.
 
-use std::fmt::{self, Write as _};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 
 use crate::time::Timestamp;
 
-use super::text::{Text, integer};
+use super::text::integer;
 use super::view::PolicyView;
 use super::wait::{SECOND_US, Waits, seconds_ceil};
 
@@ -59,12 +58,12 @@ impl ResetMeaning {
     /// Returns the time to report, counted from now, or `None` if no wait helps.
     pub(super) fn time_us(self, view: &PolicyView<'_>, waits: Waits, seed: u64) -> Option<u64> {
         let decision = view.decision;
-        let full_us = decision.reset_us();
+        let full_us = decision.reset_us;
         if !view.refuses {
             return Some(match self {
                 Self::Full => full_us,
                 Self::NextUnit if decision.remaining() > 0 => 0,
-                Self::NextUnit | Self::Window => decision.window_us(),
+                Self::NextUnit | Self::Window => decision.window_us,
             });
         }
         match (self, view.retry_us()) {
@@ -77,20 +76,18 @@ impl ResetMeaning {
 
 impl ResetEncoding {
     /// Returns the header value for the time `after_us` from now.
-    pub(super) fn value(self, after_us: u64, wall_now: &dyn Fn() -> Timestamp) -> Option<HeaderValue> {
+    pub(super) fn value(self, after_us: u64, wall_now: fn() -> Timestamp) -> Option<HeaderValue> {
         let at_us = || wall_now().as_micros().saturating_add(after_us);
-        let mut text = Text::new();
-        match self {
+        let text = match self {
             Self::DeltaSeconds => return integer(seconds_ceil(after_us)),
             Self::EpochSeconds => return integer(seconds_ceil(at_us())),
             Self::EpochMillis => return integer(at_us().div_ceil(1_000)),
-            Self::DeltaSecondsDecimal { digits } => write_decimal(&mut text, after_us, digits),
-            Self::GoDuration => write_go(&mut text, after_us.div_ceil(1_000)),
-            Self::Rfc3339 => write!(text, "{}", humantime::format_rfc3339_seconds(calendar(at_us()))),
-            Self::ImfDate => write!(text, "{}", httpdate::HttpDate::from(calendar(at_us()))),
-        }
-        .ok()?;
-        text.to_value()
+            Self::DeltaSecondsDecimal { digits } => decimal(after_us, digits),
+            Self::GoDuration => go_duration(after_us.div_ceil(1_000)),
+            Self::Rfc3339 => humantime::format_rfc3339_seconds(calendar(at_us())).to_string(),
+            Self::ImfDate => httpdate::fmt_http_date(calendar(at_us())),
+        };
+        HeaderValue::try_from(text).ok()
     }
 }
 
@@ -100,29 +97,28 @@ fn calendar(at_us: u64) -> SystemTime {
     UNIX_EPOCH.checked_add(seconds).unwrap_or(UNIX_EPOCH)
 }
 
-fn write_decimal(text: &mut Text, us: u64, digits: u8) -> fmt::Result {
+fn decimal(us: u64, digits: u8) -> String {
     let (precise, zeros) = (usize::from(digits.min(6)), usize::from(digits.saturating_sub(6)));
     let scale = 10_u64.pow(u32::from(digits.min(6)));
     let parts = us.div_ceil(SECOND_US / scale); // `scale` divides a second
-    write!(text, "{}", parts / scale)?;
-    if digits == 0 { Ok(()) } else { write!(text, ".{:0precise$}{:0<zeros$}", parts % scale, "") }
+    if digits == 0 {
+        return parts.to_string();
+    }
+    format!("{}.{:0precise$}{:0<zeros$}", parts / scale, parts % scale, "")
 }
 
 /// Writes a duration as Go's `time.Duration` prints it: in the smallest unit with a leading digit,
 /// without leading zeros and without zeros at the end of the decimals.
-fn write_go(text: &mut Text, millis: u64) -> fmt::Result {
-    if (1..1_000).contains(&millis) {
-        return write!(text, "{millis}ms");
-    }
+fn go_duration(millis: u64) -> String {
     let (hours, minutes, seconds) = (millis / 3_600_000, millis / 60_000 % 60, millis / 1_000 % 60);
-    if hours > 0 {
-        write!(text, "{hours}h")?;
-    }
-    if hours > 0 || minutes > 0 {
-        write!(text, "{minutes}m")?;
-    }
     let decimals = format!(".{:03}", millis % 1_000);
-    write!(text, "{seconds}{}s", decimals.trim_end_matches(['0', '.']))
+    let seconds = format!("{seconds}{}s", decimals.trim_end_matches(['0', '.']));
+    match (hours, minutes) {
+        _ if (1..1_000).contains(&millis) => format!("{millis}ms"),
+        (0, 0) => seconds,
+        (0, _) => format!("{minutes}m{seconds}"),
+        _ => format!("{hours}h{minutes}m{seconds}"),
+    }
 }
 
 #[cfg(test)]
@@ -133,7 +129,7 @@ mod tests {
     const NOW: u64 = 1_705_420_800_000_000;
 
     fn value(encoding: ResetEncoding, us: u64) -> String {
-        let value = encoding.value(us, &|| Timestamp::from_micros(NOW)).unwrap();
+        let value = encoding.value(us, || Timestamp::from_micros(NOW)).unwrap();
         value.to_str().unwrap().to_owned()
     }
 

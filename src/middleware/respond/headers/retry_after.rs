@@ -5,21 +5,22 @@ use std::time::UNIX_EPOCH;
 use http::header::{Entry, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue};
 
+use crate::fields;
 use crate::time::{Timestamp, micros_ceil};
 
-use super::parse;
 use super::wait::seconds_ceil;
 
-/// Writes the longest wait: `ours`, which is `seconds`, or one that is there already. A value that
+/// Writes the longest wait: ours, which is in seconds, or one that is there already. A value that
 /// cannot be read is replaced.
-pub(super) fn write(headers: &mut HeaderMap, ours: HeaderValue, seconds: u64, wall_now: &dyn Fn() -> Timestamp) {
+pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, wall_now: fn() -> Timestamp) {
+    let Some(ours) = ours else { return };
     match headers.try_entry(RETRY_AFTER) {
         Ok(Entry::Vacant(vacant)) => {
             let _ = vacant.try_insert(ours); // the map may be full
         }
         Ok(Entry::Occupied(mut known)) => {
             let theirs = known.iter().filter_map(|value| Some((read(value, wall_now)?, value)));
-            let longest = theirs.max_by_key(|(wait, _)| *wait).filter(|(wait, _)| *wait >= seconds);
+            let longest = theirs.max_by_key(|(wait, _)| *wait).filter(|(wait, _)| Some(*wait) >= read(&ours, wall_now));
             let value = longest.map_or(ours, |(_, value)| value.clone());
             known.insert(value);
         }
@@ -28,8 +29,8 @@ pub(super) fn write(headers: &mut HeaderMap, ours: HeaderValue, seconds: u64, wa
 }
 
 /// Returns the seconds from now that a number or a date stands for.
-fn read(value: &HeaderValue, wall_now: &dyn Fn() -> Timestamp) -> Option<u64> {
-    if let Some(seconds) = parse::integer(value.as_bytes().trim_ascii()) {
+fn read(value: &HeaderValue, wall_now: fn() -> Timestamp) -> Option<u64> {
+    if let Some(seconds) = fields::integer(value.as_bytes().trim_ascii()) {
         return Some(seconds);
     }
     let date = httpdate::parse_http_date(value.to_str().ok()?).ok()?;

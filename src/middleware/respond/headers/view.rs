@@ -7,6 +7,8 @@ use crate::policy::Policy;
 /// The borrowed form of a [`PolicyStatus`](crate::outcome::PolicyStatus), with the request's key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PolicyView<'a> {
+    /// Its place among the layer's policies.
+    pub(crate) place: usize,
     pub(crate) policy: &'a Policy,
     pub(crate) key: &'a Key,
     pub(crate) decision: &'a ChargeDecision,
@@ -23,14 +25,14 @@ impl PolicyView<'_> {
 
     /// Returns the wait after a refusal, or `None` if no wait helps.
     pub(super) fn retry_us(&self) -> Option<u64> {
-        (!self.decision.is_never()).then(|| self.decision.retry_us())
+        (!self.decision.is_never()).then_some(self.decision.retry_us)
     }
 }
 
 /// Returns the policy that binds: the refusing one with the longest wait, or if none refused, the
 /// one with the least remaining.
 pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<'a>> {
-    let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us());
+    let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us);
     refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::random::mixed;
 use crate::time::micros_ceil;
 
 pub(super) const SECOND_US: u64 = 1_000_000;
@@ -105,15 +106,6 @@ impl Default for Waits {
 /// Returns whole seconds, rounded up: a client that waits a fraction less would be refused again.
 pub(super) fn seconds_ceil(us: u64) -> u64 {
     us.div_ceil(SECOND_US)
-}
-
-/// Returns the seed through the finalizer of SplitMix64: if two seeds differ in few bits, the
-/// results differ in half of theirs.
-fn mixed(seed: u64) -> u64 {
-    let mut x = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
 }
 
 #[cfg(test)]

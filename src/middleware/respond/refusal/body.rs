@@ -1,8 +1,8 @@
 //! The bodies of refusals over plain HTTP.
 
-use std::fmt::Write as _;
-
 use http::{HeaderValue, StatusCode};
+
+use crate::json::push_string;
 
 /// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,22 +83,4 @@ fn text(problem: &Problem<'_>) -> String {
     }
     body.push('\n');
     body
-}
-
-/// Writes a JSON string (RFC 8259).
-fn push_string(body: &mut String, text: &str) {
-    body.push('"');
-    for char in text.chars() {
-        match char {
-            '"' | '\\' => {
-                body.push('\\');
-                body.push(char);
-            }
-            '\0'..='\x1f' => {
-                let _ = write!(body, "\\u{:04x}", u32::from(char)); // writing into a String never fails
-            }
-            char => body.push(char),
-        }
-    }
-    body.push('"');
 }

@@ -1,4 +1,4 @@
-//! What refusals look like: the configuration, and what a responder sees.
+//! The configuration of refusals, and the view of them that a responder gets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -273,7 +273,7 @@ impl Refusals {
     }
 
     /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form. On by default. Switch it
-    /// off in a service without gRPC: all requests are then refused as plain HTTP, which gRPC
+    /// off in a service without gRPC: refusals are then plain HTTP, which gRPC
     /// clients cannot read.
     #[must_use]
     pub fn grpc(mut self, on: bool) -> Self {

@@ -30,19 +30,12 @@ pub(crate) struct PreparedRefusals {
     refusals: Refusals,
     /// The body if this policy alone refuses.
     limited: Vec<(Policy, Bytes)>,
-    /// The bodies of refusals that are not about a quota.
-    others: [(Reason, Bytes); 3],
 }
 
 impl PreparedRefusals {
     pub(crate) fn new(refusals: Refusals, policies: &[Policy]) -> Self {
         let limited = policies.iter().map(|policy| (policy.clone(), refusals.limited_body(&[policy.name()])));
-        let others = [Reason::Denied, Reason::KeyMissing, Reason::LimiterFailed];
-        Self {
-            limited: limited.collect(),
-            others: others.map(|reason| (reason, refusals.blank_body(reason))),
-            refusals,
-        }
+        Self { limited: limited.collect(), refusals }
     }
 
     /// Returns the headers of every default refusal over plain HTTP.
@@ -58,19 +51,12 @@ impl PreparedRefusals {
         self.refusals.status
     }
 
-    /// Returns the usual refusal: over plain HTTP, by default response, of a request that is over a
-    /// quota. `headers` are all headers of that response. Returns `None` if another is due.
-    pub(crate) fn usual(
-        &self,
-        parts: &Parts,
-        outcome: &Outcome,
-        headers: impl FnOnce() -> Option<HeaderMap>,
-    ) -> Option<Response<RefusalBody>> {
-        let is_usual = self.refusals.responder.is_none()
+    /// Returns whether the refusal is the usual one: over plain HTTP, by default response, of a request that is over a
+    /// quota.
+    pub(crate) fn is_usual(&self, parts: &Parts, outcome: &Outcome) -> bool {
+        self.refusals.responder.is_none()
             && Reason::of(outcome) == Reason::Limited
-            && self.protocol_of(parts) == Protocol::Http;
-        let headers = if is_usual { headers()? } else { return None };
-        Some(self.http_response(Reason::Limited, outcome, headers))
+            && self.protocol_of(parts) == Protocol::Http
     }
 
     /// Returns the response, without the headers that report quotas. `retry_after` is the wait as it
@@ -106,16 +92,19 @@ impl PreparedRefusals {
         if self.refusals.grpc { Protocol::of(parts) } else { Protocol::Http }
     }
 
-    fn http_response(&self, reason: Reason, outcome: &Outcome, headers: HeaderMap) -> Response<RefusalBody> {
-        let other = self.others.iter().find(|(known, _)| *known == reason);
-        let body = other.map_or_else(|| self.limited_body(outcome), |(_, body)| body.clone());
+    fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<RefusalBody> {
+        let body = match reason {
+            Reason::Limited => self.limited_body(outcome),
+            other => self.refusals.blank_body(other),
+        };
         let mut response = Response::new(RefusalBody::whole(body));
         *response.status_mut() = reason.http_status(self.refusals.status);
-        *response.headers_mut() = headers;
+        *response.headers_mut() = self.headers();
         response
     }
 
-    fn limited_body(&self, outcome: &Outcome) -> Bytes {
+    /// Returns the body for a request that is over a quota.
+    pub(crate) fn limited_body(&self, outcome: &Outcome) -> Bytes {
         let mut violated = outcome.violated();
         if let (Some(only), None) = (violated.next(), violated.next()) {
             if let Some((_, body)) = self.limited.iter().find(|(policy, _)| policy == only.policy()) {
@@ -146,7 +135,7 @@ impl DefaultResponse for PreparedRefusals {
     fn default_response(&self, refusal: &Refusal<'_>) -> Response<RefusalBody> {
         let reason = Reason::of(refusal.outcome);
         match refusal.protocol {
-            Protocol::Http => self.http_response(reason, refusal.outcome, self.headers()),
+            Protocol::Http => self.http_response(reason, refusal.outcome),
             Protocol::Grpc | Protocol::GrpcWeb { .. } => self.grpc_response(reason, refusal),
         }
     }

@@ -34,7 +34,7 @@ fn hundred() -> Policy {
 fn outcome(kind: OutcomeKind, policies: Vec<(Policy, ChargeDecision)>) -> Outcome {
     let status = |(policy, decision): (Policy, ChargeDecision)| {
         let refuses = !decision.is_allowed();
-        PolicyStatus { policy, cost: 1, mode: Mode::Enforce, refuses, near: false, decision }
+        PolicyStatus { policy, cost: 1, mode: Mode::Enforce, refuses, near: false, taken: 0, decision }
     };
     Outcome::new(kind, policies.into_iter().map(status).collect())
 }
@@ -65,7 +65,9 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
     let views: Vec<PolicyView<'_>> = outcome
         .policies()
         .iter()
-        .map(|status| PolicyView {
+        .enumerate()
+        .map(|(place, status)| PolicyView {
+            place,
             policy: status.policy(),
             key: &KEY,
             decision: status.decision(),
@@ -73,7 +75,9 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
         })
         .collect();
     let status = response.status();
-    headers.write(response.headers_mut(), &views, status, true, 0, &|| unreachable!("no field tells a date"));
+    if let Some(mut rendered) = headers.render(&views, Some(0)) {
+        headers.add(&mut rendered, response.headers_mut(), status);
+    }
     response
 }
 
@@ -314,9 +318,11 @@ fn the_cap_and_the_jitter_hold_in_every_protocol() {
         assert!((secs(100)..=secs(150)).contains(&told));
         let outcome = limited(Some(secs(100)));
         let status = &outcome.policies()[0];
-        let view = PolicyView { policy: status.policy(), key: &KEY, decision: status.decision(), refuses: true };
+        let view =
+            PolicyView { place: 0, policy: status.policy(), key: &KEY, decision: status.decision(), refuses: true };
         let mut map = HeaderMap::new();
-        headers.write(&mut map, &[view], StatusCode::TOO_MANY_REQUESTS, true, seed, &|| unreachable!());
+        let mut rendered = headers.render(&[view], Some(seed)).unwrap();
+        headers.add(&mut rendered, &mut map, StatusCode::TOO_MANY_REQUESTS);
         let parts = parts("");
         let prepared = unprepared();
         let refusal = prepared.refusal(&parts, &outcome, Some(told));

@@ -65,7 +65,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_with_no_time_left_is_not_sent() {
     let server = Server::start();
-    // For fred no time is for ever.
+    // The client takes a timeout of zero for no timeout.
     let store = connected(&server.url(), Settings::default()).await;
     let failure = link(&store).run(&increment("key"), Instant::now(), false).await.unwrap_err();
     assert_eq!(failure.error.kind(), RedisErrorKind::Timeout);

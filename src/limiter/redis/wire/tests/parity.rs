@@ -8,6 +8,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use super::{Answer, Bench, Request, Verb};
 use crate::algorithm::properties::beginnings;
 use crate::algorithm::properties::key::{Planned, State};
+use crate::algorithm::properties::plans::plans;
 use crate::algorithm::properties::quotas::{quota, shapes};
 use crate::algorithm::properties::run::{Step, steps};
 use crate::decision::{ChargeDecision, Decision, Receipt};
@@ -40,7 +41,7 @@ struct Life {
 }
 
 /// A request, and the expected answer; `None` for a refund.
-type Asked = (Timestamp, Request, bool, Option<ChargeDecision>);
+type Asked = (Timestamp, Request, Option<ChargeDecision>);
 
 impl Life {
     fn new(quota: Quota, now: u64, number: usize, steps: Vec<Step>) -> Self {
@@ -76,7 +77,6 @@ impl Life {
         self.now = step.instant(&self.quota, self.now, self.retry_us, self.reset_us);
         let policy = Policy::new("p", self.quota).unwrap();
         let stored = space.key(&policy, &self.key);
-        let general = step.b % 5 == 0;
         let asked = match step.what {
             0..=2 => self.charge(&policy, &stored, 0, Effect::Enforce, false),
             3..=5 => self.charge(&policy, &stored, self.cost(&step), Effect::Force, false),
@@ -91,7 +91,7 @@ impl Life {
         };
         let (ask, expected) = asked;
         self.told.push(format!("{} {:?}: {step:?} -> {expected:?} {:?}", self.now, self.quota, self.planned));
-        Some((Timestamp::from_micros(self.now), ask, general, expected))
+        Some((Timestamp::from_micros(self.now), ask, expected))
     }
 
     fn cost(&self, step: &Step) -> u64 {
@@ -119,10 +119,10 @@ impl Life {
         }
         if let Some(receipt) = decision.take_receipt() {
             self.receipts.push((receipt.units(), receipt.at_us(), receipt.part()));
-            decision.put_receipt(&receipt);
+            decision.put_receipt(receipt);
         }
         self.retry_us = decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
-        (self.reset_us, self.remaining) = (decision.reset_us(), decision.remaining());
+        (self.reset_us, self.remaining) = (decision.reset_us, decision.remaining());
         (ask, Some(decision))
     }
 
@@ -166,7 +166,7 @@ impl Life {
 fn is_same(decision: &mut Decision, expected: &ChargeDecision) -> bool {
     if let Some(charge) = decision.charge_mut(0) {
         if let Some(receipt) = charge.take_receipt() {
-            charge.put_receipt(&receipt);
+            charge.put_receipt(receipt);
         }
     }
     decision.charges() == std::slice::from_ref(expected)
@@ -202,8 +202,8 @@ fn play(algorithm: Algorithm, anchor: Anchor) {
                 break;
             }
             played += asked.len();
-            let asks: Vec<_> = asked.iter().map(|(_, (now, ask, general, _))| (*now, ask, *general)).collect();
-            for ((at, (_, _, _, expected)), mut answer) in asked.iter().zip(bench.ask(&asks)) {
+            let asks: Vec<_> = asked.iter().map(|(_, (now, ask, _))| (*now, ask)).collect();
+            for ((at, (_, _, expected)), mut answer) in asked.iter().zip(bench.ask(&asks)) {
                 let same = match (&mut answer, expected) {
                     (Ok(Answer::Decided(decision)), Some(expected)) => is_same(decision, expected),
                     (Ok(Answer::Done), None) => true,
@@ -257,9 +257,40 @@ fn bursts_of_a_sliding_log_are_told_as_in_memory() {
         for (passes, cost) in one_by_one.chain(later) {
             life.now += passes;
             let (ask, expected) = life.charge(&policy, &stored, cost, Effect::Enforce, false);
-            let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask, false)]).remove(0);
+            let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask)]).remove(0);
             let Ok(Answer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
             assert!(is_same(&mut decision, &expected.unwrap()), "{decision:?} of {burst}, then {cost}");
+        }
+    }
+}
+
+/// Plans of any two kinds in turn: their windows have one grid, unlike those of random quotas.
+#[test]
+fn alternating_plans_in_proportion_are_told_as_in_memory() {
+    let mut bench = Bench::start();
+    let [fours, nines] = [4, 9].map(|limit| plans(limit).into_iter().filter_map(|plan| plan.in_proportion().ok()));
+    let pairs = nines.flat_map(|nine| fours.clone().map(move |four| [nine, four]));
+    let mut lives: Vec<(Life, [Quota; 2])> = pairs
+        .enumerate()
+        .map(|(number, plans)| (Life::new(plans[0], 1_790_000_000_000_000, number, Vec::new()), plans))
+        .collect();
+    for step in 0..40 {
+        let expected: Vec<_> = lives
+            .iter_mut()
+            .map(|(life, plans)| {
+                life.quota = plans[step % 2];
+                life.now += [0, 7_000_001, 0, 17_000_000, 1][step % 5];
+                let policy = Policy::new("p", life.quota).unwrap();
+                let stored = bench.space.key(&policy, &life.key);
+                let cost = [3, 1, 2, 1][step / 2 % 4];
+                (life.now, life.charge(&policy, &stored, cost, Effect::Enforce, false))
+            })
+            .collect();
+        let asks: Vec<_> = expected.iter().map(|(now, (ask, _))| (Timestamp::from_micros(*now), ask)).collect();
+        for (((_, (_, expected)), answer), (_, plans)) in expected.iter().zip(bench.ask(&asks)).zip(&lives) {
+            let Ok(Answer::Decided(mut decision)) = answer else { panic!("{answer:?}") };
+            let expected = expected.as_ref().unwrap();
+            assert!(is_same(&mut decision, expected), "{decision:?}, not {expected:?}, in step {step} of {plans:?}");
         }
     }
 }

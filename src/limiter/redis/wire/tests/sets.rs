@@ -223,8 +223,7 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                 }
             };
             let requests = ask(&space, how, &charges, &mut refunds);
-            let general = later % 3 == 1;
-            let asked: Vec<_> = requests.iter().map(|request| (clock.now(), request, general)).collect();
+            let asked: Vec<_> = requests.iter().map(|request| (clock.now(), request)).collect();
             for mut answer in bench.ask(&asked) {
                 let answer = told(&mut answer);
                 assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
@@ -259,8 +258,7 @@ fn requests_of_one_call_are_answered_as_in_calls_of_their_own() {
                 asks.collect()
             };
             let (together, alone) = (make(&space, &mut held), make(&alone, &mut held));
-            let expected: Vec<String> =
-                alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask, false)]).remove(0))).collect();
+            let expected: Vec<String> = alone.iter().map(|ask| told(&mut bench.ask(&[(at, ask)]).remove(0))).collect();
             let requests: Vec<&Request> = together.iter().collect();
             let reply = bench.run(&[call(&requests, NUMBER, Some(at))]).remove(0);
             let answers: Vec<String> = decoded(&requests, &reply).iter_mut().map(told).collect();

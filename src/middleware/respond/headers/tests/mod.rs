@@ -41,6 +41,26 @@ fn denied(limit: u64, wait: Duration) -> ChargeDecision {
     ChargeDecision::denied(limit, 0, Some(wait)).with_reset_after(wait)
 }
 
+/// Prepares headers with a clock that stands still.
+fn prepared(format: &Headers, policies: &[Policy]) -> PreparedHeaders {
+    let mut prepared = PreparedHeaders::new(format, policies);
+    prepared.wall_now = || Timestamp::from_micros(NOW);
+    prepared
+}
+
+/// Adds headers to a response. A refusal has a seed.
+fn write(
+    prepared: &PreparedHeaders,
+    headers: &mut HeaderMap,
+    views: &[PolicyView<'_>],
+    status: StatusCode,
+    refusal_seed: Option<u64>,
+) {
+    if let Some(mut rendered) = prepared.render(views, refusal_seed) {
+        prepared.add(&mut rendered, headers, status);
+    }
+}
+
 /// A response: the decisions of the policies that applied, each with the policy's index.
 struct Case<'a> {
     format: Headers,
@@ -79,6 +99,7 @@ impl Case<'_> {
             .statuses
             .iter()
             .map(|(index, decision)| PolicyView {
+                place: *index,
                 policy: &self.policies[*index],
                 key: &KEY,
                 decision,
@@ -87,10 +108,10 @@ impl Case<'_> {
             .collect();
         let refused = views.iter().any(|view| view.refuses);
         let status = if refused && self.status == 200 { 429 } else { self.status };
-        let prepared = PreparedHeaders::new(&self.format, &self.policies);
+        let prepared = prepared(&self.format, &self.policies);
         let status = StatusCode::from_u16(status).unwrap();
-        let wall_now = || Timestamp::from_micros(NOW);
-        prepared.write(&mut headers, &views, status, refused, self.seed, &wall_now);
+        let seed = refused.then_some(self.seed);
+        write(&prepared, &mut headers, &views, status, seed);
         // A refusal that was laid out has the headers that are written into a response.
         let (own, other) = (HeaderName::from_static("x-own"), HeaderValue::from_static("other"));
         let mut beside = HeaderMap::new();
@@ -98,9 +119,9 @@ impl Case<'_> {
         let filled = prepared
             .lay_out_refusal(beside.clone(), status)
             .filter(|_| refused)
-            .and_then(|layout| prepared.fill(&layout, &views, self.seed, &wall_now));
+            .and_then(|layout| prepared.fill(&layout, &views, self.seed));
         if self.existing.is_empty() {
-            prepared.write(&mut beside, &views, status, refused, self.seed, &wall_now);
+            write(&prepared, &mut beside, &views, status, seed);
             assert!(filled.is_none_or(|filled| filled.iter().eq(beside.iter())));
             beside.remove(own);
             assert_eq!(headers, beside);
@@ -152,16 +173,16 @@ fn refusal_layout_has_the_headers_of_a_written_refusal() {
         let layout = prepared.lay_out_refusal(own.clone(), StatusCode::TOO_MANY_REQUESTS).unwrap();
         for applying in [&[0][..], &[0, 1]] {
             let view = |at: &usize| PolicyView {
+                place: *at,
                 policy: &policies[*at],
                 key: &KEY,
                 decision: &decisions[*at],
                 refuses: *at == 0,
             };
             let views: Vec<PolicyView<'_>> = applying.iter().map(view).collect();
-            let wall_now = || Timestamp::from_micros(NOW);
             let mut written = own.clone();
-            prepared.write(&mut written, &views, StatusCode::TOO_MANY_REQUESTS, true, 0, &wall_now);
-            let filled = prepared.fill(&layout, &views, 0, &wall_now).unwrap();
+            write(&prepared, &mut written, &views, StatusCode::TOO_MANY_REQUESTS, Some(0));
+            let filled = prepared.fill(&layout, &views, 0).unwrap();
             assert!(filled.iter().eq(written.iter()), "{filled:?} {written:?}");
         }
         assert!(prepared.lay_out_refusal(own.clone(), StatusCode::SEE_OTHER).is_none(), "redirects get fewer headers");
@@ -254,19 +275,6 @@ fn headers_list_only_policies_that_applied() {
     assert_eq!(headers["ratelimit"], "\"burst\";r=8;t=1, \"daily\";r=998;t=69076");
 
     assert!(Case { policies, ..Case::default() }.run().is_empty(), "no policy applied");
-}
-
-#[test]
-fn unprepared_policy_is_listed_too() {
-    let prepared = PreparedHeaders::new(&Headers::default(), &[hundred()]);
-    let (late, decision) = (policy("late \"x\"", Quota::per_hour(5)), allowed(5, 4, secs(2_880)));
-    let mut headers = HeaderMap::new();
-    let views = [PolicyView { policy: &late, key: &KEY, decision: &decision, refuses: false }];
-    prepared.write(&mut headers, &views, StatusCode::OK, false, 0, &|| Timestamp::from_micros(NOW));
-    assert_lines(
-        &headers,
-        &["ratelimit-policy: \"late \\\"x\\\"\";q=5;w=3600", "ratelimit: \"late \\\"x\\\"\";r=4;t=2880"],
-    );
 }
 
 #[test]
@@ -413,14 +421,9 @@ fn jitter_moves_all_waits_of_a_refusal_equally() {
 fn wall_clock_is_read_only_for_dates() {
     let policies = [hundred()];
     let decision = allowed(100, 50, secs(30));
-    let views = [PolicyView { policy: &policies[0], key: &KEY, decision: &decision, refuses: false }];
+    let views = [PolicyView { place: 0, policy: &policies[0], key: &KEY, decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
-    PreparedHeaders::new(&format, &policies).write(
-        &mut HeaderMap::new(),
-        &views,
-        StatusCode::OK,
-        false,
-        0,
-        &|| unreachable!(),
-    );
+    let mut prepared = PreparedHeaders::new(&format, &policies);
+    prepared.wall_now = || unreachable!();
+    write(&prepared, &mut HeaderMap::new(), &views, StatusCode::OK, None);
 }

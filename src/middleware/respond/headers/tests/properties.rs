@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use sfv::{BareItem, Item, ListEntry, Parser};
 
 use super::*;
+use crate::fields;
 use crate::quota::UNITS_MAX;
 
 /// Parses a list by the draft's rules: the name of each item and its parameters.
@@ -239,7 +240,7 @@ proptest! {
             let (merged, ours, theirs) = (of(&merged), of(&ours), of(&theirs));
             prop_assert!(merged == ours || merged == theirs, "{:?} is neither {:?} nor {:?}", merged, ours, theirs);
             if merged != ours {
-                let limit = theirs.iter().find(|(name, _)| name.ends_with("-remaining")).and_then(|(_, value)| parse::whole_part(value.as_bytes()));
+                let limit = theirs.iter().find(|(name, _)| name.ends_with("-remaining")).and_then(|(_, value)| fields::whole_part(value.as_bytes()));
                 prop_assert!(ours.is_empty() || limit.is_some_and(|limit| limit <= remaining), "{:?}", merged);
             }
         }
@@ -311,9 +312,9 @@ fn merged(
         headers.append(*name, HeaderValue::from_bytes(value).unwrap());
     }
     let refuses = !decision.is_allowed();
-    let views = [PolicyView { policy, key: &KEY, decision, refuses }];
+    let views = [PolicyView { place: 0, policy, key: &KEY, decision, refuses }];
     let status = if refuses { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
-    let prepared = PreparedHeaders::new(format, std::slice::from_ref(policy));
-    prepared.write(&mut headers, &views, status, refuses, 0, &|| Timestamp::from_micros(NOW));
+    let prepared = prepared(format, std::slice::from_ref(policy));
+    write(&prepared, &mut headers, &views, status, refuses.then_some(0));
     headers
 }

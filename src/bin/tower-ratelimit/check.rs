@@ -1,0 +1,161 @@
+//! `tower-ratelimit check`: the problems of files of rules.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tower_ratelimit::rules::{NameKind, Problem, RulesBuilder, UnregisteredName};
+
+use crate::output::Output;
+use crate::{exit, files};
+
+/// Check files of rules, and print each problem with its place
+///
+/// A problem is printed as `FILE:LINE:COLUMN: message`, with the line. Names of keys and actions that the program
+/// registers are not known here. They are warnings, unless --key or --action lists them.
+///
+/// The exit code is 0 if all files are right, 1 if one has a problem, and 2 if one cannot be read or an option is wrong.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Files of rules; `-` is the standard input
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
+    /// A key that the program registers; may be repeated
+    #[arg(long = "key", value_name = "NAME")]
+    keys: Vec<String>,
+    /// An action that the program registers; may be repeated
+    #[arg(long = "action", value_name = "NAME")]
+    actions: Vec<String>,
+    /// Take warnings for problems
+    #[arg(long)]
+    deny_warnings: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The result of checking a file.
+struct Checked {
+    file: String,
+    trouble: Option<String>,
+    problems: Vec<Problem>,
+    /// The number of problems that are not listed.
+    more: usize,
+    warnings: Vec<UnregisteredName>,
+    /// The names that the file uses, listed or not, if its rules are right.
+    names: Option<Vec<UnregisteredName>>,
+}
+
+pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
+    let mut builder = files::builder()?;
+    for key in &options.keys {
+        builder = builder.key(key, |_| ());
+    }
+    for action in &options.actions {
+        builder = builder.action(action, |_| false);
+    }
+    files::check_names(&builder)?;
+    let all: Vec<Checked> = options.files.iter().map(|file| Checked::new(file, &builder)).collect();
+    let unused = unused(options, &all);
+    if options.json {
+        let files: Vec<Value> = all.iter().map(Checked::json).collect();
+        output.line(json!({ "files": files, "unused": unused }));
+    } else {
+        unused.iter().for_each(|option| output.line(format_args!("warning: no file uses what {option} names")));
+    }
+    for checked in &all {
+        if let Some(trouble) = &checked.trouble {
+            output.trouble(trouble);
+        }
+        if !options.json {
+            checked.print(output);
+        }
+    }
+    let codes = all.iter().map(|checked| checked.exit_code(options.deny_warnings));
+    let is_wrong = options.deny_warnings && !unused.is_empty();
+    Ok(codes.max().unwrap_or(exit::FINE).max(if is_wrong { exit::PROBLEMS } else { exit::FINE }))
+}
+
+/// Returns the options whose names no file uses. It is not known if a file could not be read.
+fn unused(options: &Options, all: &[Checked]) -> Vec<String> {
+    let keys = options.keys.iter().map(|name| (NameKind::Key, "--key", name));
+    let given = keys.chain(options.actions.iter().map(|name| (NameKind::Action, "--action", name)));
+    let is_unused = |kind, name: &str| {
+        all.iter().all(|checked| {
+            checked
+                .names
+                .as_ref()
+                .is_some_and(|used| used.iter().all(|used| (used.kind(), used.name()) != (kind, name)))
+        })
+    };
+    given.filter(|(kind, _, name)| is_unused(*kind, name)).map(|(_, option, name)| format!("{option} {name}")).collect()
+}
+
+impl Checked {
+    fn new(file: &Path, builder: &RulesBuilder) -> Self {
+        let (problems, warnings) = (Vec::new(), Vec::new());
+        let mut checked = Self { file: files::name(file), trouble: None, problems, more: 0, warnings, names: None };
+        let text = match files::read(file) {
+            Ok(text) => text,
+            Err(trouble) => return Self { trouble: Some(trouble), ..checked },
+        };
+        match builder.check(&text) {
+            Ok(names) => checked.warnings = names,
+            Err(error) => (checked.problems, checked.more) = (error.problems().to_vec(), error.more()),
+        }
+        checked.names = files::builder().ok().and_then(|builder| builder.check(&text).ok());
+        checked
+    }
+
+    fn exit_code(&self, denies_warnings: bool) -> u8 {
+        let is_wrong = !self.problems.is_empty() || denies_warnings && !self.warnings.is_empty();
+        match self.trouble {
+            Some(_) => exit::TROUBLE,
+            None if is_wrong => exit::PROBLEMS,
+            None => exit::FINE,
+        }
+    }
+
+    fn print(&self, output: &mut Output) {
+        let file = &self.file;
+        for problem in &self.problems {
+            output.line(format_args!("{file}:{problem:#}"));
+        }
+        if self.more > 0 {
+            output.line(format_args!("{file}: and {} more", self.more));
+        }
+        for name in &self.warnings {
+            let problem = format!("{:#}", name.problem());
+            let place = format!("{}:{}: ", name.problem().line(), name.problem().column());
+            let message = problem.strip_prefix(&place).unwrap_or(&problem);
+            output.line(format_args!("{file}:{place}warning: {message}"));
+        }
+        for name in self.warnings.iter().filter(|name| name.problem().suggestion().is_none()) {
+            let option = if name.kind() == NameKind::Action { "--action" } else { "--key" };
+            output.line(format_args!(
+                "{file}: if the program registers `{}`, add {option} {}",
+                name.name(),
+                name.name()
+            ));
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "file": self.file,
+            "trouble": self.trouble,
+            "problems": self.problems.iter().map(problem).collect::<Vec<_>>(),
+            "more": self.more,
+            "warnings": self.warnings.iter().map(|name| problem(name.problem())).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn problem(problem: &Problem) -> Value {
+    json!({
+        "line": problem.line(),
+        "column": problem.column(),
+        "message": problem.message(),
+        "suggestion": problem.suggestion(),
+        "excerpt": problem.excerpt(),
+    })
+}

@@ -1,0 +1,279 @@
+//! The real layer on a clock that stands at the log's time.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use http::header::{HOST, HeaderName, HeaderValue};
+use http::request::Parts;
+use http::{Method, Uri};
+use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
+use tower_ratelimit::clock::{ManualClock, Timestamp};
+use tower_ratelimit::key::{self, PeerAddr, TrustedProxies};
+use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, OutcomeKind, SetupWarning};
+use tower_ratelimit::rules::Rules;
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, RateLimitLayer};
+
+use super::args::{KeyWord, Through};
+use super::read::request::Request;
+
+/// The decision of a layer about a request.
+#[derive(Debug, Default)]
+pub(crate) struct Decided {
+    pub(crate) kind: Option<OutcomeKind>,
+    pub(crate) policies: Vec<PolicyDecision>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct PolicyDecision {
+    pub(crate) policy: Policy,
+    pub(crate) key: Key,
+    pub(crate) cost: u64,
+    pub(crate) mode: Mode,
+    /// Whether the request was over the quota, whatever the mode.
+    pub(crate) is_over: bool,
+}
+
+/// A layer with its own limiter and its own clock.
+pub(crate) struct Limits {
+    layer: RateLimitLayer<MemoryLimiter>,
+    clock: ManualClock,
+    decided: Arc<Shared>,
+}
+
+/// The outcomes that the layer's observer saw.
+#[derive(Default)]
+struct Shared {
+    decided: Mutex<Decided>,
+    notes: Mutex<Notes>,
+}
+
+/// The reports of a layer and its limiter.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Notes {
+    pub(crate) warnings: Vec<String>,
+    /// Keys that were forgotten while they had no allowance left.
+    pub(crate) forgotten: u64,
+}
+
+const WARNINGS_MAX: usize = 10;
+
+impl Observer for Shared {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        let mut decided = lock(&self.decided);
+        decided.kind = Some(observed.outcome().kind());
+        decided.policies.clear();
+        for status in observed.outcome().policies() {
+            let Some(key) = observed.key(status.policy().name()) else { continue };
+            decided.policies.push(PolicyDecision {
+                policy: status.policy().clone(),
+                key: key.clone(),
+                cost: status.cost(),
+                mode: status.mode(),
+                is_over: status.is_exceeded(),
+            });
+        }
+    }
+
+    fn on_setup_warning(&self, warning: &SetupWarning) {
+        let mut notes = lock(&self.notes);
+        let warning = warning.to_string();
+        if notes.warnings.len() < WARNINGS_MAX && !notes.warnings.contains(&warning) {
+            notes.warnings.push(warning);
+        }
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        // `Full` cannot come: by default the limiter forgets a key instead.
+        if matches!(event, LimiterEvent::Evicted { throttled: true }) {
+            lock(&self.notes).forgotten += 1;
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Limits {
+    /// Makes the layer. Its time begins at `start_us`.
+    pub(crate) fn new(
+        through: &Through<'_>,
+        proxies: Option<&TrustedProxies>,
+        clients: usize,
+        start_us: u64,
+    ) -> Result<Self, String> {
+        let clock = ManualClock::at(Timestamp::from_micros(start_us));
+        let decided = Arc::new(Shared::default());
+        let limiter = MemoryLimiter::builder().capacity(clients.max(1_000)).clock(clock.clone());
+        let limiter = limiter.observer(Arc::clone(&decided)).build().map_err(|error| error.to_string())?;
+        let layer = match through {
+            Through::Rules { file, names } => {
+                let mut rules = Rules::builder().trusted_proxies(proxies.map_or_else(no_proxy, |p| Ok(p.clone()))?);
+                for (name, word) in *names {
+                    rules = rules.key(name, extract(word, proxies));
+                }
+                let rules = rules.from_file(file).map_err(|error| error.to_string())?;
+                rules.layer(limiter).map_err(|error| error.to_string())?
+            }
+            Through::Quota { key, quota } => {
+                let policy = Policy::new(policy_name(key), **quota).map_err(|error| error.to_string())?;
+                RateLimitLayer::new(limiter, policy, extract(key, proxies))
+            }
+        };
+        Ok(Self { layer: layer.observer(Arc::clone(&decided)), clock, decided })
+    }
+
+    /// Returns the policies, without those of later versions.
+    pub(crate) fn policies(&self) -> Arc<[Policy]> {
+        self.layer.policies()
+    }
+
+    /// Asks the layer about a request at an instant. The answer is `decided` until the next call.
+    pub(crate) fn decide<T>(&self, parts: &Parts, at_us: u64, read: impl FnOnce(&Decided) -> T) -> T {
+        self.clock.set(Timestamp::from_micros(at_us));
+        {
+            let mut decided = lock(&self.decided.decided);
+            (decided.kind, _) = (None, decided.policies.clear());
+        }
+        // A limiter in memory answers at once, and without a timer no request waits.
+        let admitted = pin!(self.layer.admit(parts)).poll(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Ok(admission)) = admitted {
+            admission.keep();
+        }
+        read(&lock(&self.decided.decided))
+    }
+
+    pub(crate) fn notes(&self) -> Notes {
+        lock(&self.decided.notes).clone()
+    }
+}
+
+/// Returns the name of the policy of `--quota`.
+pub(crate) fn policy_name(key: &KeyWord) -> String {
+    match key {
+        KeyWord::Client => "client".to_owned(),
+        KeyWord::User => "user".to_owned(),
+        KeyWord::Path => "path".to_owned(),
+        KeyWord::Host => "host".to_owned(),
+        KeyWord::Method => "method".to_owned(),
+        KeyWord::Global => "global".to_owned(),
+        KeyWord::Header(name) => name.as_str().to_owned(),
+    }
+}
+
+/// Trusts no address that a log can have, so that the client is the one that the log names.
+fn no_proxy() -> Result<TrustedProxies, String> {
+    TrustedProxies::networks(["0.0.0.0/32"]).map_err(|error| error.to_string())
+}
+
+/// The user that the log names.
+#[derive(Clone, Debug)]
+struct User(String);
+
+type Extract = Box<dyn Fn(&Parts) -> Option<Key> + Send + Sync>;
+
+fn extract(word: &KeyWord, proxies: Option<&TrustedProxies>) -> Extract {
+    match word {
+        KeyWord::Client => match proxies {
+            Some(proxies) => Box::new(key::client_ip(proxies.clone())),
+            None => {
+                let peer = key::peer_ip();
+                Box::new(move |parts| Key::of(peer(parts)))
+            }
+        },
+        KeyWord::User => Box::new(key::extension(|user: &User| user.0.clone())),
+        KeyWord::Path => Box::new(key::path()),
+        KeyWord::Host => Box::new(key::host()),
+        KeyWord::Method => Box::new(key::method()),
+        KeyWord::Global => Box::new(key::global()),
+        KeyWord::Header(name) => Box::new(key::header(name.as_str())),
+    }
+}
+
+/// Returns whether requests need their texts, beside the client's address.
+pub(crate) fn needs_texts(through: &Through<'_>, proxies: Option<&TrustedProxies>) -> bool {
+    !matches!(through, Through::Quota { key: KeyWord::Client | KeyWord::Global, .. }) || proxies.is_some()
+}
+
+/// The head of a request, used again for each one.
+pub(crate) struct Head {
+    pub(crate) parts: Parts,
+    headers: Vec<HeaderName>,
+    proxies: Option<TrustedProxies>,
+}
+
+/// The refusals that a target must not have.
+const IN_URI: &AsciiSet = &CONTROLS
+    .add(b' ')
+    .add(b'"')
+    .add(b'<')
+    .add(b'>')
+    .add(b'\\')
+    .add(b'^')
+    .add(b'`')
+    .add(b'{')
+    .add(b'|')
+    .add(b'}')
+    .add(b'#');
+
+impl Head {
+    /// `headers` are those of the log's format.
+    pub(crate) fn new(headers: &[HeaderName], proxies: Option<&TrustedProxies>) -> Self {
+        let (parts, ()) = http::Request::new(()).into_parts();
+        Self { parts, headers: headers.to_vec(), proxies: proxies.cloned() }
+    }
+
+    /// Returns the client's address as the rules see it.
+    pub(crate) fn client(&self) -> Option<IpAddr> {
+        match &self.proxies {
+            Some(proxies) => key::client_address(proxies, &self.parts),
+            None => key::peer_address(&self.parts),
+        }
+    }
+
+    /// Makes this the head of a request.
+    pub(crate) fn set(&mut self, request: &Request) {
+        let parts = &mut self.parts;
+        match (request.client, parts.extensions.get_mut::<PeerAddr>()) {
+            (Some(client), Some(peer)) => *peer = client.into(),
+            (Some(client), None) => drop(parts.extensions.insert(PeerAddr::from(client))),
+            (None, _) => drop(parts.extensions.remove::<PeerAddr>()),
+        }
+        let Some(texts) = &request.texts else { return };
+        // A line without a method, such as a scanner's, is no GET.
+        parts.method =
+            Method::from_bytes(texts.method()).unwrap_or_else(|_| Method::from_bytes(b"-").unwrap_or_default());
+        parts.uri = uri(texts.target());
+        parts.headers.clear();
+        let mut add = |name: HeaderName, value: &[u8]| {
+            if let (false, Ok(value)) = (value.is_empty(), HeaderValue::from_bytes(value)) {
+                parts.headers.append(name, value);
+            }
+        };
+        add(HOST, texts.host());
+        for (at, name) in self.headers.iter().enumerate() {
+            add(name.clone(), texts.header(at));
+        }
+        match std::str::from_utf8(texts.user()) {
+            Ok("") | Err(_) => drop(parts.extensions.remove::<User>()),
+            Ok(user) => drop(parts.extensions.insert(User(user.to_owned()))),
+        }
+    }
+}
+
+/// Returns a target as a URI. What a URI cannot have is percent-encoded; what is none even so is `/`.
+fn uri(target: &[u8]) -> Uri {
+    let target = target.split(|byte| *byte == b'#').next().unwrap_or_default();
+    let plain = || Uri::try_from(target).ok();
+    let encoded = || percent_encode(target, IN_URI).to_string().parse().ok();
+    if target.is_empty() { Uri::default() } else { plain().or_else(encoded).unwrap_or_default() }
+}
+
+impl fmt::Debug for Limits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Limits").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,247 @@
+//! `tower-ratelimit replay`: access logs through rules or a quota, by the real limiter, on the log's time.
+//!
+//! * `read` makes requests of lines.
+//! * `order` puts them into order.
+//! * `limits` asks the layer about each of them.
+//! * `tally` counts what it decided, and `curve` what other limits would have.
+//! * `report` prints that.
+
+mod args;
+mod curve;
+mod limits;
+mod order;
+mod read;
+mod report;
+mod tally;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io::{self, IsTerminal};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use foldhash::fast::RandomState;
+use tower_ratelimit::observe::{LimiterEvent, Observer};
+
+pub(crate) use self::args::Options;
+use self::args::{KeyWord, Through};
+use self::curve::{Curve, CurveLimiter};
+use self::limits::{Head, Limits};
+use self::order::{Order, Timed};
+use self::read::format::Format;
+use self::read::log::Log;
+use self::report::{Counted, Paste, Report};
+use self::tally::{Addresses, Tally};
+use crate::exit;
+use crate::output::Output;
+
+/// The most policies that get a curve.
+const CURVES_MAX: usize = 32;
+
+pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
+    let report = replay(options).map_err(|trouble| format!("error: {trouble}"))?;
+    if let Some(file) = &options.html {
+        std::fs::write(file, report.html()).map_err(|error| format!("error: {}: {error}", file.display()))?;
+    }
+    if options.json {
+        output.line(format_args!("{:#}", report.json()));
+    } else {
+        output.line(report.to_string().trim_end());
+    }
+    Ok(exit::FINE)
+}
+
+/// Counts limited keys that the limiter of the curves had to forget.
+#[derive(Clone, Default)]
+struct Forgotten(Arc<AtomicU64>);
+
+impl Observer for Forgotten {
+    fn on_event(&self, event: &LimiterEvent) {
+        if matches!(event, LimiterEvent::Evicted { throttled: true }) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Reads the log and asks the limits.
+fn replay(options: &Options) -> Result<Report, String> {
+    let format = match &options.format {
+        Some(format) => Some(Format::named(format, &options.fields)?),
+        None if options.fields.is_empty() => None,
+        None => Some(Format::named("JSON", &options.fields)?),
+    };
+    let mut log = Log::open(&options.logs, format)?;
+    let mut replay = Replay::new(options, &log)?;
+    let mut order = Order::new(u64::try_from(options.window.as_micros()).unwrap_or(u64::MAX), log.around_us);
+    let progress = io::stderr().is_terminal();
+    while let Some(request) = log.next(replay.needs_texts)? {
+        order.take(request, &mut |timed| replay.take(&timed));
+        if progress && log.reading.lines % (1 << 17) == 0 {
+            eprint!("\r{} lines ", report::numbers::count(log.reading.lines));
+        }
+    }
+    order.finish(&mut |timed| replay.take(&timed));
+    if progress {
+        eprint!("\r\x1b[K");
+    }
+    if replay.counted.requests == 0 {
+        let sample = log.reading.samples.first().map(|line| report::Shown::sample(line, options.show_addresses).0);
+        return Err(format!(
+            "no line of {} could be read as {}; the first is: {}",
+            log.reading.lines,
+            log.format.name,
+            sample.unwrap_or_default()
+        ));
+    }
+    let counted = Counted {
+        format: log.format.name.clone(),
+        reading: log.reading.clone(),
+        odd: order.odd,
+        window_us: u64::try_from(options.window.as_micros()).unwrap_or(u64::MAX),
+        notes: replay.spread.notes(),
+        outcomes: replay.outcomes.into_iter().collect(),
+        curve_forgotten: replay.forgotten.0.load(Ordering::Relaxed),
+        ..replay.counted
+    };
+    Ok(Report::new(&counted, options.show_addresses, &paste(&options.through()?, options.trusted_proxies.is_some())))
+}
+
+/// Returns how a suggestion is written.
+fn paste(through: &Through<'_>, has_proxies: bool) -> Paste {
+    let Through::Quota { key, .. } = through else { return Paste::Candidate };
+    Paste::Rule(match key {
+        KeyWord::Client if has_proxies => "client-ip".to_owned(),
+        KeyWord::Client => "peer-ip".to_owned(),
+        // The program registers this one.
+        KeyWord::User => "user".to_owned(),
+        KeyWord::Path => "path".to_owned(),
+        KeyWord::Host => "host".to_owned(),
+        KeyWord::Method => "method".to_owned(),
+        KeyWord::Global => "global".to_owned(),
+        KeyWord::Header(name) => format!("header {name}"),
+    })
+}
+
+/// Asks the limits about each request, and counts.
+struct Replay {
+    needs_texts: bool,
+    max_clients: usize,
+    head: Head,
+    /// The layer that sees the requests of a second spread over it, and the one that sees them at once.
+    spread: Limits,
+    burst: Limits,
+    curves: CurveLimiter,
+    curves_left: usize,
+    forgotten: Forgotten,
+    /// The clients that may still be followed.
+    clients_left: usize,
+    outcomes: BTreeMap<&'static str, u64>,
+    /// The tallies of each name. The plans of a rule have one name.
+    by_name: HashMap<String, Vec<usize>, RandomState>,
+    counted: Counted,
+    /// For each policy that applied to the current request, its tally and the client's number.
+    current: Vec<(usize, Option<usize>)>,
+}
+
+impl Replay {
+    fn new(options: &Options, log: &Log) -> Result<Self, String> {
+        let (through, proxies, max_clients) =
+            (options.through()?, options.trusted_proxies.as_ref(), options.max_clients());
+        let limits = || Limits::new(&through, proxies, max_clients, log.around_us);
+        let (spread, burst) = (limits()?, limits()?);
+        let forgotten = Forgotten::default();
+        let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
+        for (at, policy) in spread.policies().iter().enumerate() {
+            by_name.entry(policy.name().to_owned()).or_default().push(at);
+        }
+        let tallies = spread.policies().iter().map(|policy| Tally::new(policy.clone(), None)).collect();
+        Ok(Self {
+            needs_texts: limits::needs_texts(&through, proxies),
+            max_clients,
+            head: Head::new(log.format.headers(), proxies),
+            spread,
+            burst,
+            curves: CurveLimiter::new(log.around_us, forgotten.clone())?,
+            curves_left: CURVES_MAX,
+            forgotten,
+            clients_left: max_clients,
+            outcomes: BTreeMap::new(),
+            by_name,
+            counted: Counted {
+                format: String::new(),
+                reading: read::log::Reading::default(),
+                odd: order::Odd::default(),
+                window_us: 0,
+                requests: 0,
+                first_us: u64::MAX,
+                last_us: 0,
+                without_address: 0,
+                limited_before: 0,
+                addresses: Addresses::default(),
+                outcomes: Vec::new(),
+                notes: limits::Notes::default(),
+                curve_forgotten: 0,
+                without_curve: 0,
+                max_clients,
+                tallies,
+            },
+            current: Vec::new(),
+        })
+    }
+
+    fn take(&mut self, timed: &Timed) {
+        let Timed { request, spread_us, burst_us } = timed;
+        self.head.set(request);
+        let counted = &mut self.counted;
+        counted.requests += 1;
+        counted.first_us = counted.first_us.min(*spread_us);
+        counted.last_us = counted.last_us.max(*spread_us);
+        counted.limited_before += u64::from(request.status == 429);
+        match self.head.client() {
+            Some(client) => counted.addresses.count(client, self.max_clients),
+            None => counted.without_address += 1,
+        }
+        self.current.clear();
+        self.spread.decide(&self.head.parts, *spread_us, |decided| {
+            let kind = decided.kind.map_or("undecided", |kind| kind.as_str());
+            *self.outcomes.entry(kind).or_default() += 1;
+            for decision in &decided.policies {
+                let named = self.by_name.get(decision.policy.name()).into_iter().flatten().copied();
+                let mut named =
+                    named.filter(|at| counted.tallies.get(*at).is_some_and(|tally| tally.is_of(&decision.policy)));
+                let Some((at, tally)) = named.next().and_then(|at| Some((at, counted.tallies.get_mut(at)?))) else {
+                    continue;
+                };
+                if tally.requests == 0 {
+                    match self.curves_left.checked_sub(1) {
+                        None => counted.without_curve += 1,
+                        Some(left) => {
+                            self.curves_left = left;
+                            tally.curve = Curve::new(&decision.policy, self.curves.clone());
+                        }
+                    }
+                }
+                let before = tally.clients.len();
+                let client = tally.count(decision, request, &self.head, *spread_us, self.clients_left > 0);
+                self.clients_left -= tally.clients.len() - before;
+                self.current.push((at, client));
+            }
+        });
+        if !request.is_coarse {
+            return;
+        }
+        self.burst.decide(&self.head.parts, *burst_us, |decided| {
+            for decision in &decided.policies {
+                let found = self
+                    .current
+                    .iter()
+                    .find(|(at, _)| counted.tallies.get(*at).is_some_and(|tally| tally.is_of(&decision.policy)));
+                let Some((at, client)) = found else { continue };
+                if let Some(tally) = counted.tallies.get_mut(*at) {
+                    tally.count_burst(decision.is_over, *client);
+                }
+            }
+        });
+    }
+}

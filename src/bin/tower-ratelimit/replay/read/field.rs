@@ -1,0 +1,95 @@
+//! The meanings of a log line's fields, and the fields of one line.
+
+use std::borrow::Cow;
+
+use http::HeaderName;
+use smallvec::SmallVec;
+
+/// The meaning of a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Field {
+    /// The client's address, with or without a port.
+    Client,
+    /// The address at the other end of the connection, for logs without a client's address.
+    Peer,
+    User,
+    /// A request line, such as `GET / HTTP/1.1`.
+    RequestLine,
+    Method,
+    /// A path with its query, or a URL.
+    Target,
+    Host,
+    Status,
+    /// The time at which the response was complete.
+    End,
+    /// The time at which the request arrived.
+    Start,
+    Duration(Unit),
+    /// The header of this index in the format's list.
+    Header(usize),
+    /// A number of bytes. Only its digits are looked at, because other formats have more fields behind it.
+    Size,
+    /// Read over.
+    Other,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unit {
+    Seconds,
+    Millis,
+    Micros,
+    Nanos,
+}
+
+/// The headers that a format has. Fields refer to them by their indices.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct HeaderNames(pub(crate) Vec<HeaderName>);
+
+impl HeaderNames {
+    /// Returns the field of a header, which is added if it is new. Returns `None` if no header can have this name.
+    pub(crate) fn field(&mut self, name: &str) -> Option<Field> {
+        let name = HeaderName::try_from(name).ok()?;
+        let at = self.0.iter().position(|known| *known == name).unwrap_or_else(|| {
+            self.0.push(name);
+            self.0.len() - 1
+        });
+        Some(Field::Header(at))
+    }
+}
+
+/// The fields of one line, in the order of the line. An empty one, and `-`, are left out.
+#[derive(Debug, Default)]
+pub(crate) struct Fields<'a>(SmallVec<[(Field, Cow<'a, [u8]>); 10]>);
+
+impl<'a> Fields<'a> {
+    pub(crate) fn add(&mut self, field: Field, value: Cow<'a, [u8]>) {
+        if !matches!(field, Field::Other | Field::Size) && !matches!(&*value, b"" | b"-") {
+            self.0.push((field, value));
+        }
+    }
+
+    pub(crate) fn get(&self, field: Field) -> Option<&[u8]> {
+        self.0.iter().find(|(of, _)| *of == field).map(|(_, value)| &**value)
+    }
+
+    /// Returns the request's duration in microseconds, rounded down.
+    pub(crate) fn duration(&self) -> Option<u64> {
+        self.0.iter().find_map(|(field, value)| {
+            let Field::Duration(unit) = field else { return None };
+            let text = std::str::from_utf8(value).ok()?;
+            // GCP and Traefik write the unit behind the number.
+            let (text, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+                (Some(number), _) => (number, Unit::Millis),
+                (None, Some(number)) => (number, Unit::Seconds),
+                (None, None) => (text, *unit),
+            };
+            let number: f64 = text.parse().ok()?;
+            super::date::seconds(match unit {
+                Unit::Seconds => number,
+                Unit::Millis => number / 1e3,
+                Unit::Micros => number / 1e6,
+                Unit::Nanos => number / 1e9,
+            })
+        })
+    }
+}

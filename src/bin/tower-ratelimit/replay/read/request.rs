@@ -1,0 +1,176 @@
+//! A request, as a log line tells of it.
+
+use std::hash::{BuildHasher, Hasher};
+use std::net::{IpAddr, SocketAddr};
+
+use foldhash::quality::FixedState;
+use http::HeaderName;
+use http::header::USER_AGENT;
+
+use super::date;
+use super::field::{Field, Fields};
+
+/// A request of the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Request {
+    /// When it arrived, in microseconds since the epoch.
+    pub(crate) at_us: u64,
+    /// The time that the log has, which may be that of the response.
+    pub(crate) stamp_us: u64,
+    /// Whether the log writes whole seconds only.
+    pub(crate) is_coarse: bool,
+    pub(crate) client: Option<IpAddr>,
+    /// 0 if the log does not say.
+    pub(crate) status: u16,
+    /// A hash of the user agent, or 0.
+    pub(crate) agent: u64,
+    /// The texts, unless nothing reads them.
+    pub(crate) texts: Option<Box<Texts>>,
+}
+
+/// The texts of a request in one allocation. Those that the log does not have are empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Texts {
+    bytes: Box<[u8]>,
+    /// The end of each text: the method, the target, the host, the user, and the headers.
+    ends: Box<[u32]>,
+}
+
+impl Texts {
+    fn new<'t>(texts: impl Iterator<Item = &'t [u8]>) -> Self {
+        let (mut bytes, mut ends) = (Vec::with_capacity(256), Vec::with_capacity(8));
+        for text in texts {
+            bytes.extend_from_slice(text);
+            ends.push(u32::try_from(bytes.len()).unwrap_or(u32::MAX)); // a line is far shorter
+        }
+        Self { bytes: bytes.into(), ends: ends.into() }
+    }
+
+    fn text(&self, at: usize) -> &[u8] {
+        let end = |at: usize| self.ends.get(at).map(|end| *end as usize);
+        let start = at.checked_sub(1).map_or(Some(0), end);
+        let range = start.zip(end(at)).map(|(start, end)| start..end);
+        range.and_then(|range| self.bytes.get(range)).unwrap_or_default()
+    }
+
+    pub(crate) fn method(&self) -> &[u8] {
+        self.text(0)
+    }
+
+    pub(crate) fn target(&self) -> &[u8] {
+        self.text(1)
+    }
+
+    pub(crate) fn host(&self) -> &[u8] {
+        self.text(2)
+    }
+
+    pub(crate) fn user(&self) -> &[u8] {
+        self.text(3)
+    }
+
+    /// Returns the value of the header of this index in the format's list.
+    pub(crate) fn header(&self, at: usize) -> &[u8] {
+        self.text(4 + at)
+    }
+
+    /// Returns about how much memory it takes, in bytes.
+    pub(crate) fn size(&self) -> usize {
+        self.bytes.len() + self.ends.len() * 4 + 96
+    }
+}
+
+impl Request {
+    /// Makes a request of the fields of a line. Returns `None` without a time.
+    pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], with_texts: bool) -> Option<Self> {
+        let start = fields.get(Field::Start).and_then(date::parse);
+        let (stamp, duration) = match start {
+            Some(start) => (start, 0),
+            None => (date::parse(fields.get(Field::End)?)?, fields.duration().unwrap_or(0)),
+        };
+        let header = |at: usize| fields.get(Field::Header(at)).unwrap_or_default();
+        let named = |name: &str| headers.iter().position(|known| known == name).map(header).unwrap_or_default();
+        let address = |field| fields.get(field).and_then(address);
+        // A proxy appends the address that it sees to the list.
+        let forwarded = || named("x-forwarded-for").rsplit(|byte| *byte == b',').next().and_then(self::address);
+        let client = address(Field::Client).or_else(|| address(Field::Peer)).or_else(forwarded);
+        let status = fields.get(Field::Status).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
+        let agent = named(USER_AGENT.as_str());
+        let texts = with_texts.then(|| {
+            let line = fields.get(Field::RequestLine).unwrap_or_default();
+            let (method, target) = request_line(line).unwrap_or_default();
+            let method = fields.get(Field::Method).unwrap_or(method);
+            let target = fields.get(Field::Target).unwrap_or(target);
+            let host = fields.get(Field::Host).unwrap_or_default();
+            let user = fields.get(Field::User).unwrap_or_default();
+            Box::new(Texts::new([method, target, host, user].into_iter().chain((0..headers.len()).map(header))))
+        });
+        Some(Self {
+            at_us: stamp.us.saturating_sub(duration),
+            stamp_us: stamp.us,
+            is_coarse: stamp.is_coarse,
+            client,
+            status: status.unwrap_or(0),
+            agent: if agent.is_empty() { 0 } else { hash(agent) | 1 },
+            texts,
+        })
+    }
+}
+
+/// Returns a hash that is the same in every run.
+pub(crate) fn hash(bytes: &[u8]) -> u64 {
+    let mut hasher = FixedState::default().build_hasher();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// Reads an address with or without a port.
+fn address(text: &[u8]) -> Option<IpAddr> {
+    let text = std::str::from_utf8(text).ok()?.trim();
+    let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
+    plain.parse().ok().or_else(with_port).map(|address: IpAddr| address.to_canonical())
+}
+
+/// Splits a request line into its method and its target.
+fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut words = line.splitn(2, |byte| *byte == b' ');
+    let (method, rest) = (words.next()?, words.next()?);
+    if method.is_empty() || !method.iter().all(u8::is_ascii_alphabetic) {
+        return None; // what scanners send, such as a TLS hello
+    }
+    // A target may have spaces, if a client wrote them.
+    let end = rest.windows(6).rposition(|word| word == b" HTTP/").unwrap_or(rest.len());
+    Some((method, rest.get(..end)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn address_is_read_with_and_without_a_port() {
+        for (text, expected) in [
+            ("192.0.2.1", Some("192.0.2.1")),
+            ("192.0.2.1:4711", Some("192.0.2.1")),
+            (" ::ffff:192.0.2.1", Some("192.0.2.1")),
+            ("2001:db8::1", Some("2001:db8::1")),
+            ("[2001:db8::1]:80", Some("2001:db8::1")),
+            ("[2001:db8::1]", Some("2001:db8::1")),
+            ("unix:", None),
+            ("localhost", None),
+        ] {
+            assert_eq!(address(text.as_bytes()), expected.map(|text| text.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn request_line_is_split_at_its_ends() {
+        let split = |line: &'static str| request_line(line.as_bytes());
+        assert_eq!(split("GET /a b HTTP/1.1"), Some((&b"GET"[..], &b"/a b"[..])));
+        assert_eq!(split("GET /"), Some((&b"GET"[..], &b"/"[..])));
+        for line in ["", "GET", "\u{16}\u{3}\u{1} a", " / HTTP/1.1"] {
+            assert_eq!(split(line), None, "{line:?}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! No line makes the program panic, whatever was done to it.
+
+use std::net::IpAddr;
+
+use super::limits::Head;
+use super::order::Order;
+use super::read::format::{FACTS, Format};
+use super::report::Shown;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, below: usize) -> usize {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as usize % below.max(1)
+    }
+}
+
+/// Changes a line in a few places: bytes that mean something to a reader, other bytes, parts of other lines.
+fn mutated(line: &[u8], random: &mut Random) -> Vec<u8> {
+    const ODD: &[&[u8]] = &[
+        b"\"",
+        b"\\",
+        b"\\x",
+        b"\\u00",
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b":",
+        b",",
+        b" ",
+        b"-",
+        b"\0",
+        b"\xff",
+        b"\xe2\x80",
+        b"\x1b[",
+        b"$",
+        b"99999999999999999999",
+        b"-1",
+        b"1e308",
+        b"0x7f",
+        b"T",
+        b"Z",
+        b"+0000",
+        b"%",
+        b"..",
+        b"::",
+        b"#",
+        b"HTTP/",
+        b"null",
+    ];
+    let mut line = line.to_vec();
+    for _ in 0..1 + random.below(4) {
+        let (at, to) = (random.below(line.len() + 1), random.below(line.len() + 1));
+        let (at, to) = (at.min(to), at.max(to));
+        match random.below(5) {
+            0 => drop(line.splice(at..at, ODD[random.below(ODD.len())].iter().copied())),
+            1 => drop(line.drain(at..to.min(at + 8))),
+            2 => line.truncate(at),
+            3 => {
+                let part = line[at..to].to_vec();
+                drop(line.splice(at..at, part));
+            }
+            _ => {
+                if let Some(byte) = line.get_mut(at) {
+                    *byte = random.below(256) as u8;
+                }
+            }
+        }
+    }
+    line
+}
+
+#[test]
+fn mutated_lines_are_read_or_refused() {
+    let formats: Vec<Format> = FACTS.iter().map(|facts| Format::named(facts.format, &[]).unwrap()).collect();
+    let mut random = Random(42);
+    let (mut read, mut refused) = (0, 0);
+    for facts in FACTS {
+        let own = Format::named(facts.format, &[]).unwrap();
+        let mut head = Head::new(own.headers(), None);
+        let mut order = Order::new(60_000_000, facts.at_us);
+        for n in 0..3_000 {
+            let line = mutated(facts.line.as_bytes(), &mut random);
+            let shown = Shown::sample(&line, false).0;
+            assert!(!shown.chars().any(char::is_control), "{shown}");
+            if n % 50 == 0 {
+                formats.iter().for_each(|format| drop(format.read(&line, true)));
+            }
+            let Some(request) = own.read(&line, true) else {
+                refused += 1;
+                continue;
+            };
+            read += 1;
+            assert!(request.at_us <= request.stamp_us);
+            head.set(&request);
+            assert_eq!(head.client(), request.client.map(|client: IpAddr| client.to_canonical()));
+            order.take(request, &mut |timed| assert!(timed.burst_us <= timed.spread_us));
+        }
+        order.finish(&mut |timed| assert!(timed.burst_us <= timed.spread_us));
+    }
+    assert!(read > 5_000 && refused > 5_000, "{read} were read, and {refused} refused");
+}

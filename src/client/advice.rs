@@ -1,0 +1,457 @@
+//! [`Advice`]: what the headers of one response say.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use http::HeaderMap;
+use http::header::{AGE, DATE, RETRY_AFTER};
+use smallvec::SmallVec;
+
+use crate::fields::{self, Dictionary, Item, List};
+
+use super::families::{self, Group, Word};
+use super::grpc;
+use super::times::{LONGEST, decimal, duration_of, from_now};
+
+/// The most policies that are kept of a response.
+const POLICIES_MAX: usize = 16;
+
+/// The most bytes of a name, a unit or a partition.
+const NAME_MAX: usize = 256;
+
+/// The advice of a response's headers about quotas and waits.
+///
+/// The [module's documentation](crate::client) lists the headers, and how their values are read.
+///
+/// ```
+/// use std::time::{Duration, SystemTime};
+/// use tower_ratelimit::client::Advice;
+///
+/// let response = http::Response::builder().status(429).header("retry-after", "30").body(()).unwrap();
+/// let advice = Advice::read(response.headers(), SystemTime::now());
+/// assert_eq!(advice.wait(), Some(Duration::from_secs(30)));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Advice {
+    policies: Vec<PolicyAdvice>,
+    retry_after: Option<Duration>,
+    forbids_retry: bool,
+}
+
+/// The advice of a response about one quota. Everything is `None` that it does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PolicyAdvice {
+    name: Option<Box<str>>,
+    limit: Option<u64>,
+    remaining: Option<u64>,
+    window: Option<Duration>,
+    until_reset: Option<Duration>,
+    unit: Option<Box<str>>,
+    partition: Option<Box<[u8]>>,
+}
+
+impl Advice {
+    /// Reads the headers of a response that came at `now`. A gRPC client reads trailers in the same
+    /// way.
+    ///
+    /// It never fails: what cannot be read is unknown. It takes time in proportion to the size of
+    /// the headers, and keeps at most 16 policies.
+    #[must_use]
+    pub fn read(headers: &HeaderMap, now: SystemTime) -> Self {
+        let date = headers.get(DATE).and_then(|date| httpdate::parse_http_date(date.to_str().ok()?).ok());
+        let age = headers.get(AGE).and_then(|age| decimal(age.to_str().ok()?.trim()));
+        let mut reader = Reader {
+            headers,
+            now: date.unwrap_or(now),
+            is_cached: age.is_some_and(|age| age > 0),
+            advice: Self::default(),
+            lists: Lists::default(),
+            groups: SmallVec::new(),
+        };
+        headers.keys().for_each(|name| reader.header(name.as_str()));
+        reader.finish()
+    }
+
+    /// Returns the quotas that the response describes.
+    #[must_use]
+    pub fn policies(&self) -> &[PolicyAdvice] {
+        &self.policies
+    }
+
+    /// Returns how long the server asks the client to wait before it retries this request: the
+    /// longest of `Retry-After`, its relatives, and gRPC's pushback and `RetryInfo`. At most 366
+    /// days.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
+    }
+
+    /// Returns whether a gRPC server asks the client not to retry this request:
+    /// `grpc-retry-pushback-ms` is negative, comes twice, or cannot be read.
+    #[must_use]
+    pub fn forbids_retry(&self) -> bool {
+        self.forbids_retry
+    }
+
+    /// Returns how long the client has to wait before its next request can pass: at most 366 days.
+    /// Returns `None` if nothing says that it has to wait, or nothing says how long.
+    ///
+    /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts demand, because a reset
+    ///   may be the time until the quota is full.
+    /// * Otherwise the [exhausted](PolicyAdvice::is_exhausted) policy counts whose reset is the
+    ///   latest.
+    /// * A wait of zero is none. The server has then not said how long to wait.
+    ///
+    /// The wait may be long, because quotas can last for a month. Cap it before you wait.
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        let exhausted = self.policies.iter().filter(|policy| policy.is_exhausted());
+        let is_wait = |wait: &Duration| !wait.is_zero();
+        let latest = || exhausted.filter_map(PolicyAdvice::until_reset).max().filter(is_wait);
+        self.retry_after.filter(is_wait).or_else(latest)
+    }
+}
+
+impl PolicyAdvice {
+    /// Returns the policy's name, or the words that tell its headers from those of others, such as
+    /// `requests` in `X-RateLimit-Remaining-Requests`.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Returns the quota, in [units](Self::unit) per [window](Self::window).
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Returns the units that are left after this response, rounded down.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.remaining
+    }
+
+    /// Returns the period of the quota: above zero, at most 366 days.
+    #[must_use]
+    pub fn window(&self) -> Option<Duration> {
+        self.window
+    }
+
+    /// Returns the time from now until the quota resets, at most 366 days.
+    ///
+    /// What that means depends on the server. In draft 11 it is the effective window: the client may
+    /// use what remains within it. Elsewhere it is the time until the quota is full again, or until
+    /// the next unit.
+    #[must_use]
+    pub fn until_reset(&self) -> Option<Duration> {
+        self.until_reset
+    }
+
+    /// Returns the quota's unit, such as `requests`, `tokens` or `content-bytes`. It is usually
+    /// `requests` if the response does not say.
+    #[must_use]
+    pub fn unit(&self) -> Option<&str> {
+        self.unit.as_deref()
+    }
+
+    /// Returns the part of the clients that shares the quota: the drafts' `pk`, decoded, or the
+    /// value of a `-Scope` header.
+    #[must_use]
+    pub fn partition(&self) -> Option<&[u8]> {
+        self.partition.as_deref()
+    }
+
+    /// Returns whether nothing is left.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.remaining == Some(0)
+    }
+
+    /// Returns whether there is a number, so that this is a policy at all.
+    fn is_known(&self) -> bool {
+        self.limit.is_some() || self.remaining.is_some() || self.until_reset.is_some()
+    }
+
+    /// Adds what an item of the drafts' lists says.
+    fn add(&mut self, list: List, item: &Item<'_>) {
+        let seconds = item.seconds.map(Duration::from_secs).filter(|time| *time <= LONGEST);
+        if list == List::Limits {
+            (self.remaining, self.until_reset) = (Some(item.units), seconds);
+        } else {
+            (self.limit, self.window) = (Some(item.units), seconds);
+        }
+        if list != List::Nameless {
+            self.name = string(item.name);
+        }
+        if let Some(unit) = item.unit {
+            self.unit = string(unit);
+        }
+        if let Some(partition) = item.partition {
+            self.partition = bytes(partition);
+        }
+    }
+}
+
+/// An item of a list, with the prefix of its header's name.
+type Listed<'a> = SmallVec<[(&'a str, Item<'a>); 4]>;
+
+/// The lists of the drafts.
+#[derive(Default)]
+struct Lists<'a> {
+    limits: Listed<'a>,
+    policies: Listed<'a>,
+    nameless: Listed<'a>,
+}
+
+/// The single-valued headers of one quota.
+struct Single<'a> {
+    group: Group<'a>,
+    policy: PolicyAdvice,
+    used: Option<u64>,
+    reset: Option<Duration>,
+}
+
+struct Reader<'a> {
+    headers: &'a HeaderMap,
+    /// The server's time, if it is known.
+    now: SystemTime,
+    is_cached: bool,
+    advice: Advice,
+    lists: Lists<'a>,
+    groups: SmallVec<[Single<'a>; 2]>,
+}
+
+impl<'a> Reader<'a> {
+    fn header(&mut self, name: &'a str) {
+        match name {
+            _ if name == RETRY_AFTER => self.retry_after(name),
+            "retry-after-ms" | "x-ms-retry-after-ms" => {
+                let millis = self.texts(name).filter_map(|value| decimal(value.trim())).max();
+                self.wait(millis.map(|millis| duration_of(millis.div_ceil(1_000))));
+            }
+            "grpc-retry-pushback-ms" => {
+                let pushback = self.texts(name).next().and_then(grpc::pushback);
+                let is_single = self.headers.get_all(name).iter().nth(1).is_none();
+                self.advice.forbids_retry = pushback.is_none() || !is_single;
+                self.wait(pushback);
+            }
+            "grpc-status-details-bin" => {
+                let delays = self.headers.get_all(name).iter().filter_map(|value| grpc::retry_delay(value.as_bytes()));
+                self.wait(delays.max());
+            }
+            _ => match families::split(name) {
+                Some((_, Word::RetryAfter)) => self.retry_after(name),
+                Some((group, word)) if !self.is_cached => self.policy_header(name, group, word),
+                _ => {}
+            },
+        }
+    }
+
+    fn retry_after(&mut self, name: &str) {
+        let now = self.now;
+        self.wait(self.texts(name).filter_map(|value| from_now(value, now)).max());
+    }
+
+    /// Takes a wait. The longest counts.
+    fn wait(&mut self, wait: Option<Duration>) {
+        self.advice.retry_after = self.advice.retry_after.max(wait.map(|wait| wait.min(LONGEST)));
+    }
+
+    fn policy_header(&mut self, name: &'a str, group: Group<'a>, word: Word) {
+        let Group { prefix, words } = group;
+        let has_list = match word {
+            Word::All if words.is_empty() => self.list(List::Limits, name, prefix),
+            Word::Policy => self.list(List::Policies, name, prefix) || self.list(List::Nameless, name, prefix),
+            _ => false,
+        };
+        let has_value = word != Word::Unknown || self.texts(name).any(|value| value.contains('='));
+        if has_list || word == Word::Policy || !has_value {
+            return;
+        }
+        let Some(at) = self.group(group) else { return };
+        for value in self.texts(name) {
+            if let Some(single) = self.groups.get_mut(at) {
+                single.add(word, value.trim(), self.now);
+            }
+        }
+        if word == Word::Limit || word == Word::All {
+            // `100, 100;w=10, 1000;w=3600`: the limit that is closest, and quotas.
+            self.list(List::Nameless, name, prefix);
+        }
+    }
+
+    /// Reads a list. Returns whether the header is one.
+    fn list(&mut self, list: List, name: &'a str, prefix: &'a str) -> bool {
+        let mut items = Listed::new();
+        let each = |item| {
+            if items.len() < POLICIES_MAX {
+                items.push((prefix, item));
+            }
+        };
+        let is_list = fields::for_each_item(self.lines(name), list, each).is_some();
+        if is_list {
+            let known = match list {
+                List::Limits => &mut self.lists.limits,
+                List::Policies => &mut self.lists.policies,
+                List::Nameless => &mut self.lists.nameless,
+            };
+            // An item without a window says no more than the limit of the header beside it.
+            known.extend(items.into_iter().filter(|(_, item)| list != List::Nameless || item.seconds.is_some()));
+            known.truncate(POLICIES_MAX);
+        }
+        is_list
+    }
+
+    /// Returns the index of a group's headers, or `None` if there are too many groups.
+    fn group(&mut self, group: Group<'a>) -> Option<usize> {
+        let known = self.groups.iter().position(|single| single.group == group);
+        if known.is_none() && self.groups.len() < POLICIES_MAX {
+            let policy = PolicyAdvice {
+                name: text(group.words),
+                window: group.window(),
+                unit: group.unit().map(Into::into),
+                ..PolicyAdvice::default()
+            };
+            self.groups.push(Single { group, policy, used: None, reset: None });
+            return Some(self.groups.len() - 1);
+        }
+        known
+    }
+
+    fn lines(&self, name: &str) -> impl Iterator<Item = &'a [u8]> + use<'a> {
+        self.headers.get_all(name).into_iter().map(|value| value.as_bytes())
+    }
+
+    /// Returns the values that are visible ASCII.
+    fn texts(&self, name: &str) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
+    }
+
+    fn finish(self) -> Advice {
+        let Self { mut advice, lists, groups, .. } = self;
+        let mut policies: Vec<(&str, PolicyAdvice)> = Vec::new();
+        for (prefix, item) in &lists.limits {
+            let mut policy = PolicyAdvice::default();
+            policy.add(List::Limits, item);
+            policies.push((prefix, policy));
+        }
+        let listed = policies.len();
+        for (prefix, item) in &lists.policies {
+            let mut quota = PolicyAdvice::default();
+            quota.add(List::Policies, item);
+            let mut is_joined = false;
+            for (_, policy) in policies.iter_mut().take(listed).filter(|(other, policy)| {
+                let is_other =
+                    policy.partition.is_some() && quota.partition.is_some() && policy.partition != quota.partition;
+                other == prefix && policy.name == quota.name && !is_other
+            }) {
+                policy.add(List::Policies, item);
+                is_joined = true;
+            }
+            if !is_joined {
+                policies.push((prefix, quota));
+            }
+        }
+        let singles = policies.len();
+        policies.extend(groups.into_iter().map(|single| (single.group.prefix, single.finished())));
+        for (prefix, item) in &lists.nameless {
+            let mut quota = PolicyAdvice::default();
+            quota.add(List::Nameless, item);
+            let known = policies.iter_mut().skip(singles).find(|(other, policy)| {
+                let is_other = policy.window.is_some_and(|window| Some(window) != quota.window);
+                other == prefix && policy.limit == quota.limit && !is_other
+            });
+            match known {
+                Some((_, policy)) => policy.window = policy.window.or(quota.window),
+                None => policies.push((prefix, quota)),
+            }
+        }
+        advice.policies = policies.into_iter().map(|(_, policy)| policy).filter(PolicyAdvice::is_known).collect();
+        advice.policies.truncate(POLICIES_MAX);
+        advice
+    }
+}
+
+impl Single<'_> {
+    /// Takes the value of a header. If a header comes twice, the stricter value counts.
+    fn add(&mut self, word: Word, value: &str, now: SystemTime) {
+        let policy = &mut self.policy;
+        let stricter = |known: Option<u64>, value: Option<u64>| known.into_iter().chain(value).min();
+        let window = |time: Option<Duration>| time.filter(|time| !time.is_zero() && *time <= LONGEST);
+        match word {
+            Word::All | Word::Unknown if value.contains('=') => {
+                let Dictionary { limit, remaining, reset } = fields::dictionary(value.as_bytes()).unwrap_or_default();
+                policy.limit = stricter(policy.limit, limit);
+                policy.remaining = stricter(policy.remaining, remaining);
+                self.reset = self.reset.max(reset.map(Duration::from_secs));
+            }
+            Word::All | Word::Limit => policy.limit = stricter(policy.limit, whole(value)),
+            Word::Remaining => policy.remaining = stricter(policy.remaining, floor(value)),
+            Word::Used => self.used = self.used.max(ceil(value)),
+            Word::UsedOfLimit => {
+                if let Some((used, limit)) = value.split_once('/') {
+                    (self.used, policy.limit) = (ceil(used), whole(limit));
+                    policy.unit = Some("requests".into());
+                }
+            }
+            Word::Reset => self.reset = self.reset.max(from_now(value, now)),
+            Word::ResetAfter => policy.until_reset = policy.until_reset.max(from_now(value, now)),
+            Word::Name => policy.name = text(value),
+            Word::Scope => policy.partition = Some(value.as_bytes()).filter(|value| is_short(value)).map(Into::into),
+            Word::WindowSeconds => policy.window = window(from_now(value, now)),
+            Word::WindowMillis => policy.window = window(value.parse().ok().map(Duration::from_millis)),
+            Word::Unknown | Word::Policy | Word::RetryAfter => {}
+        }
+    }
+
+    fn finished(self) -> PolicyAdvice {
+        let Self { mut policy, used, reset, .. } = self;
+        policy.until_reset = policy.until_reset.or(reset).filter(|time| *time <= LONGEST);
+        match (policy.limit, policy.remaining, used) {
+            (Some(limit), None, Some(used)) => policy.remaining = Some(limit.saturating_sub(used)),
+            (None, Some(remaining), Some(used)) => policy.limit = remaining.checked_add(used),
+            _ => {}
+        }
+        policy
+    }
+}
+
+/// Returns the first number of a list, in units of 10^-9. Its parameters do not count.
+fn first(value: &str) -> Option<u128> {
+    decimal(value.split([',', ';']).next()?.trim())
+}
+
+const NANOS: u128 = 1_000_000_000;
+
+fn floor(value: &str) -> Option<u64> {
+    u64::try_from(first(value)? / NANOS).ok()
+}
+
+fn ceil(value: &str) -> Option<u64> {
+    u64::try_from(first(value)?.div_ceil(NANOS)).ok()
+}
+
+/// Returns a limit. A fraction is none: AWS reports a rate, such as 0.5 requests a second.
+fn whole(value: &str) -> Option<u64> {
+    first(value).filter(|n| n % NANOS == 0).and_then(|n| u64::try_from(n / NANOS).ok())
+}
+
+fn is_short(value: &[u8]) -> bool {
+    (1..=NAME_MAX).contains(&value.len())
+}
+
+fn text(value: &str) -> Option<Box<str>> {
+    is_short(value.as_bytes()).then(|| value.into())
+}
+
+/// Returns the text of a string of RFC 9651, in which two bytes can stand for one.
+fn string(string: &[u8]) -> Option<Box<str>> {
+    Some(string).filter(|string| string.len() <= 2 * NAME_MAX + 2).and_then(|string| text(&fields::unquoted(string)))
+}
+
+/// Decodes a byte sequence of RFC 9651.
+fn bytes(sequence: &[u8]) -> Option<Box<[u8]>> {
+    let inner = sequence.get(1..sequence.len().saturating_sub(1)).filter(|inner| inner.len() <= NAME_MAX)?;
+    grpc::BASE64.decode(inner).ok().filter(|bytes| is_short(bytes)).map(Into::into)
+}

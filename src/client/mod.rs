@@ -1,0 +1,88 @@
+//! For clients: what a response says about quotas and waits.
+//!
+//! [`Advice::read`] reads the headers of a response, whichever server sent it: the `RateLimit`
+//! headers of the IETF's drafts, the `X-RateLimit` headers of many vendors, `Retry-After`, and
+//! gRPC's equivalents.
+//!
+//! ```
+//! use std::time::{Duration, SystemTime};
+//! use http::HeaderMap;
+//! use tower_ratelimit::client::Advice;
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut headers = HeaderMap::new();
+//! headers.insert("ratelimit-policy", r#""burst";q=10;w=1, "daily";q=5000;w=86400"#.parse()?);
+//! headers.insert("ratelimit", r#""burst";r=0;t=1, "daily";r=4998;t=69076"#.parse()?);
+//!
+//! let advice = Advice::read(&headers, SystemTime::now());
+//! assert_eq!(advice.wait(), Some(Duration::from_secs(1)));
+//! let daily = &advice.policies()[1];
+//! assert_eq!((daily.name(), daily.limit(), daily.remaining()), (Some("daily"), Some(5000), Some(4998)));
+//! # Ok(()) }
+//! ```
+//!
+//! # Which headers are read
+//!
+//! | header | read as |
+//! |---|---|
+//! | `RateLimit-Policy` and `RateLimit` of drafts 08 to 11 | a policy for each item; the two lists are joined by name and partition key |
+//! | `RateLimit: limit=…, remaining=…, reset=…` of draft 07, also with semicolons (Zendesk) | one policy |
+//! | `RateLimit-Limit`, `-Remaining`, `-Reset` of drafts 00 to 06 | one policy; further quotas in `RateLimit-Limit` or `RateLimit-Policy` (`100;w=60`) are policies of their own, unless they have its limit |
+//! | `X-RateLimit-…`, `X-Rate-Limit-…`, `Vendor-RateLimit-…` | the same words with any prefix |
+//! | `…-Limit-Requests`, `…-Tokens-Remaining`, `…-Remaining-Minute` | a policy for each group of words; it is the policy's name |
+//! | `…-Used`, `-Usage`, `-Observed` | the limit minus what remains |
+//! | `…-Resource`, `-Bucket`, `-Name` | the policy's name |
+//! | `…-Scope` | the policy's partition |
+//! | `…-Window`, `-Interval-Seconds`, `-Interval-Milliseconds` | the policy's window |
+//! | `X-Shopify-Shop-Api-Call-Limit: 32/40` | used and limit |
+//! | `Retry-After`, `…-RateLimit-Retry-After`, `Retry-After-Ms`, `X-Ms-Retry-After-Ms`, `grpc-retry-pushback-ms`, `RetryInfo` in `grpc-status-details-bin` | [`Advice::retry_after`]: the longest of them |
+//!
+//! * Each format that a response has is read. So a quota may be there twice.
+//! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
+//!   remainder, and the latest reset. A list of numbers counts as its first.
+//! * Structured fields follow RFC 9651. If one is malformed, it is ignored as a whole, as the drafts
+//!   demand.
+//! * If the response has an `Age` above 0, it comes from a cache. Then only waits are read, and no
+//!   policies, as the drafts recommend.
+//!
+//! # What a time means
+//!
+//! Servers write resets in many ways, and do not say which. This table decides, for resets and for
+//! `Retry-After`:
+//!
+//! | value | read as | used by |
+//! |---|---|---|
+//! | a number below 10^9, also with decimals | seconds from now | the drafts, Envoy, Reddit, Discord's `-Reset-After` |
+//! | a number from 10^9 and below 10^12 | seconds since 1970 | GitHub, GitLab, X, Twitch, Okta, Discord's `-Reset` |
+//! | a number from 10^12 and below 10^15 | milliseconds since 1970 | Linear |
+//! | `6m0s`, `1.5s`, `20ms`; units `d h m s ms us ns` | a duration | OpenAI, Groq |
+//! | `2024-01-16T16:00:02Z`, also with an offset or without seconds | a date of RFC 3339 | Anthropic, Vimeo, Atlassian |
+//! | `Tue, 16 Jan 2024 16:00:02 GMT` | a date of HTTP | `Retry-After`, GitLab's `-ResetTime` |
+//!
+//! * 10^9 seconds are 31 years, and were the year 2001 as a date. So the first two rows cannot be
+//!   confused.
+//! * In the structured fields (drafts 08 to 11, and 07's dictionary), times are always seconds from
+//!   now.
+//! * Dates are measured against the response's own `Date`, because the clocks of server and client
+//!   differ, or else against the client's clock. A date in the past is a time of zero.
+//! * All times round up. Nothing is longer than 366 days, the longest period of a quota: a longer
+//!   `Retry-After` is read as 366 days, and a longer reset or window is unknown. So is a date that
+//!   is over for more than 366 days.
+//!
+//! # Hostile servers
+//!
+//! A value that cannot be read is unknown, never an error or a panic. Reading takes time in
+//! proportion to the size of the headers. At most 16 policies of a response are kept, and names and
+//! partitions of at most 256 bytes, so an [`Advice`] has less than 20 KiB.
+
+mod advice;
+mod families;
+mod grpc;
+mod obey;
+#[cfg(feature = "retry")]
+mod retry;
+mod times;
+
+pub use advice::{Advice, PolicyAdvice};
+pub use obey::{Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer};
+#[cfg(feature = "retry")]
+pub use retry::RetryAfter;

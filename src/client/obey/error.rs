@@ -1,0 +1,127 @@
+//! [`ObeyError`]: a request was not sent.
+
+use std::error::Error;
+use std::fmt;
+use std::time::Duration;
+
+use crate::key::Key;
+use crate::limiter::LimiterError;
+use crate::time::micros_ceil;
+
+/// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
+///
+/// `Obey` returns a boxed error, as other layers of Tower do. So take it out with
+/// `error.downcast_ref::<ObeyError>()`.
+#[derive(Debug)]
+pub struct ObeyError {
+    kind: ObeyErrorKind,
+    wait: Option<Duration>,
+    message: Box<str>,
+    source: Option<LimiterError>,
+}
+
+/// The kind of an [`ObeyError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ObeyErrorKind {
+    /// The request would have to wait longer than [`max_wait`](super::ObeyLayer::max_wait).
+    TooLong,
+    /// [`max_waiting`](super::ObeyLayer::max_waiting) requests wait for the key already.
+    TooManyWaiting,
+    /// [`max_keys`](super::ObeyLayer::max_keys) keys are in use or paused.
+    TooManyKeys,
+    /// The [own quota](super::ObeyLayer::own_quota) never lets a request pass, because its capacity
+    /// is 0.
+    Never,
+    /// The limiter of the [own quota](super::ObeyLayer::own_quota) failed. Its error is the source.
+    OwnQuota,
+}
+
+impl ObeyError {
+    /// Returns the kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> ObeyErrorKind {
+        self.kind
+    }
+
+    /// Returns how long the request would have had to wait from now, at the least, if that is known:
+    /// for [`TooLong`](ObeyErrorKind::TooLong) and
+    /// [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
+    #[must_use]
+    pub fn wait(&self) -> Option<Duration> {
+        self.wait
+    }
+
+    fn new(kind: ObeyErrorKind, wait: Option<Duration>, message: String) -> Self {
+        Self { kind, wait, message: message.into(), source: None }
+    }
+
+    pub(super) fn too_long(key: &Key, wait_us: u64, most: Duration) -> Self {
+        let wait = Duration::from_micros(wait_us);
+        let message = format!(
+            "the request to {} was not sent: it would have to wait for at least {} more, and `max_wait` is {}",
+            Short(key),
+            seconds(wait),
+            seconds(most)
+        );
+        Self::new(ObeyErrorKind::TooLong, Some(wait), message)
+    }
+
+    pub(super) fn too_many_waiting(key: &Key, wait_us: u64, most: usize) -> Self {
+        let message = format!(
+            "the request to {} was not sent: {most} requests wait for it already, the most that `max_waiting` allows",
+            Short(key)
+        );
+        Self::new(ObeyErrorKind::TooManyWaiting, Some(Duration::from_micros(wait_us)), message)
+    }
+
+    pub(super) fn too_many_keys(key: &Key, most: usize) -> Self {
+        let message = format!(
+            "the request to {} was not sent: {most} other keys are in use or paused, the most that `max_keys` allows",
+            Short(key)
+        );
+        Self::new(ObeyErrorKind::TooManyKeys, None, message)
+    }
+
+    pub(super) fn never(policy: &str) -> Self {
+        let message = format!("the request was not sent: the client's own quota \"{policy}\" lets no request pass");
+        Self::new(ObeyErrorKind::Never, None, message)
+    }
+
+    pub(super) fn own_quota(policy: &str, error: LimiterError) -> Self {
+        let message = format!("the request was not sent: the limiter of the client's own quota \"{policy}\" failed");
+        Self { source: Some(error), ..Self::new(ObeyErrorKind::OwnQuota, None, message) }
+    }
+}
+
+/// The key in an error: at most 100 characters, because a caller may make it of anything.
+struct Short<'a>(&'a Key);
+
+impl fmt::Display for Short<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.display().to_string();
+        match text.char_indices().nth(100) {
+            Some((end, _)) => write!(f, "{}…", text.get(..end).unwrap_or_default()),
+            None => f.write_str(&text),
+        }
+    }
+}
+
+/// A duration in seconds with at most three decimals, rounded up.
+fn seconds(time: Duration) -> String {
+    let millis = micros_ceil(time).div_ceil(1_000);
+    let decimals = format!(".{:03}", millis % 1_000);
+    format!("{}{} s", millis / 1_000, decimals.trim_end_matches(['0', '.']))
+}
+
+impl fmt::Display for ObeyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl Error for ObeyError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| source as _)
+    }
+}

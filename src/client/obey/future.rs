@@ -1,0 +1,217 @@
+//! The future of a request.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http::{Request, Response};
+use pin_project_lite::pin_project;
+use tower_service::Service;
+
+use super::error::ObeyError;
+use super::visit::Visit;
+use crate::decision::Decision;
+use crate::limiter::{BoxLimiter, Charge, Limiter, LimiterError, Reply};
+use crate::middleware::{BoxError, Sleep};
+use crate::time::micros_ceil;
+
+pin_project! {
+    /// The future of an [`Obey`](super::Obey).
+    #[must_use = "futures do nothing unless polled"]
+    pub struct ObeyFuture<S, B>
+    where
+        S: Service<Request<B>>,
+    {
+        #[pin]
+        state: State<S, B, S::Future>,
+    }
+}
+
+pin_project! {
+    #[project = StateProjection]
+    enum State<S, B, F> {
+        Failed { error: Option<ObeyError> },
+        Waiting { waiting: Box<Waiting<S, B>> },
+        Calling { #[pin] future: F, visit: Option<Visit> },
+    }
+}
+
+impl<S: Service<Request<B>>, B> ObeyFuture<S, B> {
+    pub(super) fn failed(error: ObeyError) -> Self {
+        Self { state: State::Failed { error: Some(error) } }
+    }
+
+    pub(super) fn waiting(waiting: Box<Waiting<S, B>>) -> Self {
+        Self { state: State::Waiting { waiting } }
+    }
+
+    pub(super) fn calling(future: S::Future, visit: Option<Visit>) -> Self {
+        Self { state: State::Calling { future, visit } }
+    }
+}
+
+impl<S, B, R> Future for ObeyFuture<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>> + Clone,
+{
+    type Output = Result<Response<R>, BoxError>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.project().state;
+        loop {
+            match state.as_mut().project() {
+                // Pending forever after the answer was returned, because no caller may poll again.
+                StateProjection::Failed { error } => {
+                    return error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error.into())));
+                }
+                StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
+                    Ok(Some((future, visit))) => state.set(State::Calling { future, visit: Some(visit) }),
+                    Ok(None) => return Poll::Pending,
+                    Err(error) => {
+                        state.set(State::Failed { error: None });
+                        return Poll::Ready(Err(error));
+                    }
+                },
+                StateProjection::Calling { future, visit } => {
+                    let response = ready!(future.poll(cx));
+                    let visit = visit.take();
+                    if let (Ok(response), Some(visit)) = (&response, visit) {
+                        visit.hear(response);
+                    }
+                    return Poll::Ready(response.map_err(Into::into));
+                }
+            }
+        }
+    }
+}
+
+impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObeyFuture").finish_non_exhaustive()
+    }
+}
+
+/// The answer of the client's own quota.
+type Answer = Result<Decision, LimiterError>;
+type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
+
+/// A called service, with the visit of its request. `None` if it was taken before.
+type Gone<F> = Option<(F, Visit)>;
+
+/// The next step of a waiting request.
+pub(super) enum Step {
+    /// It waits in the line.
+    Line,
+    /// It waits for the answer of the client's own quota.
+    Own(LaterAnswer),
+    /// It waits until the service is ready.
+    Ready,
+}
+
+impl Step {
+    /// Returns the step of a request that may go.
+    pub(super) fn after_line(visit: &mut Visit, now_us: u64) -> Result<Self, ObeyError> {
+        let own = visit.settings().own.as_ref().filter(|_| visit.needs_unit());
+        let Some(own) = own else { return Ok(Self::Ready) };
+        match own.limiter.take(&[Charge::new(&own.policy, visit.key())]) {
+            Reply::Now(answer) => Self::after_own(visit, answer, now_us),
+            Reply::Later(answer) => Ok(Self::Own(answer)),
+        }
+    }
+
+    /// Returns the step of a request after the answer of the client's own quota.
+    fn after_own(visit: &mut Visit, answer: Answer, now_us: u64) -> Result<Self, ObeyError> {
+        let settings = visit.settings().clone();
+        let Some(own) = &settings.own else { return Ok(Self::Ready) };
+        let name = own.policy.name();
+        let mut decision = answer.map_err(|error| ObeyError::own_quota(name, error))?;
+        let is_allowed = decision.is_allowed();
+        let Some(charge) = decision.charge_mut(0) else { return Ok(Self::Ready) };
+        let wait = if is_allowed {
+            let receipt = charge.take_receipt();
+            let delay = charge.delay();
+            visit.put_unit(receipt);
+            Some(delay).filter(|delay| !delay.is_zero())
+        } else {
+            // A wait of zero would make this a busy loop.
+            Some(charge.retry_after().ok_or_else(|| ObeyError::never(name))?.max(Duration::from_micros(1)))
+        };
+        // A timer that cannot sleep shows the end of time.
+        let until_us = wait.and_then(|wait| now_us.checked_add(micros_ceil(wait)));
+        Ok(match until_us {
+            Some(until_us) => {
+                visit.wait_until(until_us);
+                Self::Line
+            }
+            None => Self::Ready,
+        })
+    }
+}
+
+/// A request that waits. It holds a service that is not ready, until the request may go.
+pub(super) struct Waiting<S, B> {
+    service: S,
+    /// Both are there until the request goes.
+    held: Option<(Request<B>, Visit)>,
+    step: Step,
+    /// The instant until which it sleeps, in microseconds of the timer.
+    sleep: Option<(u64, Sleep)>,
+}
+
+impl<S, B, R> Waiting<S, B>
+where
+    S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>> + Clone,
+{
+    pub(super) fn new(service: S, request: Request<B>, visit: Visit, step: Step) -> Box<Self> {
+        Box::new(Self { service, held: Some((request, visit)), step, sleep: None })
+    }
+
+    /// Is ready with the called service when the request went.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Gone<S::Future>, BoxError>> {
+        loop {
+            let Some((_, visit)) = &mut self.held else { return Poll::Ready(Ok(None)) };
+            self.step = match &mut self.step {
+                Step::Line => {
+                    ready!(poll_line(visit, &mut self.sleep, cx))?;
+                    let now_us = visit.settings().now_us();
+                    Step::after_line(visit, now_us)?
+                }
+                Step::Own(answer) => {
+                    let answer = ready!(answer.as_mut().poll(cx));
+                    let now_us = visit.settings().now_us();
+                    Step::after_own(visit, answer, now_us)?
+                }
+                Step::Ready => {
+                    ready!(self.service.poll_ready(cx)).map_err(Into::into)?;
+                    let now_us = visit.settings().now_us();
+                    if visit.go(now_us) {
+                        let gone = self.held.take();
+                        return Poll::Ready(Ok(gone.map(|(request, visit)| (self.service.call(request), visit))));
+                    }
+                    // The readiness goes back.
+                    self.service = self.service.clone();
+                    Step::Line
+                }
+            };
+        }
+    }
+}
+
+/// Is ready when the request may go.
+fn poll_line(visit: &mut Visit, sleep: &mut Option<(u64, Sleep)>, cx: &mut Context<'_>) -> Poll<Result<(), ObeyError>> {
+    let mut now_us = visit.settings().now_us();
+    while let Some(until_us) = visit.poll(now_us, cx.waker())? {
+        if sleep.as_ref().is_none_or(|(set_us, _)| *set_us != until_us) {
+            *sleep = Some((until_us, visit.settings().timer.sleep_until(Duration::from_micros(until_us))));
+        }
+        let Some((_, sleeping)) = sleep else { break };
+        ready!(sleeping.as_mut().poll(cx));
+        *sleep = None;
+        // At least `until_us`, whatever the timer's clock says: no request may poll for ever.
+        now_us = visit.settings().now_us().max(until_us);
+    }
+    *sleep = None;
+    Poll::Ready(Ok(()))
+}

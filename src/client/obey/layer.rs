@@ -1,0 +1,216 @@
+//! [`ObeyLayer`]: the configuration.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use tower_layer::Layer;
+
+use super::origin::origin;
+use super::service::Obey;
+use super::settings::{Jitter, OwnQuota, Settings};
+use super::table::Table;
+use crate::clock::{CalendarClock, Clock};
+use crate::key::{IntoKey, Key};
+use crate::limiter::{BoxLimiter, Limiter, UnsupportedQuota};
+use crate::middleware::Timer;
+use crate::policy::Policy;
+
+/// Makes a client's service obey servers: requests wait as long as responses say.
+///
+/// It is for every service of [`http::Request`]s, such as the client of `hyper-util` and the channel
+/// of `tonic`. All services of a layer and its clones share what they have heard.
+///
+/// ```
+/// # #[cfg(feature = "tokio")] {
+/// use tower::{ServiceBuilder, service_fn};
+/// use tower_ratelimit::{client::ObeyLayer, middleware::TokioTimer};
+/// # use http::{Request, Response};
+/// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
+///
+/// let polite = ServiceBuilder::new().layer(ObeyLayer::new(TokioTimer::new())).service(client);
+/// # drop(polite);
+/// # }
+/// ```
+///
+/// # What it obeys
+///
+/// | a response | what happens to the requests after it |
+/// |---|---|
+/// | an error (400 and above, or a gRPC status other than `OK`) with `Retry-After` or an [equivalent](crate::client) | none is sent until then |
+/// | nothing remains of a quota, with its reset | none is sent until then |
+/// | 429, 503, `RESOURCE_EXHAUSTED` or `UNAVAILABLE`, without any time | none is sent for one second, then two, and so on up to 60 seconds, until a request succeeds |
+/// | some requests remain | no more are sent until the next response |
+///
+/// * A response speaks for its [key](Self::key), by default the origin of its request.
+/// * Each wait is lengthened by 0 to 10 percent at random, never shortened.
+/// * Requests leave in the order in which they came. After a pause one request probes. If its
+///   response says what remains, as many follow at once. Otherwise each success lets one more be on
+///   its way, so their number doubles with each round trip. If a response does not come for ten
+///   seconds, the next request is sent all the same.
+/// * A wait is [bounded](Self::max_wait), and so is the [number of requests](Self::max_waiting) that
+///   wait. A request that would wait longer fails at once, with an [`ObeyError`](super::ObeyError)
+///   that says how long.
+/// * The layer never retries. It reads heads of responses only: a gRPC status in trailers, after
+///   messages, goes unheard.
+///
+/// Put the layer inside of what follows redirects, because a redirect may lead to another origin.
+/// Put it outside of a concurrency limit: a request that waits holds no permit of the service inside,
+/// but cannot give back one of a layer outside.
+///
+/// # Cost
+///
+/// A request takes one lock of its key twice and one of all keys once, each for a look into a hash
+/// map. A request that waits takes O(log n) among n that wait for its key. If
+/// [`max_keys`](Self::max_keys) are known, a new one takes O(n log n) once for each eighth of them.
+#[derive(Clone, Debug)]
+pub struct ObeyLayer {
+    settings: Arc<Settings>,
+}
+
+impl ObeyLayer {
+    /// Makes a layer whose requests wait with this timer.
+    #[must_use]
+    pub fn new(timer: impl Timer + 'static) -> Self {
+        Self {
+            settings: Arc::new(Settings {
+                timer: Arc::new(timer),
+                clock: Arc::new(CalendarClock),
+                key: Arc::new(origin),
+                own: None,
+                max_wait: Duration::from_secs(300),
+                max_waiting: 10_000,
+                max_keys: 10_000,
+                paces: false,
+                adapts: false,
+                jitter: Arc::new(Jitter::random()),
+                table: Arc::new(Table::default()),
+            }),
+        }
+    }
+
+    /// Sets the key of a request: those that a server limits together. By default it is the origin:
+    /// scheme, host and port. A request without a key is sent at once, and its response is not read.
+    ///
+    /// Errors show the key, so do not make it of a secret.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tokio")] {
+    /// use tower_ratelimit::{Key, client::ObeyLayer, middleware::TokioTimer};
+    ///
+    /// // An API whose search has a limit of its own.
+    /// let layer = ObeyLayer::new(TokioTimer::new())
+    ///     .key(|request| Key::of((request.uri.host(), request.uri.path().starts_with("/search"))));
+    /// # drop(layer);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn key<K: IntoKey>(mut self, key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
+        self.set().key = Arc::new(move |parts| Key::of(key(parts)));
+        self
+    }
+
+    /// Takes one unit of the client's own quota for each request before it is sent. The policy's key is
+    /// that of the request. A request waits until there is a unit.
+    ///
+    /// With a limiter on Redis, all processes share the quota. If the limiter fails, the request fails;
+    /// take a [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
+    ///
+    /// # Errors
+    /// Returns an error if the limiter does not support the policy's quota.
+    pub fn own_quota(mut self, limiter: impl Limiter, policy: Policy) -> Result<Self, UnsupportedQuota> {
+        limiter.supports(policy.quota())?;
+        self.set().own = Some(OwnQuota { limiter: BoxLimiter::new(limiter), policy });
+        Ok(self)
+    }
+
+    /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
+    /// once. With zero no request waits.
+    #[must_use]
+    pub fn max_wait(mut self, max: Duration) -> Self {
+        self.set().max_wait = max;
+        self
+    }
+
+    /// Sets how many requests of a key may wait at a time, by default 10,000. A further one fails at
+    /// once.
+    #[must_use]
+    pub fn max_waiting(mut self, max: usize) -> Self {
+        self.set().max_waiting = max;
+        self
+    }
+
+    /// Sets how many keys are known at a time, by default 10,000, of about 500 bytes each.
+    ///
+    /// For a new key beyond that, the least recently used keys are forgotten which have no request that
+    /// waits or is on its way, and no pause. Then those go whose pause is longer than
+    /// [`max_wait`](Self::max_wait), so that servers that name absurd times cannot fill the table. If
+    /// there are none of these, the request fails.
+    #[must_use]
+    pub fn max_keys(mut self, max: usize) -> Self {
+        self.set().max_keys = max;
+        self
+    }
+
+    /// Spaces what remains of a quota evenly until its reset, once less than 20 percent of it remains.
+    /// By default requests go as they come, until nothing remains. Servers write resets in whole seconds,
+    /// so this is for windows of a minute or more: it wastes a part of shorter ones.
+    #[must_use]
+    pub fn pace(mut self) -> Self {
+        self.set().paces = true;
+        self
+    }
+
+    /// Adapts the rate to servers that do not say what remains. By default their refusals only pause.
+    ///
+    /// The first refusal sets the rate to half of what succeeded in a second; each later one halves it,
+    /// at most once per round trip, down to one request per minute. Each success adds one request per
+    /// second for each second that has passed, and at most doubles the rate.
+    /// [`own_quota`](Self::own_quota) is its upper bound.
+    #[must_use]
+    pub fn adapt(mut self) -> Self {
+        self.set().adapts = true;
+        self
+    }
+
+    /// Sets the clock against which dates are measured in responses without a `Date`. By default it is
+    /// the calendar time of the operating system.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.set().clock = Arc::new(clock);
+        self
+    }
+
+    /// Sets the seed of the random part of waits, for tests. By default it is random.
+    #[must_use]
+    pub fn jitter_seed(mut self, seed: u64) -> Self {
+        self.set().jitter = Arc::new(Jitter::seeded(seed));
+        self
+    }
+
+    /// Returns how long requests of a key are paused yet. Returns zero if no pause is on.
+    #[must_use]
+    pub fn pause_of(&self, key: &Key) -> Duration {
+        let line = self.settings.table.known(key);
+        let opens_us = line.map_or(0, |line| crate::sync::lock(&line).opens_us());
+        Duration::from_micros(opens_us.saturating_sub(self.settings.now_us()))
+    }
+
+    /// Forgets what was heard about a key, for example because a server has named an absurd time. The
+    /// requests that wait already do not notice it.
+    pub fn forget(&self, key: &Key) {
+        self.settings.table.forget(key);
+    }
+
+    fn set(&mut self) -> &mut Settings {
+        Arc::make_mut(&mut self.settings)
+    }
+}
+
+impl<S> Layer<S> for ObeyLayer {
+    type Service = Obey<S>;
+
+    fn layer(&self, inner: S) -> Obey<S> {
+        Obey::new(inner, Arc::clone(&self.settings))
+    }
+}

@@ -1,0 +1,402 @@
+//! The line of one key: which request is sent next, and when. It knows no clock and no task: all
+//! instants are arguments, in microseconds of the layer's timer.
+//!
+//! A request has a *turn*, its place in the line. When it is sent, it gets a *number*. The first in
+//! line is sent when
+//!
+//! * no pause is on, and the last request was sent long enough ago,
+//! * and the server has room for it: the last response left something for it, or, if responses say
+//!   nothing, fewer requests are on their way than the window allows, or none is on its way.
+//!   Requests that were sent before the last pause do not count, because they may hang for long.
+//!
+//! So one request probes after a pause. If its response says what is left, as many requests follow.
+//! Otherwise the window grows by one for each success: two requests follow, then four, then eight.
+
+use std::collections::BTreeMap;
+use std::task::Waker;
+
+use smallvec::SmallVec;
+
+use super::rate::Rate;
+
+/// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
+/// the task of the first does not run, the task of another one moves the line on.
+const FOREMOST: usize = 8;
+
+/// If no response comes for this time, the next request is sent all the same, so that a request that
+/// hangs does not stop the others. In microseconds.
+const PATIENCE_US: u64 = 10_000_000;
+
+/// The pause after the first refusal that names no time. It doubles. In microseconds.
+const FIRST_PAUSE_US: u64 = 1_000_000;
+
+/// The longest pause after a refusal that names no time. In microseconds.
+const LONGEST_PAUSE_US: u64 = 60_000_000;
+
+/// The facts of a response that a line needs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Told {
+    pub(super) is_refusal: bool,
+    pub(super) wait_us: Option<u64>,
+    pub(super) left: Option<u64>,
+    pub(super) spacing_us: u64,
+}
+
+/// Wakers that were taken out of a line. They run the application's code, so they are woken and
+/// dropped after the lock is released.
+#[derive(Default)]
+pub(super) struct Wakers {
+    to_wake: SmallVec<[Waker; 2]>,
+    to_drop: SmallVec<[Waker; 2]>,
+}
+
+impl Wakers {
+    pub(super) fn release(self) {
+        self.to_wake.into_iter().for_each(Waker::wake);
+        drop(self.to_drop);
+    }
+}
+
+/// Why a request cannot join the line. It would wait for at least this time, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NoPlace {
+    TooLong(u64),
+    TooMany(u64),
+}
+
+/// The fate of a waiting request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Polled {
+    /// It is sent, with this number.
+    Sent(u64),
+    /// It sleeps until this instant, unless it is woken before.
+    Sleeps(u64),
+    /// It has left the line, because it would have to wait for this time more, which is too long.
+    TooLong(u64),
+}
+
+#[derive(Debug)]
+struct Waiter {
+    /// The latest instant at which it may be sent.
+    deadline_us: u64,
+    /// The instant that its timer is set to.
+    armed_us: u64,
+    waker: Option<Waker>,
+}
+
+#[derive(Debug)]
+pub(super) struct Line {
+    /// The end of the pause.
+    opens_us: u64,
+    /// The next request is not sent before: by spacing, or by the client's own quota.
+    next_us: u64,
+    /// The time between two requests that spreads what is left.
+    spacing_us: u64,
+    /// The rate that the server seems to bear, if the client adapts to it.
+    rate: Option<Rate>,
+    /// The most requests on their way while no response says what is left.
+    window: u32,
+    /// The units that the server has left, less those of requests on their way.
+    left: Option<u64>,
+    /// The number of the latest request whose response said so.
+    left_by: u64,
+    /// The number of the first request after the last pause began. The response to an earlier one
+    /// says nothing about the time after the pause.
+    paused_at: u64,
+    /// Refusals in a row that named no time.
+    strikes: u32,
+    /// The number of requests that were sent after the last pause began, and not answered.
+    on_their_way: u32,
+    /// The number of the next request.
+    sent: u64,
+    /// When the last request was sent.
+    sent_us: u64,
+    /// The next turn.
+    turns: u64,
+    /// By turn.
+    waiters: BTreeMap<u64, Waiter>,
+    /// The numbers of the requests that are sent and do not know it yet, by turn.
+    granted: BTreeMap<u64, u64>,
+    /// Whether requests ask the client's own quota before they are sent: one after the other.
+    asks: bool,
+    /// The turn of the request that asks.
+    asking: Option<u64>,
+    used_us: u64,
+}
+
+impl Line {
+    /// Makes a line of a server that has said nothing.
+    pub(super) fn new(asks: bool, adapts: bool) -> Self {
+        Self {
+            opens_us: 0,
+            next_us: 0,
+            spacing_us: 0,
+            rate: adapts.then(Rate::default),
+            window: u32::MAX,
+            left: None,
+            left_by: 0,
+            paused_at: 0,
+            strikes: 0,
+            on_their_way: 0,
+            sent: 0,
+            sent_us: 0,
+            turns: 0,
+            waiters: BTreeMap::new(),
+            granted: BTreeMap::new(),
+            asks,
+            asking: None,
+            used_us: 0,
+        }
+    }
+
+    /// Returns the end of the pause.
+    pub(super) fn opens_us(&self) -> u64 {
+        self.opens_us
+    }
+
+    /// Returns whether a request was sent after the last pause began.
+    pub(super) fn is_news(&self, number: u64) -> bool {
+        number >= self.paused_at
+    }
+
+    /// Returns when a request came last.
+    pub(super) fn used_us(&self) -> u64 {
+        self.used_us
+    }
+
+    /// Sends the request or puts it at the end of the line. Returns its turn, and its number if it is
+    /// sent.
+    pub(super) fn join(
+        &mut self,
+        now_us: u64,
+        max_wait_us: u64,
+        most: usize,
+        wakers: &mut Wakers,
+    ) -> Result<(u64, Option<u64>), NoPlace> {
+        self.used_us = now_us;
+        self.release(now_us, wakers);
+        let turn = self.turns;
+        self.turns += 1;
+        if self.waiters.is_empty() && self.due_us() <= now_us {
+            return Ok((turn, Some(self.send(turn, now_us))));
+        }
+        let before = u64::try_from(self.waiters.len()).unwrap_or(u64::MAX);
+        let wait_us = self.wait_us(now_us).saturating_add(self.interval_us().saturating_mul(before));
+        if wait_us > max_wait_us {
+            return Err(NoPlace::TooLong(wait_us));
+        }
+        if self.waiters.len() >= most {
+            return Err(NoPlace::TooMany(wait_us));
+        }
+        let deadline_us = now_us.saturating_add(max_wait_us);
+        self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });
+        Ok((turn, None))
+    }
+
+    /// Returns what became of a waiting request.
+    pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
+        self.release(now_us, wakers);
+        if let Some(number) = self.granted.remove(&turn) {
+            wakers.to_drop.push(waker);
+            return Polled::Sent(number);
+        }
+        let is_foremost = self.waiters.keys().take(FOREMOST).any(|foremost| *foremost == turn);
+        let due_us = if is_foremost { self.due_us() } else { u64::MAX };
+        match self.waiters.get_mut(&turn) {
+            Some(waiter) if now_us < waiter.deadline_us => {
+                let until_us = due_us.min(waiter.deadline_us);
+                waiter.armed_us = until_us;
+                wakers.to_drop.extend(waiter.waker.replace(waker));
+                Polled::Sleeps(until_us)
+            }
+            _ => {
+                wakers.to_drop.push(waker);
+                self.leave(turn, wakers);
+                Polled::TooLong(self.wait_us(now_us))
+            }
+        }
+    }
+
+    /// Removes a request that waits, or that is sent and does not know it.
+    pub(super) fn leave(&mut self, turn: u64, wakers: &mut Wakers) {
+        if let Some(waiter) = self.waiters.remove(&turn) {
+            wakers.to_drop.extend(waiter.waker);
+        }
+        if let Some(number) = self.granted.remove(&turn) {
+            self.take_back(turn, number);
+        }
+        self.wake_foremost(wakers);
+    }
+
+    /// Puts a sent request back to its place in the line, because it cannot go yet. No request is
+    /// sent before `not_before_us`.
+    pub(super) fn put_back(
+        &mut self,
+        turn: u64,
+        number: u64,
+        not_before_us: u64,
+        deadline_us: u64,
+        wakers: &mut Wakers,
+    ) {
+        self.take_back(turn, number);
+        self.next_us = self.next_us.max(not_before_us);
+        self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });
+        self.dismiss(wakers);
+        self.wake_foremost(wakers);
+    }
+
+    /// Notes that a sent request has what it needs of the client's own quota. The next one may ask.
+    pub(super) fn has_asked(&mut self, turn: u64, now_us: u64, wakers: &mut Wakers) {
+        self.end_asking(turn);
+        self.release(now_us, wakers);
+    }
+
+    /// Notes that a sent request does not go after all: it could not, or it was dropped.
+    pub(super) fn withdraw(&mut self, turn: u64, number: u64, wakers: &mut Wakers) {
+        self.take_back(turn, number);
+        self.wake_foremost(wakers);
+    }
+
+    /// Notes that a sent request will get no response: it failed, or it was dropped.
+    pub(super) fn lose(&mut self, number: u64, wakers: &mut Wakers) {
+        self.count_off(number);
+        self.wake_foremost(wakers);
+    }
+
+    /// Notes the response to a sent request. `lengthen` adds jitter to a wait.
+    pub(super) fn hear(
+        &mut self,
+        number: u64,
+        now_us: u64,
+        told: Told,
+        lengthen: impl FnOnce(u64) -> u64,
+        wakers: &mut Wakers,
+    ) {
+        self.count_off(number);
+        let is_news = self.is_news(number);
+        if let Some(rate) = self.rate.as_mut().filter(|_| is_news && told.left.is_none()) {
+            if told.is_refusal { rate.halve(now_us) } else { rate.grow(now_us) }
+        }
+        match told.wait_us {
+            Some(wait_us) => {
+                self.strikes = 0;
+                self.pause(now_us, lengthen(wait_us));
+            }
+            None if !is_news => {}
+            None if told.is_refusal => {
+                let wait_us = (FIRST_PAUSE_US << self.strikes.min(16)).min(LONGEST_PAUSE_US);
+                self.strikes = self.strikes.saturating_add(1);
+                self.pause(now_us, lengthen(wait_us));
+            }
+            None => {
+                self.strikes = 0;
+                self.window = self.window.saturating_add(1);
+                self.note_left(number, told);
+            }
+        }
+        self.dismiss(wakers);
+        self.release(now_us, wakers);
+    }
+
+    /// Takes what a response says about the requests that are left.
+    fn note_left(&mut self, number: u64, told: Told) {
+        let left = told.left.map(|left| left.saturating_sub(u64::from(self.on_their_way)));
+        if number >= self.left_by {
+            (self.left, self.left_by, self.spacing_us) = (left, number, told.spacing_us);
+        } else if let (Some(known), Some(left)) = (self.left, left) {
+            // Responses may come in another order than the requests went.
+            self.left = Some(known.min(left));
+        }
+    }
+
+    fn pause(&mut self, now_us: u64, wait_us: u64) {
+        // A timer that cannot sleep shows the end of time.
+        if let Some(opens_us) = now_us.checked_add(wait_us) {
+            self.opens_us = self.opens_us.max(opens_us);
+        }
+        (self.window, self.left, self.spacing_us) = (1, None, 0);
+        (self.paused_at, self.on_their_way) = (self.sent, 0);
+    }
+
+    /// Returns when the next request is sent if no response comes until then.
+    fn due_us(&self) -> u64 {
+        let has_room = self.left.map_or(self.on_their_way < self.window, |left| left > 0);
+        let is_free = self.asking.is_none() && (has_room || self.on_their_way == 0);
+        let patient_us = if is_free { 0 } else { self.sent_us.saturating_add(PATIENCE_US) };
+        self.opens_us.max(self.next_us).max(patient_us)
+    }
+
+    /// Returns the time until the next request can be sent at the earliest.
+    fn wait_us(&self, now_us: u64) -> u64 {
+        self.opens_us.max(self.next_us).saturating_sub(now_us)
+    }
+
+    /// Returns the time between two requests.
+    fn interval_us(&self) -> u64 {
+        self.spacing_us.max(self.rate.as_ref().map_or(0, Rate::interval_us))
+    }
+
+    fn send(&mut self, turn: u64, now_us: u64) -> u64 {
+        let number = self.sent;
+        self.sent += 1;
+        self.on_their_way = self.on_their_way.saturating_add(1);
+        self.left = self.left.map(|left| left.saturating_sub(1));
+        self.asking = self.asks.then_some(turn);
+        // A timer that cannot sleep shows the end of time.
+        if now_us < u64::MAX {
+            self.sent_us = now_us;
+            // A request that is late does not delay the one after it.
+            let interval_us = self.interval_us();
+            self.next_us = self.next_us.max(now_us.saturating_sub(interval_us)).saturating_add(interval_us);
+        }
+        number
+    }
+
+    fn take_back(&mut self, turn: u64, number: u64) {
+        self.count_off(number);
+        if self.is_news(number) {
+            self.left = self.left.map(|left| left.saturating_add(1));
+        }
+        self.end_asking(turn);
+    }
+
+    /// Notes that a request is no longer on its way.
+    fn count_off(&mut self, number: u64) {
+        if self.is_news(number) {
+            self.on_their_way = self.on_their_way.saturating_sub(1);
+        }
+    }
+
+    fn end_asking(&mut self, turn: u64) {
+        self.asking = self.asking.filter(|asking| *asking != turn);
+    }
+
+    /// Sends the requests that can go now.
+    fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
+        while self.due_us() <= now_us {
+            let Some((turn, waiter)) = self.waiters.pop_first() else { return };
+            let number = self.send(turn, now_us);
+            self.granted.insert(turn, number);
+            wakers.to_wake.extend(waiter.waker);
+        }
+        self.wake_foremost(wakers);
+    }
+
+    /// Removes the requests that would have to wait too long. Their deadlines are in the order of
+    /// their turns.
+    fn dismiss(&mut self, wakers: &mut Wakers) {
+        let earliest_us = self.opens_us.max(self.next_us);
+        while self.waiters.first_entry().is_some_and(|first| first.get().deadline_us < earliest_us) {
+            wakers.to_wake.extend(self.waiters.pop_first().and_then(|(_, waiter)| waiter.waker));
+        }
+    }
+
+    /// Collects the wakers of the foremost waiters whose timers are set too late.
+    fn wake_foremost(&mut self, wakers: &mut Wakers) {
+        let due_us = self.due_us();
+        let foremost = self.waiters.values_mut().take(FOREMOST);
+        for waiter in foremost.filter(|waiter| waiter.armed_us > due_us.min(waiter.deadline_us)) {
+            wakers.to_wake.extend(waiter.waker.take());
+        }
+    }
+}

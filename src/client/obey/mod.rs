@@ -1,0 +1,25 @@
+//! A layer that makes a client obey what servers say.
+
+mod error;
+mod future;
+mod heard;
+mod layer;
+mod line;
+mod origin;
+mod rate;
+mod service;
+mod settings;
+mod table;
+mod visit;
+
+#[cfg(feature = "retry")]
+pub(in crate::client) use heard::Heard;
+#[cfg(feature = "retry")]
+pub(in crate::client) use settings::Jitter;
+#[cfg(feature = "retry")]
+pub(in crate::client) use visit::system_time;
+
+pub use error::{ObeyError, ObeyErrorKind};
+pub use future::ObeyFuture;
+pub use layer::ObeyLayer;
+pub use service::Obey;

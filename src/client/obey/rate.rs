@@ -1,0 +1,102 @@
+//! The rate that a server bears which does not say it: additive increase, multiplicative decrease.
+//!
+//! The rate is kept as the interval between two requests, in microseconds.
+
+/// The slowest rate is one request per minute.
+const SLOWEST_US: u64 = 60 * SECOND_US;
+
+const SECOND_US: u64 = 1_000_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Rate {
+    /// Zero until the first refusal: no rate is known.
+    interval_us: u64,
+    /// When it was changed.
+    changed_us: u64,
+    /// The successes in the second that began at `second_us`, and in the one before.
+    second_us: u64,
+    successes: u64,
+    before: u64,
+}
+
+impl Rate {
+    /// Returns the time between two requests, or zero if no rate is known.
+    pub(super) fn interval_us(&self) -> u64 {
+        self.interval_us
+    }
+
+    /// Takes a refusal: half of the rate. The first refusal sets the rate to half of the successes
+    /// of the last second or the one before.
+    pub(super) fn halve(&mut self, now_us: u64) {
+        let known_us = if self.interval_us > 0 {
+            self.interval_us
+        } else {
+            self.count(now_us, 0);
+            SECOND_US.div_ceil(self.successes.max(self.before).max(1))
+        };
+        (self.interval_us, self.changed_us) = ((known_us * 2).min(SLOWEST_US), now_us);
+    }
+
+    /// Takes a success: the rate grows by one request per second for each second since it was
+    /// changed. It at most doubles, because a second is nothing to a rate of one per minute.
+    pub(super) fn grow(&mut self, now_us: u64) {
+        self.count(now_us, 1);
+        if self.interval_us == 0 {
+            return;
+        }
+        let (interval_us, square) = (u128::from(self.interval_us), u128::from(SECOND_US) * u128::from(SECOND_US));
+        let passed_us = u128::from(now_us.saturating_sub(self.changed_us));
+        // 1 / (1 / interval + passed), in microseconds, rounded up. Below 2^26 * 2^40 * 2^64.
+        let faster_us = (square * interval_us).div_ceil(square + interval_us * passed_us);
+        let faster_us = faster_us.max(interval_us.div_ceil(2));
+        // Nothing changes if so little time has passed that it is lost in the rounding.
+        if faster_us < interval_us {
+            (self.interval_us, self.changed_us) = (u64::try_from(faster_us).unwrap_or(SLOWEST_US), now_us);
+        }
+    }
+
+    fn count(&mut self, now_us: u64, successes: u64) {
+        let passed_us = now_us.saturating_sub(self.second_us);
+        if passed_us >= SECOND_US {
+            self.before = if passed_us < 2 * SECOND_US { self.successes } else { 0 };
+            (self.second_us, self.successes) = (now_us, 0);
+        }
+        self.successes = self.successes.saturating_add(successes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_halves_down_to_one_per_minute() {
+        let mut rate = Rate::default();
+        (0..100).for_each(|nth| rate.grow(nth * 1_000));
+        assert_eq!(rate.interval_us(), 0);
+        rate.halve(100_000);
+        assert_eq!(rate.interval_us(), SECOND_US / 50);
+        (0..20).for_each(|_| rate.halve(200_000));
+        assert_eq!(rate.interval_us(), SLOWEST_US);
+    }
+
+    #[test]
+    fn rate_grows_by_one_per_second_and_at_most_doubles() {
+        let mut rate = Rate::default();
+        rate.halve(0);
+        assert_eq!(rate.interval_us(), 2 * SECOND_US);
+        rate.grow(SECOND_US);
+        assert_eq!(rate.interval_us(), SECOND_US, "doubled");
+        rate.grow(2 * SECOND_US);
+        rate.grow(3 * SECOND_US);
+        assert_eq!(rate.interval_us(), SECOND_US.div_ceil(3));
+        for nth in 1..=100 {
+            rate.grow(3 * SECOND_US + nth * SECOND_US / 100);
+        }
+        // Each step rounds up by less than a microsecond.
+        assert!((250_000..250_100).contains(&rate.interval_us()), "{}", rate.interval_us());
+        rate.grow(u64::MAX);
+        (0..100).for_each(|_| rate.grow(u64::MAX));
+        assert!(rate.interval_us() >= 1);
+    }
+}

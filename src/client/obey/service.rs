@@ -1,0 +1,94 @@
+//! [`Obey`]: the service.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::future::{ObeyFuture, Step, Waiting};
+use super::settings::Settings;
+use super::visit::Visit;
+use crate::middleware::BoxError;
+
+/// A client's service that obeys servers, made by an [`ObeyLayer`](super::ObeyLayer).
+///
+/// * Its readiness is the inner service's own. A request that waits gives that readiness back, so it
+///   holds no permit of a concurrency limit and no place in a buffer. When it may go, a clone of the
+///   inner service is made ready.
+/// * Its error is a box: of an [`ObeyError`](super::ObeyError) if a request was not sent, otherwise
+///   of the inner service's error.
+/// * A request takes its place in the line in `call`. If its future is dropped, it leaves the line.
+#[derive(Clone, Debug)]
+pub struct Obey<S> {
+    inner: S,
+    settings: Arc<Settings>,
+}
+
+impl<S> Obey<S> {
+    pub(super) fn new(inner: S, settings: Arc<Settings>) -> Self {
+        Self { inner, settings }
+    }
+
+    /// Returns the inner service.
+    pub fn inner(&self) -> &S {
+        &self.inner
+    }
+
+    /// Returns the inner service by mutable reference.
+    pub fn inner_mut(&mut self) -> &mut S {
+        &mut self.inner
+    }
+
+    /// Returns the inner service, which obeys no longer.
+    #[must_use]
+    pub fn into_inner(self) -> S {
+        self.inner
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for Obey<S>
+where
+    S: Service<Request<B>, Response = Response<R>, Error: Into<BoxError>> + Clone,
+{
+    type Response = Response<R>;
+    type Error = BoxError;
+    type Future = ObeyFuture<S, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let now_us = self.settings.now_us();
+        let (parts, body) = request.into_parts();
+        let key = (self.settings.key)(&parts);
+        let request = Request::from_parts(parts, body);
+        // A timer that cannot sleep shows the end of time.
+        let Some(key) = key.filter(|_| now_us < u64::MAX) else {
+            return ObeyFuture::calling(self.inner.call(request), None);
+        };
+        let begun = Visit::begin(&self.settings, key, now_us).and_then(|mut visit| {
+            let step = if visit.waits() { Step::Line } else { Step::after_line(&mut visit, now_us)? };
+            let goes = matches!(step, Step::Ready) && visit.go(now_us);
+            Ok((visit, step, goes))
+        });
+        match begun {
+            Ok((visit, _, true)) => ObeyFuture::calling(self.inner.call(request), Some(visit)),
+            Ok((visit, step, false)) => {
+                self.release_readiness();
+                ObeyFuture::waiting(Waiting::new(self.inner.clone(), request, visit, step))
+            }
+            Err(error) => {
+                self.release_readiness();
+                ObeyFuture::failed(error)
+            }
+        }
+    }
+}
+
+impl<S: Clone> Obey<S> {
+    fn release_readiness(&mut self) {
+        self.inner = self.inner.clone();
+    }
+}

@@ -1,0 +1,92 @@
+//! The configuration of a layer, and what its services share.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::request::Parts;
+
+use super::table::Table;
+use crate::clock::Clock;
+use crate::key::Key;
+use crate::limiter::BoxLimiter;
+use crate::middleware::Timer;
+use crate::policy::Policy;
+use crate::random::mixed;
+use crate::time::{micros_ceil, micros_floor};
+
+/// Returns the key of a request.
+pub(super) type KeyOf = dyn Fn(&Parts) -> Option<Key> + Send + Sync;
+
+/// The client's own quota.
+#[derive(Clone)]
+pub(super) struct OwnQuota {
+    pub(super) limiter: BoxLimiter,
+    pub(super) policy: Policy,
+}
+
+#[derive(Clone)]
+pub(super) struct Settings {
+    pub(super) timer: Arc<dyn Timer>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) key: Arc<KeyOf>,
+    pub(super) own: Option<OwnQuota>,
+    pub(super) max_wait: Duration,
+    pub(super) max_waiting: usize,
+    pub(super) max_keys: usize,
+    pub(super) paces: bool,
+    pub(super) adapts: bool,
+    pub(super) jitter: Arc<Jitter>,
+    pub(super) table: Arc<Table>,
+}
+
+impl Settings {
+    /// Returns the timer's time in microseconds. It is `u64::MAX` if the timer cannot sleep here.
+    pub(super) fn now_us(&self) -> u64 {
+        micros_floor(self.timer.now())
+    }
+
+    pub(super) fn max_wait_us(&self) -> u64 {
+        micros_ceil(self.max_wait)
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("own_quota", &self.own.as_ref().map(|own| &own.policy))
+            .field("max_wait", &self.max_wait)
+            .field("max_waiting", &self.max_waiting)
+            .field("max_keys", &self.max_keys)
+            .field("paces", &self.paces)
+            .field("adapts", &self.adapts)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Lengthens waits by 0 to 10 percent, so that clients that were told the same time do not return at
+/// once.
+pub(in crate::client) struct Jitter(AtomicU64);
+
+impl Jitter {
+    pub(in crate::client) fn seeded(seed: u64) -> Self {
+        Self(AtomicU64::new(seed))
+    }
+
+    pub(in crate::client) fn random() -> Self {
+        Self::seeded(RandomState::new().hash_one(0))
+    }
+
+    #[cfg(feature = "retry")]
+    pub(in crate::client) fn lengthened(&self, wait: Duration) -> Duration {
+        Duration::from_micros(self.lengthen(micros_ceil(wait)))
+    }
+
+    pub(in crate::client) fn lengthen(&self, wait_us: u64) -> u64 {
+        let drawn = mixed(self.0.fetch_add(1, Ordering::Relaxed));
+        let added = (u128::from(wait_us / 10) * u128::from(drawn)) >> 64;
+        wait_us.saturating_add(u64::try_from(added).unwrap_or(0)) // below 2^64
+    }
+}

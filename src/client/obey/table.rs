@@ -1,0 +1,64 @@
+//! The lines of all keys.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::line::Line;
+use crate::key::Key;
+use crate::sync::{Mutex, lock};
+
+/// A line that requests share. A request that waits or is on its way holds it.
+pub(super) type SharedLine = Arc<Mutex<Line>>;
+
+#[derive(Debug, Default)]
+pub(super) struct Table(Mutex<HashMap<Key, SharedLine>>);
+
+impl Table {
+    /// Returns the line of a key. Makes room for it if there are `most` lines: forgets an eighth of
+    /// them, at least one, that were used least recently. Returns `None` if none can be forgotten.
+    ///
+    /// A line can be forgotten if no request holds it, and its pause is over or ends only after
+    /// `bound_us`. The latter are forgotten last.
+    pub(super) fn line(
+        &self,
+        key: &Key,
+        now_us: u64,
+        bound_us: u64,
+        most: usize,
+        make: impl FnOnce() -> Line,
+    ) -> Option<SharedLine> {
+        let mut lines = lock(&self.0);
+        if let Some(line) = lines.get(key) {
+            return Some(Arc::clone(line));
+        }
+        if lines.len() >= most {
+            let idle = lines.iter().filter(|(_, line)| Arc::strong_count(line) == 1);
+            let idle = idle.filter_map(|(key, line)| {
+                let line = lock(line);
+                let (is_paused, is_long) = (line.opens_us() > now_us, line.opens_us() > bound_us);
+                (!is_paused || is_long).then(|| (is_paused, line.used_us(), key.clone()))
+            });
+            let mut idle: Vec<_> = idle.collect();
+            idle.sort_unstable_by_key(|(is_paused, used_us, _)| (*is_paused, *used_us));
+            for (_, _, key) in idle.into_iter().take((most / 8).max(1)) {
+                lines.remove(&key);
+            }
+        }
+        if lines.len() >= most {
+            return None;
+        }
+        let line = Arc::new(Mutex::new(make()));
+        lines.insert(key.clone(), Arc::clone(&line));
+        Some(line)
+    }
+
+    /// Forgets the line of a key. Requests that hold it finish with it.
+    pub(super) fn forget(&self, key: &Key) {
+        lock(&self.0).remove(key);
+    }
+
+    /// Returns the line of a key if it is known.
+    pub(super) fn known(&self, key: &Key) -> Option<SharedLine> {
+        lock(&self.0).get(key).cloned()
+    }
+}

@@ -1,0 +1,160 @@
+//! [`RetryAfter`]: a policy for Tower's retries.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Request, Response};
+use tower::retry::Policy;
+use tower::retry::budget::{Budget, TpsBudget};
+
+use super::Advice;
+use super::obey::{Heard, Jitter, system_time};
+use crate::clock::{CalendarClock, Clock};
+use crate::middleware::{Sleep, Timer};
+
+/// The wait before the first retry if the server names no time. It doubles.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+
+/// The longest wait if the server names no time.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// A policy for [`tower::retry`] that retries refused requests after the time that the server names.
+///
+/// ```
+/// use http::{Request, Response};
+/// use tower::{ServiceBuilder, service_fn};
+/// use tower_ratelimit::{client::RetryAfter, middleware::TokioTimer};
+/// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
+///
+/// let retrying = ServiceBuilder::new().retry(RetryAfter::new(TokioTimer::new())).service(client);
+/// # drop(retrying);
+/// ```
+///
+/// * It retries responses with 429 or 503 and gRPC calls that end with `RESOURCE_EXHAUSTED` or
+///   `UNAVAILABLE` before any message. It retries no errors of the service.
+/// * It retries idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT, DELETE; see
+///   [`any_method`](Self::any_method). The request's body has to be `Clone`.
+/// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
+///   lengthened by 0 to 10 percent at random.
+/// * It gives up at once, and hands on the response, if the wait is longer than
+///   [`max_wait`](Self::max_wait), after [`max_retries`](Self::max_retries), if the
+///   [budget](Self::budget) is used up, or if a gRPC server forbids it.
+///
+/// An [`ObeyLayer`](super::ObeyLayer) inside makes the other requests of the origin wait, too.
+#[derive(Clone)]
+pub struct RetryAfter {
+    timer: Arc<dyn Timer>,
+    clock: Arc<dyn Clock>,
+    jitter: Arc<Jitter>,
+    budget: Arc<dyn Budget + Send + Sync>,
+    max_wait: Duration,
+    max_retries: u32,
+    /// Retries of this request: Tower clones the policy for each.
+    retries: u32,
+    any_method: bool,
+}
+
+impl RetryAfter {
+    /// Makes a policy whose retries wait with this timer.
+    #[must_use]
+    pub fn new(timer: impl Timer + 'static) -> Self {
+        Self {
+            timer: Arc::new(timer),
+            clock: Arc::new(CalendarClock),
+            jitter: Arc::new(Jitter::random()),
+            budget: Arc::new(TpsBudget::default()),
+            max_wait: Duration::from_secs(300),
+            max_retries: 3,
+            retries: 0,
+            any_method: false,
+        }
+    }
+
+    /// Sets the longest wait before a retry, by default 5 minutes. If the server names a longer one,
+    /// the request is not retried.
+    #[must_use]
+    pub fn max_wait(mut self, max: Duration) -> Self {
+        self.max_wait = max;
+        self
+    }
+
+    /// Sets how many times a request is retried, by default 3.
+    #[must_use]
+    pub fn max_retries(mut self, max: u32) -> Self {
+        self.max_retries = max;
+        self
+    }
+
+    /// Sets the budget of retries, which all clones share. By default it is Tower's [`TpsBudget`]: a
+    /// fifth of the requests of the last ten seconds, and ten per second.
+    #[must_use]
+    pub fn budget(mut self, budget: impl Budget + Send + Sync + 'static) -> Self {
+        self.budget = Arc::new(budget);
+        self
+    }
+
+    /// Retries requests of every method, for servers that refuse a request before it has an effect,
+    /// and for gRPC, whose calls are all POST.
+    #[must_use]
+    pub fn any_method(mut self) -> Self {
+        self.any_method = true;
+        self
+    }
+
+    /// Sets the clock against which dates are measured in responses without a `Date`. By default it is
+    /// the calendar time of the operating system.
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Arc::new(clock);
+        self
+    }
+
+    /// Sets the seed of the random part of waits, for tests. By default it is random.
+    #[must_use]
+    pub fn jitter_seed(mut self, seed: u64) -> Self {
+        self.jitter = Arc::new(Jitter::seeded(seed));
+        self
+    }
+
+    /// Returns how long to wait before the retry, or `None` if there is none.
+    fn wait<R>(&self, response: &Response<R>) -> Option<Duration> {
+        let now = system_time(self.clock.now());
+        let heard = Heard::read(response.status(), response.headers(), now);
+        if !heard.is_refusal {
+            self.budget.deposit();
+            return None;
+        }
+        if self.retries >= self.max_retries || Advice::read(response.headers(), now).forbids_retry() {
+            return None;
+        }
+        let unnamed = || FIRST_WAIT.saturating_mul(1 << self.retries.min(16)).min(LONGEST_WAIT);
+        let wait = heard.wait.unwrap_or_else(unnamed);
+        // The budget comes last, because it is used up by asking.
+        (wait <= self.max_wait && self.budget.withdraw()).then(|| self.jitter.lengthened(wait))
+    }
+}
+
+impl<B: Clone, R, E> Policy<Request<B>, Response<R>, E> for RetryAfter {
+    type Future = Sleep;
+
+    fn retry(&mut self, _: &mut Request<B>, result: &mut Result<Response<R>, E>) -> Option<Sleep> {
+        let wait = self.wait(result.as_ref().ok()?)?;
+        self.retries += 1;
+        Some(self.timer.sleep_until(self.timer.now().saturating_add(wait)))
+    }
+
+    fn clone_request(&mut self, request: &Request<B>) -> Option<Request<B>> {
+        (self.any_method || request.method().is_idempotent()).then(|| request.clone())
+    }
+}
+
+impl fmt::Debug for RetryAfter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RetryAfter")
+            .field("max_wait", &self.max_wait)
+            .field("max_retries", &self.max_retries)
+            .field("any_method", &self.any_method)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,403 @@
+//! Explanations: what a layer would do with a request, and why.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::error::labelled;
+use crate::json::{Object, push_string};
+use crate::key::Key;
+use crate::mode::Mode;
+use crate::outcome::{Outcome, PolicyStatus};
+use crate::policy::Policy;
+
+labelled! {
+    /// The reason why a rule does not charge a request.
+    NotCharged,
+    /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `user_agent`, `client`, `action`,
+    /// `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`, `preflight`.
+    as_str {
+        /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
+        Path = "path",
+        /// The rule of a file is for other methods.
+        Method = "method",
+        /// The rule of a file is for other hosts.
+        Host = "host",
+        /// The rule of a file needs a header that the request does not have.
+        Header = "header",
+        /// The rule of a file is for other user agents.
+        UserAgent = "user_agent",
+        /// The rule of a file is for clients with other addresses.
+        Client = "client",
+        /// The rule of a file is for other actions of the program.
+        Action = "action",
+        /// The limit of a file in Envoy's form is for other descriptors than those of the request.
+        Descriptor = "descriptor",
+        /// The condition of a rule in code does not hold, see [`Rule::when`](crate::Rule::when).
+        Condition = "condition",
+        /// The request has no key, and the rule [exempts](crate::MissingKey::Exempt) such requests.
+        KeyExempt = "key_exempt",
+        /// The request has no key. A rule that enforces refuses it.
+        KeyMissing = "key_missing",
+        /// A rule before this one refuses the request, because it has no key.
+        NotAsked = "not_asked",
+        /// An access list allows or denies the request, so no rule is asked.
+        AccessList = "access_list",
+        /// The request is a CORS preflight request, which the layer
+        /// [exempts](crate::RateLimitLayer::exempt_preflight).
+        Preflight = "preflight",
+    }
+}
+
+/// Says what a layer would do with a request, and why: the answer of
+/// [`RateLimitLayer::explain`](crate::RateLimitLayer::explain).
+///
+/// It prints in plain words, and [`to_json`](Self::to_json) returns the same for programs.
+///
+/// Both contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys) replaces them.
+#[derive(Clone, Debug)]
+pub struct Explanation {
+    outcome: Outcome,
+    rules: Vec<RuleExplanation>,
+    failure: Option<String>,
+}
+
+/// The explanation of one rule: whether and how it charges a request.
+#[derive(Clone)]
+pub struct RuleExplanation {
+    pub(crate) policies: Box<[Policy]>,
+    pub(crate) mode: Mode,
+    pub(crate) not_charged: Option<NotCharged>,
+    pub(crate) expected: Option<Box<str>>,
+    pub(crate) key: Option<Key>,
+    /// The key as it is shown.
+    pub(crate) key_text: Option<String>,
+    pub(crate) cost: Option<u64>,
+    pub(crate) settles: bool,
+    pub(crate) statuses: Vec<PolicyStatus>,
+}
+
+impl Explanation {
+    pub(crate) fn new(outcome: Outcome, rules: Vec<RuleExplanation>, failure: Option<String>) -> Self {
+        Self { outcome, rules, failure }
+    }
+
+    /// Returns whether the request would reach a service: the inner one or the
+    /// [overflow](crate::RateLimitLayer::overflow).
+    #[must_use]
+    pub fn passes(&self) -> bool {
+        self.outcome.kind().passed()
+    }
+
+    /// Returns the outcome that the request would have, with the status of each policy as it would be reported then.
+    ///
+    /// * What a policy that allows the request has left is what is left *after* the request. Nothing is
+    ///   [taken](PolicyStatus::taken).
+    /// * In a layer with an overflow, a request over a quota is
+    ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The overflow is not asked whether it is ready; if it is
+    ///   not, the request is refused.
+    /// * A request that would have to wait is [`Delayed`](crate::observe::OutcomeKind::Delayed), for
+    ///   [`Outcome::delay`].
+    #[must_use]
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Returns what each rule of the layer makes of the request, in the order of the rules. A rule of a file in Envoy's
+    /// form that charges several keys comes once for each.
+    #[must_use]
+    pub fn rules(&self) -> &[RuleExplanation] {
+        &self.rules
+    }
+
+    /// Returns the limiter's error, if the limiter could not answer.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Replaces the text of each key by what `mask` returns for it, for logs and pages that not everybody may see.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(5), key::header("x-api-key"));
+    /// let (request, ()) = http::Request::get("/").header("x-api-key", "secret-7").body(()).unwrap().into_parts();
+    /// let masked = layer.explain(&request).await.mask_keys(|key| format!("{}…", key.get(..2).unwrap_or_default()));
+    /// assert_eq!(masked.rules()[0].key_text(), Some("se…"));
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn mask_keys(mut self, mask: impl Fn(&str) -> String) -> Self {
+        for text in self.rules.iter_mut().filter_map(|rule| rule.key_text.as_mut()) {
+            *text = mask(text);
+        }
+        self
+    }
+
+    /// Returns the explanation as a JSON object. Later versions may add fields.
+    ///
+    /// | field | value |
+    /// |---|---|
+    /// | `passes` | whether the request would reach a service |
+    /// | `outcome` | the label of the [outcome's kind](crate::observe::OutcomeKind::as_str) |
+    /// | `retry_after_us` | the microseconds until the same request would pass; `null` if it passes, or if no wait helps |
+    /// | `delay_us` | the microseconds that the request would wait for its departure |
+    /// | `failure` | the limiter's error, or `null` |
+    /// | `rules` | an object for each rule, in the order of the rules |
+    ///
+    /// A rule:
+    ///
+    /// | field | value |
+    /// |---|---|
+    /// | `policies` | the names of the rule's policies |
+    /// | `mode` | `enforce`, `degrade` or `shadow` |
+    /// | `charged` | whether the rule would be charged, if the request passes |
+    /// | `not_charged` | the [reason](NotCharged) if it would not be, else `null` |
+    /// | `expected` | the words of the condition that the request does not meet, or `null` |
+    /// | `key` | the [key](RuleExplanation::key_text), or `null` |
+    /// | `cost` | the units, or `null` |
+    /// | `settles` | whether the response may change the cost |
+    /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
+    ///
+    /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `remaining`, `reset_after_us`,
+    /// `retry_after_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`, `quota`, `unit`, `cost` and `limit`
+    /// are `null` if the limiter did not ask the quota, because another one is known to refuse the request.
+    #[must_use]
+    pub fn to_json(&self) -> String {
+        let mut json = String::new();
+        let mut object = Object::begin(&mut json);
+        object.plain("passes", self.passes());
+        object.text("outcome", self.outcome.kind().as_str());
+        object.micros("retry_after_us", self.outcome.retry_after());
+        object.micros("delay_us", Some(self.outcome.delay()));
+        object.text_or_null("failure", self.failure());
+        object.list("rules", &self.rules, |json, rule| rule.write_json(json));
+        object.end();
+        json
+    }
+}
+
+impl RuleExplanation {
+    /// Returns the rule's own policies. Several if it has several quotas or plans, which are named alike.
+    #[must_use]
+    pub fn policies(&self) -> &[Policy] {
+        &self.policies
+    }
+
+    /// Returns the rule's mode: the milder of its own and its layer's.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Returns why the rule does not charge the request. `None` means that it does, unless the request is refused.
+    #[must_use]
+    pub fn not_charged(&self) -> Option<NotCharged> {
+        self.not_charged
+    }
+
+    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. Conditions in code have
+    /// none. Long ones are shortened.
+    #[must_use]
+    pub fn expected(&self) -> Option<&str> {
+        self.expected.as_deref()
+    }
+
+    /// Returns the key that the rule charges.
+    #[must_use]
+    pub fn key(&self) -> Option<&Key> {
+        self.key.as_ref()
+    }
+
+    /// Returns the key as text: [`Key::display`], or what [`Explanation::mask_keys`] made of it.
+    #[must_use]
+    pub fn key_text(&self) -> Option<&str> {
+        self.key_text.as_deref()
+    }
+
+    /// Returns the units that the request costs. `None` if the rule does not charge it, or if another rule refuses the
+    /// request because it has no key.
+    #[must_use]
+    pub fn cost(&self) -> Option<u64> {
+        self.cost
+    }
+
+    /// Returns whether the response may change the [cost](Self::cost), which is then a reservation, or refund it.
+    #[must_use]
+    pub fn settles(&self) -> bool {
+        self.settles
+    }
+
+    /// Returns the status of each policy that the limiter was asked for: the rule's own, then its block or meter. Of
+    /// several plans, only the request's own is asked for.
+    #[must_use]
+    pub fn statuses(&self) -> &[PolicyStatus] {
+        &self.statuses
+    }
+
+    /// Iterates over the names of the policies. Plans have one in common.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let is_new = |at: usize, name: &str| self.policies.iter().take(at).all(|before| before.name() != name);
+        let names = self.policies.iter().map(Policy::name).enumerate();
+        names.filter(move |(at, name)| is_new(*at, name)).map(|(_, name)| name)
+    }
+
+    fn write_json(&self, json: &mut String) {
+        let mut object = Object::begin(json);
+        object.list("policies", self.names(), push_string);
+        object.text("mode", self.mode.as_str());
+        object.plain("charged", self.not_charged.is_none());
+        object.text_or_null("not_charged", self.not_charged.map(NotCharged::as_str));
+        object.text_or_null("expected", self.expected());
+        object.text_or_null("key", self.key_text());
+        object.or_null("cost", self.cost);
+        object.plain("settles", self.settles);
+        object.list("statuses", &self.statuses, |json, status| {
+            let decision = status.decision();
+            let known = decision.is_known();
+            let mut object = Object::begin(json);
+            object.text("policy", status.policy().name());
+            object.text("quota", &status.policy().quota().to_string());
+            object.text("unit", status.policy().quota_unit());
+            object.plain("cost", status.cost());
+            object.plain("limit", decision.limit());
+            object.or_null("allowed", known.then(|| decision.is_allowed()));
+            object.or_null("refuses", known.then(|| status.refuses()));
+            object.or_null("near", known.then(|| status.is_near()));
+            object.or_null("remaining", known.then(|| decision.remaining()));
+            object.micros("reset_after_us", known.then(|| decision.reset_after()));
+            object.micros("retry_after_us", decision.retry_after());
+            object.micros("delay_us", known.then(|| decision.delay()));
+            object.end();
+        });
+        object.end();
+    }
+}
+
+impl fmt::Debug for RuleExplanation {
+    /// Leaves out the key, because it may be a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RuleExplanation")
+            .field("policies", &self.policies)
+            .field("mode", &self.mode)
+            .field("not_charged", &self.not_charged)
+            .field("cost", &self.cost)
+            .field("statuses", &self.statuses)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Prints a time, rounded up to milliseconds.
+struct Time(Duration);
+
+impl fmt::Display for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = u64::try_from(self.0.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+        humantime::format_duration(Duration::from_millis(millis)).fmt(f)
+    }
+}
+
+/// Prints the outcome in the first line, then each rule with its policies.
+///
+/// ```text
+/// refused: limited; the same request would pass in 600ms
+/// client: charges 1 to 192.0.2.1
+///   100 per minute, token bucket: 0 of 100 left, all in 1m, over its limit for 600ms: refuses
+/// create-post: does not apply: the method is not POST
+/// ```
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = &self.outcome;
+        write!(f, "{}: {}", if self.passes() { "passes" } else { "refused" }, outcome.kind().as_str())?;
+        if !outcome.delay().is_zero() {
+            write!(f, "; it departs from a queue in {}", Time(outcome.delay()))?;
+        }
+        match outcome.retry_after() {
+            Some(wait) => write!(f, "; the same request would pass in {}", Time(wait))?,
+            None if outcome.is_never() => f.write_str("; no wait helps")?,
+            None => {}
+        }
+        if let Some(failure) = &self.failure {
+            write!(f, "; the limiter failed: {failure}")?;
+        }
+        self.rules.iter().try_for_each(|rule| write!(f, "\n{rule}"))
+    }
+}
+
+impl fmt::Display for RuleExplanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, name) in self.names().enumerate() {
+            write!(f, "{}{name}", if at > 0 { ", " } else { "" })?;
+        }
+        if self.mode != Mode::Enforce {
+            write!(f, " ({})", self.mode.as_str())?;
+        }
+        f.write_str(": ")?;
+        match (self.not_charged, self.expected()) {
+            (None, _) => self.fmt_charges(f),
+            (Some(reason), Some(expected)) => {
+                let is_not = match reason {
+                    NotCharged::Path => "the path is not",
+                    NotCharged::Method => "the method is not",
+                    NotCharged::Host => "the host is not",
+                    NotCharged::Header => "the request does not have the header",
+                    NotCharged::UserAgent => "the user agent is not",
+                    NotCharged::Client => "the client is not in",
+                    _ => "the request is not the action",
+                };
+                write!(f, "does not apply: {is_not} {expected}")
+            }
+            (Some(reason), None) => f.write_str(match reason {
+                NotCharged::KeyExempt => "does not apply: the request has no key",
+                NotCharged::KeyMissing if self.mode == Mode::Enforce => "refuses the request: it has no key",
+                NotCharged::KeyMissing => "charges nothing: the request has no key",
+                NotCharged::NotAsked => "is not asked: a rule before it refuses the request",
+                NotCharged::AccessList => "is not asked: an access list decides",
+                NotCharged::Preflight => "is not asked: preflight requests are exempt",
+                NotCharged::Descriptor => "does not apply: no descriptor of the request matches it",
+                _ => "does not apply: its condition does not hold",
+            }),
+        }
+    }
+}
+
+impl RuleExplanation {
+    fn fmt_charges(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.key_text().unwrap_or_default();
+        match self.cost {
+            Some(cost) if self.settles => write!(f, "charges {cost} to {key}, until the response says otherwise")?,
+            Some(cost) => write!(f, "charges {cost} to {key}")?,
+            None => write!(f, "applies to {key}")?,
+        }
+        for status in &self.statuses {
+            let (policy, decision) = (status.policy(), status.decision());
+            write!(f, "\n  ")?;
+            // Plans, and the rule's only policy, need no name.
+            if self.names().nth(1).is_some() || self.names().all(|name| name != policy.name()) {
+                write!(f, "{}: ", policy.name())?;
+            }
+            write!(f, "{}: ", policy.quota())?;
+            if !decision.is_known() {
+                f.write_str("not asked, as another quota is over its limit")?;
+                continue;
+            }
+            write!(f, "{} of {} left", decision.remaining(), decision.limit())?;
+            if !decision.reset_after().is_zero() {
+                write!(f, ", all in {}", Time(decision.reset_after()))?;
+            }
+            match decision.retry_after() {
+                Some(wait) => write!(f, ", over its limit for {}", Time(wait))?,
+                None if decision.is_never() => write!(f, ", and {} are more than ever fit", status.cost())?,
+                None => {}
+            }
+            if !decision.delay().is_zero() {
+                write!(f, ", departs in {}", Time(decision.delay()))?;
+            }
+            if status.refuses() {
+                f.write_str(": refuses")?;
+            }
+        }
+        Ok(())
+    }
+}

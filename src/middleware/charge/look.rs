@@ -1,0 +1,147 @@
+//! Looking at a request: the steps of charging it, and the limiter is asked what it would answer.
+
+use http::request::Parts;
+
+use super::bypass::Bypass;
+use crate::explanation::{Explanation, NotCharged, RuleExplanation};
+use crate::key::Key;
+use crate::limiter::Limiter;
+use crate::middleware::compiled::Compiled;
+use crate::middleware::rule::BoundRule;
+use crate::middleware::ticket::{Ticket, is_strike};
+use crate::outcome::OutcomeKind;
+
+impl Ticket {
+    /// Decides about a request as [`charge`](Self::charge) and [`answer`](Self::answer) do, but takes nothing and reports
+    /// nothing. The ticket is of no other use.
+    pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Explanation {
+        let mut rules = self.look_at_rules(layer, parts);
+        let mut failure = None;
+        if !self.charges.is_empty() {
+            if let Some(error) = self.unsupported(layer) {
+                failure = Some(error.to_string());
+            } else {
+                let reply = layer.limiter.peek(&self.asked(layer));
+                match reply.await {
+                    Ok(decision) => {
+                        for (charged, answer) in self.charges.iter_mut().zip(decision.charges()) {
+                            charged.decision = answer.clone(); // a clone has no receipt, so nothing can be refunded
+                        }
+                        self.decide(layer, decision.is_allowed(), |ticket, layer| {
+                            ticket.look_untaken(layer, &ticket.closed());
+                        });
+                    }
+                    Err(error) => failure = Some(error.to_string()),
+                }
+            }
+            if failure.is_some() {
+                self.kind = self.kind_of_failure(layer);
+            }
+        }
+        if layer.delays.as_ref().is_some_and(|delays| delays.is_full()) && self.waits() {
+            self.refuse_to_wait(|ticket| ticket.look_untaken(layer, &Vec::from_iter(0..ticket.charges.len())));
+        }
+        if self.kind == OutcomeKind::Limited && layer.settings.overflows {
+            self.kind = OutcomeKind::Overflowed;
+        }
+        let outcome = self.outcome(layer);
+        let mut statuses = outcome.policies().iter();
+        for charged in &self.charges {
+            let status = if self.is_answered { statuses.next() } else { None };
+            let place = layer.rule_of(charged.policy);
+            let is_it =
+                |(at, rule): &&mut (usize, RuleExplanation)| *at == place && rule.key.as_ref() == Some(&charged.key);
+            if let Some((_, rule)) = rules.iter_mut().find(is_it) {
+                // The rule's own charges come before that of its linked policy.
+                rule.cost.get_or_insert(charged.cost);
+                rule.statuses.extend(status.cloned());
+            }
+        }
+        Explanation::new(outcome, rules.into_iter().map(|(_, rule)| rule).collect(), failure)
+    }
+
+    /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under several
+    /// keys comes once for each.
+    fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Vec<(usize, RuleExplanation)> {
+        let bypass = Bypass::of(&layer.settings, parts, |_, _| ());
+        let unasked = match &bypass {
+            Some(Bypass::Allowed(_) | Bypass::Denied) => NotCharged::AccessList,
+            Some(Bypass::Preflight) => NotCharged::Preflight,
+            None => NotCharged::Path,
+        };
+        let found = layer.settings.finder().map_or(0, |(_, rules)| rules);
+        let unasked_of = |at| if at < found && unasked == NotCharged::Path { NotCharged::Descriptor } else { unasked };
+        let bound = layer.settings.rules.iter().enumerate();
+        let mut rules: Vec<(usize, RuleExplanation)> =
+            bound.map(|(at, bound)| (at, explained(layer, bound, unasked_of(at)))).collect();
+        let count = rules.len();
+        if let Some(bypass) = bypass {
+            self.kind = bypass.kind();
+            return rules;
+        }
+        let mut last = None;
+        let planned = self.plan(layer, parts, |at, bound, unmet, key| {
+            last = Some(at);
+            let Some((_, rule)) = rules.get_mut(at) else { return };
+            if key.is_some() && rule.key.is_some() && rule.key.as_ref() != key {
+                let mut again = rule.clone();
+                set_key(&mut again, key);
+                rules.push((at, again));
+                return;
+            }
+            rule.not_charged = match (unmet, key) {
+                (Some(unmet), _) => Some(unmet.of),
+                (None, None) if bound.exempts_keyless() => Some(NotCharged::KeyExempt),
+                (None, None) => Some(NotCharged::KeyMissing),
+                (None, Some(_)) => None,
+            };
+            rule.expected = unmet.and_then(|unmet| unmet.expected.as_deref().map(Box::from));
+            set_key(rule, key);
+        });
+        if planned == Some(OutcomeKind::KeyMissing) {
+            // The rule that was asked last refuses the request.
+            let after = last.map_or(0, |last| last + 1);
+            for (_, rule) in rules.iter_mut().take(count).skip(after) {
+                (rule.not_charged, rule.expected) = (Some(NotCharged::NotAsked), None);
+            }
+        }
+        if let Some(kind) = planned {
+            self.kind = kind;
+        }
+        rules.sort_by_key(|(at, _)| *at);
+        rules
+    }
+
+    /// Reports charges at these places as they stand if nothing is taken.
+    fn look_untaken<L: Limiter>(&mut self, layer: &Compiled<L>, places: &[usize]) {
+        for at in places {
+            let Some(charged) = self.charges.get(*at) else { continue };
+            if charged.decision.is_allowed() && !is_strike(layer, charged) {
+                self.update(layer, *at, charged.cost, 0);
+            }
+        }
+    }
+}
+
+fn set_key(rule: &mut RuleExplanation, key: Option<&Key>) {
+    rule.key = key.cloned();
+    rule.key_text = key.map(|key| key.display().to_string());
+}
+
+/// Explains a rule that is not asked, for this reason.
+fn explained<L: Limiter>(layer: &Compiled<L>, bound: &BoundRule, reason: NotCharged) -> RuleExplanation {
+    let rule = bound.rule();
+    let patterns = || rule.paths.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
+    let expected = (reason == NotCharged::Path).then(patterns);
+    RuleExplanation {
+        policies: bound.policies().into(),
+        mode: layer.mode_of(bound),
+        not_charged: Some(reason),
+        expected: expected.map(Into::into),
+        key: None,
+        key_text: None,
+        cost: None,
+        settles: !rule.settlement.is_none(),
+        statuses: Vec::new(),
+    }
+}

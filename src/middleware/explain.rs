@@ -1,0 +1,55 @@
+//! Explaining what a layer would do with a request.
+
+use http::request::Parts;
+
+use super::layer::RateLimitLayer;
+use super::ticket::Ticket;
+use crate::explanation::Explanation;
+use crate::limiter::Limiter;
+
+impl<L: Limiter, O> RateLimitLayer<L, O> {
+    /// Explains what this layer would do with a request now, and takes nothing: which rules apply and which do not and
+    /// why, under which keys, at what cost, what is left, and whether the request would pass.
+    ///
+    /// The request takes the way of any other, but the limiter is asked by [`peek`](Limiter::peek) what it would answer.
+    /// So nothing is charged, no strike is counted, no request waits, and neither the [observer](Self::observer) nor
+    /// the [setup warnings](crate::observe::SetupWarning) see the request. A limiter that fails may report that to an
+    /// observer of its own.
+    ///
+    /// A limiter foresees what its quotas decide, and not its own state: a limiter in memory that is
+    /// [full](crate::limiter::memory) may still refuse a new key, and units that a process has leased from Redis count as
+    /// used.
+    ///
+    /// The program's own closures run as for any other request. The request needs what they read: the extensions that
+    /// other middleware puts into requests, and the client's address, as a [`key::PeerAddr`](crate::key::PeerAddr).
+    ///
+    /// It takes as long as deciding about a request, and some text for each rule. Mount it for operators only: it says
+    /// what the limits are, and the text has the request's keys.
+    ///
+    /// ```
+    /// use std::net::{IpAddr, Ipv4Addr};
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let client = Policy::new("client", Quota::per_minute(100))?;
+    /// let post = Policy::new("post", Quota::per_hour(5))?.when(|request| request.method == "POST");
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).and(post, key::peer_ip());
+    ///
+    /// let (mut request, ()) = http::Request::get("/posts").body(())?.into_parts();
+    /// request.extensions.insert(key::PeerAddr::from(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))));
+    /// let explanation = layer.explain(&request).await;
+    ///
+    /// assert!(explanation.passes());
+    /// assert_eq!(
+    ///     explanation.to_string(),
+    ///     "passes: allowed\n\
+    ///      client: charges 1 to 192.0.2.1\n  100 per minute, token bucket: 99 of 100 left, all in 600ms\n\
+    ///      post: does not apply: its condition does not hold"
+    /// );
+    /// # Ok(()) }
+    /// ```
+    pub fn explain<'a>(&self, request: &'a Parts) -> impl Future<Output = Explanation> + Send + use<'a, L, O> {
+        let layer = self.compiled();
+        async move { Ticket::new().look(&layer, request).await }
+    }
+}

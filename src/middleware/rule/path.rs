@@ -1,0 +1,192 @@
+//! Path patterns, and an index that finds the rules whose pattern a path matches.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use foldhash::quality::RandomState;
+use http::request::Parts;
+use smallvec::SmallVec;
+
+use crate::key::original_uri;
+
+/// A pattern for the path of a request, as axum writes its routes: `/users/{id}/posts`, `/files/{*path}`. Segments are
+/// compared as the client sent them: case counts, and percent-encoding is not decoded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PathPattern {
+    /// At least one. They are separated by slashes, and one stands before the first.
+    pub(crate) segments: Vec<Segment>,
+}
+
+/// A segment of a pattern.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Segment {
+    /// Text that the segment must be equal to. It may be empty, as behind a slash at the end.
+    Literal(Box<str>),
+    /// One segment that is not empty.
+    Any,
+    /// The rest of the path, which is not empty. The last segment.
+    Rest,
+}
+
+/// Prints the pattern. The names of its segments are not kept.
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.segments.iter().try_for_each(|segment| match segment {
+            Segment::Literal(text) => write!(f, "/{}", text.replace('{', "{{").replace('}', "}}")),
+            Segment::Any => f.write_str("/{any}"),
+            Segment::Rest => f.write_str("/{*rest}"),
+        })
+    }
+}
+
+/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern. It takes
+/// as long as the path has segments, and not longer with more rules that do not match.
+#[derive(Debug, Default)]
+pub(crate) struct PathIndex {
+    root: Node,
+    /// The rules without a pattern.
+    everywhere: Vec<usize>,
+    /// The number of all rules.
+    rules: usize,
+}
+
+/// The patterns that have one beginning.
+#[derive(Debug, Default)]
+struct Node {
+    literals: HashMap<Box<str>, Self, RandomState>,
+    any: Option<Box<Self>>,
+    /// The rules whose patterns end here.
+    ends: Vec<usize>,
+    /// The rules whose patterns end with a [`Segment::Rest`] after here.
+    rests: Vec<usize>,
+}
+
+impl PathIndex {
+    /// Makes an index of the patterns of rules, in their order. A rule applies to the paths of any of its patterns. Returns
+    /// `None` if no rule has a pattern.
+    pub(crate) fn new<'a>(rules: impl Iterator<Item = &'a [PathPattern]>) -> Option<Self> {
+        let mut index = Self::default();
+        let mut has_pattern = false;
+        for (rule, patterns) in rules.enumerate() {
+            index.rules = rule + 1;
+            if patterns.is_empty() {
+                index.everywhere.push(rule);
+            }
+            for pattern in patterns {
+                has_pattern = true;
+                index.root.add(&pattern.segments, rule);
+            }
+        }
+        has_pattern.then_some(index)
+    }
+
+    /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also inside
+    /// of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern: it must not escape a rule.
+    pub(crate) fn rules(&self, parts: &Parts) -> SmallVec<[usize; 8]> {
+        let Some(path) = original_uri(parts).path().strip_prefix('/') else { return (0..self.rules).collect() };
+        let mut found = SmallVec::from_slice(&self.everywhere);
+        self.root.find(path, &mut found);
+        found.sort_unstable();
+        found.dedup();
+        found
+    }
+}
+
+impl Node {
+    fn add(&mut self, segments: &[Segment], rule: usize) {
+        let mut node = self;
+        for segment in segments {
+            node = match segment {
+                Segment::Literal(literal) => node.literals.entry(literal.clone()).or_default(),
+                Segment::Any => node.any.get_or_insert_default(),
+                Segment::Rest => return node.rests.push(rule),
+            };
+        }
+        node.ends.push(rule);
+    }
+
+    fn find(&self, path: &str, found: &mut SmallVec<[usize; 8]>) {
+        if !path.is_empty() {
+            found.extend_from_slice(&self.rests);
+        }
+        let (segment, rest) = path.split_once('/').map_or((path, None), |(segment, rest)| (segment, Some(rest)));
+        let literal = if self.literals.is_empty() { None } else { self.literals.get(segment) };
+        let any = self.any.as_deref().filter(|_| !segment.is_empty());
+        for next in literal.into_iter().chain(any) {
+            match rest {
+                Some(rest) => next.find(rest, found),
+                None => found.extend_from_slice(&next.ends),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A pattern, in which `{a}` is any segment and `{*a}` the rest.
+    fn pattern(text: &str) -> PathPattern {
+        let segment = |text: &str| match text.as_bytes() {
+            [b'{', b'*', ..] => Segment::Rest,
+            [b'{', ..] => Segment::Any,
+            _ => Segment::Literal(text.into()),
+        };
+        PathPattern { segments: text.split('/').skip(1).map(segment).collect() }
+    }
+
+    fn parts(path: &str) -> Parts {
+        http::Request::get(path).body(()).unwrap().into_parts().0
+    }
+
+    fn rules_of(patterns: &[&str], path: &str) -> Vec<usize> {
+        let rules: Vec<[PathPattern; 1]> = patterns.iter().map(|text| [pattern(text)]).collect();
+        PathIndex::new(rules.iter().map(|rule| &rule[..])).unwrap().rules(&parts(path)).to_vec()
+    }
+
+    #[test]
+    fn pattern_matches_as_a_route_of_axum() {
+        for (pattern, yes, no) in [
+            ("/", &["/", "/?q"][..], &["/a", "//"][..]),
+            ("/a", &["/a", "/a?b=/c"], &["/", "/a/", "/A", "/%61", "/a/b", "/ab"]),
+            ("/a/", &["/a/"], &["/a", "/a//"]),
+            ("/{id}", &["/a", "/%20"], &["/", "/a/", "/a/b"]),
+            ("/a/{id}/b", &["/a/1/b", "/a/b/b"], &["/a//b", "/a/1/c", "/a/1/b/"]),
+            ("/a/{*rest}", &["/a/b", "/a/b/", "/a/b/c", "/a//"], &["/a", "/a/", "/b/c"]),
+            ("/{*rest}", &["/a", "/a/b"], &["/"]),
+        ] {
+            yes.iter().for_each(|path| assert_eq!(rules_of(&[pattern], path), [0], "{pattern} {path}"));
+            no.iter().for_each(|path| assert!(rules_of(&[pattern], path).is_empty(), "{pattern} {path}"));
+        }
+    }
+
+    #[test]
+    fn rules_that_match_are_found_once_and_in_their_order() {
+        let patterns = ["/v1/{*rest}", "/v1/users", "/{any}/users", "/v2", "/v1/{id}"];
+        assert_eq!(rules_of(&patterns, "/v1/users"), [0, 1, 2, 4]);
+        assert_eq!(rules_of(&patterns, "/v2"), [3]);
+        assert!(rules_of(&patterns, "/v3").is_empty());
+        let both = [pattern("/v1/users"), pattern("/v1/{id}")];
+        assert_eq!(PathIndex::new([&both[..]].into_iter()).unwrap().rules(&parts("/v1/users")).to_vec(), [0]);
+    }
+
+    #[test]
+    fn rules_without_a_pattern_are_always_found() {
+        let a = [pattern("/a")];
+        let index = PathIndex::new([&[][..], &a, &[]].into_iter()).unwrap();
+        assert_eq!(index.rules(&parts("/a")).to_vec(), [0, 1, 2]);
+        assert_eq!(index.rules(&parts("/b")).to_vec(), [0, 2]);
+        assert!(PathIndex::new([&[][..]].into_iter()).is_none());
+    }
+
+    #[test]
+    fn request_without_a_path_matches_every_pattern() {
+        let (a, b) = ([pattern("/a")], [pattern("/b/{*rest}")]);
+        let index = PathIndex::new([&a[..], &[], &b].into_iter()).unwrap();
+        for uri in ["*", "example.com:443"] {
+            let mut without = parts("/a");
+            without.uri = uri.parse().unwrap();
+            assert_eq!(index.rules(&without).to_vec(), [0, 1, 2], "{uri}");
+        }
+    }
+}

@@ -1,0 +1,354 @@
+//! Writing rules in the native form, out of a file in Envoy's form.
+
+use std::fmt::Write as _;
+
+use super::problem::{Place, Quoted, RulesError, RulesErrorKind};
+use super::read::{METHODS, Names, can_be_registered, path_pattern, read};
+use super::spec::{DescriptorSpec, DomainSpec, LimitSpec};
+use super::tree::{encoded, policy_name};
+use crate::key::parse_network;
+use crate::mode::Mode;
+
+/// Returns the rules of a file in Envoy's form as a file in the native form.
+///
+/// It is a beginning: what Envoy's routes know and the file does not say is left to the program, and comments say what. The
+/// keys `remote_address`, `path`, `method` and `host` become what the crate calls so. Other keys become names that the
+/// program [registers](super::RulesBuilder::key), and other values [actions](super::RulesBuilder::action).
+///
+/// ```
+/// let native = tower_ratelimit::rules::convert_envoy(
+///     "domain: edge
+/// descriptors:
+///   - key: remote_address
+///     rate_limit: {unit: minute, requests_per_unit: 100}",
+/// )?;
+/// assert!(native.ends_with(
+///     r#"
+///   - name: "edge:remote_address"
+///     quota: "100 per minute, fixed window"
+///     key: client-ip
+/// "#,
+/// ));
+/// # Ok::<(), tower_ratelimit::rules::RulesError>(())
+/// ```
+///
+/// # Errors
+/// Returns all problems of the file, or that it does not have Envoy's form.
+pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
+    read(text.as_ref(), Names::default(), |file, problems| match file.domain {
+        Some(domain) => converted(&domain),
+        None => {
+            let message = "the file does not have Envoy's form, which begins with `domain`";
+            problems.add(RulesErrorKind::Value, Place::START, message);
+            String::new()
+        }
+    })
+}
+
+fn converted(domain: &DomainSpec) -> String {
+    let mut writer = Writer { domain, rules: String::new(), is_empty: true };
+    writer.level(&domain.descriptors, &mut Vec::new());
+    let mut text = format!(
+        "# Made of the domain {} in Envoy's form. Here all rules that match a request count.\n",
+        Quoted(&printable(&domain.name))
+    );
+    text += if writer.is_empty { "rules: []\n" } else { "rules:\n" };
+    text + &writer.rules
+}
+
+struct Writer<'s> {
+    domain: &'s DomainSpec,
+    rules: String,
+    is_empty: bool,
+}
+
+impl<'s> Writer<'s> {
+    fn level(&mut self, specs: &'s [DescriptorSpec], path: &mut Vec<&'s DescriptorSpec>) {
+        for spec in specs {
+            path.push(spec);
+            match &spec.limit {
+                Some(limit) => self.limit(limit, path, specs),
+                None if spec.descriptors.is_empty() => {
+                    self.note(&format!("{} has no limit: nothing is to be written.", self.name(path)));
+                }
+                None => {}
+            }
+            self.level(&spec.descriptors, path);
+            path.pop();
+        }
+    }
+
+    fn limit(&mut self, limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec]) {
+        let name = self.name(path);
+        let Some(quota) = &limit.quota else {
+            self.note(&format!("{name} is unlimited: nothing is to be written."));
+            return;
+        };
+        self.is_empty = false;
+        let rule = Rule::new(path);
+        for note in notes(limit, path, siblings).into_iter().chain(rule.notes) {
+            self.note(&note);
+        }
+        let mut text = format!("  - name: {}\n    quota: {}\n", quoted(&name), quoted(&quota.to_string()));
+        let key = match rule.key.as_slice() {
+            [] => "global".to_owned(),
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        // Writing into a text does not fail.
+        let _ = writeln!(text, "    key: {key}");
+        if !rule.matches.is_empty() {
+            let _ = writeln!(text, "    match: {{{}}}", rule.matches.join(", "));
+        }
+        if rule.is_registered {
+            text += "    missing-key: exempt\n";
+        }
+        if limit.mode == Mode::Shadow {
+            text += "    mode: shadow\n";
+        }
+        self.rules += &text;
+    }
+
+    fn name(&self, path: &[&DescriptorSpec]) -> String {
+        policy_name(&self.domain.name, path)
+    }
+
+    fn note(&mut self, note: &str) {
+        let _ = writeln!(self.rules, "  # {}", printable(note));
+    }
+}
+
+/// Returns what the native form cannot say about a limit.
+fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec]) -> Vec<String> {
+    let mut notes = Vec::new();
+    let own = path.last().copied();
+    let is_exact = |spec: &DescriptorSpec| spec.value.as_ref().is_some_and(|value| !value.contains('*'));
+    let mut before = true;
+    let more_specific = siblings.iter().filter(|other| {
+        before &= !own.is_some_and(|own| std::ptr::eq(own, *other));
+        let Some(own) = own.filter(|own| own.key == other.key && !is_exact(own)) else { return false };
+        // Exact values come first, then the patterns in the order of the file.
+        is_exact(other) || other.value.is_some() && (own.value.is_none() || before)
+    });
+    let values: Vec<String> =
+        more_specific.filter_map(|other| other.value.as_ref()).map(|value| Quoted(value).to_string()).collect();
+    if let (Some(own), false) = (own, values.is_empty()) {
+        let shown = values.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        let more = if values.len() > 5 { ", and others" } else { "" };
+        notes.push(format!("Envoy's form leaves {} {shown}{more} to other entries. Here they count, too.", own.key));
+    }
+    if !limit.replaces.is_empty() {
+        let names: Vec<String> = limit.replaces.iter().map(|name| Quoted(name).to_string()).collect();
+        notes.push(format!("In Envoy's form it replaces {}. Here both count.", names.join(", ")));
+    }
+    if let Some(name) = &limit.name {
+        notes.push(format!("Its name in Envoy's form is {}.", Quoted(name)));
+    }
+    notes
+}
+
+/// The key and the conditions of a rule.
+#[derive(Default)]
+struct Rule {
+    key: Vec<String>,
+    /// Fields of `match`.
+    matches: Vec<String>,
+    notes: Vec<String>,
+    is_registered: bool,
+}
+
+impl Rule {
+    fn new(path: &[&DescriptorSpec]) -> Self {
+        let mut rule = Self::default();
+        let mut action: Vec<String> = Vec::new();
+        for spec in path {
+            let is_pattern = spec.value.as_ref().is_some_and(|value| value.contains('*'));
+            if (spec.value.is_none() || is_pattern) && !spec.shares {
+                rule.add_key(&spec.key);
+            }
+            let Some(value) = &spec.value else { continue };
+            let field = match_field(&spec.key, value).filter(|(name, _)| !rule.has_condition(name));
+            match field {
+                Some((name, value)) => rule.matches.push(format!("{name}: {value}")),
+                None => action.push(format!("{}={}", encoded(&spec.key), encoded(value))),
+            }
+        }
+        if !action.is_empty() {
+            let action = action.join(",");
+            rule.notes.push(format!("The program registers by RulesBuilder::action which requests are {action}."));
+            rule.matches.push(format!("action: {}", quoted(&action)));
+        }
+        rule
+    }
+
+    fn has_condition(&self, name: &str) -> bool {
+        self.matches.iter().any(|field| field.starts_with(&format!("{name}:")))
+    }
+
+    fn add_key(&mut self, key: &str) {
+        let ready = match key {
+            "remote_address" | "masked_remote_address" => Some("client-ip"),
+            "path" | ":path" => Some("path"),
+            "method" | ":method" => Some("method"),
+            "host" | ":authority" => Some("host"),
+            _ => None,
+        };
+        let part = ready.map_or_else(
+            || {
+                let name = encoded(key).to_string();
+                let name = if can_be_registered(&name) { name } else { format!("descriptor-{name}") };
+                self.is_registered = true;
+                self.notes.push(format!("The program registers the key {name} by RulesBuilder::key."));
+                quoted(&name)
+            },
+            str::to_owned,
+        );
+        if !self.key.contains(&part) {
+            self.key.push(part);
+        }
+    }
+}
+
+/// Returns the field of `match` for an entry's value, if there is one that says the same, and its value as it is written.
+fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
+    let is_exact = !value.contains('*');
+    match key {
+        "method" | ":method" => METHODS.contains(&value).then(|| ("method", quoted(value))),
+        "path" | ":path" => {
+            let patterns = match value.strip_suffix("/*") {
+                // The star may stand for nothing, and `{*rest}` may not.
+                Some(begin) if !begin.contains('*') => {
+                    let begin = braces_escaped(begin);
+                    vec![format!("{begin}/"), format!("{begin}/{{*rest}}")]
+                }
+                _ if is_exact => vec![braces_escaped(value)],
+                _ => return None,
+            };
+            let are_valid = patterns.iter().all(|pattern| path_pattern(pattern).is_ok());
+            let patterns: Vec<String> = patterns.iter().map(|pattern| quoted(pattern)).collect();
+            are_valid.then(|| {
+                ("path", if patterns.len() == 1 { patterns.concat() } else { format!("[{}]", patterns.join(", ")) })
+            })
+        }
+        "remote_address" if is_exact => parse_network(value)
+            .is_ok_and(|network| network.prefix_len() == network.max_prefix_len())
+            .then(|| ("client", quoted(value))),
+        _ => None,
+    }
+}
+
+fn braces_escaped(path: &str) -> String {
+    path.replace('{', "{{").replace('}', "}}")
+}
+
+/// Writes a text without control characters in double quotes.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
+}
+
+/// Returns the text for a comment, which a control character or a separator of lines could end.
+fn printable(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') { '\u{fffd}' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the converted file, which the reader accepts.
+    fn native(text: &str) -> String {
+        let native = convert_envoy(text).unwrap();
+        if let Err(error) = read(native.as_bytes(), Names::default(), |_, _| ()) {
+            panic!("{native}\n{error}");
+        }
+        native
+    }
+
+    #[test]
+    fn every_kind_of_limit_is_converted() {
+        let text = "
+domain: shop
+descriptors:
+- key: path
+  value: /search/*
+  share_threshold: true
+  descriptors:
+  - {key: remote_address, rate_limit: {unit: minute, requests_per_unit: 6}}
+- {key: method, value: POST, rate_limit: {unit: day, requests_per_unit: 0}, shadow_mode: true}
+- {key: tenant, rate_limit: {unit: hour, requests_per_unit: 9, name: common}}
+- {key: tenant, value: acme, rate_limit: {unlimited: true}}
+- {key: tenant, value: 'a*', rate_limit: {unit: hour, requests_per_unit: 8, replaces: [{name: common}]}}
+- {key: internal}
+";
+        let expected = r#"# Made of the domain `shop` in Envoy's form. Here all rules that match a request count.
+rules:
+  - name: "shop:path=/search/*,remote_address"
+    quota: "6 per minute, fixed window"
+    key: client-ip
+    match: {path: ["/search/", "/search/{*rest}"]}
+  - name: "shop:method=POST"
+    quota: "0 per day, fixed window"
+    key: global
+    match: {method: "POST"}
+    mode: shadow
+  # Envoy's form leaves tenant `acme`, `a*` to other entries. Here they count, too.
+  # Its name in Envoy's form is `common`.
+  # The program registers the key tenant by RulesBuilder::key.
+  - name: "shop:tenant"
+    quota: "9 per hour, fixed window"
+    key: "tenant"
+    missing-key: exempt
+  # shop:tenant=acme is unlimited: nothing is to be written.
+  # Envoy's form leaves tenant `acme` to other entries. Here they count, too.
+  # In Envoy's form it replaces `common`. Here both count.
+  # The program registers the key tenant by RulesBuilder::key.
+  # The program registers by RulesBuilder::action which requests are tenant=a*.
+  - name: "shop:tenant=a*"
+    quota: "8 per hour, fixed window"
+    key: "tenant"
+    match: {action: "tenant=a*"}
+    missing-key: exempt
+  # shop:internal has no limit: nothing is to be written.
+"#;
+        assert_eq!(native(text), expected);
+    }
+
+    #[test]
+    fn hostile_words_are_converted_to_words_that_can_be_read() {
+        for word in [
+            "a\\\"b",
+            "\\n- x: y",
+            "\\0",
+            "é",
+            "# x",
+            "}",
+            "header",
+            "client-ip",
+            "two words",
+            "\\u2028x",
+            "a,b=c:d%",
+            "*",
+            "{id}",
+            "/{a}/*",
+            ".",
+        ] {
+            for key in ["path", "method", "remote_address", "\\x07key", word] {
+                native(&format!(
+                    "domain: \"{word}\"\ndescriptors: [{{key: \"{key}\", value: \"{word}\", rate_limit: {{unit: day, \
+                     requests_per_unit: 1, name: \"{word}\"}}}}, {{key: \"{key}\", rate_limit: {{unit: day, requests_per_unit: 1}}}}]",
+                ));
+            }
+        }
+        native(&format!(
+            "domain: {}\ndescriptors: [{{key: b, rate_limit: {{unit: day, requests_per_unit: 1}}}}]",
+            "a".repeat(300)
+        ));
+        assert_eq!(native("domain: a").lines().last(), Some("rules: []"));
+    }
+
+    #[test]
+    fn native_file_is_not_converted() {
+        assert_eq!(convert_envoy("rules: []").unwrap_err().kind(), RulesErrorKind::Value);
+        assert_eq!(convert_envoy("domain: ''").unwrap_err().kind(), RulesErrorKind::Field);
+    }
+}

@@ -1,0 +1,556 @@
+//! Decisions about the descriptors of Envoy's rate limit service, by the limits of a file in its form.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::sync::{Arc, Weak};
+
+use http::{HeaderMap, StatusCode};
+use smallvec::SmallVec;
+
+use super::store::Store;
+use super::tree::{Descriptor, Limit, Tree, override_policy};
+use crate::decision::{ChargeDecision, Decision};
+use crate::key::{IntoKey, Key};
+use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
+use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders};
+use crate::middleware::rule::Follow;
+use crate::mode::Mode;
+use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
+use crate::policy::Policy;
+use crate::quota::{Algorithm, Quota};
+
+/// Descriptors to decide about together, as a request to Envoy's rate limit service has them.
+///
+/// ```
+/// use tower_ratelimit::rules::{Descriptor, DescriptorRequest};
+/// let client = Descriptor::new([("remote_address", "192.0.2.1")]);
+/// let request = DescriptorRequest::new("edge").charge(client);
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until it is decided"]
+pub struct DescriptorRequest {
+    domain: String,
+    parts: Vec<Part>,
+}
+
+/// A descriptor of a request, and whether it is charged or refunded.
+#[derive(Clone, Debug)]
+struct Part {
+    descriptor: Descriptor,
+    /// The quota that the caller brings along.
+    quota: Option<Box<Quota>>,
+    refunds: bool,
+}
+
+impl DescriptorRequest {
+    /// Makes a request without descriptors.
+    pub fn new(domain: impl Into<String>) -> Self {
+        Self { domain: domain.into(), parts: Vec::new() }
+    }
+
+    /// Charges a descriptor to the limit of the file that it matches, or looks if it has no [hits](Descriptor::hits).
+    pub fn charge(self, descriptor: Descriptor) -> Self {
+        self.and(Part { descriptor, quota: None, refunds: false })
+    }
+
+    /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
+    ///
+    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas along,
+    /// the usage is converted as that of [plans](crate::Policy::plans); of two in one request the first holds.
+    pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
+        self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
+    }
+
+    /// Refunds the hits of a descriptor to the limit of the file that it matches. No more is refunded than is used. A fixed
+    /// window refunds what was used in it; a sliding window or a log only what was used in its newest part.
+    pub fn refund(self, descriptor: Descriptor) -> Self {
+        self.and(Part { descriptor, quota: None, refunds: true })
+    }
+
+    /// Refunds the hits of a descriptor as [`refund`](Self::refund) does, to a quota that the caller brings along.
+    pub fn refund_under(self, descriptor: Descriptor, quota: Quota) -> Self {
+        self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: true })
+    }
+
+    fn and(mut self, part: Part) -> Self {
+        self.parts.push(part);
+        self
+    }
+}
+
+/// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks the
+/// protocol of Envoy's rate limit service. Clones are the same.
+///
+/// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter, so a unit
+/// counts alike whether it comes through Envoy or to the application directly. As Envoy's service it answers in two ways that a
+/// layer does not: a look at a limit of which nothing is left is over it, and a refused charge of several hits uses up a window
+/// that has fewer left.
+///
+/// ```
+/// use tower_ratelimit::MemoryLimiter;
+/// use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let rules = Rules::from_text(
+///     "domain: edge
+/// descriptors:
+///   - key: remote_address
+///     rate_limit: {unit: minute, requests_per_unit: 1}",
+/// )?;
+/// let limits = rules.descriptor_limits(MemoryLimiter::new())?;
+/// let client = Descriptor::new([("remote_address", "192.0.2.1")]);
+/// let request = DescriptorRequest::new("edge").charge(client);
+/// assert!(!limits.decide(&request).await?.is_over_limit());
+/// assert!(limits.decide(&request).await?.is_over_limit());
+/// # Ok(()) }
+/// ```
+pub struct DescriptorLimits<L>(Arc<Core<L>>);
+
+struct Core<L> {
+    store: Arc<Store>,
+    limiter: Arc<L>,
+    observer: Option<Arc<dyn Observer>>,
+}
+
+impl<L: Limiter> DescriptorLimits<L> {
+    pub(super) fn new(store: Arc<Store>, limiter: L) -> Self {
+        Self::of(Core { store, limiter: Arc::new(limiter), observer: None })
+    }
+
+    fn of(core: Core<L>) -> Self {
+        let core = Arc::new(core);
+        let follower: Weak<dyn Follow> = Arc::downgrade(&(Arc::clone(&core) as Arc<dyn Follow>));
+        core.store.follow(follower);
+        Self(core)
+    }
+
+    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter takes it,
+    /// too, unless it has one. The head that the observer sees of a request is empty but for the path, which is that of the
+    /// method of Envoy's service.
+    #[must_use]
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        let Core { store, limiter, .. } = &*self.0;
+        let (store, limiter) = (Arc::clone(store), Arc::clone(limiter));
+        let observer: Arc<dyn Observer> = Arc::new(observer);
+        limiter.observe(&observer);
+        Self::of(Core { store, limiter, observer: Some(observer) })
+    }
+
+    /// Returns the domain that the limits are for. Descriptors of other domains match nothing.
+    #[must_use]
+    pub fn domain(&self) -> String {
+        self.0.store.tree().map_or_else(String::new, |tree| tree.domain.to_string())
+    }
+
+    /// Decides about all descriptors of a request together.
+    ///
+    /// * A request is over the limit if one of its descriptors is. Then none is charged, except that a fixed window with fewer
+    ///   units left than the hits is used up, as in Envoy's service.
+    /// * A descriptor without hits looks: it is over the limit if nothing remains.
+    /// * A limit in shadow mode is counted and never over.
+    /// * Descriptors that are charged to one counter are charged their sum.
+    ///
+    /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
+    ///
+    /// # Errors
+    /// Returns the limiter's error. Nothing is known then, and a server must not answer that the request may pass, unless it
+    /// is meant to.
+    pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
+        let core = &*self.0;
+        let mut plan = Plan::new(core.store.tree().as_deref(), request);
+        if plan.counters.len() > COUNTERS_MAX {
+            plan.is_over = true;
+        } else if let Err(error) = core.carry_out(&mut plan).await {
+            core.report_event(&LimiterEvent::Failed { error: error.to_string() });
+            return Err(error);
+        }
+        let answer = plan.answer();
+        if let Some(observer) = &core.observer {
+            let (mut head, ()) = http::Request::new(()).into_parts();
+            head.uri = http::Uri::from_static(METHOD);
+            let keys = answer.keys.iter().zip(answer.outcome.policies()).map(|(key, status)| (status.policy(), key));
+            observer.on_outcome(&Observed::new(&answer.outcome, &head, keys));
+        }
+        Ok(answer)
+    }
+}
+
+/// The most counters of a request. A limiter's time grows with their square.
+const COUNTERS_MAX: usize = 1_000;
+
+/// The method of Envoy's rate limit service.
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+impl<L: Limiter> Core<L> {
+    async fn carry_out(&self, plan: &mut Plan) -> Result<(), L::Error> {
+        self.refund(plan).await?;
+        let of = |looks: bool, plan: &Plan| -> Vec<usize> {
+            (0..plan.counters.len())
+                .filter(|at| plan.counters.get(*at).is_some_and(|one| one.looks() == looks))
+                .collect()
+        };
+        let (looks, charges) = (of(true, plan), of(false, plan));
+        if !looks.is_empty() {
+            let reply = self.limiter.peek(&plan.charges(&looks, Some(0)));
+            plan.put(&looks, reply.await?);
+            let is_over = |at: &usize| plan.counters.get(*at).is_some_and(Counter::has_nothing_left);
+            let over: Vec<usize> = looks.into_iter().filter(is_over).collect();
+            if !over.is_empty() {
+                let reply = self.limiter.peek(&plan.charges(&over, Some(1)));
+                plan.put(&over, reply.await?);
+                plan.is_over = true;
+            }
+        }
+        if charges.is_empty() {
+            return Ok(());
+        }
+        let reply = if plan.is_over {
+            self.limiter.peek(&plan.charges(&charges, Some(0)))
+        } else {
+            self.limiter.take(&plan.charges(&charges, None))
+        };
+        let decision = reply.await?;
+        plan.is_over |= !decision.is_allowed();
+        plan.put(&charges, decision);
+        self.use_up(plan, &charges).await
+    }
+
+    /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of them
+    /// when they are spent, and its next look must be over.
+    async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
+        let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(Counter::falls_short);
+        let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
+        if short.is_empty() {
+            return Ok(());
+        }
+        let reply = {
+            let counters = short.iter().filter_map(|at| plan.counters.get(*at));
+            let charges: Vec<Charge<'_>> = counters.map(Counter::rest).collect();
+            self.limiter.settle(&charges)
+        };
+        reply.await?;
+        for at in short {
+            if let Some(counter) = plan.counters.get_mut(at) {
+                counter.decision = counter.decision.with_cost_changed(0, counter.decision.remaining());
+            }
+        }
+        Ok(())
+    }
+
+    /// Refunds without receipts: a forced unit has the newest one, and is refunded with it.
+    async fn refund(&self, plan: &Plan) -> Result<(), L::Error> {
+        let refunded: Vec<&Counter> = plan.counters.iter().filter(|counter| counter.refunded > 0).collect();
+        if refunded.is_empty() {
+            return Ok(());
+        }
+        let forced = |counter: &&Counter| -> (Policy, Key) { (counter.policy.clone(), counter.key.clone()) };
+        let owned: Vec<(Policy, Key)> = refunded.iter().map(forced).collect();
+        let units: Vec<u64> = refunded.iter().map(|counter| counter.refunded).collect();
+        let reply = {
+            let charges: Vec<Charge<'_>> =
+                owned.iter().map(|(policy, key)| Charge::new(policy, key).effect(Effect::Force)).collect();
+            self.limiter.take(&charges)
+        };
+        let receipts = reply.await?.take_receipts();
+        let refunds = owned.into_iter().zip(receipts).zip(units).filter_map(|(((policy, key), receipt), units)| {
+            let receipt = receipt?;
+            let all = receipt.units().saturating_add(units);
+            Some(Refund::new(policy, key, receipt.of_units(all)))
+        });
+        self.limiter.refund(refunds.collect()).await
+    }
+
+    fn report_event(&self, event: &LimiterEvent) {
+        if let Some(observer) = &self.observer {
+            observer.on_event(event);
+        }
+    }
+}
+
+impl<L: Limiter> Follow for Core<L> {
+    fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
+        self.limiter.supports(quota)
+    }
+
+    fn own_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Nothing to do: each request takes the rules in force.
+    fn follow(&self) {}
+
+    fn report(&self, event: &LimiterEvent) {
+        self.report_event(event);
+    }
+}
+
+/// A counter that descriptors of a request are charged to.
+struct Counter {
+    policy: Policy,
+    key: Key,
+    mode: Mode,
+    hits: u64,
+    refunded: u64,
+    decision: ChargeDecision,
+}
+
+impl Counter {
+    fn charge(&self, cost: u64) -> Charge<'_> {
+        let effect = if self.mode == Mode::Enforce { Effect::Enforce } else { Effect::Observe };
+        Charge::new(&self.policy, &self.key).cost(cost).effect(effect)
+    }
+
+    /// Whether nothing is charged.
+    fn looks(&self) -> bool {
+        self.hits == 0
+    }
+
+    fn has_nothing_left(&self) -> bool {
+        self.mode == Mode::Enforce && self.refunded == 0 && self.decision.remaining() == 0
+    }
+
+    /// Whether a window denies a charge for which it has some units, but not enough.
+    fn falls_short(&self) -> bool {
+        let is_window = self.policy.quota().algorithm() == Algorithm::FixedWindow;
+        is_window && !self.decision.is_allowed() && self.decision.remaining() > 0
+    }
+
+    /// Returns a charge of what remains.
+    fn rest(&self) -> Charge<'_> {
+        Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
+    }
+
+    fn refuses(&self) -> bool {
+        self.mode == Mode::Enforce && !self.decision.is_allowed()
+    }
+}
+
+/// The result of looking up the limit of a descriptor.
+enum Slot {
+    NoLimit,
+    Unlimited(Option<Box<str>>),
+    Limit { counter: usize, name: Option<Box<str>> },
+}
+
+/// The counters of a request, and the answers to it.
+struct Plan {
+    /// No two have a policy and a key in common.
+    counters: Vec<Counter>,
+    /// One for each descriptor.
+    slots: Vec<Slot>,
+    is_over: bool,
+}
+
+impl Plan {
+    fn new(tree: Option<&Tree>, request: &DescriptorRequest) -> Self {
+        let mut plan = Self { counters: Vec::new(), slots: Vec::with_capacity(request.parts.len()), is_over: false };
+        let Some(tree) = tree.filter(|tree| *tree.domain == *request.domain) else {
+            plan.slots.resize_with(request.parts.len(), || Slot::NoLimit);
+            return plan;
+        };
+        let of_file = request.parts.iter().map(|part| Some(&part.descriptor).filter(|_| part.quota.is_none()));
+        let mut places = HashMap::new();
+        for (matched, part) in tree.limits(of_file).into_iter().zip(&request.parts) {
+            let slot = match (&part.quota, matched) {
+                (Some(quota), _) => {
+                    match override_policy(&tree.domain, **quota).zip(key_of(&part.descriptor)) {
+                        Some((policy, key)) => {
+                            let counter = plan.counter(&mut places, &policy, key, Mode::Enforce, part);
+                            Slot::Limit { counter, name: None }
+                        }
+                        None => Slot::NoLimit, // a descriptor without entries
+                    }
+                }
+                (None, None) => Slot::NoLimit,
+                (None, Some((Limit { quota: None, name, .. }, _))) => Slot::Unlimited(name.clone()),
+                (None, Some((Limit { quota: Some(quota), name, .. }, key))) => {
+                    let counter = plan.counter(&mut places, &quota.policy, key, quota.mode, part);
+                    Slot::Limit { counter, name: name.clone() }
+                }
+            };
+            plan.slots.push(slot);
+        }
+        plan
+    }
+
+    /// Returns the place of a counter, and adds what is done to it.
+    fn counter(
+        &mut self,
+        places: &mut HashMap<(u64, Key), usize>,
+        policy: &Policy,
+        key: Key,
+        mode: Mode,
+        part: &Part,
+    ) -> usize {
+        let counters = &mut self.counters;
+        let at = *places.entry((policy.name_fingerprint(), key.clone())).or_insert_with(|| {
+            let decision = ChargeDecision::unasked(policy.quota().capacity());
+            counters.push(Counter { policy: policy.clone(), key, mode, hits: 0, refunded: 0, decision });
+            counters.len() - 1
+        });
+        if let Some(counter) = self.counters.get_mut(at) {
+            let sum = if part.refunds { &mut counter.refunded } else { &mut counter.hits };
+            *sum = sum.saturating_add(part.descriptor.hits);
+        }
+        at
+    }
+
+    /// Returns the charges of some counters, for their hits or for another cost.
+    fn charges(&self, places: &[usize], cost: Option<u64>) -> Vec<Charge<'_>> {
+        let counters = places.iter().filter_map(|at| self.counters.get(*at));
+        counters.map(|counter| counter.charge(cost.unwrap_or(counter.hits))).collect()
+    }
+
+    /// Keeps the answers about some counters.
+    fn put(&mut self, places: &[usize], mut decision: Decision) {
+        for (at, answer) in places.iter().zip(decision.charges_mut()) {
+            if let Some(counter) = self.counters.get_mut(*at) {
+                counter.decision = answer.take();
+            }
+        }
+    }
+
+    fn answer(self) -> DescriptorAnswer {
+        let is_shadowed = self.counters.iter().any(|counter| !counter.decision.is_allowed());
+        let kind = match (self.is_over, self.counters.is_empty(), is_shadowed) {
+            (true, ..) => OutcomeKind::Limited,
+            (_, true, _) => OutcomeKind::Exempt,
+            (.., true) => OutcomeKind::ShadowLimited,
+            _ => OutcomeKind::Allowed,
+        };
+        let status = |counter: &Counter| PolicyStatus {
+            policy: counter.policy.clone(),
+            cost: counter.hits,
+            mode: counter.mode,
+            refuses: counter.refuses(),
+            near: false,
+            taken: counter.decision.taken(),
+            decision: counter.decision.clone(),
+        };
+        let policies: SmallVec<[PolicyStatus; 2]> = self.counters.iter().map(status).collect();
+        let statuses = self.slots.into_iter().map(|slot| match slot {
+            Slot::NoLimit => DescriptorStatus { limit: None, is_unlimited: false, name: None },
+            Slot::Unlimited(name) => DescriptorStatus { limit: None, is_unlimited: true, name },
+            Slot::Limit { counter, name } => {
+                DescriptorStatus { limit: policies.get(counter).cloned(), is_unlimited: false, name }
+            }
+        });
+        DescriptorAnswer {
+            is_over: self.is_over,
+            statuses: statuses.collect(),
+            keys: self.counters.into_iter().map(|counter| counter.key).collect(),
+            outcome: Outcome::new(kind, policies),
+        }
+    }
+}
+
+/// Returns the key of a limit that the caller brings along: all entries.
+fn key_of(descriptor: &Descriptor) -> Option<Key> {
+    let mut texts = descriptor.entries.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);
+    let first = Key::of(texts.next()?)?;
+    texts.try_fold(first, |key, text| (key, text).into_key())
+}
+
+/// The answer to a [`DescriptorRequest`].
+#[derive(Clone, Debug)]
+pub struct DescriptorAnswer {
+    is_over: bool,
+    statuses: Vec<DescriptorStatus>,
+    /// The key of each policy of the outcome.
+    keys: Vec<Key>,
+    outcome: Outcome,
+}
+
+impl DescriptorAnswer {
+    /// Returns whether a descriptor is over its limit, so that the request should be refused.
+    #[must_use]
+    pub fn is_over_limit(&self) -> bool {
+        self.is_over
+    }
+
+    /// Returns the status of each descriptor, in their order.
+    #[must_use]
+    pub fn statuses(&self) -> &[DescriptorStatus] {
+        &self.statuses
+    }
+
+    /// Returns the outcome, as a layer's observer would see it: each counter once.
+    #[must_use]
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+
+    /// Returns the headers that report the limits to the client. Limits in shadow mode are left out.
+    #[must_use]
+    pub fn headers(&self, headers: &Headers) -> HeaderMap {
+        let is_visible = |status: &PolicyStatus| status.mode != Mode::Shadow && status.decision.is_known();
+        let visible = || self.outcome.policies().iter().zip(&self.keys).filter(|(status, _)| is_visible(status));
+        let policies: Vec<Policy> = visible().map(|(status, _)| status.policy.clone()).collect();
+        let views: Vec<PolicyView<'_>> = visible()
+            .enumerate()
+            .map(|(place, (status, key))| PolicyView {
+                place,
+                policy: &status.policy,
+                key,
+                decision: &status.decision,
+                refuses: status.refuses,
+            })
+            .collect();
+        let seed = self.keys.first().map_or(0, |key| foldhash::fast::FixedState::default().hash_one(key));
+        let prepared = PreparedHeaders::new(headers, &policies);
+        let mut map = HeaderMap::new();
+        if let Some(mut rendered) = prepared.render(&views, self.is_over.then_some(seed)) {
+            let status = if self.is_over { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::OK };
+            prepared.add(&mut rendered, &mut map, status);
+        }
+        map
+    }
+}
+
+/// The status of a descriptor.
+#[derive(Clone, Debug)]
+pub struct DescriptorStatus {
+    limit: Option<PolicyStatus>,
+    is_unlimited: bool,
+    name: Option<Box<str>>,
+}
+
+impl DescriptorStatus {
+    /// Returns whether the descriptor is over its limit. Another descriptor may have refused the request all the same.
+    #[must_use]
+    pub fn is_over_limit(&self) -> bool {
+        self.limit.as_ref().is_some_and(PolicyStatus::refuses)
+    }
+
+    /// Returns whether the file says that the descriptor has no limit.
+    #[must_use]
+    pub fn is_unlimited(&self) -> bool {
+        self.is_unlimited
+    }
+
+    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited or matches no limit, and if another
+    /// limit replaces its own.
+    #[must_use]
+    pub fn limit(&self) -> Option<&PolicyStatus> {
+        self.limit.as_ref()
+    }
+
+    /// Returns the name of the limit in the file, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+}
+
+impl<L> Clone for DescriptorLimits<L> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<L> fmt::Debug for DescriptorLimits<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DescriptorLimits").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,332 @@
+//! A file as a tree in which every value has its place.
+//!
+//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and
+//! the depth and the number of values of its tree, in which each alias counts as what it stands for.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
+
+use super::problem::{Place, Problems, Quoted, RulesErrorKind};
+
+/// The largest file, in bytes.
+pub(crate) const BYTES_MAX: usize = 1 << 20;
+
+const DEPTH_MAX: usize = 32;
+
+const NODES_MAX: usize = 250_000;
+
+/// The most bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these
+/// bytes separate them.
+const SEPARATORS_MAX: usize = 200_000;
+
+/// A value and its place.
+#[derive(Debug)]
+pub(crate) struct Node<'a> {
+    pub(crate) place: Place,
+    pub(crate) value: Value<'a>,
+    /// The number of values in this one, itself included.
+    nodes: usize,
+    /// The number of levels in this value, 1 for a scalar.
+    height: usize,
+}
+
+#[derive(Debug)]
+pub(crate) enum Value<'a> {
+    /// A text that was written without quotes may be a number, a truth value or nothing.
+    Scalar {
+        text: Cow<'a, str>,
+        is_plain: bool,
+    },
+    List(Vec<Rc<Node<'a>>>),
+    Map(Vec<Entry<'a>>),
+}
+
+/// A field of a mapping.
+#[derive(Debug)]
+pub(crate) struct Entry<'a> {
+    pub(crate) name: Cow<'a, str>,
+    pub(crate) place: Place,
+    pub(crate) node: Rc<Node<'a>>,
+}
+
+/// The type of a value by YAML's core schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    Nothing,
+    Truth,
+    Number,
+    Text,
+    List,
+    Map,
+}
+
+impl Node<'_> {
+    pub(crate) fn kind(&self) -> Type {
+        match &self.value {
+            Value::Scalar { text, is_plain: true } => plain_type(text),
+            Value::Scalar { .. } => Type::Text,
+            Value::List(_) => Type::List,
+            Value::Map(_) => Type::Map,
+        }
+    }
+}
+
+/// Returns the type of a text without quotes.
+fn plain_type(text: &str) -> Type {
+    match text {
+        "" | "~" | "null" | "Null" | "NULL" => Type::Nothing,
+        "true" | "True" | "TRUE" | "false" | "False" | "FALSE" => Type::Truth,
+        ".inf" | ".Inf" | ".INF" | "-.inf" | "+.inf" | ".nan" | ".NaN" | ".NAN" => Type::Number,
+        _ if is_number(text) => Type::Number,
+        _ => Type::Text,
+    }
+}
+
+fn is_number(text: &str) -> bool {
+    let all = |digits: &str, is: fn(&u8) -> bool| !digits.is_empty() && digits.bytes().all(|byte| is(&byte));
+    if let Some(digits) = text.strip_prefix("0x") {
+        return all(digits, u8::is_ascii_hexdigit);
+    }
+    if let Some(digits) = text.strip_prefix("0o") {
+        return all(digits, |byte| (b'0'..=b'7').contains(byte));
+    }
+    // Rust reads every decimal number of the core schema, and a few words that begin with a letter.
+    let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+    digits.starts_with(|c: char| c.is_ascii_digit() || c == '.') && digits.parse::<f64>().is_ok()
+}
+
+/// Returns the text of a file. If there is none, adds the problem.
+pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
+    let problem = |text, kind, place, message: String| {
+        let mut problems = Problems::new(text);
+        problems.add(kind, place, message);
+        problems
+    };
+    if bytes.len() > BYTES_MAX {
+        let message = format!("the file has more than {BYTES_MAX} bytes");
+        return Err(problem("", RulesErrorKind::TooLarge, Place::START, message));
+    }
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    let (text, is_whole) = match std::str::from_utf8(bytes) {
+        Ok(text) => (text, true),
+        Err(error) => {
+            let valid = bytes.get(..error.valid_up_to()).unwrap_or_default();
+            (std::str::from_utf8(valid).unwrap_or_default(), false)
+        }
+    };
+    // The parser takes a NUL for the end of the file. Files that were not written in full often have some.
+    let odd = text.char_indices().find(|(_, c)| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}'));
+    match odd {
+        Some((at, odd)) => {
+            let place = end_of(text.get(..at).unwrap_or_default());
+            let message = format!("the file has the control character U+{:04X}; write it as text", u32::from(odd));
+            Err(problem(text, RulesErrorKind::Syntax, place, message))
+        }
+        None if !is_whole => {
+            let message = "the file is not UTF-8: save it in this encoding".to_owned();
+            Err(problem(text, RulesErrorKind::Syntax, end_of(text), message))
+        }
+        None => Ok(text),
+    }
+}
+
+/// Returns the place after a text.
+fn end_of(text: &str) -> Place {
+    let breaks = text.replace("\r\n", "\n");
+    let line = breaks.matches(['\n', '\r']).count() + 1;
+    let column = breaks.rsplit(['\n', '\r']).next().unwrap_or_default().chars().count() + 1;
+    Place { line, column }
+}
+
+/// A list or a mapping that is not read in full.
+struct Open<'a> {
+    place: Place,
+    anchor: usize,
+    value: OpenValue<'a>,
+    nodes: usize,
+    height: usize,
+}
+
+enum OpenValue<'a> {
+    List(Vec<Rc<Node<'a>>>),
+    Map {
+        entries: Vec<Entry<'a>>,
+        /// The lines of the fields' names.
+        lines: HashMap<Cow<'a, str>, usize>,
+        /// The name of a field whose value comes next.
+        name: Option<(Cow<'a, str>, Place)>,
+    },
+}
+
+/// Reads the tree of a text. If there is none, adds the problems that prevent it.
+pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc<Node<'a>>> {
+    let separators = text.bytes().filter(|byte| b"[]{},?:".contains(byte)).count();
+    if separators > SEPARATORS_MAX {
+        let message = format!("the file has more than {SEPARATORS_MAX} brackets, braces, commas and colons");
+        problems.add(RulesErrorKind::TooLarge, Place::START, message);
+        return None;
+    }
+    let mut builder = Builder { problems, open: Vec::new(), anchored: HashMap::new(), root: None, nodes: 0 };
+    for event in Parser::new_from_str(text) {
+        match event {
+            Ok((event, span)) => builder.event(event, span)?,
+            Err(error) => {
+                let place = place(error.marker());
+                builder.problems.add(RulesErrorKind::Syntax, place, format!("this is not YAML: {}", error.info()));
+                return None;
+            }
+        }
+    }
+    if builder.root.is_none() {
+        let message = "the file is empty: if there shall be no rules, write `rules: []`";
+        builder.problems.add(RulesErrorKind::Syntax, Place::START, message);
+    }
+    builder.root
+}
+
+struct Builder<'a, 'p, 't> {
+    problems: &'p mut Problems<'t>,
+    open: Vec<Open<'a>>,
+    anchored: HashMap<usize, Rc<Node<'a>>>,
+    root: Option<Rc<Node<'a>>>,
+    /// The number of values so far.
+    nodes: usize,
+}
+
+impl<'a> Builder<'a, '_, '_> {
+    /// Takes an event. Returns `None` if the rest of the file must not be read.
+    fn event(&mut self, event: Event<'a>, span: Span) -> Option<()> {
+        let place = place(&span.start);
+        match event {
+            Event::DocumentStart(_) if self.root.is_some() => {
+                let message = "the file has a second document: write all rules into one";
+                self.stop(RulesErrorKind::Syntax, place, message)
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place)?;
+                let value = Value::Scalar { text, is_plain: style == ScalarStyle::Plain };
+                self.node(Node { place, value, nodes: 1, height: 1 }, anchor)
+            }
+            Event::SequenceStart(anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place)?;
+                self.begin(OpenValue::List(Vec::new()), place, anchor)
+            }
+            Event::MappingStart(anchor, tag) => {
+                self.refuse_tag(tag.is_some(), place)?;
+                self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, place, anchor)
+            }
+            Event::SequenceEnd | Event::MappingEnd => {
+                let Open { place, anchor, value, nodes, height } = self.open.pop()?;
+                let value = match value {
+                    OpenValue::List(items) => Value::List(items),
+                    OpenValue::Map { entries, .. } => Value::Map(entries),
+                };
+                self.node(Node { place, value, nodes, height }, anchor)
+            }
+            Event::Alias(anchor) => match self.anchored.get(&anchor).map(Rc::clone) {
+                Some(node) => {
+                    self.count(node.nodes, place)?;
+                    if self.open.len() + node.height > DEPTH_MAX {
+                        return self.too_deep(place);
+                    }
+                    self.put(node, place)
+                }
+                None => self.stop(RulesErrorKind::Syntax, place, "an alias cannot stand in the value that it names"),
+            },
+            Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
+                Some(())
+            }
+        }
+    }
+
+    fn stop(&mut self, kind: RulesErrorKind, place: Place, message: impl Into<String>) -> Option<()> {
+        self.problems.add(kind, place, message);
+        None
+    }
+
+    fn too_deep(&mut self, place: Place) -> Option<()> {
+        let message = format!("the values are nested too deeply; the most is {DEPTH_MAX} levels");
+        self.stop(RulesErrorKind::TooLarge, place, message)
+    }
+
+    fn refuse_tag(&mut self, has_tag: bool, place: Place) -> Option<()> {
+        if has_tag {
+            self.stop(RulesErrorKind::Syntax, place, "rules have no tags: leave out the `!`")
+        } else {
+            Some(())
+        }
+    }
+
+    fn count(&mut self, nodes: usize, place: Place) -> Option<()> {
+        self.nodes = self.nodes.saturating_add(nodes);
+        if self.nodes <= NODES_MAX {
+            return Some(());
+        }
+        let message = format!("the file has more than {NODES_MAX} values, aliases included");
+        self.stop(RulesErrorKind::TooLarge, place, message)
+    }
+
+    fn begin(&mut self, value: OpenValue<'a>, place: Place, anchor: usize) -> Option<()> {
+        if self.open.len() + 1 >= DEPTH_MAX {
+            return self.too_deep(place);
+        }
+        self.open.push(Open { place, anchor, value, nodes: 1, height: 1 });
+        Some(())
+    }
+
+    /// Takes a value that was written here.
+    fn node(&mut self, node: Node<'a>, anchor: usize) -> Option<()> {
+        let place = node.place;
+        self.count(1, place)?;
+        let node = Rc::new(node);
+        if anchor != 0 {
+            self.anchored.insert(anchor, Rc::clone(&node));
+        }
+        self.put(node, place)
+    }
+
+    /// Puts a value into the list or mapping that is open.
+    fn put(&mut self, node: Rc<Node<'a>>, place: Place) -> Option<()> {
+        let Some(open) = self.open.last_mut() else {
+            self.root = Some(node);
+            return Some(());
+        };
+        open.nodes = open.nodes.saturating_add(node.nodes);
+        open.height = open.height.max(node.height + 1);
+        let (entries, lines, name) = match &mut open.value {
+            OpenValue::List(items) => {
+                items.push(node);
+                return Some(());
+            }
+            OpenValue::Map { entries, lines, name } => (entries, lines, name),
+        };
+        if let Some((name, place)) = name.take() {
+            if let Some(first) = lines.insert(name.clone(), place.line) {
+                lines.insert(name.clone(), first);
+                let message = format!("{} is given twice; the first is in line {first}", Quoted(&name));
+                self.problems.add(RulesErrorKind::Field, place, message);
+            } else {
+                entries.push(Entry { name, place, node });
+            }
+            return Some(());
+        }
+        match &node.value {
+            Value::Scalar { text, .. } => {
+                *name = Some((text.clone(), place));
+                Some(())
+            }
+            Value::List(_) | Value::Map(_) => self.stop(
+                RulesErrorKind::Syntax,
+                place,
+                "a field's name must be text: is a quote missing around `{…}`?",
+            ),
+        }
+    }
+}
+
+fn place(marker: &Marker) -> Place {
+    Place { line: marker.line(), column: marker.col() + 1 }
+}

@@ -1,0 +1,278 @@
+//! The public handle of rules: their builder, and the rules in force.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+
+use super::descriptors::DescriptorLimits;
+use super::names::Names;
+use super::problem::{RulesError, UnregisteredName};
+use super::read::can_be_registered;
+use super::store::{self, Store};
+use super::tree::Descriptor;
+use super::watch;
+use crate::key::{IntoKey, TrustedProxies};
+use crate::limiter::Limiter;
+use crate::middleware::layer::RateLimitLayer;
+
+/// Rules from a file, and the layers that follow them when the file changes. Clones share them.
+///
+/// ```
+/// use tower_ratelimit::MemoryLimiter;
+/// use tower_ratelimit::rules::Rules;
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let rules = Rules::builder().key("tenant", |request| request.extensions.get::<u64>().copied()).from_text(
+///     "rules:
+///        - name: create-post
+///          quota: 5 per hour
+///          key: tenant
+///          match: {method: POST, path: /posts}",
+/// )?;
+/// let layer = rules.layer(MemoryLimiter::new())?;
+/// # Ok(()) }
+/// ```
+///
+/// # Reloading
+///
+/// [`reload`](Self::reload) reads the file again, and [`RulesBuilder::reload_every`] does so by itself. A file with a problem
+/// changes nothing. A valid file replaces all rules at once:
+///
+/// * A request is decided by one version of the rules from beginning to end.
+/// * What clients have used belongs to the rule's name and the key. A rule that did not change is not touched; a changed quota
+///   keeps what was used; `was` names the rule's former name. What was used under a removed rule stays until it expires.
+/// * Processes that share a Redis may reload at different times. Each converts what it reads, and no charge is counted
+///   twice or lost.
+#[derive(Clone)]
+pub struct Rules(Arc<Store>);
+
+impl Rules {
+    /// Makes a builder, for files that use names of the program.
+    #[must_use]
+    pub fn builder() -> RulesBuilder {
+        RulesBuilder::default()
+    }
+
+    /// Reads the rules of a file whose keys are built in, such as `peer-ip`.
+    ///
+    /// # Errors
+    /// Returns all problems of the file.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, RulesError> {
+        Self::builder().from_file(path)
+    }
+
+    /// Reads rules whose keys are built in, such as `peer-ip`.
+    ///
+    /// # Errors
+    /// Returns all problems of the text.
+    pub fn from_text(text: impl Into<Vec<u8>>) -> Result<Self, RulesError> {
+        Self::builder().from_text(text)
+    }
+
+    /// Makes a layer with these rules. It uses the new rules when they are replaced. Its settings, such as
+    /// [`headers`](RateLimitLayer::headers), are set on it. Rules that are added by [`and`](RateLimitLayer::and) are
+    /// charged behind those of the file, and reloading leaves them alone.
+    ///
+    /// # Errors
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their places in the file. Returns an
+    /// error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a request has.
+    pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
+        if self.0.tree().is_some() && !self.0.describes() {
+            return Err(RulesError::unreadable(
+                "the file has Envoy's form, and nothing says which descriptors a request has: say it by \
+                 RulesBuilder::descriptors, or use Rules::descriptor_limits if there are no HTTP requests",
+            ));
+        }
+        self.0.check(|quota| limiter.supports(quota))?;
+        Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
+    }
+
+    /// Makes what decides about descriptors by a file in Envoy's form, without an HTTP request. It uses the new limits when
+    /// they are replaced.
+    ///
+    /// # Errors
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have Envoy's form.
+    pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
+        if self.0.tree().is_none() {
+            return Err(RulesError::unreadable(
+                "only a file in Envoy's form, with `domain`, has limits for descriptors",
+            ));
+        }
+        self.0.check(|quota| limiter.supports(quota))?;
+        Ok(DescriptorLimits::new(Arc::clone(&self.0), limiter))
+    }
+
+    /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version). Call it
+    /// when the program receives `SIGHUP`, or from an endpoint for operators.
+    ///
+    /// # Errors
+    /// Returns all problems of the file, including quotas that the limiter of a layer does not support, or that the rules are
+    /// not from a file. The rules stay as they were.
+    pub fn reload(&self) -> Result<u64, RulesError> {
+        self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
+    }
+
+    /// Puts the rules of a text in force, in the place of those of the file. The next [`reload`](Self::reload) replaces them;
+    /// with [`reload_every`](RulesBuilder::reload_every) the next change of the file does.
+    ///
+    /// # Errors
+    /// As [`reload`](Self::reload).
+    pub fn replace(&self, text: impl Into<Vec<u8>>) -> Result<u64, RulesError> {
+        self.0.replace(&text.into().into())
+    }
+
+    /// Returns the number of times that the rules were replaced. It begins with 0.
+    #[must_use]
+    pub fn version(&self) -> u64 {
+        self.0.version()
+    }
+
+    /// Returns the error of the last [`reload`](Self::reload) or [`replace`](Self::replace), unless it succeeded.
+    #[must_use]
+    pub fn error(&self) -> Option<RulesError> {
+        self.0.error()
+    }
+}
+
+impl fmt::Debug for Rules {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rules").field("version", &self.version()).finish_non_exhaustive()
+    }
+}
+
+/// Registers what a file of rules may name.
+#[derive(Clone, Default)]
+pub struct RulesBuilder {
+    names: Names,
+    every: Option<Duration>,
+    /// A name that no file could use.
+    unusable: Option<String>,
+}
+
+/// The shortest time between two looks at the file.
+const EVERY_MIN: Duration = Duration::from_millis(100);
+
+impl RulesBuilder {
+    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in; another one is an
+    /// error of `from_file` and `from_text`. If a name is registered twice, the last extractor is used.
+    #[must_use]
+    pub fn key<E, K>(mut self, name: impl Into<String>, extract: E) -> Self
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        let name = name.into();
+        if !can_be_registered(&name) {
+            self.unusable.get_or_insert_with(|| name.clone());
+        }
+        self.names.key(name, extract);
+        self
+    }
+
+    /// Registers a classifier, which rules use as `match: {action: <name>}`, and a short list as `action: <name>`.
+    #[must_use]
+    pub fn action(mut self, name: impl Into<String>, is_it: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+        self.names.action(name.into(), is_it);
+        self
+    }
+
+    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes.
+    ///
+    /// ```
+    /// use tower_ratelimit::rules::{Descriptor, Rules};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let rules = Rules::builder()
+    ///     .descriptors(|request| [Descriptor::new([("path", request.uri.path())])])
+    ///     .from_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: second, requests_per_unit: 50}}]}")?;
+    /// let layer = rules.layer(tower_ratelimit::MemoryLimiter::new())?;
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn descriptors<D>(mut self, describe: impl Fn(&Parts) -> D + Send + Sync + 'static) -> Self
+    where
+        D: IntoIterator<Item = Descriptor>,
+    {
+        self.names.describe = Some(Arc::new(move |parts| describe(parts).into_iter().collect()));
+        self
+    }
+
+    /// Sets the proxies whose reports of the client's address are believed, for `client-ip`, for `match: {client: …}` and for
+    /// access lists. Without it `client-ip` is an error, and the others use the peer's address.
+    #[must_use]
+    pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
+        self.names.proxies = Some(proxies);
+        self
+    }
+
+    /// Looks at the file in this interval, at least 100 ms, and reloads it when its content has changed. A thread of its own
+    /// does this; it ends at its next look after the rules and their layers are dropped. By default nothing looks at the file.
+    ///
+    /// A change is taken only when two readings, 50 ms apart, are equal. To be sure that no half-written file is
+    /// taken, rename a finished file into place.
+    #[must_use]
+    pub fn reload_every(mut self, interval: Duration) -> Self {
+        self.every = Some(interval.max(EVERY_MIN));
+        self
+    }
+
+    /// Checks rules without putting them in force, for tools and tests that do not know all names that the program registers.
+    /// Returns the names that the rules use and that are not registered here, in the order of their first uses. Otherwise
+    /// the rules are right.
+    ///
+    /// ```
+    /// use tower_ratelimit::rules::Rules;
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let unregistered = Rules::builder().check("rules: [{name: a, quota: 5 per hour, key: [tenant, peer-ip]}]")?;
+    /// assert_eq!(unregistered[0].name(), "tenant");
+    /// assert!(unregistered[0].problem().message().starts_with("no key is named `tenant`"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns the problems that [`from_text`](Self::from_text) would, but for names that are not registered.
+    pub fn check(&self, text: impl AsRef<[u8]>) -> Result<Vec<UnregisteredName>, RulesError> {
+        store::check(&self.clone().checked()?, text.as_ref())
+    }
+
+    /// Reads the rules of a file.
+    ///
+    /// # Errors
+    /// Returns all problems of the file, or that a thread for reloading could not be started.
+    pub fn from_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
+        let every = self.every;
+        let rules = Rules(Arc::new(Store::new(self.checked()?, Some(path.as_ref().to_owned()), None)?));
+        if let Some(every) = every {
+            watch::start(Arc::downgrade(&rules.0), every).map_err(|error| {
+                RulesError::unreadable(format!("no thread could be started for reloading: {error}"))
+            })?;
+        }
+        Ok(rules)
+    }
+
+    /// Reads rules from a text. Nothing reloads it; see [`Rules::replace`].
+    ///
+    /// # Errors
+    /// Returns all problems of the text.
+    pub fn from_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
+        Ok(Rules(Arc::new(Store::new(self.checked()?, None, Some(text.into()))?)))
+    }
+
+    fn checked(self) -> Result<Names, RulesError> {
+        match self.unusable {
+            Some(name) => Err(RulesError::unusable_name(&name)),
+            None => Ok(self.names),
+        }
+    }
+}
+
+impl fmt::Debug for RulesBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RulesBuilder")
+            .field("keys", &self.names.keys.keys())
+            .field("actions", &self.names.actions.keys())
+            .field("every", &self.every)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,32 @@
+//! Rules in a file.
+//!
+//! * `document` reads bytes as a tree of values with places.
+//! * `read` reads the tree as rules.
+//! * `spec` is what the file says, as plain data.
+//! * `problem` collects what is wrong with it.
+//! * `tree` finds the limits of descriptors, in files of Envoy's form.
+//! * `bind` makes a layer's rules of it, with the names that the program registered.
+//! * `descriptors` decides about descriptors without an HTTP request.
+//! * `convert` writes a file in Envoy's form anew.
+//! * `store` has the rules in force, and `watch` looks for new ones.
+
+mod bind;
+mod convert;
+mod descriptors;
+mod document;
+mod handle;
+mod names;
+pub(crate) mod problem;
+pub(crate) mod read;
+pub(crate) mod spec;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod watch;
+
+pub use convert::convert_envoy;
+pub use descriptors::{DescriptorAnswer, DescriptorLimits, DescriptorRequest, DescriptorStatus};
+pub use handle::{Rules, RulesBuilder};
+pub use problem::{NameKind, Problem, RulesError, RulesErrorKind, UnregisteredName};
+pub use tree::Descriptor;

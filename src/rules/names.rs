@@ -1,0 +1,43 @@
+//! The names that a rules file can use beyond the ready-made ones: what the program registered.
+
+use std::collections::HashMap;
+
+use http::request::Parts;
+
+use super::read;
+use super::tree::Describe;
+use crate::key::{IntoKey, Key, TrustedProxies};
+use crate::middleware::rule::Read;
+use std::sync::Arc;
+
+/// The extractors and classifiers that a program registered.
+#[derive(Clone, Default)]
+pub(super) struct Names {
+    pub(super) keys: HashMap<String, Read<Option<Key>>>,
+    pub(super) actions: HashMap<String, Read<bool>>,
+    /// The descriptors of a request.
+    pub(super) describe: Option<Describe>,
+    /// The proxies whose reports of the client are believed.
+    pub(super) proxies: Option<TrustedProxies>,
+}
+
+impl Names {
+    pub(super) fn key<E, K>(&mut self, name: String, extract: E)
+    where
+        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        K: IntoKey,
+    {
+        self.keys.insert(name, Arc::new(move |parts| extract(parts).into_key()));
+    }
+
+    /// Returns what `read` returns, which gets the names. `are_all` is as there.
+    pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::Names<'_>) -> T) -> T {
+        let keys: Vec<&str> = self.keys.keys().map(String::as_str).collect();
+        let actions: Vec<&str> = self.actions.keys().map(String::as_str).collect();
+        read(read::Names { keys: &keys, actions: &actions, are_all })
+    }
+
+    pub(super) fn action(&mut self, name: String, is_it: impl Fn(&Parts) -> bool + Send + Sync + 'static) {
+        self.actions.insert(name, Arc::new(is_it));
+    }
+}

@@ -1,0 +1,167 @@
+//! Reading conditions.
+
+use std::collections::HashMap;
+
+use http::{HeaderName, Method};
+use ipnet::IpNet;
+
+use super::super::document::{Node, Value};
+use super::super::problem::{NameKind, Place, Quoted, RulesErrorKind, similar};
+use super::super::spec::{At, MatchSpec, Name, Wildcard};
+use super::path;
+use super::value::Reader;
+use crate::key::parse_network;
+
+pub(in crate::rules) const MATCH: &[&str] = &["method", "path", "host", "header", "client", "user-agent", "action"];
+
+/// The most headers that a rule compares.
+const HEADERS_MAX: usize = 32;
+
+/// The methods that a misspelt one is compared with.
+pub(in crate::rules) const METHODS: &[&str] =
+    &["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"];
+
+impl Reader<'_, '_, '_> {
+    pub(super) fn matches(&mut self, node: &Node<'_>) -> Option<MatchSpec> {
+        let fields = self.fields(node, "`match`", MATCH)?;
+        if fields.entries.is_empty() {
+            let message = "`match` has no field: leave it out if the rule applies to every request";
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        let method = self.any_of(&fields, "method", Self::method);
+        let path = self.any_of(&fields, "path", |reader, node| {
+            let text = reader.text(node, "path")?;
+            match path::pattern(text) {
+                Ok(pattern) => Some(pattern),
+                Err(why) => reader.refuse(RulesErrorKind::Value, node.place, why),
+            }
+        });
+        let host = self.any_of(&fields, "host", Self::host);
+        let header = self.optional(&fields, "header", |reader, node, _| reader.headers(node));
+        let client = self.any_of(&fields, "client", Self::network);
+        let user_agent = self.any_of(&fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
+        let action = self.any_of(&fields, "action", |reader, node| {
+            let name = reader.text(node, "action")?;
+            reader.action(name, node.place)
+        });
+        Some(MatchSpec {
+            method: method?,
+            path: path?,
+            host: host?,
+            header: header?.unwrap_or_default(),
+            client: client?,
+            user_agent: user_agent?,
+            action: action?,
+        })
+    }
+
+    fn method(&mut self, node: &Node<'_>) -> Option<Method> {
+        let text = self.text(node, "method")?;
+        if METHODS.contains(&text) {
+            return Method::from_bytes(text.as_bytes()).ok();
+        }
+        let meant = similar(text, METHODS.iter().copied());
+        match Method::from_bytes(text.as_bytes()) {
+            Ok(method) if meant.is_none() && !text.contains(|c: char| c.is_ascii_lowercase()) => Some(method),
+            _ => {
+                let message = format!("{} is not a method", Quoted(text));
+                let otherwise = ", which are words in capitals, such as `POST`";
+                let known = METHODS.iter().copied();
+                self.problems.add_word(RulesErrorKind::Value, node.place, &message, text, known, otherwise);
+                None
+            }
+        }
+    }
+
+    fn host(&mut self, node: &Node<'_>) -> Option<Wildcard> {
+        let Wildcard(text) = self.wildcard(node, "host")?;
+        let port = text.rsplit_once(':').filter(|(name, port)| {
+            let is_address = name.contains(':') && !name.ends_with(']');
+            !is_address && port.bytes().all(|byte| byte.is_ascii_digit())
+        });
+        if port.is_some() {
+            let message = format!("the host {} has a port, which is not compared: leave it out", Quoted(&text));
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        if text.contains(['/', ' ', '@']) {
+            let message =
+                format!("{} is not a host: write it like `api.example.com` or `*.example.com`", Quoted(&text));
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        if !text.is_ascii() {
+            let message =
+                format!("{} never matches, as clients send hosts in ASCII: write it as `xn--…`", Quoted(&text));
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        let text = text.strip_suffix('.').unwrap_or(&text);
+        Some(Wildcard(text.to_ascii_lowercase().into()))
+    }
+
+    fn headers(&mut self, node: &Node<'_>) -> Option<Vec<(HeaderName, Wildcard)>> {
+        let entries = match &node.value {
+            Value::Map(entries) if entries.len() > HEADERS_MAX => {
+                let message = format!("a rule compares at most {HEADERS_MAX} headers, not {}", entries.len());
+                return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+            }
+            Value::Map(entries) if !entries.is_empty() => entries,
+            _ => return self.wrong_type(node, "`header`", "a mapping of headers, such as `{x-beta: \"*\"}`"),
+        };
+        let mut lines = HashMap::new();
+        let read = entries.iter().map(|entry| {
+            let name = self.header_name(&entry.name, entry.place);
+            let value = self.wildcard(&entry.node, &entry.name);
+            let name = name?;
+            if let Some(first) = lines.insert(name.clone(), entry.place.line) {
+                let message = format!("the header `{name}` is given twice; the first is in line {first}");
+                return self.refuse(RulesErrorKind::Field, entry.place, message);
+            }
+            Some((name, value?))
+        });
+        let read: Vec<Option<_>> = read.collect();
+        read.into_iter().collect()
+    }
+
+    fn wildcard(&mut self, node: &Node<'_>, field: &str) -> Option<Wildcard> {
+        let text = self.text(node, field)?;
+        if text.is_empty() || text.trim() != text || text.contains(|c: char| c.is_control()) {
+            let message = format!("`{field}` must be text without spaces around it, in which `*` stands for anything");
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        Some(Wildcard(text.into()))
+    }
+
+    pub(super) fn network(&mut self, node: &Node<'_>) -> Option<IpNet> {
+        let text = self.text_of(node, "a network")?;
+        match parse_network(text) {
+            Ok(network) => Some(network.trunc()),
+            Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+        }
+    }
+
+    fn action(&mut self, name: &str, place: Place) -> Option<Name> {
+        let registered = self.names.actions;
+        if !registered.contains(&name) {
+            let message = format!("no action is named {}", Quoted(name));
+            let otherwise = "; register it in the program";
+            let known = registered.iter().copied();
+            if !self.unregistered(NameKind::Action, name, place, &message, known, otherwise) {
+                return None;
+            }
+        }
+        Some(At { value: name.into(), place })
+    }
+
+    /// Reads the action of an entry without conditions, which is its name.
+    pub(super) fn named_action(&mut self, name: &Name) -> Option<MatchSpec> {
+        let registered = self.names.actions;
+        if !registered.contains(&&*name.value) {
+            let message = format!("nothing says which requests are {}", Quoted(name));
+            let otherwise = "; give it a `match`, or register the action in the program";
+            let known = registered.iter().copied();
+            if !self.unregistered(NameKind::Action, name, name.place, &message, known, otherwise) {
+                return None;
+            }
+        }
+        Some(MatchSpec { action: vec![name.clone()], ..MatchSpec::default() })
+    }
+}

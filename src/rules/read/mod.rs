@@ -1,0 +1,113 @@
+//! The reader of files of rules, which reports all of their problems at once.
+
+pub(super) mod condition;
+pub(super) mod envoy;
+pub(super) mod key;
+mod path;
+pub(super) mod quota;
+pub(super) mod rule;
+mod value;
+
+use std::collections::HashMap;
+
+use super::document::{Node, Type, Value, decode, parse};
+use super::problem::{Problems, RulesError, RulesErrorKind};
+use super::spec::{AccessSpec, At, FileSpec, RuleSpec};
+pub(super) use condition::METHODS;
+pub(crate) use key::can_be_registered;
+pub(super) use path::pattern as path_pattern;
+use rule::{Form, Taken};
+pub(crate) use value::Names;
+use value::{RULES_MAX, Reader};
+
+pub(in crate::rules) const FILE: &[&str] = &["version", "rules", "access"];
+pub(in crate::rules) const ACCESS: &[&str] = &["allow", "deny"];
+
+/// Reads a file of rules, and builds something from it. `build` may add problems of its own.
+///
+/// # Errors
+/// Returns all problems of the file.
+pub(crate) fn read<T>(
+    bytes: &[u8],
+    names: Names<'_>,
+    build: impl FnOnce(FileSpec, &mut Problems<'_>) -> T,
+) -> Result<T, RulesError> {
+    let text = match decode(bytes) {
+        Ok(text) => text,
+        Err(problems) => return Err(problems.into_error()),
+    };
+    let mut problems = Problems::new(text);
+    let file = parse(text, &mut problems).map(|root| Reader { problems: &mut problems, names }.file(&root));
+    let built = match file {
+        Some(file) if problems.is_empty() => Some(build(file, &mut problems)),
+        _ => None,
+    };
+    problems.into_result(built)
+}
+
+/// A method that returns `None` has added a problem.
+impl Reader<'_, '_, '_> {
+    fn file(&mut self, root: &Node<'_>) -> FileSpec {
+        let mut file = FileSpec::default();
+        match root.kind() {
+            Type::List => file.rules = self.rules(root, Form::Entry),
+            Type::Map if envoy::is_domain(root) => file.domain = self.domain(root),
+            Type::Map => {
+                let Some(fields) = self.fields(root, "a file of rules", FILE) else { return file };
+                if let Some(version) = fields.get("version") {
+                    self.version(version);
+                }
+                if let Some(rules) = self.required(&fields, "rules", "; if there shall be none, write `rules: []`") {
+                    file.rules = self.rules(rules, Form::Rule);
+                }
+                if let Some(access) = fields.get("access") {
+                    file.access = self.access(access);
+                }
+            }
+            _ => drop(self.wrong_type::<()>(root, "a file of rules", "a mapping with the field `rules`")),
+        }
+        file
+    }
+
+    fn version(&mut self, node: &Node<'_>) {
+        if let Some(version) = self.number(node, "`version`", "1").filter(|version| *version != 1) {
+            self.problems.add(RulesErrorKind::Value, node.place, format!("`version` must be 1, not {version}"));
+        }
+    }
+
+    fn access(&mut self, node: &Node<'_>) -> AccessSpec {
+        let mut access = AccessSpec::default();
+        let Some(fields) = self.fields(node, "`access`", ACCESS) else { return access };
+        let mut lines = HashMap::new();
+        for (name, networks) in [("allow", &mut access.allow), ("deny", &mut access.deny)] {
+            let Some(node) = fields.get(name) else { continue };
+            let nodes = match &node.value {
+                Value::List(items) => items.iter().map(|item| &**item).collect(),
+                _ => vec![node],
+            };
+            for node in nodes {
+                let Some(network) = self.network(node) else { continue };
+                if let Some(first) = lines.insert(network, node.place.line) {
+                    let message = format!("{network} is listed twice; the first is in line {first}");
+                    self.problems.add(RulesErrorKind::Value, node.place, message);
+                }
+                networks.push(At { value: network, place: node.place });
+            }
+        }
+        access
+    }
+
+    fn rules(&mut self, node: &Node<'_>, form: Form) -> Vec<RuleSpec> {
+        let nodes = self.items(node, "`rules`", "a list of rules");
+        if let Some(beyond) = nodes.get(RULES_MAX) {
+            let message = format!("the file has {} rules; the most is {RULES_MAX}", nodes.len());
+            self.problems.add(RulesErrorKind::TooLarge, beyond.place, message);
+            return Vec::new();
+        }
+        // Names are compared also if the rest of their rules could not be read.
+        let mut taken = Taken::default();
+        let rules = nodes.iter().filter_map(|node| self.rule(node, form, &mut taken)).collect();
+        taken.compare(self.problems);
+        rules
+    }
+}

@@ -1,0 +1,268 @@
+//! Reading quotas, plans, blocks and costs.
+
+use std::time::Duration;
+
+use super::super::document::{Node, Type, Value};
+use super::super::problem::{Place, Quoted, RulesErrorKind};
+use super::super::spec::{At, CostSpec, KeySpec, PlansSpec, QuotaSpec};
+use super::value::{Fields, Reader};
+use crate::quota::{Algorithm, Quota, QuotaErrorKind};
+
+/// The most quotas that a request of one rule must meet.
+pub(in crate::rules) const QUOTAS_MAX: usize = 32;
+
+pub(in crate::rules) const QUOTA: &[&str] = &["unit", "requests_per_unit"];
+
+pub(in crate::rules) const PLANS: &[&str] = &["by", "quotas", "otherwise"];
+
+pub(in crate::rules) const COST: &[&str] = &["header", "at-most"];
+
+pub(in crate::rules) const BLOCK: &[&str] = &["after", "for"];
+
+/// The units of quotas, and their seconds.
+pub(in crate::rules) const UNITS: &[(&str, u64)] = &[
+    ("second", 1),
+    ("minute", 60),
+    ("hour", 3_600),
+    ("day", 86_400),
+    ("week", 7 * 86_400),
+    ("month", 30 * 86_400),
+    ("year", 365 * 86_400),
+];
+
+impl Reader<'_, '_, '_> {
+    pub(super) fn quotas_or_plans(&mut self, fields: &Fields<'_, '_>) -> Option<QuotaSpec> {
+        match (fields.get("quota"), fields.entry("plans")) {
+            (Some(_), Some(plans)) => {
+                let message = "a rule has either `quota` or `plans`: leave one of them out";
+                self.refuse(RulesErrorKind::Field, plans.place, message)
+            }
+            (Some(node), None) => self.quotas(node).map(QuotaSpec::All),
+            (None, Some(plans)) => self.plans(&plans.node).map(QuotaSpec::Plans),
+            (None, None) if fields.meant.iter().any(|field| ["quota", "plans"].contains(field)) => None,
+            (None, None) => {
+                let message = "a rule needs `quota` or `plans`, such as `quota: 100 per minute`";
+                self.refuse(RulesErrorKind::Field, fields.place, message)
+            }
+        }
+    }
+
+    fn quotas(&mut self, node: &Node<'_>) -> Option<Vec<At<Quota>>> {
+        let Value::List(items) = &node.value else { return Some(vec![self.quota(node, "`quota`")?]) };
+        if items.is_empty() {
+            return self.refuse(
+                RulesErrorKind::Value,
+                node.place,
+                "`quota` is an empty list: give it at least one quota",
+            );
+        }
+        if items.len() > QUOTAS_MAX {
+            let message = format!("a rule has at most {QUOTAS_MAX} quotas, not {}", items.len());
+            return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+        }
+        let mut quotas: Vec<At<Quota>> = Vec::new();
+        for item in items {
+            let Some(quota) = self.quota(item, "a quota") else { continue };
+            if let Some(other) = quotas.iter().find(|other| other.counts_alike(&quota)) {
+                let message = format!(
+                    "the quotas \"{}\" and \"{}\" count alike and would charge each request twice for one limit: keep \
+                     the one that is meant",
+                    other.value, quota.value
+                );
+                self.problems.add(RulesErrorKind::Value, item.place, message);
+            } else {
+                quotas.push(quota);
+            }
+        }
+        (quotas.len() == items.len()).then_some(quotas)
+    }
+
+    pub(super) fn quota(&mut self, node: &Node<'_>, what: &str) -> Option<At<Quota>> {
+        match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Text) => self.parsed(text, node.place),
+            (Value::Map(_), _) => {
+                let fields = self.fields(node, "a quota", QUOTA)?;
+                self.quota_of_unit(&fields)
+            }
+            _ => {
+                let expected = "words such as `100 per minute`, or `{unit: minute, requests_per_unit: 100}`";
+                self.wrong_type(node, what, expected)
+            }
+        }
+    }
+
+    fn parsed(&mut self, words: &str, place: Place) -> Option<At<Quota>> {
+        match words.parse::<Quota>() {
+            Ok(value) => Some(At { value, place }),
+            Err(error) => self.refuse(RulesErrorKind::Value, place, error.to_string()),
+        }
+    }
+
+    pub(super) fn quota_of_unit(&mut self, fields: &Fields<'_, '_>) -> Option<At<Quota>> {
+        let unit = self.required(fields, "unit", ", such as `unit: minute`");
+        let unit = unit.and_then(|node| self.choice(node, "unit", UNITS));
+        let limit = self.required(fields, "requests_per_unit", ", such as `requests_per_unit: 100`");
+        let limit =
+            limit.and_then(|node| Some((self.number(node, "`requests_per_unit`", "a whole number")?, node.place)));
+        let (seconds, (limit, place)) = (unit?, limit?);
+        match Quota::new(limit, Duration::from_secs(seconds)) {
+            Ok(value) => Some(At { value, place }),
+            Err(error) => self.refuse(RulesErrorKind::Value, place, error.to_string()),
+        }
+    }
+
+    pub(super) fn candidate(&mut self, node: &Node<'_>, _field: &str) -> Option<At<Quota>> {
+        let quota = self.quota(node, "`candidate`")?;
+        match quota.algorithm() {
+            other @ (Algorithm::Block | Algorithm::Meter) => {
+                let message = format!("a candidate is a limit, not a {other}: write it like `60 per minute`");
+                self.refuse(RulesErrorKind::Value, node.place, message)
+            }
+            _ => Some(quota),
+        }
+    }
+
+    pub(super) fn block(&mut self, node: &Node<'_>) -> Option<At<Quota>> {
+        match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Text) => {
+                let says_block = text.split([' ', ',']).any(|word| word.eq_ignore_ascii_case("block"));
+                let words = if says_block { text.to_string() } else { format!("{text}, block") };
+                match words.parse::<Quota>() {
+                    Ok(value) => Some(At { value, place: node.place }),
+                    Err(error) if error.kind() == QuotaErrorKind::Syntax => {
+                        let message =
+                            format!("{} is not a block: write it like `5 per 10 minutes, for 1 hour`", Quoted(text));
+                        self.refuse(RulesErrorKind::Value, node.place, message)
+                    }
+                    Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+                }
+            }
+            (Value::Map(_), _) => {
+                let fields = self.fields(node, "`block`", BLOCK)?;
+                let after = self.required(&fields, "after", ", such as `after: 5 per 10 minutes`");
+                let after = after.and_then(|node| self.strikes(node));
+                let length = self.required(&fields, "for", ", such as `for: 1 hour`");
+                let length = length.and_then(|node| self.length(node));
+                let (strikes, length) = (after?, length?);
+                match Quota::block(strikes.limit(), strikes.period(), length) {
+                    Ok(value) => Some(At { value, place: node.place }),
+                    Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+                }
+            }
+            _ => {
+                let expected =
+                    "words such as `5 per 10 minutes, for 1 hour`, or `{after: 5 per 10 minutes, for: 1 hour}`";
+                self.wrong_type(node, "`block`", expected)
+            }
+        }
+    }
+
+    /// Reads the refusals after which a key is blocked, as a quota without options.
+    fn strikes(&mut self, node: &Node<'_>) -> Option<Quota> {
+        let text = self.text(node, "after")?;
+        let quota = self.parsed(text, node.place)?.value;
+        if Quota::new(quota.limit(), quota.period()).is_ok_and(|plain| plain == quota) {
+            return Some(quota);
+        }
+        let message =
+            format!("{} has more than a number of refusals and a time: write it like `5 per 10 minutes`", Quoted(text));
+        self.refuse(RulesErrorKind::Value, node.place, message)
+    }
+
+    fn length(&mut self, node: &Node<'_>) -> Option<Duration> {
+        let text = self.text(node, "for")?;
+        match format!("1 per {text}").parse::<Quota>() {
+            Ok(one) if Quota::one_every(one.period()).is_ok_and(|plain| plain == one) => Some(one.period()),
+            _ => {
+                let message =
+                    format!("{} is not a time of up to 366 days: write it like `1 hour` or `30 min`", Quoted(text));
+                self.refuse(RulesErrorKind::Value, node.place, message)
+            }
+        }
+    }
+
+    fn plans(&mut self, node: &Node<'_>) -> Option<PlansSpec> {
+        let fields = self.fields(node, "`plans`", PLANS)?;
+        let by = self.required(&fields, "by", ", which says where a request names its plan");
+        let by = by.and_then(|node| self.plan_name(node));
+        let quotas = self.required(&fields, "quotas", ", such as `quotas: {free: 10/min, pro: 600/min}`");
+        let otherwise = self.required(&fields, "otherwise", ", the plan of requests that name none of the others");
+        let otherwise = otherwise.and_then(|node| Some((self.text(node, "otherwise")?, node.place)));
+        let entries = match quotas.map(|node| (&node.value, node)) {
+            None => return None,
+            Some((Value::Map(entries), _)) if !entries.is_empty() => entries,
+            Some((_, node)) => {
+                return self.wrong_type(node, "`quotas`", "a mapping of plans, such as `{free: 10/min}`");
+            }
+        };
+        let read = entries.iter().map(|entry| {
+            let name = At { value: Box::<str>::from(&*entry.name), place: entry.place };
+            Some((name, self.quota(&entry.node, "the quota of a plan")?))
+        });
+        let read: Vec<Option<_>> = read.collect();
+        let otherwise = otherwise.and_then(|(name, place)| {
+            let found = entries.iter().position(|entry| entry.name == name);
+            if found.is_none() {
+                let plans = entries.iter().map(|entry| &*entry.name);
+                let message = format!("`otherwise` names the plan {}, which has no quota", Quoted(name));
+                self.problems.add_word(RulesErrorKind::Name, place, &message, name, plans, "");
+            }
+            found
+        });
+        Some(PlansSpec { by: by?, quotas: read.into_iter().collect::<Option<_>>()?, otherwise: otherwise? })
+    }
+
+    /// Reads where a request names its plan.
+    fn plan_name(&mut self, node: &Node<'_>) -> Option<At<KeySpec>> {
+        let by = self.key_part(node, "`by`")?;
+        if matches!(by.value, KeySpec::ClientIp | KeySpec::PeerIp | KeySpec::Global) {
+            let message = "`by` must be text that can be a plan's name, such as `header x-plan`";
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        Some(by)
+    }
+
+    pub(super) fn cost(&mut self, node: &Node<'_>) -> Option<At<CostSpec>> {
+        let value = if let Value::Map(_) = node.value {
+            let fields = self.fields(node, "`cost`", COST)?;
+            let name = self.required(&fields, "header", ", such as `header: x-cost`");
+            let name = name.and_then(|node| {
+                let text = self.text(node, "header")?;
+                self.header_name(text, node.place)
+            });
+            let at_most = self.required(&fields, "at-most", ", or a client could say that it costs any number");
+            let at_most = at_most.and_then(|node| self.units(node, "at-most"));
+            CostSpec::Header { name: name?, at_most: at_most? }
+        } else {
+            CostSpec::Units(self.units(node, "cost")?)
+        };
+        Some(At { value, place: node.place })
+    }
+
+    fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
+        let what = format!("`{field}`");
+        let units = self.number(node, &what, "a whole number of units, or `{header: x-cost, at-most: 100}`")?;
+        if units == 0 {
+            let message =
+                format!("`{field}` of 0 would take nothing from any quota: use at least 1, or leave the rule out");
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        Some(units)
+    }
+
+    /// Refuses a cost that no request could pay.
+    pub(super) fn check_cost(&mut self, cost: &At<CostSpec>, quota: &QuotaSpec) {
+        let CostSpec::Units(units) = cost.value else { return };
+        let quotas: Vec<&Quota> = match quota {
+            QuotaSpec::All(quotas) => quotas.iter().map(|quota| &quota.value).collect(),
+            QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| &quota.value).collect(),
+        };
+        if let Some(small) = quotas.into_iter().find(|quota| quota.limit() > 0 && quota.capacity() < units) {
+            let message = format!(
+                "no request could pass: each costs {units}, and \"{small}\" lets at most {} pass at once",
+                small.capacity()
+            );
+            self.problems.add(RulesErrorKind::Value, cost.place, message);
+        }
+    }
+}

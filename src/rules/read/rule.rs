@@ -1,0 +1,201 @@
+//! Reading a rule, and comparing the names of all.
+
+use std::collections::HashMap;
+
+use super::super::document::Node;
+use super::super::problem::{Place, Problems, Quoted, RulesErrorKind};
+use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
+use super::value::Reader;
+use crate::middleware::rule::definition::MissingKey;
+use crate::mode::Mode;
+use crate::policy::Policy;
+use crate::quota::Quota;
+use crate::quota::policy_error::NAME_MAX;
+
+pub(in crate::rules) const RULE: &[&str] =
+    &["name", "quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "was"];
+
+/// The fields of an entry of the short list.
+pub(in crate::rules) const ENTRY: &[&str] = &[
+    "action",
+    "unit",
+    "requests_per_unit",
+    "key",
+    "match",
+    "cost",
+    "mode",
+    "missing-key",
+    "warn-at",
+    "block",
+    "candidate",
+    "was",
+];
+
+pub(in crate::rules) const MODES: &[(&str, Mode)] =
+    &[("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("degrade", Mode::Degrade)];
+
+pub(in crate::rules) const MISSING_KEYS: &[(&str, MissingKey)] =
+    &[("reject", MissingKey::Reject), ("shared", MissingKey::Shared), ("exempt", MissingKey::Exempt)];
+
+/// The two forms of a rule.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    Rule,
+    /// An entry of the short list, whose action is its name.
+    Entry,
+}
+
+impl Reader<'_, '_, '_> {
+    pub(super) fn rule(&mut self, node: &Node<'_>, form: Form, taken: &mut Taken) -> Option<RuleSpec> {
+        let (what, known, name) = match form {
+            Form::Rule => ("a rule", RULE, "name"),
+            Form::Entry => ("an entry of the list", ENTRY, "action"),
+        };
+        let fields = self.fields(node, what, known)?;
+        let name = self.required(&fields, name, "").and_then(|node| self.name(node, name));
+        let was = self.optional(&fields, "was", Self::name);
+        let quota = match form {
+            Form::Rule => self.quotas_or_plans(&fields),
+            Form::Entry => self.quota_of_unit(&fields).map(|quota| QuotaSpec::All(vec![quota])),
+        };
+        let key = match form {
+            Form::Rule => self.required(&fields, "key", ", such as `key: client-ip`").and_then(|node| self.key(node)),
+            Form::Entry => {
+                let key = self.optional(&fields, "key", |reader, node, _| reader.key(node));
+                key.map(|key| key.unwrap_or_else(|| vec![At { value: KeySpec::ClientIp, place: fields.place }]))
+            }
+        };
+        let matches = match (fields.get("match"), form) {
+            (Some(node), _) => self.matches(node),
+            (None, Form::Rule) => Some(MatchSpec::default()),
+            (None, Form::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
+        };
+        let cost = self.optional(&fields, "cost", |reader, node, _| reader.cost(node));
+        let mode = self.optional(&fields, "mode", |reader, node, what| reader.choice(node, what, MODES));
+        let missing_key =
+            self.optional(&fields, "missing-key", |reader, node, what| reader.choice(node, what, MISSING_KEYS));
+        let warn_at = self.optional(&fields, "warn-at", Self::percentage);
+        let block = self.optional(&fields, "block", |reader, node, _| reader.block(node));
+        let candidate = self.optional(&fields, "candidate", Self::candidate);
+
+        if let Some(name) = &name {
+            let block = matches!(block, Some(Some(_)));
+            let candidate = matches!(candidate, Some(Some(_)));
+            let quotas = if let Some(QuotaSpec::All(quotas)) = &quota { quotas.as_slice() } else { &[] };
+            self.take_names(taken, name, quotas, block, candidate);
+            if let Some(Some(was)) = &was {
+                taken.renamed.push((name.clone(), was.clone()));
+            }
+        }
+        if let (Some(quota), Some(Some(cost))) = (&quota, &cost) {
+            self.check_cost(cost, quota);
+        }
+        Some(RuleSpec {
+            place: fields.place,
+            name: name?,
+            was: was?,
+            quota: quota?,
+            key: key?,
+            matches: matches?,
+            cost: cost?,
+            mode: mode?.unwrap_or_default(),
+            missing_key: missing_key?.unwrap_or_default(),
+            warn_at: warn_at?,
+            block: block?,
+            candidate: candidate?,
+        })
+    }
+
+    /// Notes the names of the rule and of its policies.
+    fn take_names(&mut self, taken: &mut Taken, name: &Name, quotas: &[At<Quota>], block: bool, candidate: bool) {
+        taken.names.push((name.value.to_string(), "", name.clone()));
+        let mut linked = Vec::new();
+        let mut is_too_long = false;
+        if quotas.len() > 1 {
+            match Policy::each(name, quotas.iter().map(|quota| quota.value)) {
+                Ok(policies) => linked.extend(policies.iter().map(|policy| (policy.name().to_owned(), "a quota of "))),
+                Err(_) => is_too_long = true,
+            }
+        }
+        if block {
+            linked.push((RuleSpec::block_name(name), "the block of "));
+        }
+        if candidate {
+            linked.push((RuleSpec::candidate_name(name), "the candidate of "));
+        }
+        if is_too_long || linked.iter().any(|(linked, _)| linked.len() > NAME_MAX) {
+            let message = format!(
+                "the name is too long for a rule with several quotas, a block or a candidate, whose names begin with it \
+                 and have at most {NAME_MAX} characters: shorten it"
+            );
+            self.problems.add(RulesErrorKind::Value, name.place, message);
+        }
+        taken.names.extend(linked.into_iter().map(|(linked, role)| (linked, role, name.clone())));
+    }
+
+    fn name(&mut self, node: &Node<'_>, field: &str) -> Option<Name> {
+        let name = self.text(node, field)?;
+        match Policy::new(name, Quota::per_second(1)) {
+            Ok(_) => Some(At { value: name.into(), place: node.place }),
+            Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+        }
+    }
+
+    fn percentage(&mut self, node: &Node<'_>, _field: &str) -> Option<u8> {
+        let percent = self.number(node, "`warn-at`", "a percentage from 1 to 100, without a sign")?;
+        match u8::try_from(percent) {
+            Ok(percent @ 1..=100) => Some(percent),
+            _ => {
+                let message = format!("`warn-at` must be a percentage from 1 to 100, not {percent}");
+                self.refuse(RulesErrorKind::Value, node.place, message)
+            }
+        }
+    }
+}
+
+/// The names of a file's rules and policies.
+#[derive(Default)]
+pub(super) struct Taken {
+    /// The name, what it names if that is not the rule itself, and the rule.
+    pub(super) names: Vec<(String, &'static str, Name)>,
+    /// Rules that had another name.
+    pub(super) renamed: Vec<(Name, Name)>,
+}
+
+impl Taken {
+    /// Reports names that are taken twice.
+    pub(super) fn compare(&self, problems: &mut Problems<'_>) {
+        let mut first: HashMap<&str, (&'static str, &Name)> = HashMap::new();
+        let mut rules: HashMap<&str, Place> = HashMap::new();
+        for (name, role, rule) in &self.names {
+            if role.is_empty() {
+                rules.entry(name).or_insert(rule.place);
+            }
+            let Some((other_role, other)) = first.insert(name, (role, rule)) else { continue };
+            first.insert(name, (other_role, other));
+            let line = other.place.line;
+            let message = if role.is_empty() && other_role.is_empty() {
+                format!("two rules are named {}; the first is in line {line}", Quoted(name))
+            } else {
+                format!(
+                    "{role}this rule has the name {}, which {other_role}the rule in line {line} has: rename this rule",
+                    Quoted(name)
+                )
+            };
+            problems.add(RulesErrorKind::Name, rule.place, message);
+        }
+        let mut former: HashMap<&str, usize> = HashMap::new();
+        for (name, was) in &self.renamed {
+            let message = if name.value == was.value {
+                "`was` is the rule's own name: leave it out".to_owned()
+            } else if let Some(place) = rules.get(&*was.value) {
+                format!("`was` names the rule in line {}, which keeps what it has used: leave `was` out", place.line)
+            } else if let Some(line) = former.insert(&was.value, was.place.line) {
+                format!("{} became the rule in line {line} already: leave one `was` out", Quoted(was))
+            } else {
+                continue;
+            };
+            problems.add(RulesErrorKind::Name, was.place, message);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Reading single values, and the fields of mappings.
+
+use super::super::document::{Entry, Node, Type, Value};
+use super::super::problem::{NameKind, Place, Problems, Quoted, RulesErrorKind, listed};
+
+/// The most rules of a file.
+pub(super) const RULES_MAX: usize = 10_000;
+
+/// The names that the program registered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Names<'a> {
+    pub(crate) keys: &'a [&'a str],
+    pub(crate) actions: &'a [&'a str],
+    /// Whether these are all. If not, other names are no problems, but noted.
+    pub(crate) are_all: bool,
+}
+
+/// The fields of a mapping.
+pub(super) struct Fields<'n, 'a> {
+    pub(super) what: &'static str,
+    pub(super) place: Place,
+    pub(super) entries: &'n [Entry<'a>],
+    /// The known fields that misspelt ones are similar to. They are not reported as missing, too.
+    pub(super) meant: Vec<&'static str>,
+}
+
+impl<'n, 'a> Fields<'n, 'a> {
+    pub(super) fn entry(&self, name: &str) -> Option<&'n Entry<'a>> {
+        self.entries.iter().find(|entry| entry.name == name)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&'n Node<'a>> {
+        Some(&self.entry(name)?.node)
+    }
+}
+
+pub(super) struct Reader<'p, 't, 'n> {
+    pub(super) problems: &'p mut Problems<'t>,
+    pub(super) names: Names<'n>,
+}
+
+/// A method that returns `None` has added a problem.
+impl Reader<'_, '_, '_> {
+    /// Reads a field that may be absent.
+    pub(super) fn optional<T>(
+        &mut self,
+        fields: &Fields<'_, '_>,
+        field: &'static str,
+        read: impl FnOnce(&mut Self, &Node<'_>, &'static str) -> Option<T>,
+    ) -> Option<Option<T>> {
+        match fields.get(field) {
+            Some(node) => read(self, node, field).map(Some),
+            None => Some(None),
+        }
+    }
+
+    /// Reads a condition with one or several values, of which one must hold.
+    pub(super) fn any_of<T>(
+        &mut self,
+        fields: &Fields<'_, '_>,
+        field: &'static str,
+        read: impl FnMut(&mut Self, &Node<'_>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        match fields.get(field) {
+            Some(node) => self.one_or_more(node, field, read),
+            None => Some(Vec::new()),
+        }
+    }
+
+    pub(super) fn one_or_more<T>(
+        &mut self,
+        node: &Node<'_>,
+        field: &str,
+        mut read: impl FnMut(&mut Self, &Node<'_>) -> Option<T>,
+    ) -> Option<Vec<T>> {
+        let Value::List(items) = &node.value else { return Some(vec![read(self, node)?]) };
+        if items.is_empty() {
+            let message = format!("`{field}` is an empty list: give it at least one value");
+            return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        let read: Vec<Option<T>> = items.iter().map(|item| read(self, item)).collect();
+        read.into_iter().collect()
+    }
+
+    /// Returns the items of a list, or none if it is not a list.
+    pub(super) fn items<'n, 'a>(&mut self, node: &'n Node<'a>, what: &str, expected: &str) -> Vec<&'n Node<'a>> {
+        match &node.value {
+            Value::List(items) => items.iter().map(|item| &**item).collect(),
+            _ => {
+                self.wrong_type::<()>(node, what, expected);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Returns the fields of a mapping, and reports those that are not known.
+    pub(super) fn fields<'n, 'a>(
+        &mut self,
+        node: &'n Node<'a>,
+        what: &'static str,
+        known: &[&'static str],
+    ) -> Option<Fields<'n, 'a>> {
+        let Value::Map(entries) = &node.value else {
+            return self.wrong_type(
+                node,
+                what,
+                &format!("a mapping with the fields {}", listed(known.iter().copied())),
+            );
+        };
+        let mut meant = Vec::new();
+        for entry in entries.iter().filter(|entry| !known.contains(&&*entry.name)) {
+            if entry.name == "<<" {
+                let message = "`<<` is not supported: write the fields out, or give single values an anchor";
+                self.problems.add(RulesErrorKind::Field, entry.place, message);
+                continue;
+            }
+            let message = format!("{} is not a field of {what}", Quoted(&entry.name));
+            let otherwise = format!(", which has {}", listed(known.iter().copied()));
+            let (word, known) = (&entry.name, known.iter().copied());
+            meant.extend(self.problems.add_word(RulesErrorKind::Field, entry.place, &message, word, known, &otherwise));
+        }
+        Some(Fields { what, place: node.place, entries, meant })
+    }
+
+    /// Returns the value of a field, and reports if there is none. `such_as` ends the message.
+    pub(super) fn required<'n, 'a>(
+        &mut self,
+        fields: &Fields<'n, 'a>,
+        field: &str,
+        such_as: &str,
+    ) -> Option<&'n Node<'a>> {
+        let node = fields.get(field);
+        if node.is_none() && !fields.meant.contains(&field) {
+            let message = format!("{} needs `{field}`{such_as}", fields.what);
+            self.problems.add(RulesErrorKind::Field, fields.place, message);
+        }
+        node
+    }
+
+    pub(super) fn text<'n>(&mut self, node: &'n Node<'_>, field: &str) -> Option<&'n str> {
+        self.text_of(node, &format!("`{field}`"))
+    }
+
+    pub(super) fn text_of<'n>(&mut self, node: &'n Node<'_>, what: &str) -> Option<&'n str> {
+        match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Text) => Some(text),
+            (Value::Scalar { text, .. }, Type::Number | Type::Truth) => {
+                let message = format!("{what} must be text: put quotes around {}", Quoted(text));
+                self.refuse(RulesErrorKind::Field, node.place, message)
+            }
+            _ => self.wrong_type(node, what, "text"),
+        }
+    }
+
+    pub(super) fn number(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<u64> {
+        match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Number) => match text.parse() {
+                Ok(number) => Some(number),
+                Err(_) => {
+                    let message = format!("{what} must be {expected}, not {}", Quoted(text));
+                    self.refuse(RulesErrorKind::Value, node.place, message)
+                }
+            },
+            _ => self.wrong_type(node, what, expected),
+        }
+    }
+
+    pub(super) fn wrong_type<T>(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<T> {
+        let found = match (&node.value, node.kind()) {
+            (_, Type::Nothing) => "nothing".to_owned(),
+            (Value::Scalar { text, is_plain: true }, _) => Quoted(text).to_string(),
+            (Value::Scalar { text, is_plain: false }, _) => format!("the text {}", Quoted(text)),
+            (Value::List(items), _) if items.is_empty() => "an empty list".to_owned(),
+            (Value::Map(entries), _) if entries.is_empty() => "an empty mapping".to_owned(),
+            (Value::List(_), _) => "a list".to_owned(),
+            (Value::Map(_), _) => "a mapping".to_owned(),
+        };
+        self.refuse(RulesErrorKind::Field, node.place, format!("{what} must be {expected}, not {found}"))
+    }
+
+    /// Adds a problem, and returns `None` for the value that has it.
+    pub(super) fn refuse<T>(&mut self, kind: RulesErrorKind, place: Place, message: impl Into<String>) -> Option<T> {
+        self.problems.add(kind, place, message);
+        None
+    }
+
+    /// Takes a name that is not registered. Returns whether it can be used. The message is as in
+    /// [`Problems::add_word`].
+    pub(super) fn unregistered<'w>(
+        &mut self,
+        kind: NameKind,
+        name: &str,
+        place: Place,
+        message: &str,
+        known: impl IntoIterator<Item = &'w str>,
+        otherwise: &str,
+    ) -> bool {
+        if self.names.are_all {
+            self.problems.add_word(RulesErrorKind::Name, place, message, name, known, otherwise);
+        } else {
+            self.problems.note_name(kind, name, place, message, known, otherwise);
+        }
+        !self.names.are_all
+    }
+
+    pub(super) fn choice<T: Clone>(&mut self, node: &Node<'_>, field: &str, choices: &[(&str, T)]) -> Option<T> {
+        let text = self.text(node, field)?;
+        let found = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| value.clone());
+        if found.is_none() {
+            let names = || choices.iter().map(|(name, _)| *name);
+            let message = format!("`{field}` cannot be {}", Quoted(text));
+            let otherwise = format!("; it is one of {}", listed(names()));
+            self.problems.add_word(RulesErrorKind::Value, node.place, &message, text, names(), &otherwise);
+        }
+        found
+    }
+}

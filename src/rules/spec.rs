@@ -1,0 +1,176 @@
+//! What a file of rules says, as plain data. Values that a later step may refuse have their places.
+
+use std::ops::Deref;
+
+use http::{HeaderName, Method};
+use ipnet::IpNet;
+
+use super::problem::Place;
+use crate::middleware::rule::PathPattern;
+use crate::middleware::rule::definition::MissingKey;
+use crate::mode::Mode;
+use crate::quota::Quota;
+
+/// A value and its place in the file.
+#[derive(Clone, Debug)]
+pub(crate) struct At<T> {
+    pub(crate) value: T,
+    pub(crate) place: Place,
+}
+
+impl<T> Deref for At<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+/// A name and its place.
+pub(crate) type Name = At<Box<str>>;
+
+/// A file of rules.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FileSpec {
+    pub(crate) rules: Vec<RuleSpec>,
+    pub(crate) access: AccessSpec,
+    /// The limits of a file in Envoy's form. It has neither of the others.
+    pub(crate) domain: Option<DomainSpec>,
+}
+
+/// A domain of Envoy's rate limit service.
+#[derive(Clone, Debug)]
+pub(crate) struct DomainSpec {
+    /// Not empty.
+    pub(crate) name: Box<str>,
+    pub(crate) descriptors: Vec<DescriptorSpec>,
+}
+
+/// A level of descriptors' entries. No two siblings have the key and the value in common.
+#[derive(Clone, Debug)]
+pub(crate) struct DescriptorSpec {
+    pub(crate) place: Place,
+    /// Not empty.
+    pub(crate) key: Box<str>,
+    /// Not empty. A value with `*` is a pattern.
+    pub(crate) value: Option<Box<str>>,
+    /// Whether all values of a pattern share one counter.
+    pub(crate) shares: bool,
+    pub(crate) limit: Option<LimitSpec>,
+    pub(crate) descriptors: Vec<Self>,
+}
+
+/// The limit of descriptors of this depth.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitSpec {
+    /// `None` if the limit is unlimited.
+    pub(crate) quota: Option<At<Quota>>,
+    pub(crate) mode: Mode,
+    pub(crate) name: Option<Box<str>>,
+    /// The names of limits that do not count beside this one.
+    pub(crate) replaces: Vec<Box<str>>,
+}
+
+/// Clients that are always allowed or denied. No network is listed twice.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct AccessSpec {
+    pub(crate) allow: Vec<At<IpNet>>,
+    pub(crate) deny: Vec<At<IpNet>>,
+}
+
+/// A rule. No two rules of a file have a name in common, nor the names of their policies.
+#[derive(Clone, Debug)]
+pub(crate) struct RuleSpec {
+    pub(crate) place: Place,
+    pub(crate) name: Name,
+    /// The name that the rule had before.
+    pub(crate) was: Option<Name>,
+    pub(crate) quota: QuotaSpec,
+    /// The parts that make one key. At least one.
+    pub(crate) key: Vec<At<KeySpec>>,
+    /// The conditions, which must all hold.
+    pub(crate) matches: MatchSpec,
+    pub(crate) cost: Option<At<CostSpec>>,
+    pub(crate) mode: Mode,
+    pub(crate) missing_key: MissingKey,
+    /// A percentage from 1 to 100.
+    pub(crate) warn_at: Option<u8>,
+    /// A quota that is a block.
+    pub(crate) block: Option<At<Quota>>,
+    /// A quota that is observed and never binds.
+    pub(crate) candidate: Option<At<Quota>>,
+}
+
+impl RuleSpec {
+    /// Returns the name of the policy of the rule's block.
+    pub(crate) fn block_name(name: &str) -> String {
+        format!("{name}-block")
+    }
+
+    /// Returns the name of the policy of the rule's candidate.
+    pub(crate) fn candidate_name(name: &str) -> String {
+        format!("{name}-candidate")
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum QuotaSpec {
+    /// Quotas that a request must all meet. At least one, and no two count alike.
+    All(Vec<At<Quota>>),
+    Plans(PlansSpec),
+}
+
+/// Quotas of which each request has one.
+#[derive(Clone, Debug)]
+pub(crate) struct PlansSpec {
+    /// The part of a request that names its plan.
+    pub(crate) by: At<KeySpec>,
+    /// The plans' names and quotas. At least one.
+    pub(crate) quotas: Vec<(Name, At<Quota>)>,
+    /// The index of the plan of a request that names none of them.
+    pub(crate) otherwise: usize,
+}
+
+/// A part of a request that makes a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeySpec {
+    ClientIp,
+    PeerIp,
+    Path,
+    Host,
+    Method,
+    Global,
+    BearerToken,
+    Header(HeaderName),
+    Cookie(Box<str>),
+    /// The name of an extractor that the program registered.
+    Registered(Box<str>),
+}
+
+/// The conditions of a rule. A field that is empty holds for every request, otherwise one of its
+/// values must hold. All headers must hold.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MatchSpec {
+    pub(crate) method: Vec<Method>,
+    pub(crate) path: Vec<PathPattern>,
+    /// In lower case and without ports.
+    pub(crate) host: Vec<Wildcard>,
+    pub(crate) header: Vec<(HeaderName, Wildcard)>,
+    pub(crate) client: Vec<IpNet>,
+    pub(crate) user_agent: Vec<Wildcard>,
+    /// The names of classifiers that the program registered.
+    pub(crate) action: Vec<Name>,
+}
+
+/// A text in which each `*` stands for any characters, also for none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wildcard(pub(crate) Box<str>);
+
+/// The units that a request takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum CostSpec {
+    /// At least 1.
+    Units(u64),
+    /// The number in a header, up to a bound of at least 1.
+    Header { name: HeaderName, at_most: u64 },
+}

@@ -1,0 +1,323 @@
+//! The rules in force: read, replaced as a whole, and followed by layers.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use http::request::Parts;
+
+use super::bind::{Bound, History, bind};
+use super::document::BYTES_MAX;
+use super::names::Names;
+use super::problem::{NameKind, Place, Problems, Quoted, RulesError, RulesErrorKind, UnregisteredName};
+use super::read::read;
+use super::tree::Tree;
+use crate::limiter::UnsupportedQuota;
+use crate::middleware::rule::Follow;
+use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
+use crate::outcome::LimiterEvent;
+use crate::quota::Quota;
+
+/// The rules of a file, and the layers that follow them.
+pub(super) struct Store {
+    names: Arc<Names>,
+    path: Option<PathBuf>,
+    /// Held while the file is read: the later reading has the later number.
+    reads: Mutex<()>,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The file as it was read last, whether its rules are in force or not.
+    read: Reading,
+    /// The number of that reading.
+    reading: u64,
+    error: Option<RulesError>,
+    in_force: InForce,
+    layers: Vec<Weak<dyn Follow>>,
+}
+
+/// The content of a file, or the error of reading it.
+pub(super) type Reading = Result<Arc<[u8]>, RulesError>;
+
+/// The rules in force, and the text that they are from.
+struct InForce {
+    content: Arc<[u8]>,
+    rules: Arc<SourcedRules>,
+    tree: Option<Arc<Tree>>,
+    quotas: Arc<[(Quota, Place)]>,
+    /// The names of the policies and of their states, with the places of their rules.
+    names: Vec<(Box<str>, Place)>,
+    history: History,
+}
+
+impl Store {
+    /// Reads the first rules.
+    pub(super) fn new(names: Names, path: Option<PathBuf>, content: Option<Vec<u8>>) -> Result<Self, RulesError> {
+        let content: Arc<[u8]> = match (content, &path) {
+            (Some(content), _) => content.into(),
+            (None, Some(path)) => read_file(path)?,
+            (None, None) => Arc::default(),
+        };
+        let names = Arc::new(names);
+        let in_force = InForce::new(&names, &content, History::default(), 0)?;
+        let state = State { read: Ok(content), reading: 0, error: None, in_force, layers: Vec::new() };
+        Ok(Self { names, path, reads: Mutex::default(), state: Mutex::new(state) })
+    }
+
+    /// Reads the file.
+    pub(super) fn read(&self) -> Reading {
+        match &self.path {
+            Some(path) => read_file(path),
+            None => Err(RulesError::unreadable("the rules are not from a file: replace them by Rules::replace")),
+        }
+    }
+
+    /// Returns whether the file was read like that the last time.
+    pub(super) fn has_read(&self, reading: &Reading) -> bool {
+        self.state().read == *reading
+    }
+
+    /// Reads the file, and puts its rules in force if the reading is wanted. Returns `None` if it is not.
+    pub(super) fn reload(&self, is_wanted: impl Fn(&Reading) -> bool) -> Option<Result<u64, RulesError>> {
+        let (read, reading) = {
+            let _alone = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+            let read = self.read();
+            if !is_wanted(&read) {
+                return None;
+            }
+            let mut state = self.state();
+            state.read.clone_from(&read);
+            state.reading += 1;
+            (read, state.reading)
+        };
+        Some(match read {
+            Ok(content) => self.put_in_force(&content, Some(reading)),
+            Err(error) => self.refuse(error, Some(reading)),
+        })
+    }
+
+    /// Puts the rules of a text in force.
+    pub(super) fn replace(&self, content: &Arc<[u8]>) -> Result<u64, RulesError> {
+        self.put_in_force(content, None)
+    }
+
+    /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no lock while
+    /// it calls limiters and observers, which are the application's code and may come back here. So it begins again if other
+    /// rules have come meanwhile.
+    fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
+        loop {
+            let (before, domain, history, layers) = {
+                let mut state = self.state();
+                if state.in_force.content == *content {
+                    let had_error = state.error.take().is_some();
+                    let (version, layers) = (state.in_force.rules.version, state.layers());
+                    drop(state);
+                    // An observer may have panicked before all layers followed.
+                    layers.iter().for_each(|layer| layer.follow());
+                    if had_error {
+                        // An observer that was told of the error learns that it is over.
+                        layers.iter().for_each(|layer| layer.report(&LimiterEvent::RulesLoaded { version }));
+                    }
+                    return Ok(version);
+                }
+                let in_force = &state.in_force;
+                (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers())
+            };
+            let next = match InForce::new(&self.names, content, history, before + 1)
+                .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next))
+            {
+                Ok(next) => next,
+                Err(error) => return self.refuse(error, reading),
+            };
+            let layers = {
+                let mut state = self.state();
+                if state.is_outdated(reading) {
+                    return Ok(state.in_force.rules.version);
+                }
+                if state.in_force.rules.version != before {
+                    continue;
+                }
+                (state.in_force, state.error) = (next, None);
+                state.layers() // also those that have come meanwhile
+            };
+            layers.iter().for_each(|layer| layer.follow());
+            let loaded = LimiterEvent::RulesLoaded { version: before + 1 };
+            layers.iter().for_each(|layer| layer.report(&loaded));
+            return Ok(before + 1);
+        }
+    }
+
+    /// Keeps the rules in force, and reports why, unless the file was read again.
+    fn refuse(&self, error: RulesError, reading: Option<u64>) -> Result<u64, RulesError> {
+        let layers = {
+            let mut state = self.state();
+            if state.is_outdated(reading) {
+                return Err(error);
+            }
+            state.error = Some(error.clone());
+            state.layers()
+        };
+        let refused = LimiterEvent::RulesRefused { error: error.to_string() };
+        layers.iter().for_each(|layer| layer.report(&refused));
+        Err(error)
+    }
+
+    /// Returns an error if the quotas in force are not supported.
+    pub(super) fn check(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
+        let (content, quotas) = {
+            let state = self.state();
+            (Arc::clone(&state.in_force.content), Arc::clone(&state.in_force.quotas))
+        };
+        let mut problems = problems_of(&content);
+        all_supported(&quotas, supports, &mut problems);
+        problems.into_result(Some(()))
+    }
+
+    /// Returns the limits in force of a file in Envoy's form.
+    pub(super) fn tree(&self) -> Option<Arc<Tree>> {
+        self.state().in_force.tree.clone()
+    }
+
+    /// Returns whether the program says which descriptors a request has.
+    pub(super) fn describes(&self) -> bool {
+        self.names.describe.is_some()
+    }
+
+    /// Reports to a follower what happens to the rules, and asks it which quotas it supports.
+    pub(super) fn follow(&self, follower: Weak<dyn Follow>) {
+        let mut state = self.state();
+        state.layers.retain(|layer| layer.strong_count() > 0);
+        state.layers.push(follower);
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.state().in_force.rules.version
+    }
+
+    pub(super) fn error(&self) -> Option<RulesError> {
+        self.state().error.clone()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns whether the file was read again after this reading.
+    fn is_outdated(&self, reading: Option<u64>) -> bool {
+        reading.is_some_and(|reading| reading != self.reading)
+    }
+
+    fn layers(&self) -> Vec<Arc<dyn Follow>> {
+        self.layers.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl InForce {
+    fn new(names: &Arc<Names>, content: &Arc<[u8]>, history: History, version: u64) -> Result<Self, RulesError> {
+        let Bound { rules, lists, tree, quotas, names, history } =
+            names.known(true, |known| read(content, known, |file, problems| bind(file, names, history, problems)))?;
+        let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
+        let rules = Arc::new(SourcedRules { version, rules, lists, finder });
+        Ok(Self { content: Arc::clone(content), rules, tree, quotas: quotas.into(), names, history })
+    }
+
+    /// Returns the domain of a file in Envoy's form.
+    fn domain(&self) -> Option<Box<str>> {
+        self.tree.as_ref().map(|tree| tree.domain.clone())
+    }
+
+    /// Returns an error if a layer cannot take the rules. `domain` is that of the rules it was made for.
+    fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
+        let mut problems = problems_of(&self.content);
+        // What was made for one form or domain would let all requests of another pass.
+        match (domain, self.domain()) {
+            (Some(before), Some(now)) if *before != *now => {
+                let message = format!(
+                    "the domain changes from {} to {}: that needs a restart of the program",
+                    Quoted(before),
+                    Quoted(&now)
+                );
+                problems.add(RulesErrorKind::Value, Place::START, message);
+            }
+            (Some(_), None) | (None, Some(_)) => {
+                let message =
+                    "the file changes between Envoy's form and the other: that needs a restart of the program";
+                problems.add(RulesErrorKind::Value, Place::START, message);
+            }
+            _ => {}
+        }
+        let supports = |quota: &Quota| layers.iter().try_for_each(|layer| layer.supports(quota));
+        all_supported(&self.quotas, supports, &mut problems);
+        let mut own: HashSet<String> = layers.iter().flat_map(|layer| layer.own_names()).collect();
+        for (name, place) in &self.names {
+            if own.remove(&**name) {
+                let message = format!("the program has a rule of its own that counts as `{name}`: rename this rule");
+                problems.add(RulesErrorKind::Name, *place, message);
+            }
+        }
+        problems.into_result(Some(()))
+    }
+}
+
+fn problems_of(content: &[u8]) -> Problems<'_> {
+    Problems::new(std::str::from_utf8(content).unwrap_or_default())
+}
+
+fn all_supported(
+    quotas: &[(Quota, Place)],
+    supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>,
+    problems: &mut Problems<'_>,
+) {
+    for (quota, place) in quotas {
+        if let Err(error) = supports(quota) {
+            problems.add(RulesErrorKind::Value, *place, error.to_string());
+        }
+    }
+}
+
+/// Checks a text as a store would read it, but names that are not registered are no problems. Returns these.
+pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredName>, RulesError> {
+    names.known(false, |known| {
+        read(content, known, |file, problems| {
+            let unregistered = problems.take_names();
+            let mut names = names.clone();
+            for name in &unregistered {
+                match name.kind() {
+                    NameKind::Key => names.key(name.name().to_owned(), |_: &Parts| ()),
+                    NameKind::Action => names.action(name.name().to_owned(), |_| false),
+                }
+            }
+            bind(file, &Arc::new(names), History::default(), problems);
+            unregistered
+        })
+    })
+}
+
+/// Reads a file that is at most as large as a file of rules may be, and a byte more: the reader reports a larger one.
+fn read_file(path: &Path) -> Reading {
+    let unreadable = |error: std::io::Error| RulesError::unreadable(format!("{}: {error}", path.display()));
+    // Opening a pipe would wait for its writer.
+    let is_file = std::fs::metadata(path).map_err(unreadable)?.is_file();
+    if !is_file {
+        return Err(RulesError::unreadable(format!("{}: it is not a file", path.display())));
+    }
+    let mut content = Vec::new();
+    let file = File::open(path).map_err(unreadable)?;
+    file.take(BYTES_MAX as u64 + 1).read_to_end(&mut content).map_err(unreadable)?;
+    Ok(content.into())
+}
+
+impl RuleSource for Store {
+    fn current(&self) -> Arc<SourcedRules> {
+        Arc::clone(&self.state().in_force.rules)
+    }
+
+    fn enter(&self, layer: Weak<dyn Follow>) {
+        self.follow(layer);
+    }
+}

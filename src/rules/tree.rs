@@ -1,0 +1,252 @@
+//! The limits of a domain of Envoy's rate limit service, and which of them a descriptor matches.
+//!
+//! They are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level it takes the
+//! entry's exact value, else the first pattern that the value matches, else the key without a value. A limit counts only if
+//! the descriptor ends at its level.
+
+use std::collections::{HashMap, HashSet};
+
+use http::request::Parts;
+use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, utf8_percent_encode};
+use smallvec::SmallVec;
+
+use super::spec::DescriptorSpec;
+use crate::key::{IntoKey, Key};
+use crate::middleware::rule::Read;
+use crate::middleware::source::FindRules;
+use crate::mode::Mode;
+use crate::policy::{Policy, shortened};
+use crate::quota::Quota;
+use crate::quota::policy_error::NAME_MAX;
+
+/// Whose allowance is charged, as Envoy names it: a list of keys and values, whose order matters, and the cost.
+///
+/// ```
+/// use tower_ratelimit::rules::Descriptor;
+/// let upload = Descriptor::new([("path", "/upload"), ("remote_address", "192.0.2.1")]).hits(5);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[must_use = "a descriptor is charged only if it is returned or asked about"]
+pub struct Descriptor {
+    pub(super) entries: Vec<(String, String)>,
+    pub(super) hits: u64,
+}
+
+impl Descriptor {
+    /// Makes a descriptor of keys and values, which costs 1.
+    pub fn new<K: Into<String>, V: Into<String>>(entries: impl IntoIterator<Item = (K, V)>) -> Self {
+        Self { entries: entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), hits: 1 }
+    }
+
+    /// Sets the cost in units. 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) then says whether nothing is left; a
+    /// layer lets the request pass.
+    pub fn hits(self, hits: u64) -> Self {
+        Self { hits, ..self }
+    }
+}
+
+/// A closure that says which descriptors a request has.
+pub(super) type Describe = Read<Vec<Descriptor>>;
+
+/// The limits of a domain.
+pub(super) struct Tree {
+    pub(super) domain: Box<str>,
+    pub(super) root: Level,
+    /// How a request in front of the application becomes descriptors.
+    pub(super) describe: Option<Describe>,
+}
+
+/// The entries that may come next in a descriptor.
+#[derive(Default)]
+pub(super) struct Level(HashMap<Box<str>, Values>);
+
+/// What follows the entries of one key.
+#[derive(Default)]
+struct Values {
+    exact: HashMap<Box<str>, Branch>,
+    /// In the order of the file.
+    patterns: Vec<(Pattern, Branch)>,
+    other: Option<Branch>,
+}
+
+/// An entry of the file.
+pub(super) struct Branch {
+    /// Whether each value has its own counter.
+    is_apart: bool,
+    limit: Option<Limit>,
+    next: Level,
+}
+
+/// A limit of the file.
+pub(super) struct Limit {
+    pub(super) quota: Option<LimitQuota>,
+    pub(super) name: Option<Box<str>>,
+    pub(super) replaces: Vec<Box<str>>,
+}
+
+/// What a limit that is not unlimited charges.
+pub(super) struct LimitQuota {
+    /// The place of its rule among those of the file.
+    pub(super) rule: usize,
+    pub(super) policy: Policy,
+    pub(super) mode: Mode,
+}
+
+impl Level {
+    /// Adds an entry of the file. No entry has been added that is equal.
+    pub(super) fn add(&mut self, spec: &DescriptorSpec, limit: Option<Limit>, next: Self) {
+        let values = self.0.entry(spec.key.clone()).or_default();
+        let is_pattern = spec.value.as_ref().is_some_and(|value| value.contains('*'));
+        let is_apart = (spec.value.is_none() || is_pattern) && !spec.shares;
+        let branch = Branch { is_apart, limit, next };
+        match &spec.value {
+            None => values.other = Some(branch),
+            Some(value) if is_pattern => values.patterns.push((Pattern::new(value), branch)),
+            Some(value) => drop(values.exact.insert(value.clone(), branch)),
+        }
+    }
+
+    /// Returns the entry of the file that a descriptor's entry matches.
+    fn branch(&self, key: &str, value: &str) -> Option<&Branch> {
+        let values = self.0.get(key)?;
+        let exact = values.exact.get(value);
+        let matching = || values.patterns.iter().find(|(pattern, _)| pattern.matches(value)).map(|(_, branch)| branch);
+        exact.or_else(matching).or(values.other.as_ref())
+    }
+
+    /// Returns the limit that a descriptor matches, and whose allowance it names. The time grows with the number of entries,
+    /// and for each with the patterns of its key and the length of its value.
+    fn limit(&self, entries: &[(String, String)]) -> Option<(&Limit, Key)> {
+        let (last, parents) = entries.split_last()?;
+        let mut level = self;
+        let mut key: Option<Key> = None;
+        let mut add = |branch: &Branch, value: &str| {
+            if branch.is_apart {
+                key = match key.take() {
+                    Some(key) => (key, value).into_key(),
+                    None => Key::of(value),
+                };
+            }
+        };
+        for (name, value) in parents {
+            let branch = level.branch(name, value)?;
+            add(branch, value);
+            level = &branch.next;
+        }
+        let branch = level.branch(&last.0, &last.1)?;
+        add(branch, &last.1);
+        Some((branch.limit.as_ref()?, key.unwrap_or_else(Key::global)))
+    }
+}
+
+/// The limits that the descriptors of a request match. `None` for those that match none, or whose limit another replaces.
+pub(super) type Matched<'t> = SmallVec<[Option<(&'t Limit, Key)>; 4]>;
+
+impl Tree {
+    /// Returns the limit of each descriptor.
+    pub(super) fn limits<'t, 'd>(&'t self, descriptors: impl Iterator<Item = Option<&'d Descriptor>>) -> Matched<'t> {
+        let mut matched: Matched<'t> = descriptors.map(|descriptor| self.root.limit(&descriptor?.entries)).collect();
+        let replaced: HashSet<&str> =
+            matched.iter().flatten().flat_map(|(limit, _)| limit.replaces.iter().map(|name| &**name)).collect();
+        if !replaced.is_empty() {
+            for slot in &mut matched {
+                let name = slot.as_ref().and_then(|(limit, _)| limit.name.as_deref());
+                if name.is_some_and(|name| replaced.contains(name)) {
+                    *slot = None;
+                }
+            }
+        }
+        matched
+    }
+}
+
+impl FindRules for Tree {
+    fn find(&self, parts: &Parts, found: &mut dyn FnMut(usize, Key, u64)) {
+        let descriptors = self.describe.as_ref().map(|describe| describe(parts)).unwrap_or_default();
+        let limits = self.limits(descriptors.iter().map(Some));
+        for (matched, descriptor) in limits.into_iter().zip(&descriptors) {
+            if let Some((Limit { quota: Some(quota), .. }, key)) = matched {
+                found(quota.rule, key, descriptor.hits);
+            }
+        }
+    }
+}
+
+/// A text in which each `*` stands for any characters, also for none. It has at least one `*`.
+struct Pattern {
+    begin: Box<str>,
+    /// What comes between two `*`, in this order.
+    middle: Vec<Box<str>>,
+    end: Box<str>,
+}
+
+impl Pattern {
+    fn new(text: &str) -> Self {
+        let (begin, rest) = text.split_once('*').unwrap_or((text, ""));
+        let (middle, end) = rest.rsplit_once('*').unwrap_or(("", rest));
+        let middle = middle.split('*').filter(|part| !part.is_empty()).map(Into::into).collect();
+        Self { begin: begin.into(), middle, end: end.into() }
+    }
+
+    /// Returns whether a text matches, in time that is linear in its length.
+    fn matches(&self, text: &str) -> bool {
+        let rest = text.strip_prefix(&*self.begin).and_then(|rest| rest.strip_suffix(&*self.end));
+        let Some(mut rest) = rest else { return false };
+        self.middle.iter().all(|part| match rest.split_once(&**part) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
+    }
+}
+
+/// What is encoded in the parts of a policy's name: what separates them, and what a header would have to escape.
+const ENCODED: &AsciiSet = &CONTROLS.add(b'%').add(b'=').add(b',').add(b':').add(b' ').add(b'"').add(b'\\');
+
+/// Returns a part of a policy's name.
+pub(super) fn encoded(text: &str) -> PercentEncode<'_> {
+    utf8_percent_encode(text, ENCODED)
+}
+
+/// Returns the name of the limit's policy at the end of `path`: `edge:path=/upload,remote_address`. No two paths have a name
+/// in common, unless it is so long that it ends with a hash.
+pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
+    let parts: Vec<String> = path
+        .iter()
+        .map(|spec| match &spec.value {
+            Some(value) => format!("{}={}", encoded(&spec.key), encoded(value)),
+            None => encoded(&spec.key).to_string(),
+        })
+        .collect();
+    shortened(format!("{}:{}", encoded(domain), parts.join(",")), NAME_MAX)
+}
+
+/// Returns the policy of limits that callers of a domain bring along.
+pub(super) fn override_policy(domain: &str, quota: Quota) -> Option<Policy> {
+    // No key of the file is empty, so no limit of the file has this name.
+    Policy::new(shortened(format!("{}::override", encoded(domain)), NAME_MAX), quota).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pattern_stands_for_any_characters() {
+        for (pattern, yes, no) in [
+            ("*", &["", "a", "é"][..], &[][..]),
+            ("foo*", &["foo", "foo1", "foo*"], &["", "fo", "bar"]),
+            ("/api*v1", &["/apiv1", "/api/x/v1"], &["/api", "/api/v2", "/av1"]),
+            ("svc*ep*rpc", &["svceprpc", "svc-1-ep-2-rpc", "svcepeprpc"], &["svcrpc", "svceprp", "svcrpcep"]),
+            ("a*a", &["aa", "aba"], &["a"]),
+            ("a**b", &["ab", "axb"], &["a"]),
+            ("*bot*", &["bot", "a bot b"], &["bo"]),
+        ] {
+            let pattern = Pattern::new(pattern);
+            yes.iter().for_each(|text| assert!(pattern.matches(text), "{text}"));
+            no.iter().for_each(|text| assert!(!pattern.matches(text), "{text}"));
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! A thread that looks for a new version of a rules file.
+//!
+//! It polls: watchers of the operating system miss what Kubernetes does to mounted files, which are links to links that are
+//! replaced. It reads the file each time, since a rules file is small and its time stamp may stay the same.
+
+use std::io;
+use std::sync::Weak;
+use std::thread;
+use std::time::Duration;
+
+use super::store::Store;
+
+/// The pause between two readings of a file that has changed. Only if both are equal, it is taken: it may be half-written, or
+/// about to be renamed into its place.
+const SETTLES: Duration = Duration::from_millis(50);
+
+/// Starts the thread. It ends when the rules and all their layers and services are dropped.
+pub(super) fn start(store: Weak<Store>, every: Duration) -> io::Result<()> {
+    let watch = move || {
+        loop {
+            thread::sleep(every);
+            let Some(store) = store.upgrade() else { return };
+            let reading = store.read();
+            if store.has_read(&reading) {
+                continue;
+            }
+            thread::sleep(SETTLES);
+            // An observer is the application's code and may panic. The next version is to be taken all the same.
+            let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.reload(|again| *again == reading)));
+        }
+    };
+    thread::Builder::new().name("rate-limit-rules".to_owned()).spawn(watch).map(drop)
+}

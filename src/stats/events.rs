@@ -1,0 +1,253 @@
+//! Counts of events: of limiters, their stores, waiting requests, and files of rules.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::histogram::{Histogram, HistogramSnapshot};
+use crate::outcome::LimiterEvent;
+use crate::sync::{Mutex, lock};
+
+/// The errors of stores that are counted apart. The last stands for all others.
+const STORE_ERRORS: [&str; 6] = ["unavailable", "timeout", "overloaded", "misconfigured", "foreign", "other"];
+
+/// The most servers that are remembered as down.
+const SERVERS_MAX: usize = 64;
+
+/// The longest error text that is kept, in bytes.
+const TEXT_MAX: usize = 4_096;
+
+#[derive(Default)]
+pub(super) struct EventCells {
+    checks: Histogram,
+    errors: [AtomicU64; STORE_ERRORS.len()],
+    local_answers: AtomicU64,
+    fallbacks: AtomicU64,
+    evicted: [AtomicU64; 2],
+    full: AtomicU64,
+    waits_begun: AtomicU64,
+    waits_ended: AtomicU64,
+    rules_loaded: AtomicU64,
+    rules_refused: AtomicU64,
+    rules_version: AtomicU64,
+    rules_error: Mutex<Option<Box<str>>>,
+    down: Mutex<BTreeSet<Box<str>>>,
+}
+
+impl EventCells {
+    pub(super) fn count(&self, event: &LimiterEvent) {
+        let add = |cell: &AtomicU64| {
+            cell.fetch_add(1, Ordering::Relaxed);
+        };
+        match event {
+            LimiterEvent::StoreChecked { duration, error: None } => self.checks.record(*duration),
+            LimiterEvent::StoreChecked { error: Some(error), .. } => {
+                let at = STORE_ERRORS.iter().position(|known| known == error);
+                add(&self.errors[at.unwrap_or(STORE_ERRORS.len() - 1)]);
+            }
+            LimiterEvent::AnsweredLocally => add(&self.local_answers),
+            LimiterEvent::FellBack { .. } => add(&self.fallbacks),
+            LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
+            LimiterEvent::Full => add(&self.full),
+            LimiterEvent::WaitBegan => add(&self.waits_begun),
+            LimiterEvent::WaitEnded => add(&self.waits_ended),
+            LimiterEvent::RulesLoaded { version } => {
+                add(&self.rules_loaded);
+                self.rules_version.store(*version, Ordering::Relaxed);
+                *lock(&self.rules_error) = None;
+            }
+            LimiterEvent::RulesRefused { error } => {
+                add(&self.rules_refused);
+                *lock(&self.rules_error) = Some(bounded(error));
+            }
+            LimiterEvent::StoreDown { server, .. } => {
+                let mut down = lock(&self.down);
+                if down.len() < SERVERS_MAX {
+                    down.insert(bounded(server));
+                }
+            }
+            LimiterEvent::StoreUp { server } | LimiterEvent::StoreLeft { server } => {
+                lock(&self.down).remove(&bounded(server));
+            }
+            // Errors are counted by check, and failures by outcome.
+            LimiterEvent::Failed { .. }
+            | LimiterEvent::StoreFailed { .. }
+            | LimiterEvent::StoreMisconfigured { .. }
+            | LimiterEvent::TooManyQuotas => {}
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> EventCounts {
+        let read = |cell: &AtomicU64| cell.load(Ordering::Relaxed);
+        // The ends first, so that a wait between the two readings is not an end without a beginning.
+        let ended = read(&self.waits_ended);
+        EventCounts {
+            checks: self.checks.snapshot(),
+            errors: self.errors.each_ref().map(read),
+            local_answers: read(&self.local_answers),
+            fallbacks: read(&self.fallbacks),
+            evicted: self.evicted.each_ref().map(read),
+            full: read(&self.full),
+            waiting: read(&self.waits_begun).saturating_sub(ended),
+            rules_loaded: read(&self.rules_loaded),
+            rules_refused: read(&self.rules_refused),
+            rules_version: read(&self.rules_version),
+            rules_error: lock(&self.rules_error).clone(),
+            servers_down: lock(&self.down).iter().cloned().collect(),
+        }
+    }
+}
+
+/// Returns the beginning of a text.
+fn bounded(text: &str) -> Box<str> {
+    let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    text.get(..end).unwrap_or_default().into()
+}
+
+/// Counts of [events](crate::observe::LimiterEvent).
+#[derive(Clone, Debug, Default)]
+pub struct EventCounts {
+    checks: HistogramSnapshot,
+    errors: [u64; STORE_ERRORS.len()],
+    local_answers: u64,
+    fallbacks: u64,
+    evicted: [u64; 2],
+    full: u64,
+    waiting: u64,
+    rules_loaded: u64,
+    rules_refused: u64,
+    rules_version: u64,
+    rules_error: Option<Box<str>>,
+    servers_down: Vec<Box<str>>,
+}
+
+impl EventCounts {
+    /// Returns how long the checks took that a store, such as Redis, decided.
+    #[must_use]
+    pub fn checks(&self) -> &HistogramSnapshot {
+        &self.checks
+    }
+
+    /// Iterates over the kinds of errors with which checks of a store ended, and how many did: `unavailable`, `timeout`,
+    /// `overloaded`, `misconfigured`, `foreign` and `other`.
+    pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        STORE_ERRORS.iter().copied().zip(self.errors)
+    }
+
+    /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
+    #[must_use]
+    pub fn local_answers(&self) -> u64 {
+        self.local_answers
+    }
+
+    /// Returns how often a [`FallbackLimiter`](crate::limiter::FallbackLimiter) asked its second limiter.
+    #[must_use]
+    pub fn fallbacks(&self) -> u64 {
+        self.fallbacks
+    }
+
+    /// Returns the keys with a live state that a limiter in memory forgot to make room.
+    #[must_use]
+    pub fn evicted(&self) -> u64 {
+        self.evicted.iter().sum()
+    }
+
+    /// Returns those of the [evicted](Self::evicted) keys that had no allowance left, so that their clients got a fresh one.
+    #[must_use]
+    pub fn evicted_throttled(&self) -> u64 {
+        self.evicted[1]
+    }
+
+    /// Returns the new keys that were denied because the limiter's table was full.
+    #[must_use]
+    pub fn full(&self) -> u64 {
+        self.full
+    }
+
+    /// Returns the requests that wait for their departure from a leaky queue now.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.waiting
+    }
+
+    /// Returns how often new rules of a file came into force: once for each layer that has them.
+    #[must_use]
+    pub fn rules_loaded(&self) -> u64 {
+        self.rules_loaded
+    }
+
+    /// Returns how often rules of a file were refused: once for each layer that would have had them.
+    #[must_use]
+    pub fn rules_refused(&self) -> u64 {
+        self.rules_refused
+    }
+
+    /// Returns the version of the rules that came into force last; 0 if they were not replaced yet.
+    #[must_use]
+    pub fn rules_version(&self) -> u64 {
+        self.rules_version
+    }
+
+    /// Returns why the rules were refused, unless rules came into force after that: at most 4 KiB of text.
+    #[must_use]
+    pub fn rules_error(&self) -> Option<&str> {
+        self.rules_error.as_deref()
+    }
+
+    /// Iterates over the servers, by host and port, that do not answer and are not asked: at most 64.
+    pub fn servers_down(&self) -> impl Iterator<Item = &str> {
+        self.servers_down.iter().map(|server| &**server)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn events_are_counted_by_what_they_say() {
+        let cells = EventCells::default();
+        let text = || "ü".repeat(5_000);
+        let checked = |error| LimiterEvent::StoreChecked { duration: Duration::from_millis(2), error };
+        let events = [
+            checked(None),
+            checked(Some("timeout")),
+            checked(Some("a new kind")),
+            LimiterEvent::AnsweredLocally,
+            LimiterEvent::FellBack { error: text() },
+            LimiterEvent::Evicted { throttled: true },
+            LimiterEvent::Full,
+            LimiterEvent::WaitBegan,
+            LimiterEvent::WaitBegan,
+            LimiterEvent::WaitEnded,
+            LimiterEvent::RulesRefused { error: text() },
+            LimiterEvent::StoreDown { server: "one:6379".to_owned(), error: text() },
+        ];
+        events.iter().for_each(|event| cells.count(event));
+        let counts = cells.snapshot();
+        assert_eq!((counts.checks().count(), counts.local_answers(), counts.fallbacks()), (1, 1, 1));
+        assert_eq!(counts.errors().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("timeout", 1), ("other", 1)]);
+        assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
+        assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
+        assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
+
+        cells.count(&LimiterEvent::StoreDown { server: "left:6379".to_owned(), error: String::new() });
+        cells.count(&LimiterEvent::StoreLeft { server: "left:6379".to_owned() });
+        cells.count(&LimiterEvent::StoreUp { server: "one:6379".to_owned() });
+        cells.count(&LimiterEvent::StoreUp { server: "another:6379".to_owned() });
+        cells.count(&LimiterEvent::RulesLoaded { version: 3 });
+        let counts = cells.snapshot();
+        assert_eq!(counts.servers_down().count(), 0);
+        assert_eq!((counts.rules_loaded(), counts.rules_version(), counts.rules_error()), (1, 3, None));
+    }
+
+    #[test]
+    fn servers_that_are_down_are_bounded() {
+        let cells = EventCells::default();
+        for n in 0..1_000 {
+            cells.count(&LimiterEvent::StoreDown { server: format!("server-{n}"), error: String::new() });
+        }
+        assert_eq!(cells.snapshot().servers_down().count(), SERVERS_MAX);
+    }
+}

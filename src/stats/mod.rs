@@ -1,0 +1,30 @@
+//! Statistics: an observer that counts, and the views of its counts.
+//!
+//! * `stats.rs` is the observer.
+//! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
+//! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
+
+mod cells;
+mod events;
+mod histogram;
+#[cfg(feature = "tracing")]
+mod log;
+mod policies;
+mod prometheus;
+mod rates;
+#[cfg(feature = "metrics")]
+mod recorder;
+mod series;
+mod sketch;
+mod snapshot;
+mod state;
+#[expect(clippy::module_inception, reason = "the file of the type that the folder is named after")]
+mod stats;
+
+pub use events::EventCounts;
+pub use histogram::HistogramSnapshot;
+pub use rates::RateBucket;
+pub use sketch::LimitedKey;
+pub use snapshot::{PolicySnapshot, StatsSnapshot};
+pub use state::PolicyState;
+pub use stats::{Stats, StatsBuilder};

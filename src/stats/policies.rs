@@ -1,0 +1,159 @@
+//! The policies that were seen, by name.
+
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::cells::Cells;
+use super::histogram::Histogram;
+use super::rates::Rates;
+use crate::sync::{Mutex, lock};
+
+/// The most policies that are counted apart.
+pub(super) const POLICIES_MAX: usize = 200;
+
+/// The name of all policies beyond that.
+pub(super) const OTHER: &str = "other";
+
+/// More than twice as many as there are policies, so that few names have to be compared.
+const SLOTS: usize = 512;
+
+/// What is counted of one policy.
+pub(super) struct Entry {
+    pub(super) name: Arc<str>,
+    pub(super) cells: Cells,
+    pub(super) delay: Histogram,
+    /// 0 if it refused no request.
+    pub(super) last_refused_us: AtomicU64,
+    pub(super) rates: Mutex<Rates>,
+    #[cfg(feature = "tracing")]
+    pub(super) log: super::log::RefusalLog,
+}
+
+impl Entry {
+    fn new(name: &str, period: u64) -> Self {
+        Self {
+            name: name.into(),
+            cells: Cells::default(),
+            delay: Histogram::default(),
+            last_refused_us: AtomicU64::new(0),
+            rates: Mutex::new(Rates::new(period)),
+            #[cfg(feature = "tracing")]
+            log: super::log::RefusalLog::default(),
+        }
+    }
+}
+
+/// The policies, each with its counters. They are found without a lock. None is ever removed.
+pub(super) struct Policies {
+    /// For requests that no policy decided.
+    pub(super) none: Box<Entry>,
+    other: Box<Entry>,
+    slots: Box<[OnceLock<Box<Entry>>]>,
+    /// The number of policies. Held while one is added.
+    known: Mutex<usize>,
+    is_full: AtomicBool,
+}
+
+impl Policies {
+    pub(super) fn new(period: u64) -> Self {
+        Self {
+            none: Box::new(Entry::new("", period)),
+            other: Box::new(Entry::new(OTHER, period)),
+            slots: (0..SLOTS).map(|_| OnceLock::new()).collect(),
+            known: Mutex::new(0),
+            is_full: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns the entry of a policy. A new one begins at `period`.
+    #[inline]
+    pub(super) fn find(&self, name: &str, period: impl FnOnce() -> u64) -> &Entry {
+        let hash = foldhash::fast::FixedState::default().hash_one(name);
+        match self.look(hash, name) {
+            Ok(entry) => entry,
+            Err(_) => self.add(hash, name, period()),
+        }
+    }
+
+    /// Returns the entry of a policy, or the free slot for it.
+    #[inline]
+    fn look(&self, hash: u64, name: &str) -> Result<&Entry, usize> {
+        let mut at = hash as usize % SLOTS; // any bits do
+        // It ends: most slots stay free.
+        loop {
+            match self.slots[at].get() {
+                Some(entry) if *entry.name == *name => return Ok(entry),
+                Some(_) => at = (at + 1) % SLOTS,
+                None => return Err(at),
+            }
+        }
+    }
+
+    #[cold]
+    fn add(&self, hash: u64, name: &str, period: u64) -> &Entry {
+        // A policy of this name must not be a second one.
+        if name == OTHER || self.is_full.load(Ordering::Relaxed) {
+            return &self.other;
+        }
+        let mut known = lock(&self.known);
+        match self.look(hash, name) {
+            Ok(entry) => entry,
+            Err(_) if *known == POLICIES_MAX => {
+                self.is_full.store(true, Ordering::Relaxed);
+                &self.other
+            }
+            Err(free) => {
+                *known += 1;
+                self.slots[free].get_or_init(|| Box::new(Entry::new(name, period)))
+            }
+        }
+    }
+
+    /// Iterates over all policies, the one of all others last.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.slots.iter().filter_map(OnceLock::get).map(|entry| &**entry).chain([&*self.other])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_beyond_the_bound_are_counted_together() {
+        let policies = Policies::new(7);
+        for n in 0..10_000 {
+            let name = format!("policy-{n}");
+            let entry = policies.find(&name, || 7);
+            assert_eq!(&*entry.name, if n < POLICIES_MAX { name.as_str() } else { OTHER });
+            assert!(std::ptr::eq(entry, policies.find(&name, || 7)));
+        }
+        assert_eq!(policies.iter().count(), POLICIES_MAX + 1);
+    }
+
+    #[test]
+    fn policy_that_is_named_other_is_no_second_series() {
+        let policies = Policies::new(0);
+        assert!(std::ptr::eq(policies.find(OTHER, || 0), &*policies.other));
+        assert_eq!(policies.iter().count(), 1);
+    }
+
+    #[test]
+    fn policy_that_threads_see_at_once_has_one_entry() {
+        let policies = Policies::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for n in 0..300 {
+                        policies.find(&format!("policy-{n}"), || 0);
+                    }
+                });
+            }
+        });
+        let mut names: Vec<&str> = policies.iter().map(|entry| &*entry.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), POLICIES_MAX + 1);
+    }
+}

@@ -1,0 +1,137 @@
+//! The metrics: their names, labels and values, whoever they are handed to.
+
+use super::histogram::HistogramSnapshot;
+use super::snapshot::{PolicySnapshot, StatsSnapshot};
+use crate::outcome::OutcomeKind;
+
+/// Takes the metrics: a text, or a recorder.
+pub(super) trait Sink {
+    /// Begins a metric. The series that follow are its own.
+    fn begin(&mut self, name: &'static str, kind: Kind, help: &'static str);
+
+    /// Takes a series of a counter or a gauge.
+    fn sample(&mut self, labels: &[(&'static str, &str)], value: u64);
+
+    /// Takes a series of a histogram.
+    fn histogram(&mut self, policy: Option<&str>, histogram: &HistogramSnapshot);
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+/// The outcomes of requests that a policy decides, which are written from zero on once it has decided one. Others are
+/// written once they occur. A policy in shadow mode decides none.
+const ALWAYS: [OutcomeKind; 2] = [OutcomeKind::Allowed, OutcomeKind::Limited];
+
+/// The outcomes of requests that no policy decides, which are written from zero on: an alert sees the first one only if
+/// there was a zero before.
+const ALWAYS_WITHOUT_POLICY: [OutcomeKind; 5] = [
+    OutcomeKind::Exempt,
+    OutcomeKind::Denied,
+    OutcomeKind::KeyMissing,
+    OutcomeKind::FailedOpen,
+    OutcomeKind::FailedClosed,
+];
+
+/// Hands over every series of every metric.
+pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
+    let (policies, events) = (stats.policies(), stats.events());
+
+    to.begin("ratelimit_requests_total", Kind::Counter, "Requests by outcome, and by the policy that decided.");
+    for kind in OutcomeKind::ALL {
+        let count = stats.requests_without_policy(*kind);
+        if count > 0 || ALWAYS_WITHOUT_POLICY.contains(kind) {
+            to.sample(&[("outcome", kind.as_str())], count);
+        }
+    }
+    let decides = |policy: &&PolicySnapshot| OutcomeKind::ALL.iter().any(|kind| policy.requests(*kind) > 0);
+    for policy in policies.iter().filter(decides) {
+        for kind in OutcomeKind::ALL {
+            let count = policy.requests(*kind);
+            if count > 0 || ALWAYS.contains(kind) {
+                to.sample(&[("outcome", kind.as_str()), ("policy", policy.name())], count);
+            }
+        }
+    }
+
+    to.begin(
+        "ratelimit_policy_requests_total",
+        Kind::Counter,
+        "Requests that a policy applied to, by the policy's mode, and whether they were within, near or over its quota.",
+    );
+    for policy in policies {
+        for (mode, state, count) in policy.states() {
+            to.sample(&[("policy", policy.name()), ("mode", mode), ("state", state.as_str())], count);
+        }
+    }
+
+    to.begin("ratelimit_policy_units_total", Kind::Counter, "Units that passing requests took, before refunds.");
+    each(to, policies, PolicySnapshot::units);
+
+    to.begin("ratelimit_delay_seconds", Kind::Histogram, "Waits that a leaky queue gave to requests.");
+    for policy in policies.iter().filter(|policy| policy.delay().count() > 0) {
+        to.histogram(Some(policy.name()), policy.delay());
+    }
+
+    to.begin("ratelimit_waiting", Kind::Gauge, "Requests that wait in leaky queues.");
+    to.sample(&[], events.waiting());
+
+    to.begin("ratelimit_limiter_duration_seconds", Kind::Histogram, "Duration of checks that a store decided.");
+    to.histogram(None, events.checks());
+
+    to.begin("ratelimit_limiter_errors_total", Kind::Counter, "Checks that a store did not decide.");
+    for (error, count) in events.errors() {
+        to.sample(&[("error_type", error)], count);
+    }
+
+    let counts = [
+        (
+            "ratelimit_limiter_fallbacks_total",
+            "Uses of the second limiter because the first failed.",
+            events.fallbacks(),
+        ),
+        ("ratelimit_limiter_local_answers_total", "Checks answered without the store.", events.local_answers()),
+    ];
+    for (name, help, count) in counts {
+        to.begin(name, Kind::Counter, help);
+        to.sample(&[], count);
+    }
+
+    to.begin("ratelimit_limiter_servers_down", Kind::Gauge, "Servers that do not answer and are not asked.");
+    to.sample(&[], events.servers_down().count() as u64);
+
+    to.begin("ratelimit_keys_evicted_total", Kind::Counter, "Keys forgotten in memory to make room.");
+    to.sample(&[("throttled", "false")], events.evicted() - events.evicted_throttled());
+    to.sample(&[("throttled", "true")], events.evicted_throttled());
+
+    to.begin("ratelimit_keys_full_total", Kind::Counter, "New keys denied in memory for want of room.");
+    to.sample(&[], events.full());
+
+    to.begin(
+        "ratelimit_rules_loads_total",
+        Kind::Counter,
+        "Files of rules that were put in force or refused, by layer.",
+    );
+    to.sample(&[("result", "loaded")], events.rules_loaded());
+    to.sample(&[("result", "refused")], events.rules_refused());
+
+    to.begin("ratelimit_rules_version", Kind::Gauge, "Version of the rules in force.");
+    to.sample(&[], events.rules_version());
+
+    to.begin(
+        "ratelimit_setup_warnings_total",
+        Kind::Counter,
+        "Likely misconfigurations that layers detected, by kind.",
+    );
+    for (kind, count) in stats.setup_warnings() {
+        to.sample(&[("kind", kind.as_str())], count);
+    }
+}
+
+fn each(to: &mut impl Sink, policies: &[PolicySnapshot], count: impl Fn(&PolicySnapshot) -> u64) {
+    policies.iter().for_each(|policy| to.sample(&[("policy", policy.name())], count(policy)))
+}

@@ -1,0 +1,301 @@
+//! The keys that are refused most, in bounded memory.
+//!
+//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses one of 64
+//! sets, and each set is a sketch of eight counters. So a refusal looks at eight counters instead of 512.
+//!
+//! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never too
+//! small, and at most too large by the value that was taken over, which stands beside it. A key that has more than an
+//! eighth of its set's refusals has a counter.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use crate::key::Key;
+use crate::sync::{Mutex, lock, try_lock};
+
+const SETS: usize = 64;
+const WAYS: usize = 8;
+
+/// The counts are halved after this time, so that old refusals fade.
+pub(super) const HALVED_EACH_US: u64 = 300_000_000;
+
+/// A key is named once it was certainly refused this often.
+const NAMED_AT: u64 = 2;
+
+/// The longest name in bytes.
+const NAME_MAX: usize = 128;
+
+/// Names a key, or says that it must not be named.
+pub(super) type Reveal = dyn Fn(&Key) -> Option<String> + Send + Sync;
+
+#[derive(Default)]
+struct Slot {
+    fingerprint: u64,
+    policy: Option<Arc<str>>,
+    count: u64,
+    error: u64,
+    /// `Some(None)` if the key must not be named.
+    name: Option<Option<Box<str>>>,
+}
+
+/// The sketch. It holds no keys.
+pub(super) struct Sketch {
+    /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying all.
+    secret: RandomState,
+    sets: Box<[Mutex<[Slot; WAYS]>]>,
+    reveal: Option<Box<Reveal>>,
+}
+
+impl Sketch {
+    pub(super) fn new(reveal: Option<Box<Reveal>>) -> Self {
+        let sets = (0..SETS).map(|_| Mutex::new(Default::default())).collect();
+        Self { secret: RandomState::new(), sets, reveal }
+    }
+
+    /// Returns the fingerprint of a key.
+    pub(super) fn fingerprint(&self, key: &Key) -> u64 {
+        self.secret.hash_one(key)
+    }
+
+    /// Counts a refusal of a key, given its fingerprint. If another thread holds the key's set, it is not counted: the sketch
+    /// estimates anyway.
+    pub(super) fn count(&self, policy: &Arc<str>, fingerprint: u64, key: &Key) {
+        let set = &self.sets[fingerprint as usize % SETS]; // any bits do
+        let Some(mut slots) = try_lock(set) else { return };
+        let is_own = |slot: &Slot| slot.is(fingerprint, policy);
+        let at = slots.iter().position(is_own).or_else(|| (0..WAYS).min_by_key(|at| slots[*at].count));
+        let Some(slot) = at.and_then(|at| slots.get_mut(at)) else { return };
+        if !is_own(slot) {
+            let error = slot.count;
+            *slot = Slot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, name: None };
+        }
+        slot.count = slot.count.saturating_add(1);
+        let is_due = slot.name.is_none() && slot.count - slot.error >= NAMED_AT;
+        drop(slots);
+        if let Some(reveal) = self.reveal.as_ref().filter(|_| is_due) {
+            // Not under the lock: it is the application's code.
+            let name = reveal(key).map(|name| bounded(name).into_boxed_str());
+            let mut slots = lock(set);
+            if let Some(slot) = slots.iter_mut().find(|slot| slot.is(fingerprint, policy)) {
+                slot.name = Some(name);
+            }
+        }
+    }
+
+    /// Halves all counts, rounded down, `times` times. A counter of zero is free.
+    pub(super) fn halve(&self, times: u64) {
+        let by = u32::try_from(times).unwrap_or(u32::MAX);
+        for set in &self.sets {
+            for slot in lock(set).iter_mut() {
+                let halved = |count: u64| count.checked_shr(by).unwrap_or(0);
+                (slot.count, slot.error) = (halved(slot.count), halved(slot.error));
+                if slot.count == 0 {
+                    *slot = Slot::default();
+                }
+            }
+        }
+    }
+
+    /// Returns the keys with the largest counts first.
+    pub(super) fn read(&self) -> Vec<LimitedKey> {
+        let mut all = Vec::new();
+        for set in &self.sets {
+            let slots = lock(set);
+            all.extend(slots.iter().filter_map(|slot| {
+                Some(LimitedKey {
+                    policy: Arc::clone(slot.policy.as_ref()?),
+                    fingerprint: slot.fingerprint,
+                    name: slot.name.clone().flatten(),
+                    count: slot.count,
+                    error: slot.error,
+                })
+            }));
+        }
+        all.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.fingerprint.cmp(&b.fingerprint)));
+        all
+    }
+}
+
+impl Slot {
+    fn is(&self, fingerprint: u64, policy: &str) -> bool {
+        self.fingerprint == fingerprint && self.policy.as_deref() == Some(policy)
+    }
+}
+
+/// Cuts a name to its bound.
+fn bounded(mut name: String) -> String {
+    if name.len() > NAME_MAX {
+        let end = (0..=NAME_MAX).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+        name.truncate(end);
+    }
+    name
+}
+
+/// Returns the first eight hex digits of a fingerprint.
+pub(super) fn short_fingerprint(fingerprint: u64) -> String {
+    format!("{:08x}", fingerprint >> 32)
+}
+
+/// A key that was refused often, by a policy.
+#[derive(Clone, Debug)]
+pub struct LimitedKey {
+    policy: Arc<str>,
+    fingerprint: u64,
+    name: Option<Box<str>>,
+    count: u64,
+    error: u64,
+}
+
+impl LimitedKey {
+    /// Returns the name of the policy that refused.
+    #[must_use]
+    pub fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
+    /// process: they do not reveal the key, and do not link it to another process.
+    #[must_use]
+    pub fn fingerprint(&self) -> String {
+        short_fingerprint(self.fingerprint)
+    }
+
+    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Returns about how often the key was refused, with older refusals counting less: the count is halved every five
+    /// minutes. It is too large by at most [`error`](Self::error). It is too small by the refusals that came while another
+    /// thread counted one, and by the rounding of halves.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
+    /// Returns by how much [`count`](Self::count) may be too large.
+    #[must_use]
+    pub fn error(&self) -> u64 {
+        self.error
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: u64) -> Key {
+        Key::of(n).unwrap()
+    }
+
+    fn count(sketch: &Sketch, policy: &Arc<str>, n: u64) {
+        sketch.count(policy, sketch.fingerprint(&key(n)), &key(n));
+    }
+
+    #[test]
+    fn heavy_keys_are_found_among_a_million() {
+        let sketch = Sketch::new(None);
+        let policy: Arc<str> = "client".into();
+        for n in 0..1_000_000_u64 {
+            count(&sketch, &policy, n + 10);
+            if n % 50 == 0 {
+                count(&sketch, &policy, n / 50 % 5); // 4,000 of each of five
+            }
+        }
+        let found = sketch.read();
+        assert!(found.len() <= SETS * WAYS);
+        for n in 0..5 {
+            let own = sketch.fingerprint(&key(n));
+            let found = found.iter().find(|one| one.fingerprint == own).unwrap();
+            assert!((4_000..=4_000 + found.error).contains(&found.count), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn million_refused_keys_allocate_nothing() {
+        let sketch = Sketch::new(Some(Box::new(|_| unreachable!("no key is refused twice for certain"))));
+        let policy: Arc<str> = "client".into();
+        let allocated = allocation_counter::measure(|| {
+            (0..1_000_000).for_each(|n| count(&sketch, &policy, n));
+        });
+        assert_eq!(allocated.count_total, 0);
+    }
+
+    #[test]
+    fn count_lies_between_the_truth_and_the_truth_plus_error() {
+        let sketch = Sketch::new(None);
+        let policy: Arc<str> = "client".into();
+        let mut truth = std::collections::HashMap::new();
+        let mut seed = 1_u64;
+        for _ in 0..50_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let n = (seed >> 33) % 2_000 * ((seed >> 50) % 2); // half of all are of one key
+            *truth.entry(sketch.fingerprint(&key(n))).or_insert(0_u64) += 1;
+            count(&sketch, &policy, n);
+        }
+        for found in sketch.read() {
+            let truth = truth[&found.fingerprint];
+            assert!(found.count >= truth && found.count - found.error <= truth, "{found:?}: {truth}");
+        }
+        assert_eq!(sketch.read()[0].fingerprint, sketch.fingerprint(&key(0)));
+    }
+
+    #[test]
+    fn counts_fade_by_halves() {
+        let sketch = Sketch::new(None);
+        let policy: Arc<str> = "client".into();
+        (0..100).for_each(|_| count(&sketch, &policy, 1));
+        count(&sketch, &policy, 2);
+        sketch.halve(1);
+        let counts: Vec<u64> = sketch.read().iter().map(LimitedKey::count).collect();
+        assert_eq!(counts, [50]);
+        sketch.halve(u64::MAX);
+        assert!(sketch.read().is_empty());
+    }
+
+    #[test]
+    fn key_is_counted_for_each_policy() {
+        let sketch = Sketch::new(None);
+        for policy in ["a", "b", "b"] {
+            count(&sketch, &policy.into(), 1);
+        }
+        let found = sketch.read();
+        assert_eq!(found.iter().map(|one| (one.policy(), one.count())).collect::<Vec<_>>(), [("b", 2), ("a", 1)]);
+        assert_eq!(found[0].fingerprint(), found[1].fingerprint());
+        assert_eq!(found[0].fingerprint().len(), 8);
+    }
+
+    #[test]
+    fn name_is_given_once_and_has_a_bound() {
+        let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let reveal = move |key: &Key| {
+            counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            (*key != Key::of(2_u64).unwrap()).then(|| "ä".repeat(500))
+        };
+        let sketch = Sketch::new(Some(Box::new(reveal)));
+        for _ in 0..10 {
+            count(&sketch, &"client".into(), 1);
+            count(&sketch, &"client".into(), 2);
+        }
+        count(&sketch, &"client".into(), 3);
+        let names: Vec<Option<usize>> = sketch.read().iter().map(|one| one.name().map(str::len)).collect();
+        assert_eq!(names.iter().flatten().collect::<Vec<_>>(), [&128]);
+        assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 2);
+    }
+
+    #[test]
+    fn key_that_is_hammered_by_threads_is_counted_and_named() {
+        let sketch = Sketch::new(Some(Box::new(|_| Some("one".to_owned()))));
+        let policy: Arc<str> = "client".into();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| (0..10_000).for_each(|_| count(&sketch, &policy, 1)));
+            }
+        });
+        let found = sketch.read();
+        assert_eq!((found.len(), found[0].name()), (1, Some("one")));
+        assert!((1..=80_000).contains(&found[0].count()));
+    }
+}

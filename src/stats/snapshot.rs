@@ -1,0 +1,154 @@
+//! What the statistics were at one time. Data.
+
+use std::sync::Arc;
+
+use super::cells::Totals;
+use super::events::EventCounts;
+use super::histogram::HistogramSnapshot;
+use super::rates::RateBucket;
+use super::sketch::LimitedKey;
+use super::state::PolicyState;
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+use crate::setup_warning::SetupWarningKind;
+use crate::time::Timestamp;
+
+/// The statistics at one time, made by [`Stats::snapshot`](super::Stats::snapshot).
+///
+/// The counters are read one after another while requests are served, so two of them may differ by the requests between.
+#[derive(Clone, Debug)]
+pub struct StatsSnapshot {
+    pub(super) taken_at: Timestamp,
+    pub(super) started_at: Timestamp,
+    pub(super) without_policy: Totals,
+    pub(super) policies: Vec<PolicySnapshot>,
+    pub(super) most_limited: Vec<LimitedKey>,
+    pub(super) events: EventCounts,
+    pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
+}
+
+impl StatsSnapshot {
+    /// Returns when the snapshot was made, by the clock of the statistics.
+    #[must_use]
+    pub fn taken_at(&self) -> Timestamp {
+        self.taken_at
+    }
+
+    /// Returns when counting began.
+    #[must_use]
+    pub fn started_at(&self) -> Timestamp {
+        self.started_at
+    }
+
+    /// Returns the requests with an outcome.
+    #[must_use]
+    pub fn requests(&self, outcome: OutcomeKind) -> u64 {
+        self.policies.iter().map(|policy| policy.requests(outcome)).sum::<u64>() + self.requests_without_policy(outcome)
+    }
+
+    /// Returns the requests with an outcome that no policy [binds](crate::observe::Outcome::binding): no rule applied, the
+    /// limiter failed, an access list decided, or all policies are in shadow mode.
+    #[must_use]
+    pub fn requests_without_policy(&self, outcome: OutcomeKind) -> u64 {
+        self.without_policy.outcomes[outcome as usize]
+    }
+
+    /// Returns the policies that were observed, by name. Of more than 200, the last to come are counted together as `other`.
+    #[must_use]
+    pub fn policies(&self) -> &[PolicySnapshot] {
+        &self.policies
+    }
+
+    /// Returns the keys that were refused most often of late, the most refused first: at most 512.
+    #[must_use]
+    pub fn most_limited(&self) -> &[LimitedKey] {
+        &self.most_limited
+    }
+
+    /// Returns the counts of events.
+    #[must_use]
+    pub fn events(&self) -> &EventCounts {
+        &self.events
+    }
+
+    /// Iterates over the kinds of [setup warnings](crate::observe::SetupWarning) that were reported, and how often.
+    pub fn setup_warnings(&self) -> impl Iterator<Item = (SetupWarningKind, u64)> {
+        self.setup_warnings.iter().copied()
+    }
+}
+
+/// The statistics of one policy.
+#[derive(Clone, Debug)]
+pub struct PolicySnapshot {
+    pub(super) name: Arc<str>,
+    pub(super) totals: Totals,
+    pub(super) delay: HistogramSnapshot,
+    pub(super) last_refused_at: Option<Timestamp>,
+    pub(super) five_minutes: Vec<RateBucket>,
+    pub(super) hour: Vec<RateBucket>,
+}
+
+impl PolicySnapshot {
+    /// Returns the name of the policy, or `other`.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the requests with an outcome that this policy [binds](crate::observe::Outcome::binding).
+    #[must_use]
+    pub fn requests(&self, outcome: OutcomeKind) -> u64 {
+        self.totals.outcomes[outcome as usize]
+    }
+
+    /// Returns the requests that found the policy in a state while its rule was in a mode.
+    #[must_use]
+    pub fn decided(&self, mode: Mode, state: PolicyState) -> u64 {
+        self.totals.states[mode as usize][state as usize]
+    }
+
+    /// Iterates over the modes and states that requests found the policy in, and how many did.
+    pub(super) fn states(&self) -> impl Iterator<Item = (&'static str, PolicyState, u64)> {
+        let modes =
+            Mode::ALL.iter().zip(self.totals.states).filter(|(_, states)| states.iter().any(|count| *count > 0));
+        modes.flat_map(|(mode, states)| {
+            PolicyState::ALL.iter().zip(states).map(|(state, count)| (mode.as_str(), *state, count))
+        })
+    }
+
+    /// Returns the requests that the policy refused. Several policies may have refused one request.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.totals.refused
+    }
+
+    /// Returns the units that were taken when requests passed. What was refunded or settled later is not subtracted.
+    #[must_use]
+    pub fn units(&self) -> u64 {
+        self.totals.units
+    }
+
+    /// Returns the waits that the policy's leaky queue gave to requests that passed.
+    #[must_use]
+    pub fn delay(&self) -> &HistogramSnapshot {
+        &self.delay
+    }
+
+    /// Returns when the policy last refused a request, if it did.
+    #[must_use]
+    pub fn last_refused_at(&self) -> Option<Timestamp> {
+        self.last_refused_at
+    }
+
+    /// Returns the last five minutes in buckets of 5 s, the oldest first. The last bucket is not over yet.
+    #[must_use]
+    pub fn five_minutes(&self) -> &[RateBucket] {
+        &self.five_minutes
+    }
+
+    /// Returns the last hour in buckets of 60 s, the oldest first. The last bucket is not over yet.
+    #[must_use]
+    pub fn hour(&self) -> &[RateBucket] {
+        &self.hour
+    }
+}

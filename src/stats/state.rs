@@ -1,0 +1,18 @@
+//! How a request found a policy.
+
+use crate::error::labelled;
+
+labelled! {
+    /// How a request found a policy.
+    PolicyState,
+    /// Returns the label for metrics: `within`, `near`, `over`.
+    as_str {
+        /// The quota had room for the request.
+        Within = "within",
+        /// The quota had room for the request, and no more remains than
+        /// [`Rule::warn_at_percent`](crate::Rule::warn_at_percent) says.
+        Near = "near",
+        /// The quota had no room for the request.
+        Over = "over",
+    }
+}

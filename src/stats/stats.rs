@@ -1,0 +1,357 @@
+//! The observer that counts.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::cells::StripeIndex;
+use super::events::EventCells;
+#[cfg(feature = "tracing")]
+use super::log;
+use super::policies::Policies;
+use super::prometheus;
+use super::rates::SHORT_US;
+#[cfg(feature = "metrics")]
+use super::recorder;
+use super::sketch::{HALVED_EACH_US, Reveal, Sketch};
+use super::snapshot::{PolicySnapshot, StatsSnapshot};
+use super::state::PolicyState;
+use crate::clock::{Clock, MonotonicClock};
+use crate::key::Key;
+use crate::mode::Mode;
+use crate::outcome::{LimiterEvent, Observed, Observer, OutcomeKind};
+use crate::policy::Policy;
+use crate::setup_warning::{SetupWarning, SetupWarningKind};
+use crate::sync::{Mutex, MutexGuard, lock, try_lock};
+use crate::time::Timestamp;
+
+/// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
+///
+/// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter, so
+/// the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together.
+///
+/// ```
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, observe::Stats};
+///
+/// let stats = Stats::new();
+/// let limit =
+///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).observer(stats.clone());
+///
+/// // The answer to `GET /metrics`, with the content type `Stats::CONTENT_TYPE`:
+/// let text = stats.prometheus();
+/// assert!(text.contains("# TYPE ratelimit_requests_total counter\n"));
+/// ```
+///
+/// * No count is lost. A count is an addition to one of several copies of a counter, so threads seldom wait for each other.
+/// * A request allocates nothing, except the first one of each policy.
+/// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
+///   microseconds more for each policy, to bring the rates up to date.
+/// * Memory is bounded: about 9 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for the
+///   keys that are refused most. The policies after the first 200 are counted together, as `other`.
+/// * Keys, paths and addresses are in no metric.
+///
+/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another way as well,
+/// write an observer that calls the methods of a `Stats`.
+#[derive(Clone)]
+pub struct Stats(Arc<Inner>);
+
+struct Inner {
+    clock: Arc<dyn Clock>,
+    started_at: Timestamp,
+    /// When the current short bucket of the rates began.
+    began_us: AtomicU64,
+    policies: Policies,
+    sketch: Sketch,
+    events: EventCells,
+    setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
+    /// Held by the thread that begins the next bucket: how often the sketch's time to halve has passed since the epoch.
+    halves: Mutex<u64>,
+    #[cfg(feature = "tracing")]
+    logs_refusals: bool,
+    #[cfg(feature = "metrics")]
+    recorded: Mutex<recorder::Recorded>,
+}
+
+/// Sets up [`Stats`].
+#[must_use]
+#[derive(Default)]
+pub struct StatsBuilder {
+    clock: Option<Arc<dyn Clock>>,
+    reveal: Option<Box<Reveal>>,
+    #[cfg(feature = "tracing")]
+    logs_refusals: bool,
+}
+
+impl StatsBuilder {
+    /// Reads this clock instead of the [monotonic](MonotonicClock) one, once for each outcome. Only the
+    /// [rates](PolicySnapshot::five_minutes) and the fading of old refusals depend on it.
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
+    /// [fingerprint](super::LimitedKey::fingerprint).
+    ///
+    /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see, or
+    /// `None`: for example an address without its last byte. The closure is called for a key that was refused at least twice.
+    /// It runs while a request is served. At most 128 bytes of a name are kept.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use tower_ratelimit::observe::Stats;
+    ///
+    /// // Shows 198.51.100.7 as 198.51.100.*, and no other key.
+    /// let stats = Stats::builder().reveal(|key| match key.address()? {
+    ///     IpAddr::V4(address) => Some(format!("{}.{}.{}.*", address.octets()[0], address.octets()[1], address.octets()[2])),
+    ///     IpAddr::V6(_) => None,
+    /// });
+    /// # let _ = stats.build();
+    /// ```
+    pub fn reveal(mut self, reveal: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
+        self.reveal = Some(Box::new(reveal));
+        self
+    }
+
+    /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`.
+    ///
+    /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and `key`,
+    ///   the key's [fingerprint](super::LimitedKey::fingerprint).
+    /// * What a policy refused in ten seconds is one event at the level `WARN`: `client: 1284 refused for at least 37 keys`,
+    ///   with the fields `policy`, `refused` and `keys`. At most 4,096 keys are told apart. Nothing runs in the background:
+    ///   the summary is written with the next outcome after the ten seconds, or the next [snapshot](Stats::snapshot) or
+    ///   scrape.
+    #[cfg(feature = "tracing")]
+    #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
+    pub fn log_refusals(mut self) -> Self {
+        self.logs_refusals = true;
+        self
+    }
+
+    /// Makes the statistics, which begin at zero.
+    #[must_use]
+    pub fn build(self) -> Stats {
+        let clock = self.clock.unwrap_or_else(|| Arc::new(MonotonicClock::new()));
+        let started_at = clock.now();
+        let now_us = started_at.as_micros();
+        Stats(Arc::new(Inner {
+            started_at,
+            began_us: AtomicU64::new(now_us - now_us % SHORT_US),
+            policies: Policies::new(now_us / SHORT_US),
+            sketch: Sketch::new(self.reveal),
+            events: EventCells::default(),
+            setup_warnings: Default::default(),
+            halves: Mutex::new(now_us / HALVED_EACH_US),
+            #[cfg(feature = "tracing")]
+            logs_refusals: self.logs_refusals,
+            #[cfg(feature = "metrics")]
+            recorded: Mutex::default(),
+            clock,
+        }))
+    }
+}
+
+impl Stats {
+    /// The content type of [`prometheus`](Self::prometheus).
+    pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// Makes statistics that begin at zero.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::builder().build()
+    }
+
+    /// Begins the setup of statistics.
+    pub fn builder() -> StatsBuilder {
+        StatsBuilder::default()
+    }
+
+    /// Returns what was counted. Takes some microseconds for each policy, and for the keys that are refused most.
+    #[must_use]
+    pub fn snapshot(&self) -> StatsSnapshot {
+        let inner = &*self.0;
+        let taken_at = inner.clock.now();
+        inner.begin_bucket(taken_at.as_micros(), lock(&inner.halves));
+        let policies = inner.policies.iter().map(|entry| {
+            let rates = lock(&entry.rates);
+            let refused_us = entry.last_refused_us.load(Ordering::Relaxed);
+            PolicySnapshot {
+                name: Arc::clone(&entry.name),
+                totals: entry.cells.totals(),
+                delay: entry.delay.snapshot(),
+                last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
+                five_minutes: rates.short(),
+                hour: rates.long(),
+            }
+        });
+        let is_seen = |policy: &PolicySnapshot| {
+            policy.totals.outcomes.iter().chain(policy.totals.states.as_flattened()).any(|count| *count > 0)
+        };
+        let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
+        policies.sort_by(|a, b| a.name.cmp(&b.name));
+        let warnings = SetupWarningKind::ALL.iter().zip(&inner.setup_warnings);
+        let warnings = warnings.map(|(kind, count)| (*kind, count.load(Ordering::Relaxed)));
+        StatsSnapshot {
+            taken_at,
+            started_at: inner.started_at,
+            without_policy: inner.policies.none.cells.totals(),
+            policies,
+            most_limited: inner.sketch.read(),
+            events: inner.events.snapshot(),
+            setup_warnings: warnings.filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+
+    /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide
+    /// [lists them](crate::guide::observing).
+    #[must_use]
+    pub fn prometheus(&self) -> String {
+        prometheus::text(&self.snapshot())
+    }
+}
+
+#[cfg(feature = "metrics")]
+#[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
+impl Stats {
+    /// Hands the counts to the recorder of the crate `metrics`, under the same names as [`prometheus`](Self::prometheus).
+    /// Call it before each scrape, or at an interval. Requests cost no more by it.
+    ///
+    /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
+    /// [bucket](super::HistogramSnapshot::buckets), and those above 10 s as 10 s. So use one `Stats` for one recorder.
+    pub fn record_metrics(&self) {
+        let mut recorded = lock(&self.0.recorded);
+        recorder::record(&self.snapshot(), &mut recorded);
+    }
+}
+
+impl Inner {
+    /// Puts what was counted into the bucket that has ended, and begins the next one. Halves the counts of refused keys, and
+    /// writes summaries, when it is time.
+    #[cold]
+    fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
+        let before_us = self.began_us.load(Ordering::Relaxed);
+        let (before, now) = (before_us / SHORT_US, now_us / SHORT_US);
+        // A thread that read the clock late does not begin the former bucket again.
+        let period = if now.saturating_add(1) == before { before } else { now };
+        self.began_us.store(period * SHORT_US, Ordering::Relaxed);
+        for entry in self.policies.iter() {
+            lock(&entry.rates).bring_up(period, &entry.cells.totals());
+        }
+        let passed = now_us / HALVED_EACH_US;
+        if passed > *halves {
+            self.sketch.halve(passed - *halves);
+        }
+        *halves = passed;
+        drop(halves);
+        #[cfg(feature = "tracing")]
+        if self.logs_refusals && period * SHORT_US / log::SUMMARY_US != before_us / log::SUMMARY_US {
+            // Not under the lock: the subscriber is the application's code.
+            self.policies.iter().filter_map(|entry| entry.log.take(&entry.name)).for_each(|summary| summary.write());
+        }
+    }
+
+    /// Returns the time in microseconds. Begins the next bucket if it is time, unless another thread does so.
+    #[inline]
+    fn now_us(&self) -> u64 {
+        let now_us = self.clock.now().as_micros();
+        // Also if the clock stepped back.
+        if now_us.wrapping_sub(self.began_us.load(Ordering::Relaxed)) >= SHORT_US {
+            if let Some(halves) = try_lock(&self.halves) {
+                self.begin_bucket(now_us, halves);
+            }
+        }
+        now_us
+    }
+
+    /// Counts an allowed request of one policy.
+    fn count_allowed(&self, policy: &Policy, taken: u64, is_near: bool) {
+        let (now_us, stripe) = (self.now_us(), StripeIndex::of_thread());
+        let cells = &self.policies.find(policy.name(), || now_us / SHORT_US).cells;
+        cells.count_allowed(stripe, taken, is_near);
+    }
+
+    fn count(&self, observed: &Observed<'_>) {
+        let now_us = self.now_us();
+        let (outcome, stripe) = (observed.outcome(), StripeIndex::of_thread());
+        let binding = outcome.binding().map(std::ptr::from_ref);
+        let mut bound = &*self.policies.none;
+        for status in outcome.policies() {
+            let entry = self.policies.find(status.policy().name(), || now_us / SHORT_US);
+            if binding == Some(std::ptr::from_ref(status)) {
+                bound = entry;
+            }
+            if !status.decision().is_known() {
+                continue;
+            }
+            let state = match () {
+                () if status.is_exceeded() => PolicyState::Over,
+                () if status.is_near() => PolicyState::Near,
+                () => PolicyState::Within,
+            };
+            entry.cells.count_state(stripe, status.mode(), state);
+            if status.refuses() {
+                entry.cells.count_refused(stripe);
+                entry.last_refused_us.store(now_us, Ordering::Relaxed);
+                if let Some(key) = observed.key(status.policy().name()) {
+                    let fingerprint = self.sketch.fingerprint(key);
+                    self.sketch.count(&entry.name, fingerprint, key);
+                    #[cfg(feature = "tracing")]
+                    if self.logs_refusals {
+                        entry.log.note(fingerprint);
+                        if binding == Some(std::ptr::from_ref(status)) {
+                            log::write(outcome, fingerprint);
+                        }
+                    }
+                }
+            }
+            if outcome.kind().passed() {
+                entry.cells.count_units(stripe, status.taken());
+                let delay = status.decision().delay();
+                // An allowed request does not wait: its layer has no timer.
+                if delay > Duration::ZERO && status.mode() == Mode::Enforce && outcome.kind() != OutcomeKind::Allowed {
+                    entry.delay.record(delay);
+                }
+            }
+        }
+        bound.cells.count_outcome(stripe, outcome.kind());
+    }
+}
+
+impl Observer for Stats {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.0.count(observed);
+    }
+
+    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
+        self.0.count_allowed(policy, taken, is_near);
+        true
+    }
+
+    fn on_setup_warning(&self, setup_warning: &SetupWarning) {
+        self.0.setup_warnings[setup_warning.kind() as usize].fetch_add(1, Ordering::Relaxed);
+        setup_warning.report();
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.events.count(event);
+    }
+}
+
+impl Default for Stats {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stats").field("started_at", &self.0.started_at).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for StatsBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StatsBuilder").field("reveals", &self.reveal.is_some()).finish_non_exhaustive()
+    }
+}

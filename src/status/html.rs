@@ -1,0 +1,393 @@
+//! The page for people: one file without scripts.
+
+use std::fmt::{self, Display, Write as _};
+use std::time::Duration;
+
+use super::chart;
+use super::view::{Row, Sums, View};
+use crate::mode::Mode;
+use crate::outcome::OutcomeKind;
+use crate::stats::StatsSnapshot;
+
+const STYLE: &str = include_str!("style.css");
+
+/// The policy of the page's content: its own style, by the hash of that, and nothing else.
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-cSuGGp+It1p0mS7V37Yy9pY+5Q9c4XvtARPE/DCNuu8='; \
+                                         img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
+
+/// The hatching of requests over a limit, which all charts use.
+const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"true\"><defs><pattern id=\"hatch\" \
+                     width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\"><rect width=\"4\" height=\"4\"/>\
+                     <path d=\"M0 4L4 0\"/></pattern></defs></svg>";
+
+/// The most keys that are listed.
+const KEYS_MAX: usize = 20;
+
+/// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
+struct Text<'a>(&'a str);
+
+impl Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                '\r' => {} // a browser sends it before each line's end
+                '\n' | '\t' => f.write_char(char)?,
+                '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    f.write_char('\u{fffd}')?;
+                }
+                _ if char.is_control() => f.write_char('\u{fffd}')?,
+                _ => f.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints a number with spaces between thousands.
+struct Count(u64);
+
+impl Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        for (at, digit) in digits.chars().enumerate() {
+            if at > 0 && (digits.len() - at) % 3 == 0 {
+                f.write_char('\u{202f}')?;
+            }
+            f.write_char(digit)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints a number per second: requests of a span.
+struct Rate(u64, Duration);
+
+impl Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.1.as_micros().max(1);
+        let tenths = (u128::from(self.0) * 10_000_000 + micros / 2) / micros;
+        let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
+        if whole >= 100 { Count(whole).fmt(f) } else { write!(f, "{whole}.{}", tenths % 10) }
+    }
+}
+
+/// Prints a share in tenths of a percent.
+struct Share(Option<u64>);
+
+impl Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(0) => f.write_str("0 %"),
+            Some(per_mille) => write!(f, "{}.{} %", per_mille / 10, per_mille % 10),
+            None => f.write_str("–"),
+        }
+    }
+}
+
+/// Prints a time roughly, by its largest unit.
+struct About(Duration);
+
+impl Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0..=119 => write!(f, "{seconds} s"),
+            120..=7_199 => write!(f, "{} min", seconds / 60),
+            7_200..=172_799 => write!(f, "{} h", seconds / 3_600),
+            _ => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}
+
+fn millis(duration: Option<Duration>) -> String {
+    match duration {
+        Some(duration) => format!("≤ {} ms", duration.as_micros() as f64 / 1_000.0),
+        None => "> 10 s".to_owned(),
+    }
+}
+
+/// Returns how long the statistics have counted, at most so long.
+fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
+    stats.taken_at().saturating_since(stats.started_at()).min(most).max(Duration::from_secs(1))
+}
+
+/// Writes the page. `refresh` says that it is to load itself anew.
+pub(super) fn render(view: &View, refresh: bool) -> String {
+    let mut html = String::with_capacity(32_768);
+    let _ = write(&mut html, view, refresh); // writing into a String never fails
+    html
+}
+
+fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
+    html.push_str("<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>Rate limits</title>");
+    html.push_str("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">");
+    html.push_str("<link rel=\"icon\" href=\"data:,\">");
+    if refresh {
+        html.push_str("<meta http-equiv=\"refresh\" content=\"5\">");
+    }
+    write!(html, "<style>{STYLE}</style></head><body>{HATCH}<main>")?;
+    let counting = view.stats.taken_at().saturating_since(view.stats.started_at());
+    write!(html, "<header><h1>Rate limits</h1><span class=\"soft\">counting for {}</span>", About(counting))?;
+    html.push_str(if refresh {
+        "<a href=\"?\">stop refreshing</a></header>"
+    } else {
+        "<a href=\"?refresh\">refresh every 5 s</a></header>"
+    });
+    if let Some((form, explanations)) = &view.explained {
+        write!(html, "<h2>{} {}</h2>", Text(&form.method), Text(&form.uri))?;
+        for (title, explanation) in explanations {
+            write!(html, "<pre><b>{}</b> {}</pre>", Text(title), Text(&explanation.to_string()))?;
+        }
+    }
+    problems(html, view)?;
+    tiles(html, view)?;
+    policies(html, view)?;
+    most_limited(html, view)?;
+    switches(html, view)?;
+    explain(html, view)?;
+    html.push_str("</main></body></html>");
+    Ok(())
+}
+
+/// Problems come first.
+fn problems(html: &mut String, view: &View) -> fmt::Result {
+    for layer in &view.layers {
+        if let Some(warning) = &layer.warning {
+            write!(html, "<pre class=\"bad\"><b>{}</b> {}</pre>", Text(&layer.title), Text(&warning.to_string()))?;
+        }
+    }
+    if let Some(error) = view.rules.as_ref().and_then(|rules| rules.error.as_ref()) {
+        write!(html, "<pre class=\"bad\"><b>The file of rules was refused.</b>\n{}</pre>", Text(error))?;
+    }
+    for server in view.stats.events().servers_down() {
+        write!(html, "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.</pre>", Text(server))?;
+    }
+    Ok(())
+}
+
+fn tile(html: &mut String, value: impl Display, label: impl Display, is_bad: bool) -> fmt::Result {
+    let class = if is_bad { "tile bad" } else { "tile" };
+    write!(html, "<div class=\"{class}\"><b>{value}</b><span>{label}</span></div>")
+}
+
+fn tiles(html: &mut String, view: &View) -> fmt::Result {
+    let (stats, events) = (&view.stats, view.stats.events());
+    let requests: u64 = OutcomeKind::ALL.iter().map(|kind| stats.requests(*kind)).sum();
+    let refused: u64 = OutcomeKind::ALL.iter().filter(|kind| !kind.passed()).map(|kind| stats.requests(*kind)).sum();
+    html.push_str("<div class=\"tiles\">");
+    tile(html, Count(requests), "requests", false)?;
+    tile(html, Count(refused), "refused", false)?;
+    for layer in &view.layers {
+        if let Some(occupancy) = layer.occupancy {
+            let label =
+                format!("keys of {} in memory, at most {}", Text(&layer.title), Count(occupancy.capacity() as u64));
+            tile(html, Count(occupancy.keys() as u64), label, occupancy.keys() >= occupancy.capacity())?;
+        }
+    }
+    if events.evicted() + events.full() > 0 {
+        let label =
+            format!("keys forgotten, {} of them used up; {} turned away", events.evicted_throttled(), events.full());
+        tile(html, Count(events.evicted()), label, true)?;
+    }
+    let errors: u64 = events.errors().map(|(_, count)| count).sum();
+    if events.checks().count() + errors > 0 {
+        let checks = events.checks();
+        let label =
+            format!("half of {} checks of the store; {} of 99 %", Count(checks.count()), millis(checks.percentile(99)));
+        tile(html, millis(checks.percentile(50)), label, false)?;
+        let kinds: Vec<String> =
+            events.errors().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{count} {kind}")).collect();
+        tile(html, Count(errors), format!("checks failed {}", kinds.join(", ")), errors > 0)?;
+        tile(html, Count(events.local_answers()), "answered without the store", false)?;
+    }
+    if events.fallbacks() > 0 {
+        tile(html, Count(events.fallbacks()), "answered by the fallback", true)?;
+    }
+    for kind in [OutcomeKind::FailedOpen, OutcomeKind::FailedClosed] {
+        if stats.requests(kind) > 0 {
+            let label =
+                if kind.passed() { "passed because the limiter failed" } else { "refused because the limiter failed" };
+            tile(html, Count(stats.requests(kind)), label, true)?;
+        }
+    }
+    if events.waiting() > 0 {
+        tile(html, Count(events.waiting()), "waiting for their departure", false)?;
+    }
+    if let Some(rules) = &view.rules {
+        let label =
+            if rules.error.is_some() { "version of the rules; the file was refused" } else { "version of the rules" };
+        tile(html, rules.version, label, rules.error.is_some())?;
+    }
+    html.push_str("</div>");
+    Ok(())
+}
+
+fn policies(html: &mut String, view: &View) -> fmt::Result {
+    html.push_str("<h2>Policies</h2>");
+    if view.rows.is_empty() {
+        html.push_str("<p class=\"soft\">No request has been decided yet.</p>");
+        return Ok(());
+    }
+    html.push_str(
+        "<p class=\"soft key\">Requests <i class=\"a\"></i>within the limit \
+         <i class=\"b\"></i>near it \
+         <i class=\"c\"></i>over it</p>\
+         <table><thead><tr><th>policy</th><th class=\"chart\">five minutes</th><th class=\"chart\">an hour</th>\
+         <th class=\"num\">requests/s</th><th class=\"num\">near</th><th class=\"num\">over</th><th class=\"num\">refused</th>\
+         <th class=\"num\">last refused</th></tr></thead><tbody>",
+    );
+    view.rows.iter().try_for_each(|row| policy(html, row, view))?;
+    html.push_str("</tbody></table>");
+    if view.more > 0 {
+        write!(
+            html,
+            "<p class=\"soft\">and {} policies more, with fewer requests over their limits</p>",
+            Count(view.more as u64)
+        )?;
+    }
+    Ok(())
+}
+
+fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
+    write!(html, "<tr><td><span class=\"name\">{}</span>", Text(&row.name))?;
+    if let Some(mode) = row.mode.filter(|mode| *mode != Mode::Enforce) {
+        write!(html, "<span class=\"mode\">{}</span>", mode.as_str())?;
+    }
+    let quotas: Vec<String> = row.quotas.iter().map(|quota| Text(quota).to_string()).collect();
+    let several = if row.quotas.len() > 1 && row.layers.len() == 1 { "plans: " } else { "" };
+    let layers = row.layers.join(", ");
+    let of = (view.layers.len() > 1 && !layers.is_empty()).then(|| format!(" · {}", Text(&layers)));
+    write!(html, "<div class=\"quota\">{several}{}{}</div></td>", quotas.join(" · "), of.unwrap_or_default())?;
+    let (recent, hour) = (Sums::of(row.five_minutes()), Sums::of(row.hour()));
+    for (buckets, sums, span) in [(row.five_minutes(), recent, "five minutes"), (row.hour(), hour, "hour")] {
+        write!(html, "<td class=\"chart\" data-of=\"{span}\">")?;
+        let what =
+            format!("in the last {span} {} allowed, {} of them near, {} over", sums.allowed, sums.near, sums.over);
+        chart::write(html, buckets, &what);
+        html.push_str("</td>");
+    }
+    let five_minutes = span(&view.stats, Duration::from_secs(300));
+    write!(html, "<td class=\"num\" data-of=\"requests/s\">{}</td>", Rate(recent.all(), five_minutes))?;
+    write!(html, "<td class=\"num\" data-of=\"near\">{}</td>", Share(recent.per_mille(recent.near)))?;
+    write!(html, "<td class=\"num\" data-of=\"over\">{}</td>", Share(recent.per_mille(recent.over)))?;
+    write!(html, "<td class=\"num\" data-of=\"refused\">{}</td>", Share(recent.per_mille(recent.refused)))?;
+    match row.refused_ago(&view.stats) {
+        Some(ago) => write!(html, "<td class=\"num\" data-of=\"last refused\">{} ago</td></tr>", About(ago)),
+        None => write!(html, "<td class=\"num\" data-of=\"last refused\">never</td></tr>"),
+    }
+}
+
+fn most_limited(html: &mut String, view: &View) -> fmt::Result {
+    let keys = view.stats.most_limited();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    html.push_str(
+        "<h2>Refused most, of late</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">refusals</th></tr></thead><tbody>",
+    );
+    for key in keys.iter().take(KEYS_MAX) {
+        let name = key.name().map_or_else(|| format!("key {}", key.fingerprint()), str::to_owned);
+        let error = if key.error() > 0 { format!(" (at most {} too many)", Count(key.error())) } else { String::new() };
+        write!(
+            html,
+            "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"num\">about {}{error}</td></tr>",
+            Text(&name),
+            Text(key.policy()),
+            Count(key.count())
+        )?;
+    }
+    html.push_str("</tbody></table>");
+    Ok(())
+}
+
+fn switches(html: &mut String, view: &View) -> fmt::Result {
+    if view.switches.is_empty() {
+        return Ok(());
+    }
+    html.push_str("<h2>Modes</h2>");
+    for (name, now) in &view.switches {
+        write!(
+            html,
+            "<form class=\"switch\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"switch\">\
+             <input type=\"hidden\" name=\"name\" value=\"{0}\"><span class=\"name\">{0}</span>",
+            Text(name)
+        )?;
+        for mode in Mode::ALL {
+            let (name, state) = (mode.as_str(), if mode == now { " disabled" } else { "" });
+            write!(html, "<button name=\"mode\" value=\"{name}\"{state}>{name}</button>")?;
+        }
+        html.push_str("</form>");
+    }
+    Ok(())
+}
+
+fn explain(html: &mut String, view: &View) -> fmt::Result {
+    if view.layers.is_empty() {
+        return Ok(());
+    }
+    let empty = super::request::ExplainForm::default();
+    let form = view.explained.as_ref().map_or(&empty, |(form, _)| form);
+    let method = if form.method.is_empty() { "GET" } else { &form.method };
+    let uri = if form.uri.is_empty() { "/" } else { &form.uri };
+    write!(
+        html,
+        "<h2>Explain a request</h2><p class=\"soft\">What the layers would do with a request now. It takes nothing.</p>\
+         <form class=\"explain\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"explain\">\
+         <label>method<input name=\"method\" value=\"{}\"></label>\
+         <label>path<input name=\"uri\" value=\"{}\"></label>\
+         <label>client<input name=\"client\" placeholder=\"192.0.2.1\" value=\"{}\"></label>\
+         <label class=\"wide\">headers, one in a line<textarea name=\"headers\" placeholder=\"x-api-key: abc\">\n{}</textarea></label>\
+         <div class=\"wide\"><button>Explain</button></div></form>",
+        Text(method),
+        Text(uri),
+        Text(&form.client),
+        Text(&form.headers)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn content_policy_has_the_hash_of_the_style() {
+        use base64::Engine as _;
+        use sha2::Digest as _;
+        let hash = base64::engine::general_purpose::STANDARD.encode(sha2::Sha256::digest(STYLE));
+        assert!(CONTENT_POLICY.contains(&format!("'sha256-{hash}'")), "put {hash} into CONTENT_POLICY");
+        // An attribute would need a hash of its own.
+        assert!(!include_str!("html.rs").contains(concat!("sty", "le=")));
+    }
+
+    #[test]
+    fn text_of_others_is_no_markup() {
+        let shown = Text("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
+        assert_eq!(shown, "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}[2J\n");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let seconds = Duration::from_secs;
+        assert_eq!(Count(1_234_567).to_string(), "1\u{202f}234\u{202f}567");
+        assert_eq!((Count(0).to_string(), Count(999).to_string()), ("0".into(), "999".into()));
+        assert_eq!(
+            (Rate(1, seconds(3)).to_string(), Rate(1_500, seconds(1)).to_string()),
+            ("0.3".into(), "1\u{202f}500".into())
+        );
+        assert_eq!(
+            (Share(Some(1)).to_string(), Share(Some(1_000)).to_string(), Share(None).to_string()),
+            ("0.1 %".into(), "100.0 %".into(), "–".into())
+        );
+        assert_eq!(
+            (About(seconds(119)).to_string(), About(seconds(7_199)).to_string()),
+            ("119 s".into(), "119 min".into())
+        );
+        assert_eq!((About(seconds(172_799)).to_string(), About(Duration::MAX).to_string().len()), ("47 h".into(), 20));
+    }
+}

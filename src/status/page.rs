@@ -1,0 +1,266 @@
+//! The service that answers with the page.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{self, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use tower_service::Service;
+
+use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json};
+use super::source::Source;
+use super::view::View;
+use super::{html, json};
+use crate::limiter::Limiter;
+use crate::middleware::layer::RateLimitLayer;
+use crate::mode::ModeSwitch;
+use crate::stats::Stats;
+
+/// A service that shows what layers do: a page for people, and JSON for programs that accept it and no HTML.
+///
+/// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour, the
+/// shares that were near and over the limit, and the keys that are refused most. With the [layers](Self::layer) it also shows
+/// quotas, modes and setup warnings, how full a limiter in memory is, and explains what would happen to a request.
+///
+/// ```
+/// use axum::{Router, routing::get};
+/// use tower_ratelimit::observe::{Stats, StatusPage};
+/// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let stats = Stats::new();
+/// let client = Policy::new("client", Quota::per_minute(100))?;
+/// let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).observer(stats.clone());
+///
+/// let page = StatusPage::new(stats).layer("api", &limit);
+/// let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
+/// // For operators: on a port of its own, or behind a login.
+/// let operators: Router = Router::new().route_service("/limits", page);
+/// # Ok(()) }
+/// ```
+///
+/// **It is for operators.** Mount it where clients do not come: it says what the limits are. It has no login of its own.
+///
+/// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields of a
+///   form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch` with `name` and
+///   `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON, as
+///   [`Explanation::to_json`](crate::observe::Explanation::to_json).
+/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`).
+/// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are shown as
+///   text.
+/// * A page takes some microseconds for each policy, and a millisecond for each million keys of a limiter in memory.
+#[derive(Clone)]
+pub struct StatusPage(Arc<Shown>);
+
+/// The content of the page, and its sources.
+#[derive(Clone)]
+struct Shown {
+    stats: Stats,
+    sources: Vec<(String, Arc<dyn Source>)>,
+    switches: Vec<(String, ModeSwitch)>,
+    #[cfg(feature = "rules")]
+    rules: Option<crate::rules::Rules>,
+}
+
+impl StatusPage {
+    /// Makes a page of these statistics.
+    #[must_use]
+    pub fn new(stats: Stats) -> Self {
+        Self(Arc::new(Shown {
+            stats,
+            sources: Vec::new(),
+            switches: Vec::new(),
+            #[cfg(feature = "rules")]
+            rules: None,
+        }))
+    }
+
+    /// Shows a layer under a title: its quotas, modes and setup warnings, how full its limiter is, and what it would do with a
+    /// request. Call this when the layer is set up: a setting that is made afterwards is not shown.
+    #[must_use]
+    pub fn layer<L: Limiter, O>(mut self, title: impl Into<String>, layer: &RateLimitLayer<L, O>) -> Self
+    where
+        O: Clone + Send + Sync + 'static,
+    {
+        Arc::make_mut(&mut self.0).sources.push((title.into(), Arc::new(layer.clone())));
+        self
+    }
+
+    /// Shows the version of a file of rules, and why its newest version was refused.
+    #[cfg(feature = "rules")]
+    #[must_use]
+    pub fn rules(mut self, rules: &crate::rules::Rules) -> Self {
+        Arc::make_mut(&mut self.0).rules = Some(rules.clone());
+        self
+    }
+
+    /// Lets operators switch a mode. **Whoever reaches the page can then turn limits off**: put it behind a login.
+    #[must_use]
+    pub fn switch(mut self, name: impl Into<String>, switch: &ModeSwitch) -> Self {
+        Arc::make_mut(&mut self.0).switches.push((name.into(), switch.clone()));
+        self
+    }
+}
+
+impl Shown {
+    fn view(&self) -> View {
+        let mut view = View::new(self.stats.snapshot(), &self.sources);
+        #[cfg(feature = "rules")]
+        if let Some(rules) = &self.rules {
+            let error = rules.error().map(|error| error.to_string());
+            view.rules = Some(super::view::RulesView { version: rules.version(), error });
+        }
+        view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
+        view
+    }
+
+    async fn answer<B>(&self, parts: &Parts, body: B) -> Response<StatusBody>
+    where
+        B: Body,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let is_json = wants_json(&parts.headers);
+        match parts.method {
+            Method::GET | Method::HEAD => self.page(parts, is_json, &self.view()),
+            Method::POST => match self.act(parts, body, is_json).await {
+                Ok(response) => response,
+                Err((status, message)) => plain(status, message.into_owned()),
+            },
+            _ => {
+                let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "use GET, HEAD or POST".to_owned());
+                response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD, POST"));
+                response
+            }
+        }
+    }
+
+    fn page(&self, parts: &Parts, is_json: bool, view: &View) -> Response<StatusBody> {
+        let refresh = parts.method != Method::POST && parts.uri.query() == Some("refresh");
+        let (kind, text) = match (is_json, &view.explained) {
+            (true, None) => ("application/json", json::render(view)),
+            (true, Some(_)) => ("application/json", json::explanations(view)),
+            (false, _) => ("text/html; charset=utf-8", html::render(view, refresh)),
+        };
+        response(StatusCode::OK, kind, text)
+    }
+
+    async fn act<B>(&self, parts: &Parts, body: B, is_json: bool) -> Result<Response<StatusBody>, Wrong>
+    where
+        B: Body,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        refuse_other_sites(parts)?;
+        let form = match Limited::new(body, FORM_MAX).collect().await {
+            Ok(form) => form.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return Err((StatusCode::PAYLOAD_TOO_LARGE, "the form has more than 16 KiB".into()));
+            }
+            Err(_) => return Err((StatusCode::BAD_REQUEST, "the form could not be received".into())),
+        };
+        match Asked::read(parts, &form)? {
+            Asked::Explain(described) => {
+                let mut explanations = Vec::with_capacity(self.sources.len());
+                for (title, source) in &self.sources {
+                    explanations.push((title.clone(), source.explain(&described.request).await));
+                }
+                let mut view = self.view();
+                view.explained = Some((described.form, explanations));
+                Ok(self.page(parts, is_json, &view))
+            }
+            Asked::Switch(name, mode) => {
+                let Some((_, switch)) = self.switches.iter().find(|(own, _)| *own == name) else {
+                    return Err((StatusCode::BAD_REQUEST, format!("there is no switch `{name}`").into()));
+                };
+                switch.set(mode);
+                if is_json {
+                    return Ok(self.page(parts, true, &self.view()));
+                }
+                // The browser loads the page anew, and does not send the form again.
+                let mut response = plain(StatusCode::SEE_OTHER, String::new());
+                response.headers_mut().insert(header::LOCATION, HeaderValue::from_static("?"));
+                Ok(response)
+            }
+        }
+    }
+}
+
+fn plain(status: StatusCode, text: String) -> Response<StatusBody> {
+    response(status, "text/plain; charset=utf-8", text)
+}
+
+fn response(status: StatusCode, kind: &'static str, text: String) -> Response<StatusBody> {
+    let mut response = Response::new(StatusBody(Full::from(text)));
+    *response.status_mut() = status;
+    for (name, value) in [
+        (header::CONTENT_TYPE, kind),
+        (header::CACHE_CONTROL, "no-store"),
+        (header::CONTENT_SECURITY_POLICY, html::CONTENT_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "same-origin"),
+    ] {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+impl<B> Service<Request<B>> for StatusPage
+where
+    B: Body + Send + 'static,
+    B::Data: Send,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<StatusBody>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let shown = Arc::clone(&self.0);
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            Ok(shown.answer(&parts, body).await)
+        })
+    }
+}
+
+impl fmt::Debug for StatusPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let titles: Vec<&str> = self.0.sources.iter().map(|(title, _)| title.as_str()).collect();
+        f.debug_struct("StatusPage").field("layers", &titles).finish_non_exhaustive()
+    }
+}
+
+/// The body of a [`StatusPage`]'s answer.
+#[derive(Debug)]
+pub struct StatusBody(Full<Bytes>);
+
+impl Body for StatusBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
+        Pin::new(&mut self.0).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.size_hint()
+    }
+}

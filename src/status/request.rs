@@ -1,0 +1,238 @@
+//! Reading the requests of browsers and programs.
+
+use std::borrow::Cow;
+use std::net::IpAddr;
+
+use http::header::{ACCEPT, CONTENT_TYPE, HOST, ORIGIN};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use percent_encoding::percent_decode_str;
+
+use crate::key::PeerAddr;
+use crate::mode::Mode;
+
+/// The longest form, in bytes.
+pub(super) const FORM_MAX: usize = 16_384;
+
+/// The most headers of a described request.
+const HEADERS_MAX: usize = 64;
+
+/// An error, as a status and what to say.
+pub(super) type Wrong = (StatusCode, Cow<'static, str>);
+
+/// Returns whether the answer is JSON: the client accepts it, and no HTML.
+pub(super) fn wants_json(headers: &HeaderMap) -> bool {
+    let accepts = |kind: &str| {
+        let texts = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
+        texts.flat_map(|text| text.split(',')).any(|one| one.split(';').next().is_some_and(|one| one.trim() == kind))
+    };
+    accepts("application/json") && !accepts("text/html")
+}
+
+/// Refuses a form that another site made a browser send. A browser says where a request comes from: by `Sec-Fetch-Site`, or an
+/// older one by `Origin`. A program that says neither acts for nobody else.
+pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
+    let text = |name: HeaderName| parts.headers.get(name).map(|value| value.to_str().unwrap_or(""));
+    let is_own = match (text(HeaderName::from_static("sec-fetch-site")), text(ORIGIN)) {
+        (Some(site), _) => site == "same-origin" || site == "none",
+        (None, Some(origin)) => {
+            let host = parts.uri.authority().map(|authority| authority.as_str()).or_else(|| text(HOST));
+            let of_origin = origin.split_once("://").map(|(_, host)| host);
+            of_origin.is_some_and(|origin| host.is_some_and(|host| origin.eq_ignore_ascii_case(host)))
+        }
+        (None, None) => true,
+    };
+    if is_own { Ok(()) } else { Err((StatusCode::FORBIDDEN, "the form comes from another site".into())) }
+}
+
+/// The action of a form.
+#[derive(Debug)]
+pub(super) enum Asked {
+    Explain(Box<Described>),
+    /// Sets the mode of the switch with this name.
+    Switch(String, Mode),
+}
+
+/// A described request, and the form that describes it.
+#[derive(Debug)]
+pub(super) struct Described {
+    pub(super) form: ExplainForm,
+    pub(super) request: Parts,
+}
+
+/// The fields of the form that describes a request, as they were sent.
+#[derive(Debug, Default)]
+pub(super) struct ExplainForm {
+    pub(super) method: String,
+    pub(super) uri: String,
+    pub(super) client: String,
+    pub(super) headers: String,
+}
+
+impl Asked {
+    /// Reads a form.
+    pub(super) fn read(parts: &Parts, body: &[u8]) -> Result<Self, Wrong> {
+        let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+        if kind.split(';').next().is_none_or(|kind| kind.trim() != "application/x-www-form-urlencoded") {
+            let message = "send a form: Content-Type: application/x-www-form-urlencoded";
+            return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.into()));
+        }
+        let fields = fields(body);
+        let field = |name: &str| {
+            let found = fields.iter().find(|(own, _)| own == name);
+            found.map(|(_, value)| value.clone()).unwrap_or_default()
+        };
+        match field("action").as_str() {
+            "explain" => Described::read(ExplainForm {
+                method: field("method"),
+                uri: field("uri"),
+                client: field("client"),
+                headers: field("headers"),
+            })
+            .map(|described| Self::Explain(Box::new(described))),
+            "switch" => {
+                let label = field("mode");
+                let Some(mode) = Mode::ALL.iter().find(|mode| mode.as_str() == label) else {
+                    return Err(wrong(format!("`mode` is `enforce`, `degrade` or `shadow`, not `{label}`")));
+                };
+                Ok(Self::Switch(field("name"), *mode))
+            }
+            other => Err(wrong(format!("`action` is `explain` or `switch`, not `{other}`"))),
+        }
+    }
+}
+
+impl Described {
+    fn read(form: ExplainForm) -> Result<Self, Wrong> {
+        let method = if form.method.is_empty() { "GET" } else { form.method.trim() };
+        let method = Method::from_bytes(method.as_bytes()).map_err(|_| wrong(format!("`{method}` is not a method")))?;
+        let uri = if form.uri.is_empty() { "/" } else { form.uri.trim() };
+        let uri: Uri =
+            uri.parse().map_err(|_| wrong(format!("`{uri}` is not a URI: write it like `/posts?page=2`")))?;
+        let (mut request, ()) = Request::new(()).into_parts();
+        (request.method, request.uri) = (method, uri);
+        for line in form.headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let header = line.split_once(':').and_then(|(name, value)| {
+                Some((HeaderName::try_from(name.trim()).ok()?, HeaderValue::try_from(value.trim()).ok()?))
+            });
+            let Some((name, value)) = header else {
+                return Err(wrong(format!("`{line}` is not a header: write it like `x-api-key: abc`")));
+            };
+            if request.headers.len() == HEADERS_MAX {
+                return Err(wrong(format!("a described request has at most {HEADERS_MAX} headers")));
+            }
+            request.headers.append(name, value);
+        }
+        if !form.client.trim().is_empty() {
+            let client: IpAddr = form.client.trim().parse().map_err(|_| {
+                wrong(format!("`{}` is not an address: write it like `192.0.2.1` or `2001:db8::1`", form.client.trim()))
+            })?;
+            request.extensions.insert(PeerAddr::from(client));
+        }
+        Ok(Self { form, request })
+    }
+}
+
+fn wrong(message: String) -> Wrong {
+    (StatusCode::BAD_REQUEST, message.into())
+}
+
+/// Reads the fields of a form (WHATWG URL, section 5.1).
+fn fields(body: &[u8]) -> Vec<(String, String)> {
+    let decoded = |text: &[u8]| {
+        let text = String::from_utf8_lossy(text).replace('+', " ");
+        percent_decode_str(&text).decode_utf8_lossy().into_owned()
+    };
+    let fields = body.split(|byte| *byte == b'&').filter(|field| !field.is_empty());
+    let fields = fields.map(|field| {
+        let (name, value) = match field.iter().position(|byte| *byte == b'=') {
+            Some(at) => (field.get(..at).unwrap_or_default(), field.get(at + 1..).unwrap_or_default()),
+            None => (field, &[][..]),
+        };
+        (decoded(name), decoded(value))
+    });
+    fields.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(headers: &[(&str, &str)]) -> Parts {
+        let mut request = Request::post("/status");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        request.body(()).unwrap().into_parts().0
+    }
+
+    fn read(form: &str) -> Result<Asked, String> {
+        let parts = parts(&[("content-type", "application/x-www-form-urlencoded; charset=utf-8")]);
+        Asked::read(&parts, form.as_bytes()).map_err(|(_, message)| message.into_owned())
+    }
+
+    #[test]
+    fn json_is_answered_if_it_is_accepted_and_html_is_not() {
+        let json = |accept| wants_json(&parts(&[("accept", accept)]).headers);
+        assert!(json("application/json") && json("application/json;q=1, */*"));
+        assert!(!json("text/html,application/xhtml+xml,application/json;q=0.9,*/*") && !json("*/*"));
+        assert!(!wants_json(&HeaderMap::new()));
+    }
+
+    #[test]
+    fn form_of_another_site_is_refused() {
+        let refused = |headers: &[(&str, &str)]| refuse_other_sites(&parts(headers)).is_err();
+        for own in [
+            &[][..],
+            &[("sec-fetch-site", "same-origin"), ("origin", "null")],
+            &[("sec-fetch-site", "none")],
+            &[("origin", "https://Ops.example:8443"), ("host", "ops.example:8443")],
+        ] {
+            assert!(!refused(own), "{own:?}");
+        }
+        for other in [
+            &[("sec-fetch-site", "cross-site")][..],
+            &[("sec-fetch-site", "same-site"), ("origin", "https://ops.example"), ("host", "ops.example")],
+            &[("sec-fetch-site", "\u{fe}")],
+            &[("origin", "null"), ("host", "ops.example")],
+            &[("origin", "https://evil.example"), ("host", "ops.example")],
+            &[("origin", "https://ops.example:1"), ("host", "ops.example")],
+            &[("origin", "https://ops.example")],
+        ] {
+            assert!(refused(other), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn described_request_is_made_of_its_fields() {
+        let form = "action=explain&method=POST&uri=%2Fposts%3Fa%3Db+c&client=2001%3Adb8%3A%3A1&headers=x-a%3A+1%0D%0A%0D%0Ax-a%3A2";
+        assert_eq!(read(form).unwrap_err(), "`/posts?a=b c` is not a URI: write it like `/posts?page=2`");
+        let Ok(Asked::Explain(described)) = read(&form.replace("b+c", "b%2520c")) else { panic!() };
+        let Described { request, form } = *described;
+        assert_eq!((request.method.as_str(), request.uri.to_string().as_str()), ("POST", "/posts?a=b%20c"));
+        assert_eq!(request.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
+        assert_eq!(crate::key::peer_address(&request), "2001:db8::1".parse().ok());
+        assert_eq!(form.headers, "x-a: 1\r\n\r\nx-a:2");
+        let Ok(Asked::Explain(described)) = read("action=explain") else { panic!() };
+        let request = described.request;
+        assert_eq!((request.method.as_str(), request.uri.path()), ("GET", "/"));
+    }
+
+    #[test]
+    fn wrong_form_is_refused_with_the_reason() {
+        for (form, reason) in [
+            ("", "`action` is"),
+            ("action=delete", "not `delete`"),
+            ("action=switch&mode=off", "not `off`"),
+            ("action=explain&method=G%20T", "is not a method"),
+            ("action=explain&client=nobody", "is not an address"),
+            ("action=explain&headers=nothing", "is not a header"),
+            ("action=explain&headers=a%3A%01", "is not a header"),
+        ] {
+            assert!(read(form).unwrap_err().contains(reason), "{form}");
+        }
+        let headers = format!("action=explain&headers={}", "a:b%0A".repeat(HEADERS_MAX + 1));
+        assert!(read(&headers).unwrap_err().contains("at most 64 headers"));
+        assert_eq!(Asked::read(&parts(&[]), b"action=explain").unwrap_err().0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
+}

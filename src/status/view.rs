@@ -1,0 +1,175 @@
+//! The content of the page. Data.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::explanation::Explanation;
+use crate::limiter::Occupancy;
+use crate::mode::Mode;
+use crate::setup_warning::SetupWarning;
+use crate::stats::{PolicySnapshot, RateBucket, StatsSnapshot};
+
+use super::request::ExplainForm;
+use super::source::Source;
+
+/// The most policies that are shown. Those with the most refusals come first.
+const ROWS_MAX: usize = 200;
+
+pub(super) struct View {
+    pub(super) stats: StatsSnapshot,
+    pub(super) rows: Vec<Row>,
+    /// The policies that are not shown.
+    pub(super) more: usize,
+    pub(super) layers: Vec<LayerView>,
+    pub(super) rules: Option<RulesView>,
+    pub(super) switches: Vec<(String, Mode)>,
+    /// The request that was described, and for each layer the explanation.
+    pub(super) explained: Option<(ExplainForm, Vec<(String, Explanation)>)>,
+}
+
+pub(super) struct LayerView {
+    pub(super) title: String,
+    pub(super) occupancy: Option<Occupancy>,
+    pub(super) warning: Option<SetupWarning>,
+}
+
+/// The rules of a file.
+pub(super) struct RulesView {
+    pub(super) version: u64,
+    pub(super) error: Option<String>,
+}
+
+/// A policy.
+pub(super) struct Row {
+    pub(super) name: String,
+    /// The titles of the layers that have a policy of this name: the statistics count them together. Empty if only the
+    /// statistics know the policy.
+    pub(super) layers: Vec<String>,
+    /// The quotas in words; several if they are plans.
+    pub(super) quotas: Vec<String>,
+    pub(super) mode: Option<Mode>,
+    pub(super) stats: Option<PolicySnapshot>,
+}
+
+/// The requests of a policy in a span of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sums {
+    pub(super) allowed: u64,
+    pub(super) near: u64,
+    pub(super) over: u64,
+    pub(super) refused: u64,
+}
+
+impl Sums {
+    pub(super) fn of(buckets: &[RateBucket]) -> Self {
+        buckets.iter().fold(Self::default(), |sums, bucket| Self {
+            allowed: sums.allowed + bucket.allowed(),
+            near: sums.near + bucket.near(),
+            over: sums.over + bucket.over(),
+            refused: sums.refused + bucket.refused(),
+        })
+    }
+
+    pub(super) fn all(self) -> u64 {
+        self.allowed.saturating_add(self.over)
+    }
+
+    /// Returns tenths of a percent, rounded to the nearest; `None` if there was no request.
+    pub(super) fn per_mille(self, part: u64) -> Option<u64> {
+        let all = u128::from(self.all());
+        let rounded = (u128::from(part) * 2_000 + all).checked_div(2 * all)?;
+        u64::try_from(rounded).ok()
+    }
+}
+
+impl Row {
+    /// Returns the buckets of the last five minutes.
+    pub(super) fn five_minutes(&self) -> &[RateBucket] {
+        self.stats.as_ref().map_or(&[], PolicySnapshot::five_minutes)
+    }
+
+    /// Returns the buckets of the last hour.
+    pub(super) fn hour(&self) -> &[RateBucket] {
+        self.stats.as_ref().map_or(&[], PolicySnapshot::hour)
+    }
+
+    /// Returns how long ago the policy last refused a request.
+    pub(super) fn refused_ago(&self, stats: &StatsSnapshot) -> Option<Duration> {
+        Some(stats.taken_at().saturating_since(self.stats.as_ref()?.last_refused_at()?))
+    }
+}
+
+impl View {
+    pub(super) fn new(stats: StatsSnapshot, sources: &[(String, Arc<dyn Source>)]) -> Self {
+        let mut rows: Vec<Row> = Vec::new();
+        let mut places: HashMap<String, usize> = HashMap::new();
+        for (title, source) in sources {
+            for (policies, mode) in source.rules() {
+                for policy in policies {
+                    let quota = policy.quota().to_string();
+                    // Plans have their name in common, and policies of several layers may.
+                    let at = *places.entry(policy.name().to_owned()).or_insert_with(|| {
+                        let (name, stats) = (policy.name().to_owned(), None);
+                        rows.push(Row { name, layers: Vec::new(), quotas: Vec::new(), mode: Some(mode), stats });
+                        rows.len() - 1
+                    });
+                    let Some(row) = rows.get_mut(at) else { continue };
+                    if !row.layers.contains(title) {
+                        row.layers.push(title.clone());
+                    }
+                    if !row.quotas.contains(&quota) {
+                        row.quotas.push(quota);
+                    }
+                }
+            }
+        }
+        let mut seen: HashMap<&str, &PolicySnapshot> =
+            stats.policies().iter().map(|policy| (policy.name(), policy)).collect();
+        let mut shown = HashSet::new();
+        for row in &mut rows {
+            if let Some(policy) = seen.get(row.name.as_str()) {
+                row.stats = Some((*policy).clone());
+                shown.insert(row.name.clone());
+            }
+        }
+        seen.retain(|name, _| !shown.contains(*name));
+        // Those of layers that the page does not know, of former rules, and all that are counted together.
+        let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
+        unknown.sort_by(|a, b| a.name().cmp(b.name()));
+        rows.extend(unknown.into_iter().map(|policy| Row {
+            name: policy.name().to_owned(),
+            layers: Vec::new(),
+            quotas: Vec::new(),
+            mode: None,
+            stats: Some(policy.clone()),
+        }));
+        rows.sort_by_cached_key(|row| std::cmp::Reverse(Sums::of(row.hour()).over));
+        let more = rows.len().saturating_sub(ROWS_MAX);
+        rows.truncate(ROWS_MAX);
+        let layers = sources.iter().map(|(title, source)| LayerView {
+            title: title.clone(),
+            occupancy: source.occupancy(),
+            warning: source.warning(),
+        });
+        let layers = layers.collect();
+        Self { stats, rows, more, layers, rules: None, switches: Vec::new(), explained: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_rounded_to_the_nearest_tenth() {
+        let sums = Sums { allowed: 1_999, over: 1, ..Sums::default() };
+        assert_eq!(
+            (sums.per_mille(sums.over), sums.per_mille(0), sums.per_mille(2_000)),
+            (Some(1), Some(0), Some(1_000))
+        );
+        assert_eq!(Sums::default().per_mille(0), None);
+        let most = Sums { allowed: u64::MAX, ..Sums::default() };
+        assert_eq!(most.per_mille(u64::MAX), Some(1_000));
+    }
+}

@@ -1,0 +1,669 @@
+//! A client that obeys: when its requests leave, and which do not.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http::{Request, Response};
+use proptest::prelude::*;
+use tower::{Layer, Service};
+use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer};
+use tower_ratelimit::{Key, Policy, Quota};
+
+use crate::support::waiting::World;
+use crate::support::{config, memory};
+
+const SECOND: u64 = 1_000_000;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+type Answered = Result<u16, BoxError>;
+
+/// What the server does with each request: how long it takes, its status and its headers.
+type Script = dyn Fn(usize) -> (u64, u16, Vec<(&'static str, String)>);
+
+/// A server that records when requests arrive, and what they are called.
+struct Server {
+    timer: crate::support::waiting::ManualTimer,
+    script: Rc<Script>,
+    /// Instants in milliseconds, and paths.
+    seen: Rc<RefCell<Vec<(u64, String)>>>,
+    /// The permits that are held by services that were made ready.
+    permits: Rc<RefCell<i64>>,
+    /// The instant from which on it gets ready, in microseconds.
+    ready_from_us: Rc<Cell<u64>>,
+    until_ready: Option<Pin<Box<dyn Future<Output = ()>>>>,
+    is_ready: bool,
+}
+
+impl Clone for Server {
+    fn clone(&self) -> Self {
+        let (timer, script, seen) = (self.timer.clone(), Rc::clone(&self.script), Rc::clone(&self.seen));
+        let (permits, ready_from_us) = (Rc::clone(&self.permits), Rc::clone(&self.ready_from_us));
+        Self { timer, script, seen, permits, ready_from_us, until_ready: None, is_ready: false }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if self.is_ready {
+            *self.permits.borrow_mut() -= 1;
+        }
+    }
+}
+
+impl Service<Request<()>> for Server {
+    type Response = Response<()>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<()>, BoxError>>>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        if !self.is_ready {
+            let from_us = self.ready_from_us.get();
+            if self.timer.now_us() < from_us {
+                let timer = &self.timer;
+                let sleep_until =
+                    |us| tower_ratelimit::middleware::Timer::sleep_until(timer, Duration::from_micros(us));
+                let until_ready = self.until_ready.get_or_insert_with(|| Box::pin(sleep_until(from_us)));
+                std::task::ready!(until_ready.as_mut().poll(cx));
+            }
+            self.until_ready = None;
+            self.is_ready = true;
+            *self.permits.borrow_mut() += 1;
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<()>) -> Self::Future {
+        assert!(std::mem::take(&mut self.is_ready), "a service is called when it is ready");
+        *self.permits.borrow_mut() -= 1;
+        let nth = self.seen.borrow().len();
+        let now_us = self.timer.now_us();
+        self.seen.borrow_mut().push((now_us / 1_000, request.uri().path().to_owned()));
+        let (takes_us, status, headers) = (self.script)(nth);
+        let mut response = Response::builder().status(status);
+        for (name, value) in headers {
+            response = response.header(name, value);
+        }
+        let response = response.body(()).unwrap();
+        if takes_us == 0 {
+            return Box::pin(ready(Ok(response)));
+        }
+        let sleep = tower_ratelimit::middleware::Timer::sleep_until(
+            &self.timer,
+            Duration::from_micros(now_us.saturating_add(takes_us)),
+        );
+        Box::pin(async move {
+            sleep.await;
+            Ok(response)
+        })
+    }
+}
+
+/// A world with a server and clients that obey.
+struct Scene {
+    world: World<Answered>,
+    layer: ObeyLayer,
+    server: Server,
+}
+
+impl Scene {
+    fn new(
+        configure: impl FnOnce(ObeyLayer) -> ObeyLayer,
+        script: impl Fn(usize) -> (u64, u16, Vec<(&'static str, String)>) + 'static,
+    ) -> Self {
+        let world = World::new();
+        let layer = configure(ObeyLayer::new(world.timer.clone()).clock(world.clock.clone()).jitter_seed(7));
+        let server = Server {
+            timer: world.timer.clone(),
+            script: Rc::new(script),
+            seen: Rc::default(),
+            permits: Rc::default(),
+            ready_from_us: Rc::default(),
+            until_ready: None,
+            is_ready: false,
+        };
+        Self { world, layer, server }
+    }
+
+    /// Sends a request from a clone of the client.
+    fn send(&mut self, path: &str) -> usize {
+        let mut client = self.layer.layer(self.server.clone());
+        let request = Request::builder().uri(format!("http://example.org{path}")).body(()).unwrap();
+        self.world.spawn(async move {
+            std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
+            Ok(client.call(request).await?.status().as_u16())
+        })
+    }
+
+    fn seen(&self) -> Vec<(u64, String)> {
+        self.server.seen.borrow().clone()
+    }
+
+    fn instants(&self) -> Vec<u64> {
+        self.seen().into_iter().map(|(at, _)| at).collect()
+    }
+
+    fn status(&self, task: usize) -> Option<u16> {
+        self.world.done[task].as_ref().and_then(|done| done.as_ref().ok()).copied()
+    }
+
+    #[track_caller]
+    fn error(&self, task: usize) -> &ObeyError {
+        let error = self.world.done[task].as_ref().expect("it is done").as_ref().expect_err("it is an error");
+        error.downcast_ref().expect("it is an error of the layer")
+    }
+}
+
+fn told(status: u16, headers: &[(&'static str, &str)]) -> (u64, u16, Vec<(&'static str, String)>) {
+    (0, status, headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
+}
+
+/// Asserts that a wait was as long as was told or up to 10 % longer.
+#[track_caller]
+fn about(waited_ms: u64, told_ms: u64) {
+    assert!((told_ms..=told_ms + told_ms / 10 + 1).contains(&waited_ms), "{waited_ms} ms for {told_ms} ms");
+}
+
+#[test]
+fn pause_holds_for_all_clones_and_leaves_in_order() {
+    let mut scene =
+        Scene::new(|layer| layer, |nth| if nth == 0 { told(429, &[("retry-after", "30")]) } else { told(200, &[]) });
+    scene.send("/0");
+    let waiting: Vec<usize> = (1..=20).map(|nth| scene.send(&format!("/{nth}"))).collect();
+    scene.world.pass(29 * SECOND);
+    assert_eq!(scene.seen().len(), 1);
+    scene.world.pass(5 * SECOND);
+    let seen = scene.seen();
+    let paths: Vec<String> = (0..=20).map(|nth| format!("/{nth}")).collect();
+    assert_eq!(seen.iter().map(|(_, path)| path.clone()).collect::<Vec<_>>(), paths);
+    about(seen[1].0, 30_000);
+    assert!(waiting.iter().all(|task| scene.status(*task) == Some(200)));
+}
+
+#[test]
+fn exhausted_quota_pauses_until_its_reset() {
+    for (status, headers) in [
+        (200, vec![("ratelimit", r#""d";r=0;t=20"#), ("ratelimit-policy", r#""d";q=5;w=60"#)]),
+        (200, vec![("x-ratelimit-limit", "5"), ("x-ratelimit-remaining", "0"), ("x-ratelimit-reset", "20")]),
+        (503, vec![("retry-after", "20")]),
+        (403, vec![("retry-after", "20")]),
+        (200, vec![("grpc-status", "8"), ("grpc-retry-pushback-ms", "20000")]),
+    ] {
+        let case = format!("{status} {headers:?}");
+        let mut scene =
+            Scene::new(|layer| layer, move |nth| if nth == 0 { told(status, &headers) } else { told(200, &[]) });
+        scene.send("/");
+        scene.send("/");
+        scene.world.pass(60 * SECOND);
+        assert_eq!(scene.seen().len(), 2, "{case}");
+        about(scene.seen()[1].0, 20_000);
+    }
+}
+
+#[test]
+fn retry_after_of_other_responses_pauses_nothing() {
+    for status in [200, 202, 301] {
+        let mut scene = Scene::new(|layer| layer, move |_| told(status, &[("retry-after", "20")]));
+        scene.send("/");
+        scene.send("/");
+        assert_eq!(scene.seen().len(), 2, "{status}");
+    }
+}
+
+#[test]
+fn refusal_without_a_time_pauses_ever_longer() {
+    let mut scene = Scene::new(|layer| layer, |nth| told(if nth == 9 { 200 } else { 429 }, &[]));
+    for _ in 0..12 {
+        scene.send("/");
+    }
+    scene.world.pass(600 * SECOND);
+    // One at a time: each is a probe.
+    let instants = scene.instants();
+    let waits = instants.windows(2).map(|pair| pair[1] - pair[0]);
+    for (waited, told) in waits.zip([1, 2, 4, 8, 16, 32, 60, 60, 60, 0, 1]) {
+        about(waited, told * 1_000);
+    }
+}
+
+#[test]
+fn refusals_of_one_round_trip_count_once() {
+    let mut scene = Scene::new(|layer| layer, |nth| if nth < 10 { (SECOND, 429, vec![]) } else { told(200, &[]) });
+    for _ in 0..10 {
+        scene.send("/");
+    }
+    scene.world.pass(SECOND);
+    scene.send("/");
+    scene.world.pass(5 * SECOND);
+    about(scene.instants()[10] - 1_000, 1_000);
+}
+
+#[test]
+fn pause_beyond_the_longest_wait_fails_at_once() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| {
+            if nth == 0 {
+                (SECOND, 429, vec![("retry-after", "301".to_owned())])
+            } else {
+                told(429, &[("retry-after", "2")])
+            }
+        },
+    );
+    let first = scene.send("/");
+    scene.world.pass(SECOND);
+    assert_eq!(scene.status(first), Some(429), "the response is handed on");
+    let second = scene.send("/");
+    let error = scene.error(second);
+    assert_eq!(error.kind(), ObeyErrorKind::TooLong);
+    about(error.wait().unwrap().as_millis() as u64, 301_000);
+    let text = error.to_string();
+    assert!(text.starts_with("the request to http://example.org:80 was not sent: it would have to wait for"), "{text}");
+    assert!(text.ends_with("`max_wait` is 300 s"), "{text}");
+    assert!(!scene.layer.pause_of(&Key::of("http://example.org:80").unwrap()).is_zero());
+    // When the rest of the pause is short enough, requests wait.
+    scene.world.pass(60 * SECOND);
+    scene.send("/");
+    scene.world.pass(300 * SECOND);
+    assert_eq!(scene.seen().len(), 2);
+}
+
+#[test]
+fn waiting_requests_fail_as_soon_as_a_pause_is_too_long() {
+    let mut scene = Scene::new(
+        |layer| layer.max_wait(Duration::from_secs(10)),
+        |nth| match nth {
+            0 => told(429, &[("retry-after", "5")]),
+            _ => (SECOND, 429, vec![("retry-after", "3600".to_owned())]),
+        },
+    );
+    scene.send("/");
+    let waiting: Vec<usize> = (0..100).map(|_| scene.send("/")).collect();
+    scene.world.pass(7 * SECOND);
+    assert_eq!(scene.status(waiting[0]), Some(429));
+    for task in &waiting[1..] {
+        assert_eq!(scene.error(*task).kind(), ObeyErrorKind::TooLong);
+        about(scene.error(*task).wait().unwrap().as_secs(), 3_600);
+    }
+    // A year is the longest time that is believed, and the operator can put an end to it.
+    scene.layer.forget(&Key::of("http://example.org:80").unwrap());
+    scene.send("/");
+    assert_eq!(scene.seen().len(), 3);
+}
+
+#[test]
+fn waiting_requests_are_bounded() {
+    let mut scene = Scene::new(|layer| layer.max_waiting(3), |_| told(429, &[("retry-after", "5")]));
+    let tasks: Vec<usize> = (0..6).map(|_| scene.send("/")).collect();
+    let kinds = [4, 5].map(|task: usize| (scene.error(tasks[task]).kind(), scene.error(tasks[task]).wait().is_some()));
+    assert_eq!(kinds, [(ObeyErrorKind::TooManyWaiting, true); 2]);
+    // A dropped request makes room.
+    scene.world.cancel(tasks[2]);
+    let next = scene.send("/");
+    assert!(scene.world.is_pending(next));
+}
+
+#[test]
+fn request_that_waits_holds_no_permit() {
+    let mut scene = Scene::new(|layer| layer.max_waiting(3), |_| told(429, &[("retry-after", "5")]));
+    (0..10).for_each(|_| {
+        scene.send("/");
+    });
+    assert_eq!(*scene.server.permits.borrow(), 0);
+    scene.world.pass(60 * SECOND);
+    assert_eq!(*scene.server.permits.borrow(), 0);
+}
+
+#[test]
+fn dropped_requests_leave_the_line() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| if nth == 0 { told(429, &[("retry-after", "5")]) } else { (SECOND, 200, vec![]) },
+    );
+    scene.send("/0");
+    let tasks: Vec<usize> = (1..=9).map(|nth| scene.send(&format!("/{nth}"))).collect();
+    for task in [0, 1, 4] {
+        scene.world.cancel(tasks[task]);
+    }
+    // The probe is dropped on its way: the next one probes.
+    scene.world.pass(5_600_000);
+    assert_eq!(scene.seen().last().unwrap().1, "/3");
+    scene.world.cancel(tasks[2]);
+    assert_eq!(scene.seen().last().unwrap().1, "/4");
+    scene.world.pass(10 * SECOND);
+    let paths: Vec<String> = scene.seen().into_iter().map(|(_, path)| path).collect();
+    assert_eq!(paths, ["/0", "/3", "/4", "/6", "/7", "/8", "/9"]);
+}
+
+#[test]
+fn probe_opens_the_line_step_by_step() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| {
+            if nth == 0 { told(429, &[("retry-after", "5")]) } else { (SECOND, 200, vec![]) }
+        },
+    );
+    for _ in 0..32 {
+        scene.send("/");
+    }
+    scene.world.pass(30 * SECOND);
+    let instants = scene.instants();
+    let start = instants[1];
+    let rounds: Vec<u64> = instants[1..].iter().map(|at| (at - start) / 1_000).collect();
+    let of_round = |round: u64| rounds.iter().filter(|at| **at == round).count();
+    assert_eq!([0, 1, 2, 3, 4].map(of_round), [1, 2, 4, 8, 16]);
+}
+
+#[test]
+fn what_remains_bounds_what_is_sent() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| match nth {
+            0 => told(429, &[("retry-after", "5")]),
+            1 => (SECOND, 200, vec![("x-ratelimit-remaining", "7".to_owned())]),
+            _ => (SECOND, 200, vec![]),
+        },
+    );
+    for _ in 0..20 {
+        scene.send("/");
+    }
+    scene.world.pass(5_600_000);
+    assert_eq!(scene.seen().len(), 2);
+    scene.world.pass(SECOND - 1);
+    assert_eq!(scene.seen().len(), 2 + 7);
+}
+
+#[test]
+fn hanging_probe_stops_the_others_for_ten_seconds() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| match nth {
+            0 => told(429, &[("retry-after", "5")]),
+            1 => (u64::MAX, 200, vec![]),
+            _ => told(200, &[]),
+        },
+    );
+    for _ in 0..5 {
+        scene.send("/");
+    }
+    scene.world.pass(30 * SECOND);
+    let instants = scene.instants();
+    assert_eq!(instants.len(), 5);
+    assert_eq!(instants[2] - instants[1], 10_000);
+}
+
+#[test]
+fn requests_that_hang_since_before_a_pause_stop_no_other() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| match nth {
+            0..20 => (u64::MAX, 200, vec![]),
+            20 => told(429, &[("retry-after", "1")]),
+            _ => told(200, &[]),
+        },
+    );
+    for _ in 0..51 {
+        scene.send("/");
+    }
+    assert_eq!(scene.seen().len(), 21);
+    scene.world.pass(1_101_000);
+    assert_eq!(scene.seen().len(), 51);
+}
+
+#[test]
+fn end_of_a_request_from_before_a_pause_sends_no_second_probe() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| match nth {
+            0..5 => (6 * SECOND, 200, vec![]),
+            5 => told(429, &[("retry-after", "5")]),
+            _ => (3 * SECOND, 200, vec![]),
+        },
+    );
+    let tasks: Vec<usize> = (0..16).map(|_| scene.send("/")).collect();
+    scene.world.pass(5_600_000);
+    assert_eq!(scene.seen().len(), 7);
+    scene.world.cancel(tasks[0]);
+    assert_eq!(scene.seen().len(), 7);
+    scene.world.pass(SECOND);
+    assert!(tasks[1..5].iter().all(|task| scene.status(*task) == Some(200)));
+    assert_eq!(scene.seen().len(), 7);
+}
+
+#[test]
+fn requests_that_wait_for_the_service_during_a_pause_probe_after_it() {
+    let mut scene = Scene::new(
+        |layer| layer,
+        |nth| match nth {
+            0 => (8 * SECOND, 429, vec![("retry-after", "3".to_owned())]),
+            1 => told(429, &[("retry-after", "5")]),
+            2 => (SECOND, 200, vec![("x-ratelimit-remaining", "19".to_owned())]),
+            _ => (SECOND, 200, vec![]),
+        },
+    );
+    for _ in 0..21 {
+        scene.send("/");
+    }
+    scene.world.pass(5_600_000);
+    assert_eq!(scene.seen().len(), 3);
+    // All others may go at 6.5 seconds. The pause from 8 to 11.3 seconds is over when they can.
+    scene.server.ready_from_us.set(20 * SECOND);
+    scene.world.pass(20 * SECOND);
+    let instants = scene.instants();
+    let of_second = |second: u64| instants.iter().filter(|at| **at / 1_000 == second).count();
+    assert_eq!([20, 21, 22, 23, 24].map(of_second), [1, 2, 4, 8, 3]);
+}
+
+#[test]
+fn task_that_does_not_run_delays_the_others_for_ten_seconds() {
+    let mut scene =
+        Scene::new(|layer| layer, |nth| if nth == 0 { told(429, &[("retry-after", "5")]) } else { told(200, &[]) });
+    scene.send("/");
+    let stuck = scene.send("/stuck");
+    scene.world.stick(stuck);
+    let other = scene.send("/other");
+    scene.world.pass(5_600_000);
+    assert_eq!(scene.seen().len(), 1);
+    scene.world.pass(10 * SECOND);
+    assert_eq!(scene.status(other), Some(200));
+}
+
+#[test]
+fn origins_do_not_wait_for_each_other() {
+    let mut scene = Scene::new(
+        |layer| layer.key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |_| told(429, &[("retry-after", "5")]),
+    );
+    scene.send("/a");
+    scene.send("/a");
+    scene.send("/b");
+    assert_eq!(scene.seen().len(), 2);
+}
+
+#[test]
+fn own_quota_spaces_requests_in_order() {
+    for quota in [
+        Quota::per_second(1),
+        Quota::sliding_log(1, Duration::from_secs(1)).unwrap(),
+        Quota::leaky_queue(100, Duration::from_secs(100)).unwrap(),
+    ] {
+        let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+        let policy = Policy::new("own", quota).unwrap();
+        scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
+        let tasks: Vec<usize> = (0..10).map(|nth| scene.send(&format!("/{nth}"))).collect();
+        scene.world.pass(20 * SECOND);
+        let expected: Vec<(u64, String)> = (0..10).map(|nth| (nth * 1_000, format!("/{nth}"))).collect();
+        assert_eq!(scene.seen(), expected, "{quota}");
+        assert!(tasks.iter().all(|task| scene.status(*task) == Some(200)));
+    }
+}
+
+#[test]
+fn own_quota_is_refunded_if_a_request_is_not_sent() {
+    let quota = Quota::leaky_queue(10, Duration::from_secs(100)).unwrap();
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let policy = Policy::new("own", quota).unwrap();
+    scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
+    scene.send("/0");
+    let waiting = scene.send("/1");
+    scene.world.pass(SECOND);
+    scene.world.cancel(waiting);
+    scene.send("/2");
+    scene.world.pass(60 * SECOND);
+    assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
+}
+
+#[test]
+fn own_quota_that_lets_nothing_pass_is_an_error() {
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let policy = Policy::new("own", Quota::per_second(0)).unwrap();
+    scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
+    let task = scene.send("/");
+    assert_eq!(scene.error(task).kind(), ObeyErrorKind::Never);
+}
+
+#[test]
+fn pacing_spreads_what_remains() {
+    // 10 of 100 remain for 20 s.
+    let script = |nth: usize| {
+        let left = 10_usize.saturating_sub(nth);
+        let reset = 20 - 2 * nth.min(10);
+        told(
+            200,
+            &[
+                ("x-ratelimit-limit", "100"),
+                ("x-ratelimit-remaining", &left.to_string()),
+                ("x-ratelimit-reset", &reset.to_string()),
+            ],
+        )
+    };
+    let mut scene = Scene::new(ObeyLayer::pace, script);
+    for _ in 0..10 {
+        scene.send("/");
+    }
+    scene.world.pass(60 * SECOND);
+    let instants = scene.instants();
+    let waits: Vec<u64> = instants.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(waits[1..].iter().all(|wait| *wait == 2_000), "{waits:?}");
+}
+
+#[test]
+fn paused_keys_are_kept_and_idle_keys_are_forgotten() {
+    let mut scene = Scene::new(
+        |layer| layer.max_keys(4).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |nth| match nth {
+            0 | 1 => told(429, &[("retry-after", "100")]),
+            2 => told(429, &[("retry-after", "999999999")]),
+            _ => told(200, &[]),
+        },
+    );
+    let pause = |scene: &Scene, path: &str| scene.layer.pause_of(&Key::of(path).unwrap());
+    for path in ["/paused", "/paused-too", "/absurd"] {
+        scene.send(path);
+    }
+    assert!(pause(&scene, "/absurd") > Duration::from_secs(366 * 86_400 - 1));
+    for nth in 0..100 {
+        scene.send(&format!("/{nth}"));
+    }
+    assert_eq!(scene.seen().len(), 103);
+    assert!(!pause(&scene, "/paused").is_zero() && !pause(&scene, "/paused-too").is_zero());
+    assert!(!pause(&scene, "/absurd").is_zero(), "idle keys go before it");
+}
+
+#[test]
+fn table_of_paused_keys_refuses_others() {
+    let mut scene = Scene::new(
+        |layer| layer.max_keys(2).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |nth| told(429, &[("retry-after", if nth == 1 { "999999999" } else { "100" })]),
+    );
+    scene.send("/a");
+    scene.send("/absurd");
+    // The absurd pause is forgotten, because it could fill the table for a year.
+    scene.send("/b");
+    assert_eq!(scene.seen().len(), 3);
+    let refused = scene.send("/c");
+    let error = scene.error(refused);
+    assert_eq!(error.kind(), ObeyErrorKind::TooManyKeys);
+    assert!(error.to_string().contains("2 other keys"), "{error}");
+    scene.world.pass(120 * SECOND);
+    scene.send("/c");
+    assert_eq!(scene.seen().len(), 4);
+}
+
+/// A response: how long it takes in milliseconds, and what it says.
+fn responses() -> impl Strategy<Value = Vec<(u64, usize)>> {
+    proptest::collection::vec((0..3_000_u64, 0..8_usize), 1..12)
+}
+
+/// Returns a response of a kind, and the milliseconds for which it asks all to wait.
+fn response(kind: usize) -> (u16, Vec<(&'static str, String)>, u64) {
+    let said = |name, value: &str| vec![(name, value.to_owned())];
+    match kind {
+        0 => (429, said("retry-after", "3"), 3_000),
+        1 => (503, said("retry-after", "40"), 40_000),
+        2 => (429, Vec::new(), 1_000),
+        3 => (200, said("ratelimit", "\"d\";r=0;t=9"), 9_000),
+        4 => (200, said("ratelimit", "\"d\";r=3;t=9"), 0),
+        5 => (200, said("x-ratelimit-remaining", "1"), 0),
+        _ => (200, Vec::new(), 0),
+    }
+}
+
+proptest! {
+    #![proptest_config(config(96))]
+
+    #[test]
+    fn every_request_ends_and_none_is_sent_early(
+        // After a pause in milliseconds: a request, or one that is dropped.
+        steps in proptest::collection::vec((0..4_000_u64, proptest::option::weighted(0.2, 0..40_usize)), 1..60),
+        answers in responses(),
+        has_own in proptest::bool::ANY,
+        paces in proptest::bool::ANY,
+        adapts in proptest::bool::ANY,
+    ) {
+        let known = answers.clone();
+        let mut scene = Scene::new(
+            |layer| {
+                let layer = if paces { layer.pace() } else { layer };
+                if adapts { layer.adapt() } else { layer }
+            },
+            move |nth| {
+                let (takes_ms, kind) = answers[nth % answers.len()];
+                let (status, headers, _) = response(kind);
+                (takes_ms * 1_000, status, headers)
+            },
+        );
+        if has_own {
+            let own = Policy::new("own", Quota::per_second(2)).unwrap();
+            scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), own).unwrap();
+        }
+        let (mut tasks, mut dropped) = (Vec::new(), false);
+        for (pause_ms, drops) in steps {
+            scene.world.pass(pause_ms * 1_000);
+            match drops.and_then(|nth| tasks.get(nth).copied()) {
+                Some(task) if scene.world.is_pending(task) => {
+                    scene.world.cancel(task);
+                    dropped = true;
+                }
+                _ => tasks.push(scene.send("/")),
+            }
+        }
+        // The longest wait, and then the longest response.
+        scene.world.pass(304 * SECOND);
+        for task in tasks {
+            prop_assert!(!scene.world.is_pending(task));
+        }
+        if !dropped {
+            let instants = scene.instants();
+            for (nth, sent) in instants.iter().enumerate() {
+                let (takes_ms, kind) = known[nth % known.len()];
+                let (from, to) = (sent + takes_ms, sent + takes_ms + response(kind).2);
+                let early = instants.iter().any(|at| *at > from && *at < to);
+                // A refusal that names no time adds nothing to a pause that began after it was sent.
+                prop_assert!(!early || kind == 2, "{instants:?}: early after {nth}");
+            }
+        }
+    }
+}

@@ -1,0 +1,676 @@
+//! Rules from a file: what they limit, and how they are replaced while requests come.
+
+use std::convert::Infallible;
+use std::fs;
+use std::future::{Ready, ready};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http::{Request, Response, StatusCode};
+use tower::{Layer, ServiceExt};
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::key::{TrustedProxies, original_uri};
+use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply, UnsupportedQuota};
+use tower_ratelimit::observe::{LimiterEvent, Observer};
+use tower_ratelimit::rules::{Rules, RulesErrorKind};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+
+use crate::support::memory;
+use crate::support::waiting::World;
+
+fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    ready(Ok(Response::default()))
+}
+
+fn request(method: &str, path: &str, fields: &[(&str, &str)]) -> Request<Body> {
+    let mut request = Request::builder().method(method).uri(path);
+    for (name, value) in fields {
+        request = request.header(*name, *value);
+    }
+    request.body(Body::empty()).unwrap()
+}
+
+fn from(address: &str, mut request: Request<Body>) -> Request<Body> {
+    request.extensions_mut().insert(ConnectInfo(SocketAddr::new(address.parse().unwrap(), 4711)));
+    request
+}
+
+async fn status(layer: &RateLimitLayer<MemoryLimiter>, request: Request<Body>) -> u16 {
+    layer.layer(tower::service_fn(answer)).oneshot(request).await.unwrap().status().as_u16()
+}
+
+/// Sends a request from a peer.
+async fn get(layer: &RateLimitLayer<MemoryLimiter>, path: &str) -> u16 {
+    status(layer, from("192.0.2.1", request("GET", path, &[]))).await
+}
+
+fn layer(rules: &Rules) -> RateLimitLayer<MemoryLimiter> {
+    rules.layer(memory(&ManualClock::new())).unwrap()
+}
+
+fn left(layer: &RateLimitLayer<MemoryLimiter>) -> Vec<(String, u64)> {
+    let key = Key::of(std::net::IpAddr::from([192, 0, 2, 1])).unwrap();
+    let all = futures_now(layer.peek(&key)).unwrap();
+    all.into_iter().map(|(policy, status)| (policy.name().to_owned(), status.remaining())).collect()
+}
+
+/// A memory limiter answers at once.
+fn futures_now<T>(future: impl Future<Output = T>) -> T {
+    match std::pin::pin!(future).poll(&mut std::task::Context::from_waker(std::task::Waker::noop())) {
+        std::task::Poll::Ready(value) => value,
+        std::task::Poll::Pending => unreachable!("a memory limiter answers at once"),
+    }
+}
+
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<LimiterEvent>>>);
+
+impl Observer for Events {
+    fn on_event(&self, event: &LimiterEvent) {
+        self.0.lock().unwrap().push(event.clone());
+    }
+}
+
+#[tokio::test]
+async fn rules_that_match_all_count() {
+    let rules = Rules::from_text(
+        "rules:
+           - {name: all, quota: 4 per minute, key: peer-ip}
+           - {name: posts, quota: 2 per minute, key: peer-ip, match: {path: '/posts/{id}'}}
+           - {name: api, quota: 3 per minute, key: peer-ip, match: {path: ['/posts/{*rest}', '/users']}}",
+    );
+    let layer = layer(&rules.unwrap());
+    assert_eq!([get(&layer, "/posts/1").await, get(&layer, "/posts/2").await], [200, 200]);
+    assert_eq!(get(&layer, "/posts/3").await, 429, "`posts` is used up");
+    assert_eq!(left(&layer), [("all".into(), 2), ("posts".into(), 0), ("api".into(), 1)], "a refusal takes nothing");
+    assert_eq!([get(&layer, "/users").await, get(&layer, "/users").await], [200, 429]);
+    assert_eq!([get(&layer, "/").await, get(&layer, "/").await], [200, 429]);
+}
+
+#[tokio::test]
+async fn each_condition_selects_requests() {
+    let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
+    for (condition, hit, miss) in [
+        ("method: [POST, PUT]", request("PUT", "/", &[]), request("GET", "/", &[])),
+        ("path: '/a/{id}'", request("GET", "/a/b", &[]), request("GET", "/a/b/c", &[])),
+        (
+            "host: '*.example.com'",
+            request("GET", "/", &[("host", "API.example.com:80")]),
+            request("GET", "/", &[("host", "example.com")]),
+        ),
+        (
+            "header: {x-beta: '*', x-tier: gold}",
+            request("GET", "/", &[("x-beta", ""), ("x-tier", "gold")]),
+            request("GET", "/", &[("x-beta", "1"), ("x-tier", "silver")]),
+        ),
+        (
+            "user-agent: '*bot*'",
+            request("GET", "/", &[("user-agent", "GoogleBot/2")]),
+            request("GET", "/", &[("user-agent", "curl")]),
+        ),
+        (
+            "client: [198.51.100.0/24]",
+            request("GET", "/", &[("x-forwarded-for", "198.51.100.7")]),
+            request("GET", "/", &[("x-forwarded-for", "203.0.113.7")]),
+        ),
+        ("action: write", request("POST", "/", &[]), request("GET", "/", &[])),
+    ] {
+        let rules = Rules::builder()
+            .trusted_proxies(proxies.clone())
+            .action("write", |parts| parts.method == "POST")
+            .from_text(format!("rules: [{{name: a, quota: 0 per minute, key: global, match: {{{condition}}}}}]"));
+        let layer = layer(&rules.unwrap_or_else(|error| panic!("{condition}: {error}")));
+        assert_eq!(status(&layer, from("192.0.2.1", hit)).await, 429, "{condition}");
+        assert_eq!(status(&layer, from("192.0.2.1", miss)).await, 200, "{condition}");
+    }
+}
+
+#[tokio::test]
+async fn client_that_hides_its_address_escapes_no_rule() {
+    let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
+    let text = "rules: [{name: a, quota: 0 per minute, key: global, match: {client: [10.0.0.0/8]}}]";
+    let layer = layer(&Rules::builder().trusted_proxies(proxies).from_text(text).unwrap());
+    let hidden = request("GET", "/", &[("x-forwarded-for", "unreadable!")]);
+    assert_eq!(status(&layer, from("192.0.2.1", hidden)).await, 429);
+}
+
+#[tokio::test]
+async fn keys_are_ready_made_or_registered_and_combine() {
+    let rules = Rules::builder().key("tenant", |parts| parts.extensions.get::<u64>().copied()).from_text(
+        "rules:
+           - {name: tenant, quota: 1 per minute, key: [tenant, method]}
+           - {name: token, quota: 9 per minute, key: header x-api-key, missing-key: exempt}",
+    );
+    let layer = layer(&rules.unwrap());
+    let of = |tenant: u64, method| {
+        let mut request = request(method, "/", &[]);
+        request.extensions_mut().insert(tenant);
+        request
+    };
+    assert_eq!(status(&layer, of(1, "GET")).await, 200);
+    assert_eq!(status(&layer, of(1, "GET")).await, 429);
+    assert_eq!(status(&layer, of(1, "PUT")).await, 200);
+    assert_eq!(status(&layer, of(2, "GET")).await, 200);
+    assert_eq!(status(&layer, request("GET", "/", &[])).await, 400, "a part of the key is missing");
+}
+
+#[tokio::test]
+async fn plan_is_named_by_a_part_of_the_request() {
+    let rules = Rules::from_text(
+        "rules:
+           - name: customer
+             key: header x-customer
+             plans: {by: header x-plan, quotas: {free: 1 per minute, pro: 3 per minute}, otherwise: free}",
+    );
+    let layer = layer(&rules.unwrap());
+    for (plan, passing) in [("free", 1), ("pro", 3), ("unknown", 1)] {
+        for nth in 0..=passing {
+            let fields = [("x-customer", plan), ("x-plan", plan)];
+            let expected = if nth < passing { 200 } else { 429 };
+            assert_eq!(status(&layer, request("GET", "/", &fields)).await, expected, "{plan} {nth}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn short_list_needs_a_match_or_an_action() {
+    let rules = Rules::builder()
+        .action("create_post", |parts| parts.method == "POST" && original_uri(parts).path() == "/posts")
+        .from_text(
+            "- {action: create_account, unit: day, requests_per_unit: 5, key: peer-ip, match: {path: /accounts}}
+- {action: create_post, unit: hour, requests_per_unit: 5, key: peer-ip}",
+        );
+    let layer = layer(&rules.unwrap());
+    for (method, path) in [("GET", "/accounts"), ("POST", "/posts")] {
+        for nth in 0..6 {
+            let expected = if nth < 5 { 200 } else { 429 };
+            assert_eq!(status(&layer, from("192.0.2.1", request(method, path, &[]))).await, expected, "{path} {nth}");
+        }
+    }
+    assert_eq!(get(&layer, "/posts").await, 200, "to read is another action");
+}
+
+#[tokio::test]
+async fn candidate_is_observed_beside_and_never_binds() {
+    let rules =
+        Rules::from_text("rules: [{name: a, quota: 3 per minute, candidate: 1 per minute, key: peer-ip}]").unwrap();
+    let layer = layer(&rules);
+    for expected in [200, 200, 200, 429] {
+        assert_eq!(get(&layer, "/").await, expected);
+    }
+    assert_eq!(left(&layer), [("a".into(), 0), ("a-candidate".into(), 0)]);
+}
+
+#[tokio::test]
+async fn listed_clients_are_exempt_or_refused() {
+    let rules = Rules::from_text(
+        "rules: [{name: a, quota: 0 per minute, key: peer-ip}]
+access: {allow: [192.0.2.0/24], deny: [192.0.2.66, 203.0.113.7]}",
+    );
+    let layer = layer(&rules.unwrap());
+    for (address, expected) in [("192.0.2.1", 200), ("192.0.2.66", 403), ("203.0.113.7", 403), ("203.0.113.8", 429)] {
+        assert_eq!(status(&layer, from(address, request("GET", "/", &[]))).await, expected, "{address}");
+    }
+}
+
+#[tokio::test]
+async fn replaced_rules_keep_what_was_used() {
+    let of = |rules: &str| format!("rules:\n{rules}");
+    let rules = Rules::from_text(of(" - {name: a, quota: 10 per minute, key: peer-ip}
+ - {name: b, quota: 10 per minute, key: peer-ip}
+ - {name: several, quota: [10 per minute, 100 per hour], key: peer-ip}"))
+    .unwrap();
+    let layer = layer(&rules);
+    let before = layer.layer(tower::service_fn(answer));
+    for _ in 0..4 {
+        assert_eq!(get(&layer, "/").await, 200);
+    }
+    let used: Vec<u64> = left(&layer).into_iter().map(|(_, left)| left).collect();
+    assert_eq!(used, [6, 6, 6, 96]);
+
+    // One quota is raised, one rule is renamed, one of several quotas is lowered, and a rule comes first.
+    let next = of(" - {name: new, quota: 7 per minute, key: peer-ip}
+ - {name: c, was: b, quota: 10 per minute, key: peer-ip}
+ - {name: a, quota: 20 per minute, key: peer-ip}
+ - {name: several, quota: [5 per minute, 100 per hour], key: peer-ip}");
+    assert_eq!(rules.replace(next.clone()).unwrap(), 1);
+    assert_eq!(rules.replace(next).unwrap(), 1, "the same rules are no new version");
+    assert_eq!(
+        left(&layer),
+        [
+            ("new".into(), 7),
+            ("c".into(), 6),
+            ("a".into(), 16),
+            ("several-5-per-minute".into(), 1),
+            ("several-100-per-hour".into(), 96)
+        ]
+    );
+    let response = before.oneshot(from("192.0.2.1", request("GET", "/", &[]))).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK, "a service that was made before follows");
+    assert_eq!(layer.check(), Ok(()), "an earlier version is no contradiction");
+    assert_eq!(get(&layer, "/").await, 429, "5 per minute are used up");
+
+    // Lowered and raised again: what was used under the larger quota is not forgotten in between.
+    rules.replace(of(" - {name: a, quota: 2 per minute, key: peer-ip}")).unwrap();
+    assert_eq!(get(&layer, "/").await, 429);
+    rules.replace(of(" - {name: a, quota: 20 per minute, key: peer-ip}")).unwrap();
+    assert_eq!(left(&layer), [("a".into(), 15)]);
+}
+
+#[test]
+fn refund_of_an_earlier_version_keeps_what_was_used_since() {
+    let one = "{name: a, quota: 10 per minute, key: peer-ip}";
+    for next in [
+        "{name: a, quota: 1000 per minute, key: peer-ip}",
+        "{name: b, was: a, quota: 1000 per minute, key: peer-ip}",
+        "{name: a, quota: [1000 per minute, 5000 per day], key: peer-ip}",
+    ] {
+        let rules = Rules::from_text(format!("rules: [{one}]")).unwrap();
+        let layer = layer(&rules);
+        let head = from("192.0.2.1", request("GET", "/", &[])).into_parts().0;
+        let admission = futures_now(layer.admit(&head)).unwrap();
+        rules.replace(format!("rules: [{next}]")).unwrap();
+        for _ in 0..500 {
+            assert!(futures_now(layer.admit(&head)).is_ok());
+        }
+        admission.refund();
+        assert_eq!(left(&layer)[0].1, 500, "{next}");
+    }
+}
+
+#[test]
+fn waiting_requests_of_different_rules_never_change_places() {
+    let mut world: World<u16> = World::new();
+    let slow = "{name: slow, quota: '1 per minute, queue 10, leaky queue', key: global, match: {path: /slow}}";
+    let fast = "{name: fast, quota: '10 per s, queue 10, leaky queue', key: global, match: {path: /fast}}";
+    let rules = Rules::from_text(format!("rules: [{slow}]")).unwrap();
+    let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+    let departed: Arc<Mutex<Vec<(&str, u64)>>> = Arc::default();
+    let send = |world: &mut World<u16>, path: &'static str| {
+        let (departed, timer) = (Arc::clone(&departed), world.timer.clone());
+        let service = layer.layer(tower::service_fn(move |request: Request<Body>| {
+            departed.lock().unwrap().push((path, timer.now_us() / 1_000));
+            answer(request)
+        }));
+        world.spawn(async move { service.oneshot(request("GET", path, &[])).await.unwrap().status().as_u16() })
+    };
+    for _ in 0..2 {
+        send(&mut world, "/slow");
+    }
+    rules.replace(format!("rules: [{fast}, {slow}]")).unwrap();
+    for _ in 0..2 {
+        send(&mut world, "/fast");
+    }
+    world.pass(120_000_000);
+    assert_eq!(*departed.lock().unwrap(), [("/slow", 0), ("/fast", 0), ("/fast", 100), ("/slow", 60_000)]);
+}
+
+#[tokio::test]
+async fn rules_of_the_program_stay_behind_those_of_the_file() {
+    let rules = Rules::from_text("rules: [{name: a, quota: 9 per minute, key: peer-ip}]").unwrap();
+    let layer = layer(&rules).and(tower_ratelimit::Policy::new("own", Quota::per_minute(2)).unwrap(), key::peer_ip());
+    assert_eq!(get(&layer, "/").await, 200);
+    rules.replace("rules: [{name: b, quota: 9 per hour, key: peer-ip}]").unwrap();
+    assert_eq!(left(&layer), [("b".into(), 9), ("own".into(), 1)]);
+    rules.replace("rules: []").unwrap();
+    assert_eq!([get(&layer, "/").await, get(&layer, "/").await], [200, 429]);
+}
+
+#[tokio::test]
+async fn rule_that_counts_as_one_of_the_program_is_refused() {
+    let rules = Rules::from_text("rules: [{name: a, quota: 9 per minute, key: peer-ip}]").unwrap();
+    let own = |name| tower_ratelimit::Policy::new(name, Quota::per_minute(2)).unwrap();
+    let layer = layer(&rules).and(own("own"), key::peer_ip());
+    assert_eq!(get(&layer, "/").await, 200);
+    for rule in [
+        "{name: own, quota: 5/h",
+        "{name: b, was: own, quota: 5/h",
+        "{name: o, quota: 5/h, block: {after: 5/h, for: 1 h}, was: own",
+    ] {
+        let error = rules.replace(format!("rules:\n  - {rule}, key: peer-ip}}")).unwrap_err();
+        assert_eq!((error.problems().len(), error.problems()[0].line(), error.kind()), (1, 2, RulesErrorKind::Name));
+        assert!(error.to_string().contains("counts as `own`: rename this rule"), "{error}");
+    }
+    assert_eq!(left(&layer), [("a".into(), 8), ("own".into(), 1)], "nothing changed");
+    // The first file cannot know the rules that the program adds, so they give way.
+    let renamed = Rules::from_text("rules: [{name: b, was: own, quota: 9 per minute, key: peer-ip}]").unwrap();
+    let layer = renamed.layer(memory(&ManualClock::new())).unwrap().and(own("own"), key::peer_ip());
+    assert_eq!([get(&layer, "/").await, get(&layer, "/").await, get(&layer, "/").await], [200, 200, 429]);
+    assert_eq!(left(&layer), [("b".into(), 7), ("own-2".into(), 0)]);
+}
+
+#[tokio::test]
+async fn rule_that_is_renamed_again_names_its_first_name() {
+    let rule = |names: &str| format!("rules:\n  - {{{names}, quota: 3 per minute, key: peer-ip}}");
+    let rules = Rules::from_text(rule("name: a")).unwrap();
+    let layer = layer(&rules);
+    assert_eq!(get(&layer, "/").await, 200);
+    rules.replace(rule("name: b, was: a")).unwrap();
+    let error = rules.replace(rule("name: c, was: b")).unwrap_err();
+    assert!(error.to_string().contains("is stored as `a`, its first name: write `was: a`"), "{error}");
+    assert_eq!(left(&layer), [("b".into(), 2)]);
+    rules.replace(rule("name: c, was: a")).unwrap();
+    assert_eq!(left(&layer), [("c".into(), 2)]);
+}
+
+#[tokio::test]
+async fn bad_rules_change_nothing_and_are_reported() {
+    let rules = Rules::from_text("rules: [{name: a, quota: 2 per minute, key: peer-ip}]").unwrap();
+    let events = Events::default();
+    let layer = layer(&rules).observer(events.clone());
+    assert_eq!(get(&layer, "/").await, 200);
+    for bad in
+        ["rules: [{name: a, quota: 5 per year and a half, key: peer-ip}]", "rules: [", "\u{1}", "rules: [{name: a}]"]
+    {
+        let error = rules.replace(bad).unwrap_err();
+        assert_eq!(rules.error(), Some(error.clone()), "{bad}");
+        assert!(
+            events.0.lock().unwrap().drain(..).eq([LimiterEvent::RulesRefused { error: error.to_string() }]),
+            "{bad}"
+        );
+    }
+    assert_eq!((rules.version(), left(&layer)), (0, vec![("a".into(), 1)]));
+    rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
+    assert_eq!((rules.version(), rules.error()), (1, None));
+    assert_eq!(*events.0.lock().unwrap(), [LimiterEvent::RulesLoaded { version: 1 }]);
+    // What is in force again is told as well: an error is over.
+    rules.replace("rules: [").unwrap_err();
+    rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
+    assert_eq!(
+        (rules.error(), events.0.lock().unwrap().last()),
+        (None, Some(&LimiterEvent::RulesLoaded { version: 1 }))
+    );
+}
+
+#[test]
+fn observer_may_replace_the_rules_that_it_hears_of() {
+    struct Replaces(Rules);
+    impl Observer for Replaces {
+        fn on_event(&self, _: &LimiterEvent) {
+            if self.0.version() < 3 {
+                let _ = self.0.replace(of_limit(self.0.version() + 10));
+            }
+        }
+    }
+    let rules = Rules::from_text(of_limit(1)).unwrap();
+    let layer = layer(&rules).observer(Replaces(rules.clone()));
+    rules.replace(of_limit(2)).unwrap();
+    assert_eq!((rules.version(), layer.policies()[0].quota().limit()), (3, 12));
+}
+
+#[test]
+fn problems_are_named_with_their_places() {
+    let error = Rules::from_text(
+        "rules:
+  - {name: a, quota: 5 per minute, key: client-ip}
+  - {name: b, quota: 5 per minute, key: tenat}
+  - {name: c, quota: 5 per minute, key: global, match: {action: write}}",
+    )
+    .unwrap_err();
+    let builder = || Rules::builder().key("tenant", |_| 1);
+    assert_eq!(error.kind(), RulesErrorKind::Name);
+    let lines: Vec<usize> = error.problems().iter().map(|problem| problem.line()).collect();
+    assert_eq!(lines, [3, 4]);
+    let error = builder().from_text("rules: [{name: b, quota: 5 per minute, key: tenat}]").unwrap_err();
+    assert_eq!(error.problems()[0].suggestion(), Some("tenant"));
+    let error = Rules::from_text("rules: [{name: a, quota: 5 per minute, key: client-ip}]").unwrap_err();
+    assert!(error.to_string().contains("RulesBuilder::trusted_proxies"), "{error}");
+    let error = Rules::builder().key("path", |_| 1).from_text("rules: []").unwrap_err();
+    assert!(error.to_string().contains("no key can be registered as `path`"), "{error}");
+    let error = Rules::from_file("/nowhere/rules.yaml").unwrap_err();
+    assert_eq!(error.kind(), RulesErrorKind::File);
+    assert!(error.to_string().contains("/nowhere/rules.yaml"), "{error}");
+}
+
+#[test]
+fn quota_that_the_limiter_cannot_hold_is_refused_with_its_line() {
+    let log = |limit: u32| format!("rules:\n  - name: a\n    quota: {limit} per hour, sliding log\n    key: peer-ip\n");
+    let small = || MemoryLimiter::builder().capacity(10).build().unwrap();
+    let rules = Rules::from_text(log(1_000_000)).unwrap();
+    let error = rules.layer(small()).unwrap_err();
+    assert_eq!((error.problems()[0].line(), error.kind()), (3, RulesErrorKind::Value), "{error}");
+    let rules = Rules::from_text(log(10)).unwrap();
+    let layer = rules.layer(small()).unwrap();
+    assert_eq!(rules.replace(log(1_000_000)).unwrap_err().problems()[0].line(), 3);
+    assert_eq!(layer.policies()[0].quota().limit(), 10);
+}
+
+/// A folder that is removed when the test ends.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("tower-ratelimit-{}-{name}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn of_limit(limit: u64) -> String {
+    format!("rules: [{{name: a, quota: {limit} per minute, key: peer-ip}}]")
+}
+
+/// Waits until the rules have this limit.
+fn wait_for(layer: &RateLimitLayer<MemoryLimiter>, limit: u64) {
+    for _ in 0..2_000 {
+        if layer.policies()[0].quota().limit() == limit {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the rules have no limit of {limit}, but of {}", layer.policies()[0].quota().limit());
+}
+
+#[test]
+fn changed_file_is_taken_however_it_is_changed() {
+    let folder = Folder::new("changed");
+    let file = folder.path("rules.yaml");
+    fs::write(&file, of_limit(1)).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(&file).unwrap();
+    let layer = layer(&rules);
+    fs::write(&file, of_limit(2)).unwrap();
+    wait_for(&layer, 2);
+    // An editor writes beside the file, and renames.
+    fs::write(folder.path("new"), of_limit(3)).unwrap();
+    fs::rename(folder.path("new"), &file).unwrap();
+    wait_for(&layer, 3);
+    // A file that is broken or gone for a while changes nothing.
+    fs::write(&file, "rules: [").unwrap();
+    wait_for_error(&rules, Some(RulesErrorKind::Syntax));
+    fs::remove_file(&file).unwrap();
+    wait_for_error(&rules, Some(RulesErrorKind::File));
+    assert_eq!(layer.policies()[0].quota().limit(), 3);
+    fs::write(&file, of_limit(3)).unwrap();
+    wait_for_error(&rules, None);
+    assert_eq!(rules.version(), 2, "it has what is in force");
+    fs::write(&file, of_limit(4)).unwrap();
+    wait_for(&layer, 4);
+}
+
+type Interrupt = Box<dyn FnOnce() + Send>;
+
+/// A limiter that does something while it is asked what it supports, once.
+#[derive(Clone)]
+struct Interrupted {
+    limiter: MemoryLimiter,
+    interrupt: Arc<Mutex<Option<Interrupt>>>,
+}
+
+impl Limiter for Interrupted {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        self.limiter.take(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        self.limiter.peek(charges)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.refund(refunds)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.reset(policy, key)
+    }
+
+    fn supports(&self, _: &Quota) -> Result<(), UnsupportedQuota> {
+        let interrupt = self.interrupt.lock().unwrap().take();
+        interrupt.into_iter().for_each(|interrupt| interrupt());
+        Ok(())
+    }
+}
+
+#[test]
+fn later_reading_of_the_file_holds_whichever_ends_first() {
+    for (later, in_force) in [(of_limit(3), 3), ("rules: [".to_owned(), 1)] {
+        let folder = Folder::new(&format!("later-{in_force}"));
+        let file = folder.path("rules.yaml");
+        fs::write(&file, of_limit(1)).unwrap();
+        let rules = Rules::from_file(&file).unwrap();
+        let interrupt = Arc::default();
+        let limiter = Interrupted { limiter: memory(&ManualClock::new()), interrupt: Arc::clone(&interrupt) };
+        let layer = rules.layer(limiter).unwrap();
+        fs::write(&file, of_limit(2)).unwrap();
+        // While these rules are compared with what the limiter supports, the file is written and read again.
+        let (again, to, text) = (rules.clone(), file.clone(), later.clone());
+        *interrupt.lock().unwrap() = Some(Box::new(move || {
+            fs::write(&to, text).unwrap();
+            let _ = again.reload();
+        }));
+        let _ = rules.reload();
+        assert_eq!(layer.policies()[0].quota().limit(), in_force, "{later}");
+        assert_eq!(rules.error().is_some(), later == "rules: [", "{later}");
+    }
+}
+
+/// Waits until the rules have an error of this kind, or none.
+fn wait_for_error(rules: &Rules, kind: Option<RulesErrorKind>) {
+    for _ in 0..2_000 {
+        if rules.error().map(|error| error.kind()) == kind {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the error is {:?}, not {kind:?}", rules.error());
+}
+
+#[test]
+fn replaced_rules_stay_until_their_file_changes() {
+    let folder = Folder::new("replaced");
+    let (file, other) = (folder.path("rules.yaml"), folder.path("other.yaml"));
+    fs::write(&file, of_limit(1)).unwrap();
+    fs::write(&other, of_limit(1)).unwrap();
+    let watched = |path| Rules::builder().reload_every(Duration::ZERO).from_file(path).unwrap();
+    let (rules, witness) = (watched(&file), watched(&other));
+    let (layer, seen) = (layer(&rules), layer(&witness));
+    rules.replace(of_limit(9)).unwrap();
+    for limit in 2..12 {
+        fs::write(&other, of_limit(limit)).unwrap();
+        wait_for(&seen, limit); // the other thread had time as well
+    }
+    assert_eq!(layer.policies()[0].quota().limit(), 9);
+    fs::write(&file, of_limit(2)).unwrap();
+    wait_for(&layer, 2);
+    rules.replace(of_limit(9)).unwrap();
+    rules.reload().unwrap();
+    assert_eq!(layer.policies()[0].quota().limit(), 2, "reloading reads the file whether it has changed or not");
+}
+
+#[cfg(unix)]
+#[test]
+fn file_behind_links_that_are_replaced_is_taken() {
+    use std::os::unix::fs::symlink;
+    // As Kubernetes mounts a ConfigMap: rules.yaml -> ..data/rules.yaml, and ..data -> ..1.
+    let folder = Folder::new("links");
+    for number in [1, 2] {
+        fs::create_dir(folder.path(&format!("..{number}"))).unwrap();
+        fs::write(folder.path(&format!("..{number}/rules.yaml")), of_limit(number)).unwrap();
+    }
+    symlink("..1", folder.path("..data")).unwrap();
+    symlink("..data/rules.yaml", folder.path("rules.yaml")).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(folder.path("rules.yaml")).unwrap();
+    let layer = layer(&rules);
+    symlink("..2", folder.path("..data.new")).unwrap();
+    fs::rename(folder.path("..data.new"), folder.path("..data")).unwrap();
+    wait_for(&layer, 2);
+}
+
+#[test]
+fn requests_are_counted_exactly_while_rules_are_replaced() {
+    const LIMIT: u64 = 20_000;
+    let text = |version: u64| {
+        // Other rules come and go, and the order changes; the quota of `a` changes its burst only in words.
+        let others: String = (0..version % 5)
+            .map(|other| format!(" - {{name: o{other}, quota: 100000 per hour, key: global}}\n"))
+            .collect();
+        format!("rules:\n{others} - {{name: a, quota: {LIMIT} per hour, key: global}}\n")
+    };
+    let rules = Rules::from_text(text(0)).unwrap();
+    let layer = layer(&rules);
+    let (passed, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..LIMIT / 2 {
+                    let response = layer.layer(tower::service_fn(answer)).oneshot(request("GET", "/", &[]));
+                    passed
+                        .fetch_add(u64::from(futures_now(response).unwrap().status().is_success()), Ordering::Relaxed);
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+        }
+        scope.spawn(|| {
+            for version in 1.. {
+                rules.replace(text(version)).unwrap();
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        });
+    });
+    assert_eq!(passed.load(Ordering::Relaxed), LIMIT);
+    assert!(rules.version() > 2, "{}", rules.version());
+}
+
+#[test]
+fn ten_thousand_rules_are_bound_and_only_those_that_match_are_asked() {
+    let asked = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&asked);
+    let mut text = "rules:\n".to_owned();
+    for number in 0..10_000 {
+        text += &format!(
+            " - {{name: r{number}, quota: 5 per minute, key: counted, match: {{path: '/p{}/{{id}}'}}}}\n",
+            number / 3
+        );
+    }
+    let builder = Rules::builder().key("counted", move |_| {
+        counter.fetch_add(1, Ordering::Relaxed);
+        1
+    });
+    let layer = layer(&builder.from_text(text).unwrap());
+    let service = layer.layer(tower::service_fn(answer));
+    for (path, expected) in [("/p7/x", 3), ("/p3332/x", 3), ("/p7", 0), ("/x", 0)] {
+        let before = asked.load(Ordering::Relaxed);
+        let response = futures_now(service.clone().oneshot(request("GET", path, &[]))).unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(asked.load(Ordering::Relaxed) - before, expected, "{path}");
+    }
+}

@@ -1,0 +1,466 @@
+//! `Stats` counts what layers and limiters do, and writes it as Prometheus reads it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
+use tower_ratelimit::observe::{
+    LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
+};
+use tower_ratelimit::rules::Rules;
+use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
+
+use crate::support::shop::{MS, Shop, queue};
+use crate::support::{Events, Scripted, memory};
+
+/// Sends requests, each with a key, and waits for each response.
+async fn send<L: Limiter>(layer: &RateLimitLayer<L>, keys: &[&str]) {
+    let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()))));
+    for key in keys {
+        let request = Request::builder().header("key", *key).body(Body::empty()).unwrap();
+        service.clone().oneshot(request).await.unwrap();
+    }
+}
+
+fn failing() -> Scripted {
+    let limiter = Scripted::new();
+    limiter.fail(true);
+    limiter
+}
+
+fn policy(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_hour(limit)).unwrap()
+}
+
+fn layer(limit: u32, stats: &Stats) -> RateLimitLayer<MemoryLimiter> {
+    RateLimitLayer::new(memory(&ManualClock::new()), policy("client", limit), key::header("key"))
+        .observer(stats.clone())
+}
+
+/// Returns the samples of a text as Prometheus reads it: the series with its labels, and the value.
+///
+/// # Panics
+/// If the text is not in the format, names a series twice, or has a sample that does not belong to the metric above it.
+fn samples(text: &str) -> BTreeMap<(String, BTreeMap<String, String>), f64> {
+    let mut samples = BTreeMap::new();
+    let (mut metrics, mut current) = (BTreeSet::new(), String::new());
+    for line in text.strip_suffix('\n').expect("the last line ends").split('\n') {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            current = help.split(' ').next().unwrap().to_owned();
+            assert!(metrics.insert(current.clone()), "{current} begins twice");
+        } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = kind.split_once(' ').unwrap();
+            assert!(name == current && ["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert_eq!(name.ends_with("_total"), kind == "counter", "{line}");
+        } else {
+            let end = line.find(['{', ' ']).expect(line);
+            let (name, mut rest) = line.split_at(end);
+            let suffix = name.strip_prefix(current.as_str()).expect(line);
+            assert!(["", "_bucket", "_sum", "_count"].contains(&suffix), "{line}");
+            let mut labels = BTreeMap::new();
+            while let Some(pair) = rest.strip_prefix(['{', ',']) {
+                let (label, value) = pair.split_once("=\"").expect(line);
+                assert!(label.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
+                let (mut text, mut letters) = (String::new(), value.char_indices());
+                let end = loop {
+                    match letters.next().expect(line) {
+                        (at, '"') => break at + 1,
+                        (_, '\\') => text.push(match letters.next().expect(line).1 {
+                            'n' => '\n',
+                            other => other,
+                        }),
+                        (_, other) => text.push(other),
+                    }
+                };
+                assert!(labels.insert(label.to_owned(), text).is_none(), "{line}");
+                rest = &value[end..];
+            }
+            rest = if labels.is_empty() { rest } else { rest.strip_prefix('}').expect(line) };
+            let value = rest.strip_prefix(' ').expect(line).parse().expect(line);
+            assert!(samples.insert((name.to_owned(), labels), value).is_none(), "{line} stands there twice");
+        }
+    }
+    samples
+}
+
+fn value(text: &str, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let labels = labels.iter().map(|(label, value)| ((*label).to_owned(), (*value).to_owned())).collect();
+    samples(text).get(&(name.to_owned(), labels)).copied()
+}
+
+fn of<'a>(snapshot: &'a StatsSnapshot, name: &str) -> &'a tower_ratelimit::observe::PolicySnapshot {
+    snapshot.policies().iter().find(|policy| policy.name() == name).expect("the policy was seen")
+}
+
+#[tokio::test]
+async fn requests_are_counted_by_outcome_and_policy() {
+    let stats = Stats::new();
+    let layer = RateLimitLayer::new(
+        memory(&ManualClock::new()),
+        policy("client", 3).warn_at_percent(34).cost(|_| 1),
+        key::header("key"),
+    )
+    .and(policy("trial", 1).mode(Mode::Shadow).cost(|_| 1), key::header("key"))
+    .observer(stats.clone());
+    send(&layer, &["a", "a", "a", "a", "a"]).await;
+
+    let snapshot = stats.snapshot();
+    let client = of(&snapshot, "client");
+    assert_eq!(client.requests(OutcomeKind::Allowed), 1);
+    assert_eq!(client.requests(OutcomeKind::ShadowLimited), 2);
+    assert_eq!(client.requests(OutcomeKind::Limited), 2);
+    assert_eq!((client.refused(), client.units()), (2, 3));
+    let decided = |state| client.decided(Mode::Enforce, state);
+    assert_eq!([PolicyState::Within, PolicyState::Near, PolicyState::Over].map(decided), [1, 2, 2]);
+    let trial = of(&snapshot, "trial");
+    assert_eq!((trial.decided(Mode::Shadow, PolicyState::Over), trial.refused(), trial.units()), (4, 0, 1));
+    assert_eq!(snapshot.requests(OutcomeKind::Limited), 2);
+
+    let text = stats.prometheus();
+    let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome), ("policy", "client")]);
+    assert_eq!((requests("allowed"), requests("limited"), requests("blocked")), (Some(1.0), Some(2.0), None));
+    let over = [("policy", "trial"), ("mode", "shadow"), ("state", "over")];
+    assert_eq!(value(&text, "ratelimit_policy_requests_total", &over), Some(4.0));
+    assert_eq!(value(&text, "ratelimit_policy_units_total", &[("policy", "client")]), Some(3.0));
+}
+
+/// An observer that wants every outcome, and counts by `Stats`.
+struct Slowly(Stats);
+
+impl Observer for Slowly {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        self.0.on_outcome(observed);
+    }
+}
+
+#[tokio::test]
+async fn usual_requests_are_counted_as_their_outcomes_say() {
+    let [quick, slow] = [(); 2].map(|()| Stats::new());
+    let layer = || {
+        let rule = policy("client", 10).warn_at_percent(50).cost(|request| request.uri.path().len() as u64);
+        RateLimitLayer::new(memory(&ManualClock::new()), rule, key::header("key"))
+    };
+    // The layer looks closely at its first requests.
+    let keys: Vec<String> = (0..2_000).map(|n| (n % 150).to_string()).collect();
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    send(&layer().observer(quick.clone()), &keys).await;
+    send(&layer().observer(Slowly(slow.clone())), &keys).await;
+    assert_eq!(quick.prometheus(), slow.prometheus());
+    let snapshot = quick.snapshot();
+    let client = of(&snapshot, "client");
+    assert_eq!(client.requests(OutcomeKind::Allowed), 1_500);
+    assert_eq!((client.decided(Mode::Enforce, PolicyState::Near), client.units()), (900, 1_500));
+}
+
+#[tokio::test]
+async fn requests_that_no_policy_decided_have_no_policy() {
+    let stats = Stats::new();
+    let policy = policy("client", 9);
+    let broken = RateLimitLayer::new(failing(), policy.clone(), key::header("key")).observer(stats.clone());
+    send(&broken, &["a", "a"]).await;
+    send(&broken.on_error(OnError::Allow), &["a"]).await;
+    let exempt = RateLimitLayer::new(MemoryLimiter::new(), policy.when(|_| false), key::header("key"));
+    send(&exempt.observer(stats.clone()), &["a"]).await;
+    let snapshot = stats.snapshot();
+    assert!(snapshot.policies().is_empty());
+    assert_eq!(snapshot.requests_without_policy(OutcomeKind::FailedClosed), 2);
+    let text = stats.prometheus();
+    let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
+    assert_eq!(
+        (requests("failed_closed"), requests("failed_open"), requests("exempt")),
+        (Some(2.0), Some(1.0), Some(1.0))
+    );
+    assert_eq!(requests("denied"), Some(0.0), "an alert sees the first one");
+}
+
+#[test]
+fn counts_of_64_threads_are_exact_through_a_layer() {
+    let stats = Stats::new();
+    let layer = layer(1_000, &stats);
+    std::thread::scope(|scope| {
+        for _ in 0..64 {
+            scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(send(&layer, &["a"; 50]));
+            });
+        }
+    });
+    let snapshot = stats.snapshot();
+    let client = of(&snapshot, "client");
+    assert_eq!(client.requests(OutcomeKind::Allowed), 1_000);
+    assert_eq!(client.requests(OutcomeKind::Limited), 64 * 50 - 1_000);
+    assert_eq!((client.units(), client.refused()), (1_000, 64 * 50 - 1_000));
+}
+
+#[tokio::test]
+async fn hostile_names_and_keys_do_not_break_the_text() {
+    let stats = Stats::builder()
+        .reveal(|key| Some(format!("{}\n}}\"\\<script>ü", String::from_utf8_lossy(key.as_bytes()))))
+        .build();
+    let name = "a\"b\\c{}=,\\n #<script>'";
+    let layer =
+        RateLimitLayer::new(memory(&ManualClock::new()), policy(name, 1), key::header("key")).observer(stats.clone());
+    let keys = ["\"", "\\", "} 1", "ratelimit_requests_total", "\t", "ü", "<b>"];
+    send(&layer, &keys.repeat(5)).await;
+    let text = stats.prometheus();
+    assert_eq!(value(&text, "ratelimit_requests_total", &[("outcome", "limited"), ("policy", name)]), Some(28.0));
+    assert!(!text.contains("script>ü"), "revealed names are in no metric");
+    let snapshot = stats.snapshot();
+    assert_eq!(snapshot.most_limited().len(), keys.len());
+    assert!(snapshot.most_limited().iter().all(|key| key.name().is_some_and(|name| name.contains("script>ü"))));
+}
+
+#[tokio::test]
+async fn policies_beyond_the_bound_are_one_series() {
+    let stats = Stats::new();
+    for n in 0..300 {
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), policy(&format!("p{n}"), 1), key::global());
+        send(&layer.observer(stats.clone()), &["a"]).await;
+    }
+    let snapshot = stats.snapshot();
+    assert_eq!(snapshot.policies().len(), 201);
+    assert_eq!(of(&snapshot, "other").requests(OutcomeKind::Allowed), 100);
+    let of_requests = |name: &str| name == "ratelimit_requests_total";
+    let series = samples(&stats.prometheus()).keys().filter(|(name, _)| of_requests(name)).count();
+    assert_eq!(series, 201 * 2 + 5);
+}
+
+#[tokio::test]
+async fn rates_are_those_of_their_time() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).build();
+    let layer = layer(3, &stats);
+    send(&layer, &["a"; 5]).await;
+    clock.advance(Duration::from_secs(61));
+    send(&layer, &["a", "b"]).await;
+    let snapshot = stats.snapshot();
+    let client = of(&snapshot, "client");
+    assert_eq!((client.five_minutes().len(), client.hour().len()), (60, 60));
+    let seen = |buckets: &[tower_ratelimit::observe::RateBucket]| -> Vec<(u64, u64)> {
+        let counts = buckets.iter().map(|bucket| (bucket.allowed(), bucket.refused()));
+        counts.filter(|counts| *counts != (0, 0)).collect()
+    };
+    assert_eq!(seen(client.five_minutes()), [(3, 2), (1, 1)]);
+    assert_eq!(seen(&client.five_minutes()[47..48]), [(3, 2)]);
+    assert_eq!(seen(&client.hour()[58..]), [(3, 2), (1, 1)]);
+    assert_eq!(client.last_refused_at(), Some(snapshot.taken_at()));
+    clock.advance(Duration::from_secs(3_600));
+    let later = stats.snapshot();
+    assert!(seen(of(&later, "client").five_minutes()).is_empty() && seen(of(&later, "client").hour()).is_empty());
+    assert_eq!(of(&later, "client").refused(), 3);
+}
+
+#[tokio::test]
+async fn keys_that_are_refused_most_come_first() {
+    let clock = ManualClock::new();
+    let stats = Stats::builder().clock(clock.clone()).build();
+    let layer = layer(1, &stats);
+    send(&layer, &["loud"; 11]).await;
+    send(&layer, &["quiet"; 3]).await;
+    send(&layer, &["allowed"]).await;
+    let counts = |stats: &Stats| -> Vec<(String, u64, u64)> {
+        let most = stats.snapshot();
+        most.most_limited().iter().map(|key| (key.policy().to_owned(), key.count(), key.error())).collect()
+    };
+    assert_eq!(counts(&stats), [("client".to_owned(), 10, 0), ("client".to_owned(), 2, 0)]);
+    assert!(stats.snapshot().most_limited().iter().all(|key| key.name().is_none() && key.fingerprint().len() == 8));
+    clock.advance(Duration::from_secs(300));
+    assert_eq!(counts(&stats), [("client".to_owned(), 5, 0), ("client".to_owned(), 1, 0)]);
+    clock.advance(Duration::from_secs(1_000_000));
+    assert!(counts(&stats).is_empty());
+}
+
+#[tokio::test]
+async fn layer_hands_its_observer_to_its_limiter() {
+    let stats = Stats::new();
+    let limiter = MemoryLimiter::builder().capacity(1).clock(ManualClock::new()).build().unwrap();
+    let boxed = BoxLimiter::new(limiter);
+    let layer = RateLimitLayer::new(boxed, policy("client", 1), key::header("key")).observer(stats.clone());
+    let keys: Vec<String> = (0..1_000).map(|n| n.to_string()).collect();
+    send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let events = stats.snapshot();
+    assert!(events.events().evicted() > 900, "{events:?}");
+    assert_eq!(events.events().evicted(), events.events().evicted_throttled());
+}
+
+#[tokio::test]
+async fn limiter_keeps_the_observer_of_its_builder() {
+    let (stats, own) = (Stats::new(), Events::default());
+    let limiter = MemoryLimiter::builder().capacity(1).observer(own.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, policy("client", 1), key::header("key")).observer(stats.clone());
+    let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+    send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    assert_eq!(stats.snapshot().events().evicted(), 0);
+    assert!(own.lock().contains(&LimiterEvent::Evicted { throttled: true }));
+}
+
+#[tokio::test]
+async fn fallback_is_counted_and_hands_the_observer_on() {
+    let stats = Stats::new();
+    let second = MemoryLimiter::builder().capacity(1).build().unwrap();
+    let limiter = FallbackLimiter::new(failing(), second, NonZeroU32::MIN);
+    let layer = RateLimitLayer::new(limiter, policy("client", 1), key::header("key")).observer(stats.clone());
+    let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+    send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let snapshot = stats.snapshot();
+    assert_eq!(snapshot.events().fallbacks(), 100);
+    assert!(snapshot.events().evicted() > 0);
+}
+
+#[test]
+fn waiting_requests_are_counted_until_they_depart_or_leave() {
+    let stats = Stats::new();
+    let mut shop = Shop::new(queue(3));
+    let layer = shop.layer().observer(stats.clone());
+    let sent = [(); 4].map(|()| shop.send(&layer));
+    assert_eq!(stats.snapshot().events().waiting(), 3);
+    shop.world.cancel(sent[3]);
+    assert_eq!(stats.snapshot().events().waiting(), 2);
+    shop.world.pass(100 * MS);
+    let snapshot = stats.snapshot();
+    assert_eq!(snapshot.events().waiting(), 0);
+    let [queue] = snapshot.policies() else { panic!("{snapshot:?}") };
+    assert_eq!((queue.requests(OutcomeKind::Delayed), queue.requests(OutcomeKind::Abandoned)), (2, 1));
+    assert_eq!((queue.delay().count(), queue.delay().sum()), (2, Duration::from_millis(30)));
+    assert_eq!(queue.units(), 3, "the units of a request that left are refunded");
+}
+
+#[tokio::test]
+async fn rules_of_a_file_are_counted() {
+    let stats = Stats::new();
+    let text = |quota| format!("version: 1\nrules:\n  - name: client\n    key: peer-ip\n    quota: {quota}\n");
+    let rules = Rules::from_text(text("9/min")).unwrap();
+    let layer = rules.layer(memory(&ManualClock::new())).unwrap().observer(stats.clone());
+    send(&layer, &["a"]).await;
+    rules.replace(text("8/min")).unwrap();
+    assert!(rules.replace(text("nonsense")).is_err());
+    let snapshot = stats.snapshot();
+    let events = snapshot.events();
+    assert_eq!((events.rules_loaded(), events.rules_refused(), events.rules_version()), (1, 1, 1));
+    assert!(events.rules_error().is_some_and(|error| error.contains("nonsense")), "{events:?}");
+    let text = stats.prometheus();
+    assert_eq!(value(&text, "ratelimit_rules_loads_total", &[("result", "refused")]), Some(1.0));
+}
+
+#[tokio::test]
+async fn setup_warnings_are_counted() {
+    let stats = Stats::new();
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(1), key::peer_ip());
+    send(&layer.observer(stats.clone()), &["a"]).await;
+    let warnings: Vec<_> = stats.snapshot().setup_warnings().collect();
+    assert_eq!(warnings, [(SetupWarningKind::PeerUnknown, 1)]);
+    let text = stats.prometheus();
+    assert_eq!(value(&text, "ratelimit_setup_warnings_total", &[("kind", "peer-unknown")]), Some(1.0));
+}
+
+#[test]
+fn key_of_an_address_shows_it_to_reveal() {
+    let address = std::net::IpAddr::from([192, 0, 2, 7]);
+    assert_eq!(Key::of(address).unwrap().address(), Some(address));
+    assert_eq!(Key::of((address, "a")).unwrap().address(), None);
+}
+
+/// The same series, as the crate `metrics` gets them.
+#[cfg(feature = "metrics")]
+mod recorder {
+    use std::sync::{Arc, Mutex};
+
+    use metrics::{
+        Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, SharedString, Unit,
+    };
+
+    use super::*;
+
+    type Series = (String, BTreeMap<String, String>);
+
+    #[derive(Clone, Default)]
+    struct Recorder(Arc<Mutex<BTreeMap<Series, Vec<f64>>>>);
+
+    struct Handle(Recorder, Series);
+
+    impl Handle {
+        fn of(recorder: &Recorder, key: &Key) -> Arc<Self> {
+            let labels = key.labels().map(|label| (label.key().to_owned(), label.value().to_owned())).collect();
+            Arc::new(Self(recorder.clone(), (key.name().to_owned(), labels)))
+        }
+
+        fn push(&self, value: f64) {
+            self.0.0.lock().unwrap().entry(self.1.clone()).or_default().push(value);
+        }
+    }
+
+    impl CounterFn for Handle {
+        fn increment(&self, _: u64) {
+            unreachable!("counters are set")
+        }
+        fn absolute(&self, value: u64) {
+            self.push(value as f64);
+        }
+    }
+
+    impl GaugeFn for Handle {
+        fn increment(&self, _: f64) {
+            unreachable!("gauges are set")
+        }
+        fn decrement(&self, _: f64) {
+            unreachable!("gauges are set")
+        }
+        fn set(&self, value: f64) {
+            self.push(value);
+        }
+    }
+
+    impl HistogramFn for Handle {
+        fn record(&self, value: f64) {
+            self.push(value);
+        }
+    }
+
+    impl metrics::Recorder for Recorder {
+        fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+        fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+            Counter::from_arc(Handle::of(self, key))
+        }
+        fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+            Gauge::from_arc(Handle::of(self, key))
+        }
+        fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+            Histogram::from_arc(Handle::of(self, key))
+        }
+    }
+
+    #[test]
+    fn recorder_gets_the_series_of_the_text() {
+        let (stats, recorder) = (Stats::new(), Recorder::default());
+        let mut shop = Shop::new(queue(3));
+        let layer = shop.layer().observer(stats.clone());
+        for _ in 0..6 {
+            shop.send(&layer);
+        }
+        shop.world.pass(100 * MS);
+        metrics::with_local_recorder(&recorder, || {
+            stats.record_metrics();
+            stats.record_metrics();
+        });
+        let recorded = recorder.0.lock().unwrap().clone();
+        let histogram = |name: &str| ["_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
+        let text: BTreeMap<Series, f64> =
+            samples(&stats.prometheus()).into_iter().filter(|((name, _), _)| !histogram(name)).collect();
+        for (series, value) in &text {
+            assert_eq!(recorded.get(series), Some(&vec![*value; 2]), "{series:?}");
+        }
+        let delays: Vec<_> = recorded.iter().filter(|(series, _)| !text.contains_key(*series)).collect();
+        let [((name, labels), delays)] = delays[..] else { panic!("{delays:?}") };
+        assert_eq!((name.as_str(), labels.len()), ("ratelimit_delay_seconds", 1));
+        // 10, 20 and 30 ms as the bounds of their buckets, and once only.
+        assert_eq!(*delays, [0.01, 0.03, 0.03]);
+    }
+}

@@ -1,0 +1,223 @@
+//! The status page: what it shows, and what it does for whom.
+
+use std::net::IpAddr;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::middleware::ModeSwitch;
+use tower_ratelimit::observe::{Stats, StatusPage};
+use tower_ratelimit::rules::Rules;
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
+
+use crate::support::memory;
+
+struct World {
+    clock: ManualClock,
+    stats: Stats,
+    layer: RateLimitLayer<MemoryLimiter>,
+    page: StatusPage,
+    mode: ModeSwitch,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = ManualClock::new();
+        // A layer's names are checked, and a key's are not.
+        let reveal = |key: &Key| Some(format!("<b>\u{202e}{}", key.display()));
+        let stats = Stats::builder().clock(clock.clone()).reveal(reveal).build();
+        let mode = ModeSwitch::new(Mode::Enforce);
+        let client = Policy::new("client", Quota::per_minute(4)).unwrap().warn_at_percent(25).mode(&mode);
+        let shadow = Policy::new("candidate", Quota::per_minute(2)).unwrap().mode(Mode::Shadow);
+        let layer = RateLimitLayer::new(memory(&clock), client, key::peer_ip())
+            .and(shadow, key::peer_ip())
+            .observer(stats.clone());
+        let page = StatusPage::new(stats.clone()).layer("api", &layer).switch("client", &mode);
+        Self { clock, stats, layer, page, mode }
+    }
+
+    async fn send(&self, requests: usize) {
+        let answer =
+            |_: Request<Body>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+        let service = self.layer.layer(service_fn(answer));
+        for _ in 0..requests {
+            let mut request = Request::new(Body::empty());
+            request.extensions_mut().insert(key::PeerAddr::from(IpAddr::from([192, 0, 2, 1])));
+            service.clone().oneshot(request).await.unwrap();
+        }
+    }
+}
+
+async fn text(page: &StatusPage, request: Request<Body>) -> (StatusCode, String) {
+    let response = page.clone().oneshot(request).await.unwrap();
+    let (status, body) = (response.status(), response.into_body());
+    (status, String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap())
+}
+
+async fn json(page: &StatusPage) -> Value {
+    let request = Request::get("/").header("accept", "application/json").body(Body::empty()).unwrap();
+    serde_json::from_str(&text(page, request).await.1).unwrap()
+}
+
+fn form(fields: &'static str) -> http::request::Builder {
+    let request = Request::post("/").header("content-type", "application/x-www-form-urlencoded");
+    request.header("sec-fetch-site", "same-origin").header("x-form", fields)
+}
+
+async fn post(page: &StatusPage, fields: &'static str, accept: &str) -> (StatusCode, String) {
+    text(page, form(fields).header("accept", accept).body(Body::from(fields)).unwrap()).await
+}
+
+#[tokio::test]
+async fn page_shows_what_policies_did() {
+    let world = World::new();
+    world.send(6).await;
+    world.clock.advance(std::time::Duration::from_secs(30));
+    let shown = json(&world.page).await;
+    let [candidate, client] = shown["policies"].as_array().unwrap().as_slice() else { panic!("{shown}") };
+    // The one with more requests over its limit comes first.
+    assert_eq!(
+        (&candidate["name"], &candidate["mode"], &candidate["layers"][0]),
+        (&"candidate".into(), &"shadow".into(), &"api".into())
+    );
+    assert_eq!(client["quotas"], serde_json::json!(["4 per minute, token bucket"]));
+    let sums = |policy: &Value, span: &str| {
+        ["allowed", "near", "over", "refused"].map(|field| policy[span][field].as_u64().unwrap())
+    };
+    for span in ["five_minutes", "hour"] {
+        assert_eq!(sums(client, span), [4, 2, 2, 2], "{span}");
+        // A request that is refused takes nothing from it.
+        assert_eq!(sums(candidate, span)[2..], [4, 0], "{span}");
+    }
+    assert_eq!(client["last_refused_us_ago"], 30_000_000);
+    assert_eq!((&shown["requests"]["limited"], &shown["requests"]["shadow_limited"]), (&2.into(), &2.into()));
+    assert_eq!((&shown["layers"][0]["keys"], &shown["layers"][0]["name"]), (&2.into(), &"api".into()));
+    assert_eq!(shown["most_limited"][0]["refusals"], 2);
+
+    let (status, html) = text(&world.page, Request::get("/?refresh").body(Body::empty()).unwrap()).await;
+    assert_eq!(status, StatusCode::OK);
+    for part in
+        ["4 per minute, token bucket", "33.3 %", ">0 %<", "30 s ago", "class=\"mode\">shadow", "http-equiv=\"refresh\""]
+    {
+        assert!(html.contains(part), "{part}");
+    }
+    assert!(html.contains("&lt;b&gt;\u{fffd}") && !html.contains("<b>\u{202e}"), "a key is no markup");
+    assert!(!html.contains("<script"));
+}
+
+#[tokio::test]
+async fn answers_are_not_stored_nor_framed() {
+    let world = World::new();
+    for request in [
+        Request::get("/").body(Body::empty()).unwrap(),
+        Request::head("/").body(Body::empty()).unwrap(),
+        Request::delete("/").body(Body::empty()).unwrap(),
+        form("").body(Body::empty()).unwrap(),
+    ] {
+        let response = world.page.clone().oneshot(request).await.unwrap();
+        let headers = response.headers();
+        assert_eq!(
+            (&headers["cache-control"], &headers["x-content-type-options"]),
+            (&"no-store".parse().unwrap(), &"nosniff".parse().unwrap())
+        );
+        let csp = headers["content-security-policy"].to_str().unwrap();
+        assert!(csp.contains("default-src 'none'") && csp.contains("frame-ancestors 'none'"), "{csp}");
+    }
+}
+
+#[tokio::test]
+async fn request_is_explained_and_takes_nothing() {
+    let world = World::new();
+    world.send(4).await;
+    let fields = "action=explain&method=GET&uri=%2Fposts&client=192.0.2.1&headers=x-a%3A+%3Ci%3E";
+    let (status, text) = post(&world.page, fields, "application/json").await;
+    let explained: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &explained[0]["layer"]), (StatusCode::OK, &"api".into()));
+    assert_eq!(explained[0]["explanation"]["passes"], false);
+    let (_, html) = post(&world.page, fields, "text/html").await;
+    assert!(html.contains("client: charges 1 to 192.0.2.1") || html.contains("refused"), "{html}");
+    assert!(html.contains("x-a: &lt;i&gt;"), "the form keeps what was asked");
+    let (_, other) = post(&world.page, "action=explain&client=192.0.2.2", "application/json").await;
+    assert_eq!(serde_json::from_str::<Value>(&other).unwrap()[0]["explanation"]["passes"], true);
+    assert_eq!(world.stats.snapshot().policies().iter().map(|policy| policy.units()).sum::<u64>(), 6);
+}
+
+#[tokio::test]
+async fn mode_is_switched_by_operators_only() {
+    let world = World::new();
+    let fields = "action=switch&name=client&mode=shadow";
+    let foreign = form(fields).header("origin", "https://evil.example").body(Body::from(fields)).unwrap();
+    let mut cross_site = form(fields).body(Body::from(fields)).unwrap();
+    cross_site.headers_mut().insert("sec-fetch-site", "cross-site".parse().unwrap());
+    assert_eq!(text(&world.page, cross_site).await.0, StatusCode::FORBIDDEN);
+    assert_eq!(world.mode.get(), Mode::Enforce);
+    let response = world.page.clone().oneshot(foreign).await.unwrap(); // the browser says that it is of the same origin
+    assert_eq!((response.status(), &response.headers()["location"]), (StatusCode::SEE_OTHER, &"?".parse().unwrap()));
+    assert_eq!(world.mode.get(), Mode::Shadow);
+    let (status, shown) = post(&world.page, "action=switch&name=client&mode=enforce", "application/json").await;
+    let shown: Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!((status, &shown["switches"]["client"]), (StatusCode::OK, &"enforce".into()));
+    let unknown = post(&world.page, "action=switch&name=%3Cb%3E&mode=shadow", "*/*").await;
+    assert_eq!(unknown, (StatusCode::BAD_REQUEST, "there is no switch `<b>`".to_owned()));
+    // A page without switches switches nothing.
+    let page = StatusPage::new(world.stats.clone()).layer("api", &world.layer);
+    assert_eq!(post(&page, fields, "*/*").await.0, StatusCode::BAD_REQUEST);
+    assert_eq!(world.mode.get(), Mode::Enforce);
+}
+
+#[tokio::test]
+async fn form_of_any_size_is_refused_or_read() {
+    let world = World::new();
+    let large = form("").body(Body::from(vec![b'a'; 1 << 20])).unwrap();
+    assert_eq!(text(&world.page, large).await.0, StatusCode::PAYLOAD_TOO_LARGE);
+    let broken = Body::new(http_body_util::StreamBody::new(tokio_stream::iter([Err::<
+        http_body::Frame<bytes::Bytes>,
+        _,
+    >(std::io::Error::other("gone"))])));
+    assert_eq!(text(&world.page, form("").body(broken).unwrap()).await.0, StatusCode::BAD_REQUEST);
+}
+
+#[tokio::test]
+async fn rules_of_a_file_are_shown_with_their_version_and_error() {
+    let world = World::new();
+    let rules = Rules::from_text("rules: [{name: a, quota: 5/s, key: peer-ip}]").unwrap();
+    let layer = rules.layer(memory(&world.clock)).unwrap();
+    let page = StatusPage::new(world.stats.clone()).layer("file", &layer).rules(&rules);
+    rules.replace("rules: [{name: b, quota: 5/s, key: peer-ip}]").unwrap();
+    rules.replace("rules: [{name: <b>}]").unwrap_err();
+    let shown = json(&page).await;
+    assert_eq!((&shown["rules"]["version"], &shown["policies"][0]["name"]), (&1.into(), &"b".into()));
+    assert!(shown["rules"]["error"].as_str().unwrap().starts_with("1:"), "{shown}");
+    let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains("The file of rules was refused.") && html.contains("&lt;b&gt;"), "{html}");
+}
+
+#[tokio::test]
+async fn policy_of_several_layers_is_one_row_since_they_are_counted_together() {
+    let world = World::new();
+    let other = Policy::new("client", Quota::per_hour(7)).unwrap();
+    let other = RateLimitLayer::new(memory(&world.clock), other, key::peer_ip()).observer(world.stats.clone());
+    let page = world.page.clone().layer("admin", &other);
+    world.send(1).await;
+    let shown = json(&page).await;
+    let rows: Vec<&Value> =
+        shown["policies"].as_array().unwrap().iter().filter(|row| row["name"] == "client").collect();
+    let [row] = rows.as_slice() else { panic!("{shown}") };
+    assert_eq!(row["layers"], serde_json::json!(["api", "admin"]));
+    assert_eq!(row["quotas"], serde_json::json!(["4 per minute, token bucket", "7 per hour, token bucket"]));
+    assert_eq!(row["hour"]["allowed"], 1);
+}
+
+#[tokio::test]
+async fn page_of_ten_thousand_rules_is_bounded() {
+    let world = World::new();
+    let rule = |n| format!("  - {{name: rule-{n}, quota: 5/s, key: peer-ip, match: {{path: /{n}}}}}\n");
+    let rules = Rules::from_text((0..10_000).fold("rules:\n".to_owned(), |text, n| text + &rule(n))).unwrap();
+    let layer = rules.layer(memory(&world.clock)).unwrap();
+    let page = StatusPage::new(world.stats.clone()).layer("file", &layer);
+    let shown = json(&page).await;
+    assert_eq!((shown["policies"].as_array().unwrap().len(), &shown["more_policies"]), (200, &9_800.into()));
+}

@@ -1,0 +1,84 @@
+//! Who does not use a feature does not pay for it: the dependencies are those that were there before it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// What only the features for files of rules need.
+const OF_RULES: &[&str] = &["saphyr-parser", "strsim"];
+
+/// What only the program needs besides.
+const OF_CLI: &[&str] = &["clap", "serde_json"];
+
+/// Returns the manifest without the features that `is_kept` refuses, and without the dependencies that only they need.
+fn manifest(text: &str, is_kept: impl Fn(&str) -> bool) -> String {
+    let mut table = "";
+    let mut left_out = false; // of a list of tables
+    let mut kept = Vec::new();
+    for line in text.lines() {
+        if line.starts_with('[') {
+            table = line;
+            // Targets and examples need files and features that are left out.
+            left_out = line.starts_with("[[")
+                || ["[dev-dependencies]", "[package.metadata", "[profile"].iter().any(|at| line.starts_with(at));
+        }
+        let name = line.split([' ', '=']).next().unwrap_or_default();
+        let is_named = matches!(table, "[features]" | "[dependencies]") && !is_kept(name);
+        if !left_out && !is_named {
+            kept.push(line);
+        }
+    }
+    kept.join("\n")
+}
+
+/// Returns the packages that a user builds with these features, with their versions and features.
+fn packages(folder: &Path, features: &str) -> BTreeSet<String> {
+    let tree = ["tree", "--edges", "normal,build", "--prefix", "none", "--format", "{p} {f}"];
+    let output = Command::new(env!("CARGO"))
+        .args(tree)
+        .args(["--features", features, "--manifest-path"])
+        .arg(folder.join("Cargo.toml"))
+        .output()
+        .expect("cargo runs this test, so it can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("cargo prints UTF-8");
+    let lines = text.lines().map(|line| line.trim_end_matches(" (*)").to_owned());
+    // The first line is the crate itself, in its folder.
+    lines.filter(|line| !line.starts_with("tower-ratelimit ")).collect()
+}
+
+fn has(packages: &BTreeSet<String>, name: &str) -> bool {
+    packages.iter().any(|package| package.split(' ').next() == Some(name))
+}
+
+#[test]
+fn rules_and_cli_change_no_dependency_of_others() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let text = fs::read_to_string(root.join("Cargo.toml")).expect("the manifest is text");
+    let is_of_rules =
+        |name: &str| name == "rules" || name == "cli" || OF_RULES.contains(&name) || OF_CLI.contains(&name);
+    let without = manifest(&text, |name| !is_of_rules(name));
+    assert!(!without.contains("saphyr") && !without.contains("clap") && without.contains("dep:fred"), "{without}");
+    // A crate that never had these features. Cargo leaves the packages that it lacks out of its lock, which has the versions
+    // of this one.
+    let folder = std::env::temp_dir().join(format!("tower-ratelimit-features-{}", std::process::id()));
+    fs::create_dir_all(folder.join("src")).expect("a folder can be made");
+    fs::write(folder.join("src/lib.rs"), "").expect("a file can be written");
+    fs::write(folder.join("Cargo.toml"), without).expect("a file can be written");
+    fs::copy(root.join("Cargo.lock"), folder.join("Cargo.lock")).expect("a file can be copied");
+    for features in ["", "axum,tonic,tokio,serde,tracing,fast-clock", "redis"] {
+        let packages_now = packages(root, features);
+        assert!(packages_now.len() > 15, "{packages_now:?}");
+        assert_eq!(packages_now, packages(&folder, features), "with the features {features:?}");
+        for name in OF_RULES.iter().chain(OF_CLI) {
+            assert!(!has(&packages_now, name), "{name} is a dependency with the features {features:?}");
+        }
+    }
+    let with_rules = packages(root, "rules");
+    assert!(OF_RULES.iter().all(|name| has(&with_rules, name)));
+    assert!(OF_CLI.iter().all(|name| !has(&with_rules, name)), "who uses rules needs no program");
+    let with_cli = packages(root, "cli");
+    assert!(OF_CLI.iter().all(|name| has(&with_cli, name)));
+    fs::remove_dir_all(&folder).expect("a folder can be removed");
+}

@@ -1,0 +1,74 @@
+//! `Stats` sees through a layer what happens at Redis.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response};
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::limiter::{FallbackLimiter, Limiter};
+use tower_ratelimit::observe::{OutcomeKind, Stats};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, key as extract};
+
+use super::{connect, policy};
+use crate::support::redis_server::Server;
+
+async fn send<L: Limiter>(layer: &RateLimitLayer<L>, requests: usize) {
+    let answer = service_fn(async |_: Request<()>| Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+    for _ in 0..requests {
+        layer.layer(answer).oneshot(Request::new(())).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn checks_and_local_answers_are_counted() {
+    let (server, stats) = (Server::start(), Stats::new());
+    let limiter = connect(&server).await;
+    let layer = RateLimitLayer::new(limiter, policy("client", Quota::per_hour(2)), extract::global());
+    send(&layer.observer(stats.clone()), 10).await;
+    let snapshot = stats.snapshot();
+    let events = snapshot.events();
+    assert_eq!(snapshot.requests(OutcomeKind::Limited), 8);
+    // The first denial is remembered, for up to a second.
+    assert!(events.checks().count() >= 3 && events.local_answers() > 0, "{events:?}");
+    assert_eq!(events.checks().count() + events.local_answers(), 10);
+    assert!(events.checks().sum() > Duration::ZERO);
+    assert_eq!(events.errors().map(|(_, count)| count).sum::<u64>(), 0);
+}
+
+#[tokio::test]
+async fn server_that_is_away_is_counted_until_it_is_back() {
+    let (mut server, stats) = (Server::start(), Stats::new());
+    let redis = RedisLimiter::builder().deadline(Duration::from_secs(1)).connect(&server.url()).await.unwrap();
+    let limiter = FallbackLimiter::new(redis, MemoryLimiter::new(), NonZeroU32::MIN);
+    let layer = RateLimitLayer::new(limiter, policy("client", Quota::per_hour(1_000)), extract::global());
+    let layer = layer.observer(stats.clone());
+    send(&layer, 1).await;
+    server.kill();
+    while stats.snapshot().events().servers_down().count() == 0 {
+        send(&layer, 1).await;
+    }
+    send(&layer, 10).await;
+    let snapshot = stats.snapshot();
+    let errors: u64 = snapshot.events().errors().map(|(_, count)| count).sum();
+    assert!(errors > 10, "{snapshot:?}");
+    assert_eq!(snapshot.events().fallbacks(), errors);
+    assert_eq!(snapshot.requests(OutcomeKind::Allowed), 1 + errors);
+    assert_eq!(snapshot.events().checks().count(), 1, "checks that failed are not timed");
+    let other = {
+        let limiter = RedisLimiter::builder().deadline(Duration::from_secs(1)).connect(&server.url()).await.unwrap();
+        let (stats, policy) = (Stats::new(), policy("client", Quota::per_hour(1_000)));
+        let layer = RateLimitLayer::new(limiter, policy, extract::global()).observer(stats.clone());
+        while stats.snapshot().events().servers_down().count() == 0 {
+            send(&layer, 1).await;
+        }
+        stats
+    };
+    while other.snapshot().events().servers_down().count() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await; // its limiter was dropped
+    }
+    server.restart();
+    while stats.snapshot().events().servers_down().count() > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
