@@ -105,3 +105,25 @@ fn flood_of_used_up_keys_forgets_none_before_twice_the_capacity() {
         }
     }
 }
+
+#[test]
+fn flood_of_meters_forgets_no_used_up_key() {
+    let (clock, kinds) = (ManualClock::new(), kinds());
+    let limiter = MemoryLimiter::builder()
+        .capacity(CAPACITY as usize)
+        .clock(clock.clone())
+        .build()
+        .expect("the setup is possible");
+    let kind = |name| kinds.iter().find(|kind| kind.name == name).expect("it is a kind");
+    let (window, meter) = (kind("window, one word"), kind("meter"));
+    // So many that some lines have three of them, which are in the way of a line's second meter.
+    for n in 0..CAPACITY / 2 {
+        assert!(use_up(&limiter, &clock, window, u64::MAX - n));
+    }
+    let denied = (0..3 * CAPACITY).filter(|n| !use_up(&limiter, &clock, meter, *n)).count();
+    assert!(denied > 0, "the flood did not fill what meters may take");
+    for n in 0..CAPACITY / 2 {
+        let key = Key::of(u64::MAX - n).expect("it is short");
+        assert!(!limiter.peek_one(&window.policy, &key, 1).is_allowed(), "{n} was forgotten");
+    }
+}

@@ -87,7 +87,10 @@ impl Store {
                 continue; // another thread was quicker
             }
             let moved = self.vacate_one(key, &slots, now);
-            self.found_room(moved.is_some());
+            // Without a slot that the key may take, pinned states are in the way. That does not mean a full table.
+            if !slots.is_empty() {
+                self.found_room(moved.is_some());
+            }
             if moved.is_some() {
                 return moved;
             }
