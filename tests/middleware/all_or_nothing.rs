@@ -214,11 +214,12 @@ mod on_redis {
     use tower_ratelimit::RedisLimiter;
 
     use super::*;
+    use crate::support::redis_limiter::{connected, patient};
     use crate::support::redis_server::Server;
 
     async fn connect(server: &Server, clock: &ManualClock, number: u64) -> RedisLimiter {
-        let builder = RedisLimiter::builder().prefix(format!("case-{number}")).clock(clock.clone()).denials(0);
-        builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap()
+        let builder = patient().prefix(format!("case-{number}")).clock(clock.clone()).denials(0);
+        connected(builder, &server.url()).await
     }
 
     /// Returns all keys under a prefix, and their values.

@@ -22,9 +22,9 @@ use tower_ratelimit::{
     observe::Outcome,
 };
 
-#[cfg(feature = "redis")]
-use crate::support::redis_server::Server;
 use crate::support::waiting::Skipping;
+#[cfg(feature = "redis")]
+use crate::support::{redis_limiter, redis_server::Server};
 
 type Stack = BoxCloneService<Request<()>, Response<Answer>, Infallible>;
 type Answer = http_body_util::combinators::UnsyncBoxBody<Bytes, tower::BoxError>;
@@ -419,8 +419,8 @@ async fn redis_does_what_the_golden_table_says() {
     let mut number = 0;
     let table = table(async |clock| {
         number += 1;
-        let builder = tower_ratelimit::RedisLimiter::builder().prefix(format!("row-{number}")).clock(clock).denials(0);
-        let limiter = builder.deadline(Duration::from_secs(5)).connect(&server.url()).await.unwrap();
+        let builder = redis_limiter::patient().prefix(format!("row-{number}")).clock(clock).denials(0);
+        let limiter = redis_limiter::connected(builder, &server.url()).await;
         let fail = {
             let limiter = limiter.clone();
             Box::new(move || limiter.close())

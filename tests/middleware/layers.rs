@@ -22,7 +22,7 @@ use tower_ratelimit::{
 
 use crate::support::memory;
 #[cfg(feature = "redis")]
-use crate::support::redis_server::Server;
+use crate::support::{redis_limiter, redis_server::Server};
 
 type Response = http::Response<Body>;
 
@@ -130,8 +130,7 @@ async fn layer_reads_and_resets_the_keys_of_all_its_policies() {
 async fn layer_reads_and_resets_its_keys_on_redis() {
     let server = Server::start();
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let builder = tower_ratelimit::RedisLimiter::builder().clock(clock).deadline(Duration::from_secs(5));
-    let limiter = builder.connect(&server.url()).await.unwrap();
+    let limiter = redis_limiter::connected(redis_limiter::patient().clock(clock), &server.url()).await;
     a_layers_keys_are_seen_and_reset(BoxLimiter::new(limiter)).await;
 }
 

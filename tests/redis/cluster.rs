@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,33 +10,25 @@ use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
     clock::ManualClock,
     limiter::{Atomicity, Charge, Limiter, redis::RedisErrorKind},
+    quota::Anchor,
 };
 
-use super::{MINUTE, key, policy};
+use super::{LONG, MINUTE, connected, eventually, key, patient, policy, refusal};
 use crate::support::redis_cluster::Cluster;
 
-const DEADLINE: Duration = Duration::from_millis(100);
-
+/// Long enough that nothing drains while a test runs. No window ends meanwhile either, because it begins with the test.
 fn lasting(limit: u64) -> Quota {
-    Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).unwrap()
+    Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap()
 }
 
 async fn limiter(cluster: &Cluster, prefix: &str, groups: Option<u16>) -> RedisLimiter {
-    let builder = RedisLimiter::builder().prefix(prefix).deadline(DEADLINE);
-    let builder = groups.into_iter().fold(builder, |builder, groups| builder.groups(groups));
-    builder.connect(&cluster.url()).await.expect("the cluster is there")
+    let builder = groups.into_iter().fold(patient().prefix(prefix), |builder, groups| builder.groups(groups));
+    connected(builder, &cluster.url()).await
 }
 
 async fn remaining(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
-    let key = key(name);
-    let charge = [Charge::new(policy, &key).cost(0)];
-    for _ in 0..50 {
-        if let Ok(decision) = limiter.peek(&charge).await {
-            return decision.charges()[0].remaining();
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    panic!("the cluster does not answer");
+    let decision = limiter.peek(&[Charge::new(policy, &key(name)).cost(0)]).await.unwrap();
+    decision.charges()[0].remaining()
 }
 
 /// All parts share one cluster, since it takes seconds to start.
@@ -81,17 +73,22 @@ async fn callers_are_spread(cluster: &Cluster) {
 
 /// Unless it is the master of the slot in question.
 async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
-    let mut refused = 0;
-    for server in &cluster.servers[..Cluster::MASTERS] {
-        match RedisLimiter::connect(&server.url()).await {
-            Err(error) if error.to_string().contains("redis-cluster://") => {
-                assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
-                refused += 1;
+    // A server that is slow to answer is not refused, so it is asked again.
+    eventually("only one of the masters has the slot", async || {
+        let mut refused = 0;
+        for server in &cluster.servers[..Cluster::MASTERS] {
+            match RedisLimiter::connect(&server.url()).await {
+                Err(error) if error.to_string().contains("redis-cluster://") => {
+                    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+                    refused += 1;
+                }
+                answer => drop(answer.unwrap()),
             }
-            answer => drop(answer.unwrap()),
         }
-    }
-    assert_eq!(refused, Cluster::MASTERS - 1);
+        assert!(refused < Cluster::MASTERS);
+        refused == Cluster::MASTERS - 1
+    })
+    .await;
 }
 
 async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
@@ -113,12 +110,12 @@ async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
     let url = cluster.url().replace("://", "://app:pass@");
     for (given, missing) in [("+asking", "the 'cluster"), ("+cluster|slots", "the 'asking'")] {
         give(given);
-        let refused = RedisLimiter::connect(&url).await.unwrap_err();
+        let refused = refusal(RedisLimiter::builder, &url).await;
         assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
         assert!(refused.to_string().contains(missing), "{refused}");
     }
     give("+cluster|slots +asking");
-    let limiter = RedisLimiter::builder().deadline(DEADLINE).connect(&url).await.unwrap();
+    let limiter = connected(patient(), &url).await;
     let policy = policy("rights", lasting(10));
     for caller in 0..30 {
         let key = key(&format!("caller {caller}"));
@@ -137,18 +134,14 @@ async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
         let refused = limiter.take(&set).await.unwrap();
         assert!(!refused.is_allowed() && refused.charges()[0].is_allowed() && !refused.charges()[1].is_allowed());
         assert_eq!(refused.charges()[0].remaining(), 1_000 - number * 7, "as it is when that is back");
-        let began = tokio::time::Instant::now();
-        while remaining(&limiter, &everybody, "all").await != 1_000 - number * 7 {
-            assert!(began.elapsed() < Duration::from_secs(5), "it is never back");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        let left = async || remaining(&limiter, &everybody, "all").await;
+        eventually("it is never back", async || left().await == 1_000 - number * 7).await;
     }
 }
 
 /// Once all is quiet again, the charges of each slot are what passed.
 async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
-    let patient = async || super::patient().prefix("many").connect(&cluster.url()).await.unwrap();
-    let limiters = [patient().await, patient().await];
+    let limiters = [limiter(cluster, "many", None).await, limiter(cluster, "many", None).await];
     let (everybody, caller) = (policy("everybody", lasting(700)), policy("caller", lasting(20)));
     let passed = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..64)
@@ -159,10 +152,8 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
                 let (all, one) = (key("all"), key(&format!("caller {}", task / 2)));
                 for _ in 0..40 {
                     let set = [Charge::new(&everybody, &all), Charge::new(&caller, &one)];
-                    // A failed check may have been charged, but not while every server is up.
-                    if limiter.take(&set).await.is_ok_and(|decision| decision.is_allowed()) {
-                        passed.fetch_add(1, Ordering::Relaxed);
-                    }
+                    let is_allowed = limiter.take(&set).await.expect("every server is up").is_allowed();
+                    passed.fetch_add(u64::from(is_allowed), Ordering::Relaxed);
                 }
             })
         })
@@ -170,7 +161,7 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
     for task in tasks {
         task.await.unwrap();
     }
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually("what was refused is back", async || limiters.iter().all(|limiter| limiter.waiting() == 0)).await;
     let passed = passed.load(Ordering::Relaxed);
     assert!(passed <= 32 * 20, "{passed} passed");
     let mut of_callers = 0;
@@ -178,17 +169,15 @@ async fn sets_of_many_tasks_add_up(cluster: &Cluster) {
         of_callers += 20 - remaining(&limiters[0], &caller, &format!("caller {caller_at}")).await;
     }
     let of_all = 700 - remaining(&limiters[0], &everybody, "all").await;
-    // On a busy machine checks may time out after they were charged, but never pass uncharged.
-    assert!(of_callers >= passed && of_all >= passed, "{of_callers} and {of_all} charged for {passed}");
-    assert!(of_callers <= passed + 64 && of_all <= passed + 64, "{of_callers} and {of_all} charged for {passed}");
+    assert_eq!((of_callers, of_all), (passed, passed));
 }
 
 /// They are written in the step that refuses, as on a single server.
 async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
     let clock = ManualClock::new();
     let connect = |prefix: &'static str| {
-        let builder = RedisLimiter::builder().prefix(prefix).deadline(Duration::from_secs(20)).clock(clock.clone());
-        async { builder.connect(&cluster.url()).await.expect("the cluster is there") }
+        let builder = patient().prefix(prefix).clock(clock.clone());
+        async { connected(builder, &cluster.url()).await }
     };
     let limiters = [connect("companions").await, connect("companions").await];
     super::companions::refusals_close_a_key(limiters.clone(), &clock).await;
@@ -196,41 +185,44 @@ async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
 }
 
 async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut Cluster) {
-    let limiter = limiter(cluster, "dies", None).await;
+    let builder = RedisLimiter::builder().prefix("dies").denials(0).deadline(Duration::from_millis(100));
+    let limiter = connected(builder, &cluster.url()).await;
     let caller = policy("caller", lasting(50));
-    let passed: Arc<Vec<AtomicU64>> = Arc::new((0..30).map(|_| AtomicU64::new(0)).collect());
-    let slowest = Arc::new(AtomicU64::new(0));
-    let until = Instant::now() + Duration::from_secs(8);
+    let is_dead = Arc::new(AtomicBool::new(false));
     let tasks: Vec<_> = (0..30)
         .map(|task| {
-            let (limiter, caller) = (limiter.clone(), caller.clone());
-            let (passed, slowest) = (Arc::clone(&passed), Arc::clone(&slowest));
+            let (limiter, caller, is_dead) = (limiter.clone(), caller.clone(), Arc::clone(&is_dead));
             tokio::spawn(async move {
-                let key = key(&format!("caller {task}"));
-                let mut last = None;
-                while Instant::now() < until {
+                let (key, start) = (key(&format!("caller {task}")), Instant::now());
+                let (mut passed, mut times) = (0, Vec::new());
+                loop {
                     let began = Instant::now();
                     let answer = limiter.take(&[Charge::new(&caller, &key)]).await;
-                    slowest.fetch_max(u64::try_from(began.elapsed().as_millis()).unwrap(), Ordering::Relaxed);
-                    last = answer.ok().map(|it| it.is_allowed());
-                    passed[task].fetch_add(u64::from(last == Some(true)), Ordering::Relaxed);
+                    times.push(began.elapsed());
+                    match answer.map(|it| it.is_allowed()) {
+                        Ok(false) if is_dead.load(Ordering::Relaxed) => return (passed, times),
+                        Ok(is_allowed) => passed += u64::from(is_allowed),
+                        // A check that failed may have been charged.
+                        Err(error) => assert!(start.elapsed() < 2 * LONG, "caller {task} is not served: {error}"),
+                    }
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
-                last
             })
         })
         .collect();
     tokio::time::sleep(Duration::from_millis(500)).await;
     tokio::task::block_in_place(|| cluster.servers[0].kill());
+    is_dead.store(true, Ordering::Relaxed);
+    let mut all = Vec::new();
     for (caller, task) in tasks.into_iter().enumerate() {
-        let last = task.await.unwrap();
-        let passed = passed[caller].load(Ordering::Relaxed);
+        let (passed, times) = task.await.unwrap();
         // Charges that had not reached the replica may pass again: at most as many as passed
         // before.
         assert!(passed <= 2 * 50, "{passed} of caller {caller}");
-        // Not that 50 passed: a check that failed may have been charged.
-        assert_eq!(last, Some(false), "caller {caller} was not served until its limit: {passed} passed");
+        all.extend(times);
     }
-    let slowest = slowest.load(Ordering::Relaxed);
-    assert!(slowest < 1_000, "a check took {slowest} ms");
+    // A machine that stops for a while makes a few checks of each caller slow.
+    all.sort_unstable();
+    let (most, slowest) = (all[all.len() * 9 / 10], all[all.len() - 1]);
+    assert!(most < Duration::from_secs(1) && slowest < LONG, "nine of ten within {most:?}, all within {slowest:?}");
 }

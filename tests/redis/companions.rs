@@ -91,10 +91,7 @@ pub(super) async fn what_goes_beyond_is_metered(limiters: [RedisLimiter; 2], clo
 }
 
 async fn two(server: &Server, clock: &ManualClock) -> [RedisLimiter; 2] {
-    let connect = || async {
-        let builder = RedisLimiter::builder().deadline(Duration::from_secs(20)).clock(clock.clone());
-        builder.connect(&server.url()).await.expect("the server is there")
-    };
+    let connect = || async { super::connected(super::patient().clock(clock.clone()), &server.url()).await };
     [connect().await, connect().await]
 }
 

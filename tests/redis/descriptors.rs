@@ -54,7 +54,7 @@ async fn answers<L: Limiter>(limits: &DescriptorLimits<L>) -> Vec<String> {
 async fn redis_decides_descriptors_as_memory_does() {
     let server = Server::start();
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let redis = super::patient().clock(clock.clone()).denials(0).connect(&server.url()).await.unwrap();
+    let redis = super::connected(super::patient().clock(clock.clone()).denials(0), &server.url()).await;
     let rules = Rules::from_text(FILE).unwrap();
     let (on_redis, in_memory) =
         (rules.descriptor_limits(redis).unwrap(), rules.descriptor_limits(memory(&clock)).unwrap());

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::{Quota, RedisLimiter, limiter::redis::RedisErrorKind};
+use tower_ratelimit::{Quota, RedisLimiter, limiter::redis::RedisErrorKind, quota::Anchor};
 
-use super::{MINUTE, policy, take};
+use super::{LONG, MINUTE, connected, eventually, patient, policy, take};
 use crate::support::proxy::{Fault, Proxy};
 use crate::support::redis_server::Server;
 
-/// The time beyond the deadline that a busy machine may take.
-const SLACK: Duration = Duration::from_secs(1);
+/// A check whose answer is lost takes this long. A busy machine keeps it most of the time.
+const DEADLINE: Duration = Duration::from_millis(200);
 
-/// The time within which every check must succeed again.
-const RECOVERY: Duration = Duration::from_secs(5);
+/// The time beyond the deadline that nine of ten checks may take on a busy machine.
+const SLACK: Duration = Duration::from_secs(1);
 
 const LIMIT: u64 = 20_000;
 
@@ -51,7 +51,7 @@ impl Dice {
 struct Load {
     stop: Arc<AtomicBool>,
     admitted: Arc<AtomicU64>,
-    tasks: Vec<tokio::task::JoinHandle<()>>,
+    tasks: Vec<tokio::task::JoinHandle<Vec<Duration>>>,
 }
 
 impl Load {
@@ -61,6 +61,7 @@ impl Load {
             let (limiter, stop, admitted) = (limiter.clone(), Arc::clone(&stop), Arc::clone(&admitted));
             tokio::spawn(async move {
                 let (all, own) = (policy("all", lasting()), policy("own", Quota::per_second(1_000_000)));
+                let mut times = Vec::new();
                 while !stop.load(Ordering::Relaxed) {
                     // Checks of several kinds share calls.
                     let began = Instant::now();
@@ -68,10 +69,10 @@ impl Load {
                         admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
                     }
                     let _ = take(&limiter, &own, &task.to_string(), 1).await;
-                    let took = began.elapsed();
-                    assert!(took < 2 * Duration::from_millis(70) + SLACK, "two checks took {took:?}");
+                    times.push(began.elapsed());
                     sleep(Duration::from_millis(1)).await;
                 }
+                times
             })
         });
         let tasks = tasks.collect();
@@ -81,15 +82,20 @@ impl Load {
     /// Returns the units of the shared key that were admitted.
     async fn end(self) -> u64 {
         self.stop.store(true, Ordering::Relaxed);
+        let mut times = Vec::new();
         for task in self.tasks {
-            task.await.expect("no check panics or takes too long");
+            times.extend(task.await.expect("no check panics"));
         }
+        times.sort_unstable();
+        let (most, slowest) = (times[times.len() * 9 / 10], times[times.len() - 1]);
+        assert!(most < 2 * DEADLINE + SLACK && slowest < LONG, "two checks took {most:?}, and at most {slowest:?}");
         self.admitted.load(Ordering::Relaxed)
     }
 }
 
+/// It begins with the first request, so that it does not end while the test runs.
 fn lasting() -> Quota {
-    Quota::fixed_window(LIMIT, 30 * 24 * 60 * MINUTE).unwrap()
+    Quota::fixed_window(LIMIT, 30 * 24 * 60 * MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap()
 }
 
 /// Waits until every check succeeds again, and fails after a bounded time.
@@ -100,7 +106,7 @@ async fn is_back(limiter: &RedisLimiter) {
         match take(limiter, &policy, "a", 1).await {
             Ok(_) => in_a_row += 1,
             Err(error) => {
-                assert!(began.elapsed() < RECOVERY, "{error}");
+                assert!(began.elapsed() < LONG, "{error}");
                 in_a_row = 0;
                 sleep(Duration::from_millis(5)).await;
             }
@@ -112,7 +118,7 @@ async fn is_back(limiter: &RedisLimiter) {
 async fn garbling_proxy_harms_no_limit() {
     let mut server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
+    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
     for seed in 0..6 {
         let (mut dice, load) = (Dice(seed), Load::start(&limiter, 8));
         let mut garbled = 0;
@@ -130,16 +136,7 @@ async fn garbling_proxy_harms_no_limit() {
         let admitted = load.end().await;
         // An answer with a changed bit may say anything. It holds at most 64 checks.
         assert!(admitted <= LIMIT + 64 * garbled, "seed {seed}: {admitted} of {LIMIT}");
-        let began = Instant::now();
-        while limiter.waiting() > 0 || proxy.open() > 1 {
-            assert!(
-                began.elapsed() < RECOVERY,
-                "seed {seed}: {} wait, {} connections",
-                limiter.waiting(),
-                proxy.open()
-            );
-            sleep(Duration::from_millis(5)).await;
-        }
+        eventually("checks or connections stay", async || limiter.waiting() == 0 && proxy.open() <= 1).await;
     }
 }
 
@@ -147,7 +144,7 @@ async fn garbling_proxy_harms_no_limit() {
 async fn surplus_answer_fails_few_checks() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = RedisLimiter::connect(&proxy.url()).await.unwrap();
+    let limiter = connected(patient(), &proxy.url()).await;
     let policy = policy("p", Quota::per_second(1_000_000));
     for round in 0..5 {
         is_back(&limiter).await;
@@ -169,7 +166,7 @@ async fn surplus_answer_fails_few_checks() {
 async fn repeated_answer_is_not_taken_for_that_of_another_check() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
+    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
     let [open, closed] = [("open", 1_000_000), ("closed", 1)].map(|(name, limit)| policy(name, Quota::per_hour(limit)));
     is_back(&limiter).await;
     while take(&limiter, &closed, "a", 1).await.is_ok_and(|decision| decision.is_allowed()) {}
@@ -190,7 +187,7 @@ async fn repeated_answer_is_not_taken_for_that_of_another_check() {
 async fn lost_answer_fails_checks_for_a_bounded_time() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = RedisLimiter::builder().denials(0).connect(&proxy.url()).await.unwrap();
+    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
     for tasks in [1, 40] {
         let load = Load::start(&limiter, tasks);
         sleep(Duration::from_millis(100)).await;

@@ -24,7 +24,9 @@ mod support;
 
 use std::time::Duration;
 
+use support::redis_limiter::{LONG, connected, patient};
 use support::redis_server::Server;
+use tokio::time::{Instant, sleep};
 use tower_ratelimit::{
     Key, Policy, Quota, RedisLimiter,
     limiter::{
@@ -35,13 +37,28 @@ use tower_ratelimit::{
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns a builder with a deadline that a busy machine keeps.
-fn patient() -> RedisLimiterBuilder {
-    RedisLimiter::builder().deadline(Duration::from_secs(20))
+async fn connect(server: &Server) -> RedisLimiter {
+    connected(patient(), &server.url()).await
 }
 
-async fn connect(server: &Server) -> RedisLimiter {
-    patient().connect(&server.url()).await.expect("the server is there")
+/// Returns why `connect` is refused. `connect` does not wait for long until the server says so, so it is tried again.
+async fn refusal(builder: impl Fn() -> RedisLimiterBuilder, url: &str) -> RedisError {
+    let began = Instant::now();
+    loop {
+        match builder().connect(url).await {
+            Err(error) => return error,
+            Ok(_) => assert!(began.elapsed() < LONG, "it is not refused"),
+        }
+    }
+}
+
+/// Waits until something is so, and fails if that takes too long.
+async fn eventually(what: &str, mut is: impl AsyncFnMut() -> bool) {
+    let began = Instant::now();
+    while !is().await {
+        assert!(began.elapsed() < LONG, "{what}");
+        sleep(Duration::from_millis(5)).await;
+    }
 }
 
 fn key(name: &str) -> Key {

@@ -94,8 +94,8 @@ fn sum_of_charges_on_redis_is_what_each_layer_keeps() {
         let (charged, expected) = runtime.block_on(async {
             let number = number.fetch_add(1, Ordering::Relaxed);
             let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-            let builder = RedisLimiter::builder().prefix(format!("case-{number}")).clock(clock);
-            let limiter = builder.deadline(Duration::from_secs(20)).connect(&server.url()).await.unwrap();
+            let builder = super::patient().prefix(format!("case-{number}")).clock(clock);
+            let limiter = super::connected(builder, &server.url()).await;
             let reached = Arc::new(AtomicU64::new(0));
             let limit = |layer: usize| {
                 let rule = refuses_dear(LAYERS[layer + 1], quota);

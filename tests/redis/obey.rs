@@ -12,11 +12,11 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Quota, RedisLimiter,
     client::{ObeyError, ObeyErrorKind, ObeyLayer},
-    clock::ManualClock,
+    clock::{ManualClock, MonotonicClock},
     middleware::TokioTimer,
 };
 
-use super::{MINUTE, patient, policy};
+use super::{MINUTE, connected, patient, policy};
 use crate::support::redis_server::Server;
 
 /// Lets each client send requests, one after the other. Returns what became of them, and the instants
@@ -62,8 +62,7 @@ async fn clients_send_as_many_requests_together_as_their_quota_lets_pass() {
     let mut limiters = Vec::new();
     for _ in 0..10 {
         // Denials are not cached here, because their clock is not the advanced one.
-        let builder = patient().clock(clock.clone()).denials(0);
-        limiters.push(builder.connect(&server.url()).await.expect("the server is there"));
+        limiters.push(connected(patient().clock(clock.clone()).denials(0), &server.url()).await);
     }
     let quota = Quota::fixed_window(23, MINUTE).unwrap();
     for window in 0..3 {
@@ -78,10 +77,11 @@ async fn clients_send_as_many_requests_together_as_their_quota_lets_pass() {
 
 #[tokio::test]
 async fn clients_that_wait_send_all_at_the_rate_of_their_quota() {
-    let server = Server::start();
+    // The server's own clock can be adjusted meanwhile.
+    let (server, clock) = (Server::start(), MonotonicClock::new());
     let mut limiters = Vec::new();
     for _ in 0..10 {
-        limiters.push(patient().connect(&server.url()).await.expect("the server is there"));
+        limiters.push(connected(patient().clock(clock.clone()), &server.url()).await);
     }
     let quota = Quota::per_second(40).burst(10).unwrap();
     let start = Instant::now();
@@ -89,8 +89,7 @@ async fn clients_that_wait_send_all_at_the_rate_of_their_quota() {
     assert_eq!(answers, [Ok(()); 40]);
     assert_eq!(seen.len(), 40);
     for (nth, at) in seen.iter().enumerate() {
-        // Redis reads another clock than the test, which can be adjusted meanwhile.
-        let after = at.duration_since(start) + Duration::from_millis(5);
+        let after = at.duration_since(start) + Duration::from_micros(1); // the clock returns whole microseconds
         assert!(after >= Duration::from_millis(25) * (nth as u32).saturating_sub(9), "request {nth}: {after:?}");
     }
     println!("40 requests left within {:?}", start.elapsed());

@@ -11,16 +11,15 @@ use http::{Request, Response, StatusCode};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Policy, Quota, RateLimitLayer, RedisLimiter, key, middleware::TokioTimer};
+use tower_ratelimit::{
+    Policy, Quota, RateLimitLayer, RedisLimiter, clock::MonotonicClock, key, middleware::TokioTimer,
+};
 
-use super::policy;
+use super::{LONG, connected, patient, policy};
 use crate::support::redis_server::Server;
 
 /// The time between two departures.
 const INTERVAL: Duration = Duration::from_millis(10);
-
-/// The most time that any part of the test may take on a busy machine.
-const LONG: Duration = Duration::from_secs(20);
 
 /// A process with its own limiter and its waiting requests.
 struct Process {
@@ -29,8 +28,9 @@ struct Process {
 }
 
 impl Process {
-    async fn start(server: &Server, policy: &Policy) -> Self {
-        let limiter = RedisLimiter::builder().deadline(LONG).connect(&server.url()).await.expect("the server is there");
+    /// The server's own clock can be adjusted while the test measures, so the processes have a clock.
+    async fn start(server: &Server, policy: &Policy, clock: &MonotonicClock) -> Self {
+        let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
         let layer = RateLimitLayer::new(limiter, policy, key::global()).delay(TokioTimer::new());
         Self { layer, departures: Arc::default() }
     }
@@ -70,19 +70,20 @@ async fn all_pass(sent: impl IntoIterator<Item = JoinHandle<StatusCode>>) {
     }
 }
 
-/// The first n depart no earlier than n − 1 intervals after the beginning.
+/// The first n depart no earlier than n − 1 intervals after the beginning. The clock returns whole microseconds.
 fn keep_the_rate(begin: Instant, departures: impl IntoIterator<Item = Instant>) {
     let mut departures: Vec<Instant> = departures.into_iter().collect();
     departures.sort();
     for (place, at) in (0_u32..).zip(departures) {
-        assert!(at - begin >= INTERVAL * place, "the {place}th at {:?}", at - begin);
+        assert!(at - begin + Duration::from_micros(1) >= INTERVAL * place, "the {place}th at {:?}", at - begin);
     }
 }
 
 #[tokio::test]
 async fn queue_of_two_processes_keeps_one_rate_when_requests_leave() {
-    let (server, policy) = (Server::start(), queue(100));
-    let (first, second) = (Process::start(&server, &policy).await, Process::start(&server, &policy).await);
+    let (server, policy, clock) = (Server::start(), queue(100), MonotonicClock::new());
+    let (first, second) =
+        (Process::start(&server, &policy, &clock).await, Process::start(&server, &policy, &clock).await);
     let begin = Instant::now();
     let (mut leave, mut stay) = (Vec::new(), Vec::new());
     for _ in 0..25 {
@@ -100,8 +101,8 @@ async fn queue_of_two_processes_keeps_one_rate_when_requests_leave() {
 
 #[tokio::test]
 async fn stopped_server_keeps_no_request_waiting() {
-    let (server, policy) = (Server::start(), queue(100));
-    let process = Process::start(&server, &policy).await;
+    let (server, policy, clock) = (Server::start(), queue(100), MonotonicClock::new());
+    let process = Process::start(&server, &policy, &clock).await;
     let begin = Instant::now();
     let mut sent: Vec<_> = (0..60).map(|_| process.send()).collect();
     process.until_admitted(60).await;

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response};
+use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::{MemoryLimiter, RateLimitLayer, rules::Rules};
@@ -47,8 +48,8 @@ fn text(version: u32, of_b: u64) -> String {
     let of_a = units().0;
     let name = if version % 2 == 0 { "name: a" } else { "name: renamed, was: a" };
     let mut text = format!(
-        "rules:\n  - {{{name}, quota: '{of_a} per 30 days, fixed window', key: global, match: {{path: /a}}}}\n  \
-         - {{name: b, quota: '{of_b} per 30 days, fixed window', key: global, match: {{path: /b}}}}\n"
+        "rules:\n  - {{{name}, quota: '{of_a} per 30 days, fixed window, from the first request', key: global, match: {{path: /a}}}}\n  \
+         - {{name: b, quota: '{of_b} per 30 days, fixed window, from the first request', key: global, match: {{path: /b}}}}\n"
     );
     for other in 0..version % 4 {
         text += &format!("  - {{name: other-{other}, quota: 1000000 per day, key: global}}\n");
@@ -81,6 +82,10 @@ struct Counts {
 }
 
 impl Counts {
+    fn all(&self) -> u64 {
+        [&self.a, &self.b, &self.refused, &self.failed].map(|count| count.load(Ordering::Relaxed)).iter().sum()
+    }
+
     async fn request<L: Limiter>(&self, layer: &RateLimitLayer<L>, path: &'static str) {
         let answer = |_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty())));
         let service = layer.layer(service_fn(answer));
@@ -111,8 +116,20 @@ async fn serve<L: Limiter + Clone>(rules: Rules, limiter: L, folder: PathBuf) {
             })
         })
         .collect();
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    // All tasks have made their first requests, so what they need is there.
+    while counts.all() < 4 * TASKS as u64 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     let before = resident();
+    fs::write(folder.join(format!("ready-{}", std::process::id())), "").unwrap();
+    // The parent goes on once each process has seen enough changes.
+    let seen = folder.join(format!("seen-{}", std::process::id()));
+    while !folder.join("done").exists() {
+        if rules.version() >= u64::from(changes()) / 5 && !seen.exists() {
+            fs::write(&seen, "").unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     for task in tasks {
         task.await.unwrap();
     }
@@ -144,7 +161,7 @@ async fn one_of_the_processes() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
     let rules = Rules::builder().reload_every(Duration::ZERO).from_file(folder.join("rules.yaml")).unwrap();
     match std::env::var(URL) {
-        Ok(url) => serve(rules, super::patient().connect(&url).await.unwrap(), folder).await,
+        Ok(url) => serve(rules, super::connected(super::patient(), &url).await, folder).await,
         Err(_) => serve(rules, MemoryLimiter::new(), folder).await,
     }
 }
@@ -166,9 +183,21 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
                 .unwrap()
         })
         .collect();
-    let changes = changes();
-    for version in 1..=changes {
+    let all_have = |what: &str| {
+        let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with(what)).count() == processes
+    };
+    let began = Instant::now();
+    while !all_have("ready-") {
+        assert!(began.elapsed() < super::LONG, "the processes do not start");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let (changes, mut version) = (changes(), 0);
+    // On a slow machine a process may see several changes as one, so there may be more of them.
+    while version < changes || !all_have("seen-") {
+        assert!(began.elapsed() < super::LONG * changes, "too few of {version} changes are seen");
         std::thread::sleep(Duration::from_millis(300));
+        version += 1;
         change(&file, version);
     }
     std::thread::sleep(Duration::from_millis(300));
@@ -180,14 +209,14 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
         let printed = String::from_utf8(output.stdout).unwrap();
         let line =
             printed.lines().find_map(|line| line.split_once("counted ")).unwrap_or_else(|| panic!("{printed}")).1;
-        println!("{name}, {changes} changes: {line} (passed /a, /b, refused, failed, versions, bytes grown)");
+        println!("{name}, {version} changes: {line} (passed /a, /b, refused, failed, versions, bytes grown)");
         let [a, b, refused, failed, versions, grown] =
             *line.split(' ').map(|it| it.parse::<u64>().unwrap()).collect::<Vec<_>>()
         else {
             panic!("{line}")
         };
         sums = [sums[0] + a, sums[1] + b, sums[2] + refused, sums[3] + failed];
-        // Two of five changes are no rules, and a slow machine may see two changes as one.
+        // Two of five changes are no rules.
         assert!(versions >= u64::from(changes) / 5, "{versions} of {changes} changes were seen");
         assert!(grown <= GROWTH, "it grew by {grown} bytes");
     }

@@ -1,5 +1,6 @@
 //! Users and their rights, passwords, deadlines, and values of another type.
 
+use std::cell::RefCell;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
@@ -10,7 +11,7 @@ use tower_ratelimit::{
     observe::LimiterEvent,
 };
 
-use super::{key, keys, passes, patient, policy, take};
+use super::{connected, eventually, key, keys, passes, patient, policy, refusal, take};
 use crate::support::Events;
 use crate::support::redis_server::Server;
 
@@ -41,7 +42,7 @@ fn documented() -> &'static str {
 /// Returns the rights that the error for a user without rights lists.
 async fn advised(server: &Server) -> String {
     acl(server, "");
-    let refused = RedisLimiter::connect(&url(server)).await.unwrap_err().to_string();
+    let refused = refusal(RedisLimiter::builder, &url(server)).await.to_string();
     let rights = refused.split_once("ACL SETUSER <user> ").unwrap().1.split_once("<prefix>:*").unwrap().0;
     format!("{rights}ratelimit:*")
 }
@@ -49,18 +50,16 @@ async fn advised(server: &Server) -> String {
 #[tokio::test]
 async fn changed_password_causes_no_outage() {
     let server = Server::start();
-    let limiter = RedisLimiter::builder().deadline(Duration::from_secs(2)).connect(&server.url()).await.unwrap();
+    let limiter = connected(RedisLimiter::builder().deadline(Duration::from_secs(2)), &server.url()).await;
     let policy = policy("p", Quota::per_hour(100));
     assert!(passes(&limiter, &policy, "a").await);
     let mut admin = server.connection();
     redis::cmd("CONFIG").arg(&["SET", "requirepass", "new"]).exec(&mut admin).unwrap();
     redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
-    sleep(Duration::from_millis(500)).await;
-    for _ in 0..20 {
-        let _ = take(&limiter, &policy, "a", 1).await;
-    }
-    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
-    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+    eventually("the wrong password is not reported", async || {
+        take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.kind() == RedisErrorKind::Misconfigured)
+    })
+    .await;
 }
 
 /// Returns the commands and the key patterns among the documented rights.
@@ -87,9 +86,14 @@ async fn connect_names_each_right_that_is_missing() {
     let server = Server::start();
     for right in each_right() {
         acl(&server, &without(right));
-        let seen = Events::default();
-        let refused = RedisLimiter::builder().observer(seen.clone()).connect(&url(&server)).await.err();
-        let refused = refused.unwrap_or_else(|| panic!("{right} is not needed"));
+        println!("without {right}");
+        // Each try has events of its own.
+        let seen = RefCell::new(Events::default());
+        let builder = || {
+            drop(seen.take());
+            RedisLimiter::builder().observer(seen.borrow().clone())
+        };
+        let refused = refusal(builder, &url(&server)).await;
         assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{right}: {refused}");
         let text = refused.to_string();
         let named = match right {
@@ -98,7 +102,7 @@ async fn connect_names_each_right_that_is_missing() {
             _ => text.contains(&format!("{right} is missing")),
         };
         assert!(named, "{right}: {text}");
-        assert_eq!(complaints(&seen), [text], "{right}");
+        assert_eq!(complaints(&seen.borrow()), [text], "{right}");
     }
     assert_eq!(keys(&server), Vec::<Vec<u8>>::new(), "nothing is left of it");
 }
@@ -107,7 +111,7 @@ async fn connect_names_each_right_that_is_missing() {
 async fn missing_rights_are_all_named_at_once() {
     let server = Server::start();
     acl(&server, "+eval +evalsha ~ratelimit:*");
-    let refused = RedisLimiter::connect(&url(&server)).await.unwrap_err().to_string();
+    let refused = refusal(RedisLimiter::builder, &url(&server)).await.to_string();
     for right in each_right().filter(|right| !["+eval", "+evalsha", "+rpush", "~ratelimit:*"].contains(right)) {
         assert!(refused.contains(right), "{right}: {refused}");
     }
@@ -141,10 +145,10 @@ async fn right_removed_later_is_an_error_and_an_event() {
         if right != "+time" {
             builder = builder.clock(clock.clone());
         }
-        let limiter = builder.connect(&url(&server)).await.unwrap();
+        let limiter = connected(builder, &url(&server)).await;
         acl(&server, &without(right));
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
-        let mut refused = 0;
+        let (mut refused, began) = (0, Instant::now());
         for (at, quota) in quotas().into_iter().enumerate() {
             let policy = policy(&format!("p{at}"), quota);
             for round in 0..5 {
@@ -174,7 +178,8 @@ async fn right_removed_later_is_an_error_and_an_event() {
             }
         }
         assert!(refused > 0, "{right} is not needed");
-        assert_eq!(complaints(&seen).len(), 1, "{right}: once a minute");
+        let most = 1 + usize::try_from(began.elapsed().as_secs() / 60).unwrap();
+        assert!((1..=most).contains(&complaints(&seen).len()), "{right}: once a minute");
     }
 }
 
@@ -183,7 +188,7 @@ async fn documented_rights_are_enough() {
     let server = Server::start();
     for rights in [documented().to_owned(), advised(&server).await] {
         acl(&server, &rights);
-        let limiter = patient().connect(&url(&server)).await.unwrap();
+        let limiter = connected(patient(), &url(&server)).await;
         for (at, quota) in quotas().into_iter().enumerate() {
             for name in ["same", &format!("p{at}")] {
                 let policy = policy(name, quota);
@@ -215,11 +220,7 @@ async fn slots_that_get_a_server_later_are_found_soon() {
     assert!(take(&limiter, &policy, "a", 1).await.is_err());
     sleep(Duration::from_millis(1_500)).await;
     add(100..16_384);
-    let began = Instant::now();
-    while take(&limiter, &policy, "a", 1).await.is_err() {
-        assert!(began.elapsed() < Duration::from_secs(5), "{}", take(&limiter, &policy, "a", 1).await.unwrap_err());
-        sleep(Duration::from_millis(10)).await;
-    }
+    eventually("the slots are not found", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
 }
 
 #[tokio::test]
@@ -227,9 +228,9 @@ async fn stopped_server_is_detected_though_callers_leave_early() {
     let server = Server::start();
     let seen = Events::default();
     let builder = RedisLimiter::builder().observer(seen.clone()).deadline(Duration::from_millis(100));
-    let limiter = builder.connect(&server.url()).await.unwrap();
+    let limiter = connected(builder, &server.url()).await;
     let policy = policy("p", Quota::per_hour(100));
-    assert!(passes(&limiter, &policy, "a").await);
+    eventually("no check succeeds", async || take(&limiter, &policy, "a", 1).await.is_ok()).await;
     server.pause();
     let mut abandoned = 0;
     for _ in 0..150 {
@@ -242,22 +243,23 @@ async fn stopped_server_is_detected_though_callers_leave_early() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn check_sent_twice_has_one_deadline() {
     let server = Server::start();
-    let deadline = Duration::from_millis(200);
-    let limiter = RedisLimiter::builder().deadline(deadline).connect(&server.url()).await.unwrap();
+    let deadline = Duration::from_secs(2);
+    let limiter = connected(RedisLimiter::builder().deadline(deadline), &server.url()).await;
     let policy = policy("p", Quota::per_hour(100));
     assert!(passes(&limiter, &policy, "a").await);
     let [mut first, mut second] = [server.connection(), server.connection()];
     // So that the check is sent with the script's hash, and again with its text.
     redis::cmd("SCRIPT").arg("FLUSH").exec(&mut first).unwrap();
-    // The second pause begins right after the first one, when the check has been sent once.
-    redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut first).unwrap();
+    // The second pause begins right after the first one, when the check has been sent once. A second deadline would end after
+    // it, and the check would be answered.
+    redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut first).unwrap();
     let began = Instant::now();
     let check = tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.map(drop) });
     sleep(Duration::from_millis(30)).await;
-    let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "150"]).exec(&mut second).unwrap());
+    let pause = std::thread::spawn(move || redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut second).unwrap());
     let answer = check.await.unwrap();
     let took = began.elapsed();
     pause.join().unwrap();
     assert_eq!(answer.map_err(|error| error.kind()), Err(RedisErrorKind::Timeout), "after {took:?}");
-    assert!(took < deadline + Duration::from_millis(70), "{took:?}");
+    assert!(took < 2 * deadline, "{took:?}");
 }

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::future::ready;
-use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderName, Request, Response};
@@ -140,9 +139,7 @@ async fn a_cluster() -> Server {
         let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut server.connection()).unwrap();
         info.contains("cluster_state:ok")
     };
-    while !ready() {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    super::eventually("the cluster is ready", async || ready()).await;
     server
 }
 
@@ -153,11 +150,11 @@ async fn secrets_are_nowhere_in_redis() {
     for (server, url, groups) in
         [(&alone, alone.url(), None), (&cluster, of_cluster.clone(), None), (&cluster, of_cluster, Some(16))]
     {
-        let mut builder = RedisLimiter::builder().deadline(Duration::from_secs(10)).leases(100);
+        let mut builder = super::patient().leases(100);
         if let Some(groups) = groups {
             builder = builder.groups(groups);
         }
-        let limiter = builder.connect(&url).await.unwrap();
+        let limiter = super::connected(builder, &url).await;
         for (turn, extractor) in extractors().into_iter().enumerate() {
             use_key(&limiter, extractor, turn).await;
         }
@@ -172,7 +169,7 @@ async fn secrets_are_nowhere_in_redis() {
 #[tokio::test]
 async fn keys_are_readable_by_choice() {
     let server = Server::start();
-    let limiter = super::patient().readable_keys().connect(&server.url()).await.unwrap();
+    let limiter = super::connected(super::patient().readable_keys(), &server.url()).await;
     let key = Key::of("alice").unwrap();
     limiter.take(&[Charge::new(&policy("p", Quota::per_hour(1)), &key)]).await.unwrap();
     assert!(contains(&keys(&server)[0], b"alice"));

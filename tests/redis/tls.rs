@@ -94,7 +94,7 @@ fn child_process_connects() {
     let Ok(url) = std::env::var(URL) else { return };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let told = runtime.block_on(async {
-        let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
+        let builder = RedisLimiter::builder().deadline(Duration::from_secs(20));
         let limiter = match builder.connect(&url).await {
             Ok(limiter) => limiter,
             Err(error) => return format!("{:?} {error}", error.kind()),

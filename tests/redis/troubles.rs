@@ -18,13 +18,8 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-use super::{connect, keys, passes, policy, take};
+use super::{LONG, connect, connected, eventually, keys, passes, patient, policy, refusal, take};
 use crate::support::redis_server::{Server, free_port};
-
-/// The time within which checks succeed again once Redis is back.
-const RECOVERY: Duration = Duration::from_secs(5);
-/// A deadline that also holds while other tests keep every processor busy.
-const PATIENT: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Default)]
 struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
@@ -35,16 +30,15 @@ impl Observer for Seen {
     }
 }
 
-async fn eventually_passes(limiter: &RedisLimiter, limit: u32) -> bool {
-    let policy = policy("again", Quota::per_hour(limit));
-    let began = Instant::now();
-    while began.elapsed() < RECOVERY {
-        if take(limiter, &policy, "a", 1).await.is_ok_and(|decision| decision.is_allowed()) {
-            return true;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    false
+/// Waits until checks succeed.
+async fn eventually_passes(limiter: &RedisLimiter) {
+    let policy = policy("again", Quota::per_hour(100_000));
+    eventually("checks do not succeed again", async || take(limiter, &policy, "a", 1).await.is_ok()).await;
+}
+
+/// Whether the error says that there is no answer. A slow machine learns later why.
+fn is_unanswered(error: &RedisError) -> bool {
+    matches!(error.kind(), RedisErrorKind::Unavailable | RedisErrorKind::Timeout)
 }
 
 #[tokio::test]
@@ -65,9 +59,10 @@ async fn late_server_is_no_error_and_is_found() {
     server.kill();
     let limiter = RedisLimiter::connect(&server.url()).await.unwrap();
     let policy = policy("late", Quota::per_hour(100));
-    assert_eq!(take(&limiter, &policy, "a", 1).await.unwrap_err().kind(), RedisErrorKind::Unavailable);
+    let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+    assert!(is_unanswered(&error), "{error}");
     server.restart();
-    assert!(eventually_passes(&limiter, 1_000).await);
+    eventually_passes(&limiter).await;
 }
 
 #[tokio::test]
@@ -76,30 +71,31 @@ async fn dead_server_costs_little_and_is_found_again() {
         let mut server = Server::start();
         let seen = Seen::default();
         let limiter = RedisLimiter::builder().observer(seen.clone()).connect(&server.url()).await.unwrap();
-        assert!(eventually_passes(&limiter, 1_000).await);
+        eventually_passes(&limiter).await;
         if how == "killed" {
             server.kill()
         } else {
             server.pause()
         };
         let policy = policy("dead", Quota::per_hour(100));
-        let mut costs = Vec::new();
+        let (mut costs, mut waited) = (Vec::new(), 0);
         for _ in 0..500 {
             let began = Instant::now();
-            let answer = take(&limiter, &policy, "a", 1).await;
+            let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
             costs.push(began.elapsed());
-            let kind = answer.unwrap_err().kind();
-            assert!(matches!(kind, RedisErrorKind::Unavailable | RedisErrorKind::Timeout), "{how}: {kind:?}");
+            assert!(is_unanswered(&error), "{how}: {error}");
+            // The others end at once, because the server is believed dead.
+            waited += usize::from(!error.to_string().contains(" is away"));
         }
-        let slow = costs.iter().filter(|cost| **cost > Duration::from_millis(20)).count();
-        assert!(slow <= 10, "{how}: {slow} of 500 waited");
-        assert!(costs.iter().all(|cost| *cost < Duration::from_millis(500)), "{how}: {:?}", costs.iter().max());
+        assert!(waited <= 10, "{how}: {waited} of 500 waited");
+        costs.sort_unstable();
+        assert!(costs[450] < Duration::from_millis(20), "{how}: {costs:?}");
         if how == "killed" {
             server.restart()
         } else {
             server.resume()
         };
-        assert!(eventually_passes(&limiter, 1_000).await, "{how}: it is not found again");
+        eventually_passes(&limiter).await;
         assert!(!seen.0.lock().unwrap().is_empty(), "{how}: nobody was told");
     }
 }
@@ -108,24 +104,25 @@ async fn dead_server_costs_little_and_is_found_again() {
 async fn silent_port_costs_no_more_than_the_deadline() {
     let port = free_port();
     let _listener = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let began = Instant::now();
     let limiter = RedisLimiter::connect(&format!("redis://127.0.0.1:{port}")).await.unwrap();
-    assert!(began.elapsed() < Duration::from_secs(2));
-    let policy = policy("silent", Quota::per_hour(100));
+    let (policy, mut costs) = (policy("silent", Quota::per_hour(100)), Vec::new());
     for _ in 0..20 {
         let began = Instant::now();
         assert!(take(&limiter, &policy, "a", 1).await.is_err());
-        assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+        costs.push(began.elapsed());
     }
+    // A machine that stops for a while makes a few of them slow.
+    costs.sort_unstable();
+    assert!(costs[10] < Duration::from_millis(500) && costs[19] < LONG, "{costs:?}");
 }
 
 #[tokio::test]
 async fn wrong_password_is_reported_by_connect() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
-    let refused = RedisLimiter::connect(&url("wrong")).await.unwrap_err();
+    let refused = refusal(RedisLimiter::builder, &url("wrong")).await;
     assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
-    let limiter = RedisLimiter::builder().deadline(PATIENT).connect(&url("right")).await.unwrap();
+    let limiter = connected(patient(), &url("right")).await;
     assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
 }
 
@@ -169,16 +166,13 @@ async fn connect_fails_only_for_what_does_not_pass_by_itself() {
         ("-ERR unknown command 'PING', with args beginning with:", false),
     ] {
         let url = format!("redis://127.0.0.1:{}", says(line).await);
-        match RedisLimiter::connect(&url).await {
-            Ok(limiter) => {
-                assert!(passes_by_itself, "{line}: connected");
-                let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
-                assert_ne!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
-            }
-            Err(error) => {
-                assert!(!passes_by_itself, "{line}: {error}");
-                assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
-            }
+        if passes_by_itself {
+            let limiter = RedisLimiter::connect(&url).await.unwrap_or_else(|error| panic!("{line}: {error}"));
+            let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
+            assert_ne!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
+        } else {
+            let error = refusal(RedisLimiter::builder, &url).await;
+            assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
         }
     }
 }
@@ -190,9 +184,9 @@ async fn connect_waits_for_room_among_the_clients() {
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "1"]).exec(&mut admin).unwrap();
     let limiter = RedisLimiter::connect(&server.url()).await.expect("it passes by itself");
     let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
-    assert_eq!(error.kind(), RedisErrorKind::Unavailable, "{error}");
+    assert!(is_unanswered(&error), "{error}");
     redis::cmd("CONFIG").arg(&["SET", "maxclients", "100"]).exec(&mut admin).unwrap();
-    assert!(eventually_passes(&limiter, 1_000).await);
+    eventually_passes(&limiter).await;
 }
 
 /// The texts of `LimiterEvent::StoreFailed`.
@@ -214,8 +208,9 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
     for kind in [Unavailable, Timeout, Overloaded, Foreign] {
         let seen = Seen::default();
         let builder = RedisLimiter::builder().observer(seen.clone()).max_in_flight(2);
-        let builder = builder.deadline(PATIENT).prefix(format!("{kind:?}"));
-        let limiter = builder.connect(&server.url()).await.unwrap();
+        // A stopped server ends two checks with the deadline.
+        let deadline = Duration::from_secs(if matches!(kind, Timeout | Overloaded) { 2 } else { 20 });
+        let limiter = connected(builder.deadline(deadline).prefix(format!("{kind:?}")), &server.url()).await;
         assert!(passes(&limiter, &policy, "a").await);
         match kind {
             Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap(),
@@ -225,14 +220,10 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
                 redis::cmd("SET").arg(stored).arg("something else").exec(&mut admin).unwrap();
             }
         }
-        let checks = (0..3).map(|_| {
-            let (limiter, policy) = (limiter.clone(), policy.clone());
-            tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.unwrap_err() })
-        });
-        let mut errors = Vec::new();
-        for check in checks.collect::<Vec<_>>() {
-            errors.push(check.await.unwrap());
-        }
+        // They begin in one step, before any of them can end.
+        let check = || take(&limiter, &policy, "a", 1);
+        let checks = tokio::join!(check(), check(), check());
+        let errors = [checks.0, checks.1, checks.2].map(Result::unwrap_err);
         match kind {
             Unavailable => redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut admin).unwrap(),
             Timeout | Overloaded => server.resume(),
@@ -273,7 +264,7 @@ async fn status<L: Limiter + Clone + 'static>(layer: &RateLimitLayer<L>) -> Stat
 #[tokio::test]
 async fn layer_does_as_configured_while_redis_is_away() {
     let mut server = Server::start();
-    let limiter = RedisLimiter::builder().deadline(PATIENT).connect(&server.url()).await.unwrap();
+    let limiter = connected(RedisLimiter::builder().deadline(Duration::from_secs(5)), &server.url()).await;
     let quota = Quota::per_hour(4);
     let closed = RateLimitLayer::new(limiter.clone(), quota, extract::global());
     let open = closed.clone().on_error(OnError::Allow);
@@ -292,9 +283,5 @@ async fn layer_does_as_configured_while_redis_is_away() {
     }
     assert_eq!(fallbacks, [200, 200, 429], "half of four");
     server.restart();
-    let began = Instant::now();
-    while status(&closed).await != 200 && began.elapsed() < RECOVERY {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(status(&closed).await, 200);
+    eventually("it is not used again", async || status(&closed).await == 200).await;
 }

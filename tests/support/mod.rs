@@ -3,6 +3,8 @@
 
 pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
+#[cfg(feature = "redis")]
+pub(crate) mod redis_limiter;
 #[path = "redis.rs"]
 pub(crate) mod redis_server;
 mod scripted;

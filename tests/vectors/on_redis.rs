@@ -1,12 +1,12 @@
 //! Replays the vectors with their states in Redis.
 
 use std::cell::RefCell;
-use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
-use tower_ratelimit::{RedisLimiter, clock::ManualClock, limiter::BoxLimiter};
+use tower_ratelimit::{clock::ManualClock, limiter::BoxLimiter};
 
 use crate::replay::{Backend, Pending, replay_on};
+use crate::support::redis_limiter::{connected, patient};
 use crate::support::redis_server::Server;
 use crate::{id, replayed};
 
@@ -28,9 +28,8 @@ fn replayed_vectors_give_every_stated_answer_on_redis() {
             let clock = ManualClock::new();
             let mut limiter = None;
             wait(std::pin::pin!(async {
-                let builder = RedisLimiter::builder().deadline(Duration::from_secs(20));
-                let builder = builder.prefix(id(vector)).denials(0).clock(clock.clone());
-                limiter = Some(builder.connect(&server.url()).await.expect("the server is there"));
+                let builder = patient().prefix(id(vector)).denials(0).clock(clock.clone());
+                limiter = Some(connected(builder, &server.url()).await);
             }));
             let limiter = BoxLimiter::new(limiter?);
             let failure = replay_on(vector, Backend { limiter, clock, wait }).err()?;
