@@ -20,13 +20,13 @@ use crate::support::{every_algorithm, memory};
 type Sent = (u64, u16, Option<Duration>);
 
 /// Sends `count` requests, one after the other, and returns what happened. `change` may change a
-/// response on its way. The client's clock is off by `skew` minutes.
+/// response on its way; it gets the time at which the server got the request. The client's clock is off by `skew` minutes.
 fn alone(
     limit: &RateLimitLayer<tower_ratelimit::MemoryLimiter>,
     mut world: World<()>,
     count: usize,
     skew: i64,
-    change: impl Fn(&mut Response<Body>) + Clone + 'static,
+    change: impl Fn(&mut Response<Body>, SystemTime) + Clone + 'static,
 ) -> Vec<Sent> {
     let wall = ManualClock::new();
     let served = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
@@ -43,7 +43,7 @@ fn alone(
                 let since = before.duration_since(UNIX_EPOCH).unwrap().as_micros();
                 wall.set(Timestamp::from_micros((since as i64 + skew * 60_000_000) as u64));
                 let mut response = server.oneshot(request).await?;
-                change(&mut response);
+                change(&mut response, before);
                 // What the client reads, with the client's clock.
                 let now = UNIX_EPOCH + Duration::from_micros(tower_ratelimit::clock::Clock::now(&wall).as_micros());
                 let advice = Advice::read(response.headers(), now);
@@ -86,7 +86,7 @@ fn client_alone_is_never_refused_twice_in_a_row() {
         for quota in every_algorithm(7, Duration::from_secs(60)) {
             let world = World::new();
             let limit = RateLimitLayer::new(memory(&world.clock), quota, key::global()).headers(headers.clone());
-            let sent = alone(&limit, world, 40, 0, |_| {});
+            let sent = alone(&limit, world, 40, 0, |_, _| {});
             is_obedient(&sent, 40, &format!("{quota}, format {format}"));
         }
     }
@@ -99,8 +99,8 @@ fn clocks_that_differ_by_minutes_change_nothing_beside_a_date() {
             let world = World::new();
             let quota = tower_ratelimit::Quota::fixed_window(7, Duration::from_secs(60)).unwrap();
             let limit = RateLimitLayer::new(memory(&world.clock), quota, key::global()).headers(headers.clone());
-            let dated = |response: &mut Response<Body>| {
-                let date = httpdate::fmt_http_date(system_time()).parse().unwrap();
+            let dated = |response: &mut Response<Body>, now| {
+                let date = httpdate::fmt_http_date(now).parse().unwrap();
                 response.headers_mut().insert("date", date);
             };
             let sent = alone(&limit, world, 30, skew, dated);

@@ -71,7 +71,7 @@ Request, Response = classes()
 
 def method(address):
     channel = grpc.insecure_channel(address)
-    grpc.channel_ready_future(channel).result(timeout=30)
+    grpc.channel_ready_future(channel).result(timeout=120)
     return channel.unary_unary(
         METHOD, request_serializer=Request.SerializeToString, response_deserializer=Response.FromString
     )

@@ -19,7 +19,7 @@
 
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -78,14 +78,14 @@ fn cases() -> Vec<(Quota, Law)> {
     each().expect("the quotas are possible")
 }
 
-/// Takes units for this many seconds. Prints for each its instant, its call and its return.
+/// Takes units for this many seconds, and until there are enough. Prints for each its instant, its call and its return.
 fn decide(case: usize, seconds: u64) {
     let (quota, _) = cases().swap_remove(case);
     let policy = Policy::from(quota);
     let key = Key::of("k").expect("it is short");
     let clock = MonotonicClock::new();
     let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("the setup is possible");
-    let stop = AtomicBool::new(false);
+    let (stop, taken) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let run = || {
             let mut admitted = Vec::new();
@@ -95,12 +95,16 @@ fn decide(case: usize, seconds: u64) {
                 let returned = clock.now().as_micros();
                 if let Some(receipt) = decision.take_receipt().filter(|_| decision.is_allowed()) {
                     admitted.push((receipt.at_us(), called, returned));
+                    taken.fetch_add(1, Ordering::Relaxed);
                 }
             }
             admitted
         };
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(run)).collect();
         thread::sleep(Duration::from_secs(seconds));
+        while taken.load(Ordering::Relaxed) <= 5 * seconds {
+            thread::sleep(MILLISECOND); // a busy machine has not run the threads for long
+        }
         stop.store(true, Ordering::Relaxed);
         let mut out = std::io::stdout().lock();
         for thread in threads {

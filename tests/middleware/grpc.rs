@@ -211,7 +211,7 @@ async fn client_channel_takes_the_layer() {
 }
 
 async fn connect(address: SocketAddr) -> tonic::client::Grpc<Channel> {
-    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap().connect_timeout(Duration::from_secs(5));
+    let endpoint = Channel::from_shared(format!("http://{address}")).unwrap().connect_timeout(Duration::from_secs(60));
     tonic::client::Grpc::new(endpoint.connect().await.unwrap())
 }
 
@@ -277,7 +277,7 @@ async fn streaming_call_is_settled_when_its_stream_has_ended() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(5), settled).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), settled).await.unwrap();
 }
 
 #[tokio::test]

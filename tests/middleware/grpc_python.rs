@@ -17,7 +17,7 @@ use tonic::transport::Server;
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
 
 const QUOTA: u32 = 3;
-/// Long enough that no unit is refilled during a few calls.
+/// The client waits for a third of it, twice.
 const PERIOD: Duration = Duration::from_secs(6);
 
 const INSTALL: &str = "python3 with venv and pip is needed; on Debian: apt-get install python3 python3-venv";

@@ -233,7 +233,12 @@ fn requests_see_no_half_of_a_change_and_none_is_lost_or_doubled() {
                 let (layer, runtime) = (layer.clone(), Arc::clone(&runtime));
                 let (passed, kinds) = (&passed, &kinds);
                 scope.spawn(move || {
-                    for _ in 0..3_000 {
+                    let met = || kinds.iter().all(|kind| kind.load(Ordering::Relaxed) > 0);
+                    // The thread that changes the quota may get the processor late.
+                    for sent in 0.. {
+                        if sent >= 3_000 && met() {
+                            break;
+                        }
                         let response = runtime.block_on(send(&layer));
                         passed.fetch_add(u64::from(response.status() == StatusCode::OK), Ordering::Relaxed);
                         let limit = response.extensions().get::<Outcome>().unwrap().policies()[0].decision().limit();
@@ -260,7 +265,6 @@ fn requests_see_no_half_of_a_change_and_none_is_lost_or_doubled() {
     let passed = passed.into_inner();
     let left = runtime.block_on(left(&layer));
     assert_eq!(passed + left, MOST, "{passed} passed");
-    assert!(kinds.iter().all(|kind| kind.load(Ordering::Relaxed) > 0), "both quotas were met");
 }
 
 #[tokio::test]
