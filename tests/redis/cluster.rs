@@ -211,7 +211,10 @@ async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut C
         })
         .collect();
     tokio::time::sleep(Duration::from_millis(500)).await;
-    tokio::task::block_in_place(|| cluster.servers[0].kill());
+    tokio::task::block_in_place(|| {
+        cluster.replace_soon();
+        cluster.servers[0].kill();
+    });
     is_dead.store(true, Ordering::Relaxed);
     let mut all = Vec::new();
     for (caller, task) in tasks.into_iter().enumerate() {

@@ -11,7 +11,7 @@ use super::redis_server::Server;
 const SLOTS: u16 = 16_384;
 
 /// The time that the servers may take to agree.
-const AGREE: Duration = Duration::from_secs(30);
+const AGREE: Duration = Duration::from_secs(120);
 
 /// The masters come first, then the replica of each.
 pub(crate) struct Cluster {
@@ -22,8 +22,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) const MASTERS: usize = 3;
 
-    /// Starts a cluster. A master that does not answer is replaced after 2 s; meanwhile the others
-    /// serve.
+    /// Starts a cluster. A master that does not answer is replaced only after [`replace_soon`](Self::replace_soon), since a
+    /// busy machine stops each of them now and then. The others serve meanwhile.
     pub(crate) fn start() -> Self {
         let options = [
             "--cluster-enabled",
@@ -75,7 +75,21 @@ impl Cluster {
                 std::thread::sleep(Duration::from_millis(20));
             }
         }
+        cluster.replace_after(Duration::from_secs(600));
         cluster
+    }
+
+    /// From now on a master that does not answer is replaced after 2 s.
+    pub(crate) fn replace_soon(&self) {
+        self.replace_after(Duration::from_secs(2));
+    }
+
+    fn replace_after(&self, time: Duration) {
+        for server in &self.servers {
+            let mut command = redis::cmd("CONFIG");
+            command.arg(&["SET", "cluster-node-timeout", &time.as_millis().to_string()]);
+            command.exec(&mut server.connection()).unwrap();
+        }
     }
 
     /// Returns the first and the last slot of a master.

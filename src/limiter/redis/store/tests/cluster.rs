@@ -23,14 +23,14 @@ fn count(answer: Result<Value, RedisError>) -> i64 {
 async fn slots_and_masters_may_move_while_calls_come() {
     let servers = start();
     let heard = Heard::default();
-    let store = connected(&servers.url(), heard.settings()).await;
+    let store = connected(&servers.url(), heard.patient()).await;
     assert!(store.is_cluster());
     a_slot_moves(&servers, &store).await;
     keys_are_apart(&servers, &store).await;
     assert_eq!(*heard.0.lock().unwrap(), [], "a call that another server runs has not failed");
     servers_disagree(&servers).await;
     nobody_has_a_slot(&servers, &store).await;
-    a_replica_takes_over(&servers, &store).await;
+    a_replica_takes_over(&servers, &connected(&servers.url(), Settings::default()).await).await;
 }
 
 async fn a_slot_moves(servers: &Servers, store: &Store) {
@@ -80,7 +80,7 @@ async fn keys_are_apart(servers: &Servers, store: &Store) {
 /// The server that gave a slot away sends a call to the new one, which sends it back, far more
 /// often than a call is sent on at once.
 async fn servers_disagree(servers: &Servers) {
-    let store = connected(&servers.url(), Settings { deadline: Duration::from_secs(5), ..Settings::default() }).await;
+    let store = connected(&servers.url(), patient()).await;
     let key = key_of(1, "disputed");
     assert_eq!(count(run(&store, &key).await), 1);
     servers.begin_to_move(slot(&key), 1, 0);
@@ -106,7 +106,7 @@ async fn nobody_has_a_slot(servers: &Servers, store: &Store) {
     let began = Instant::now();
     while !(store.is_open(slot(&lost)) && run(store, &other).await.is_ok()) {
         let _ = run(store, &lost).await;
-        assert!(began.elapsed() < Duration::from_secs(10), "it is not known that nobody has the slot");
+        assert!(began.elapsed() < LONG, "it is not known that nobody has the slot");
         sleep(5 * MS).await;
     }
     tokio::task::block_in_place(|| servers.tell(0, &["ADDSLOTS", &number]));
@@ -119,9 +119,15 @@ async fn a_replica_takes_over(servers: &Servers, store: &Store) {
     let mut load = Load::start(store, 3, &[&keys[0], &keys[1], &keys[2]]);
     sleep(200 * MS).await;
     tokio::task::block_in_place(|| {
-        servers.tell(Servers::MASTERS + 2, &["FAILOVER"]);
+        // The servers give up after five seconds.
         while !servers.is_master(Servers::MASTERS + 2) {
-            std::thread::sleep(5 * MS);
+            servers.tell(Servers::MASTERS + 2, &["FAILOVER"]);
+            for _ in 0..1_200 {
+                if servers.is_master(Servers::MASTERS + 2) {
+                    break;
+                }
+                std::thread::sleep(5 * MS);
+            }
         }
     });
     load.mended();
@@ -143,7 +149,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
     sleep(200 * MS).await;
     servers.servers[1].pause();
     sleep(1_000 * MS).await;
-    assert!(store.is_open(slot(keys[1])) && !store.is_open(slot(keys[0])));
+    eventually("only one is away", || store.is_open(slot(keys[1])) && !store.is_open(slot(keys[0]))).await;
     servers.servers[1].resume();
     load.mended();
     sleep(1_000 * MS).await;
@@ -151,6 +157,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
     samples.check("cluster: a master stopped for 1 s");
     others_are_served(&samples, 1);
 
+    tokio::task::block_in_place(|| servers.replace_soon());
     // It is the server that the URL names.
     taken_over("cluster: a master killed", &mut servers, &store, &keys, 0, Server::kill).await;
     servers.servers[0].restart();
@@ -181,7 +188,7 @@ async fn taken_over(
         while !servers.is_master(Servers::MASTERS + master) {
             std::thread::sleep(10 * MS);
             waited += 10 * MS;
-            assert!(waited < Duration::from_secs(20), "the cluster does not choose another master");
+            assert!(waited < LONG, "the cluster does not choose another master");
         }
     });
     load.mended();
@@ -196,13 +203,15 @@ async fn taken_over(
 /// The end of one master costs the others nothing: each has a connection, a breaker and a
 /// deadline of its own.
 ///
-/// On a busy machine, though, some of their calls get no processor before the deadline of 40 ms,
-/// and when a few of these follow each other the master is believed dead until the next probe.
-/// On two processors none failed with little else to do, 6 in 1,000 beside five loops that never
-/// pause, and 76 in 1,000 beside eight and a compiler; each because its time was over, so nothing
-/// else is forgiven.
+/// On a busy machine, though, some of their calls get no processor before the deadline, and when a few of these follow each
+/// other the master is believed dead until the next probe. So if the machine takes as much as the deadline, it is only known
+/// that some succeed.
 fn others_are_served(samples: &Samples, master: usize) {
     let report = samples.of("  the other masters' slots", |key| key != master);
+    assert!(report.failed < report.calls, "none succeeded");
+    if samples.lost >= samples.deadline {
+        return;
+    }
     for error in samples.samples.iter().filter(|sample| sample.key != master).filter_map(|it| it.answer.as_ref().err())
     {
         let said = error.to_string();

@@ -8,9 +8,14 @@ struct Fault<'a> {
     name: &'a str,
     per_ms: usize,
     lasts: Duration,
+    settings: Settings,
 }
 
-impl Fault<'_> {
+impl<'a> Fault<'a> {
+    fn new(name: &'a str, per_ms: usize, lasts: Duration) -> Self {
+        Self { name, per_ms, lasts, settings: Settings::default() }
+    }
+
     /// Calls before, while and after `begin` and `end`. The script has run at most once for each.
     async fn befall(
         self,
@@ -18,7 +23,7 @@ impl Fault<'_> {
         begin: impl FnOnce(&mut Server),
         end: impl FnOnce(&mut Server),
     ) -> Report {
-        let store = connected(&server.url(), Settings::default()).await;
+        let store = connected(&server.url(), self.settings).await;
         let mut load = Load::start(&store, self.per_ms, &["key"]);
         sleep(200 * MS).await;
         tokio::task::block_in_place(|| begin(server));
@@ -28,7 +33,7 @@ impl Fault<'_> {
         sleep(1_000 * MS).await;
         let report = load.end().await.check(self.name);
         assert!(counted(server, "key") <= report.calls, "{}: a script ran twice", self.name);
-        run(&store, "key").await.unwrap();
+        succeeds(&store, "key").await;
         report
     }
 }
@@ -47,21 +52,21 @@ fn tell_in_the_background(server: &Server, command: &'static [&'static str]) -> 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_and_started_again() {
-    let fault = Fault { name: "kill -9, 1 s later started", per_ms: 5, lasts: 1_000 * MS };
+    let fault = Fault::new("kill -9, 1 s later started", 5, 1_000 * MS);
     let report = fault.befall(&mut Server::start(), Server::kill, Server::restart).await;
     assert!(report.waited < 1_000, "{} calls waited for a server that was gone", report.waited);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_and_continued() {
-    let fault = Fault { name: "SIGSTOP, 1 s later SIGCONT", per_ms: 5, lasts: 1_000 * MS };
+    let fault = Fault::new("SIGSTOP, 1 s later SIGCONT", 5, 1_000 * MS);
     let report = fault.befall(&mut Server::start(), |server| server.pause(), |server| server.resume()).await;
     assert!(report.waited < 1_000, "{} calls waited after the breaker should have opened", report.waited);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn asleep() {
-    let fault = Fault { name: "DEBUG SLEEP 1", per_ms: 1, lasts: 1_000 * MS };
+    let fault = Fault::new("DEBUG SLEEP 1", 1, 1_000 * MS);
     let mut server = Server::with(&["--enable-debug-command", "yes"]);
     fault.befall(&mut server, |server| drop(tell_in_the_background(server, &["DEBUG", "SLEEP", "1"])), |_| ()).await;
 }
@@ -77,14 +82,18 @@ async fn paused_for_writes_is_one_outage() {
     sleep(2_000 * MS).await;
     load.mended();
     sleep(1_000 * MS).await;
-    let report = load.end().await.check("CLIENT PAUSE 2000 WRITE");
+    let samples = load.end().await;
+    let report = samples.check("CLIENT PAUSE 2000 WRITE");
     assert!(report.waited < 400, "{} calls waited after the breaker should have opened", report.waited);
-    assert_eq!((heard.downs(), heard.ups()), (1, 1), "it answers PING all the time, and runs no script");
+    eventually("it is up again", || heard.downs() == heard.ups()).await;
+    // A machine that stops for longer than the deadline is an outage of its own.
+    let is_one = if samples.lost < samples.deadline { heard.downs() == 1 } else { heard.downs() > 0 };
+    assert!(is_one, "{} outages: it answers PING all the time, and runs no script", heard.downs());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn busy_with_the_script_of_another() {
-    let fault = Fault { name: "BUSY for 1 s", per_ms: 1, lasts: 1_000 * MS };
+    let fault = Fault::new("BUSY for 1 s", 1, 1_000 * MS);
     let mut server = Server::with(&["--busy-reply-threshold", "100"]);
     let begin = |server: &mut Server| drop(tell_in_the_background(server, &["EVAL", "while true do end", "0"]));
     fault.befall(&mut server, begin, |server| tell(server, &["SCRIPT", "KILL"])).await;
@@ -92,7 +101,7 @@ async fn busy_with_the_script_of_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_forgotten() {
-    let fault = Fault { name: "SCRIPT FLUSH", per_ms: 2, lasts: 100 * MS };
+    let fault = Fault { settings: patient(), ..Fault::new("SCRIPT FLUSH", 2, 100 * MS) };
     let flush = |server: &mut Server| tell(server, &["SCRIPT", "FLUSH"]);
     let report = fault.befall(&mut Server::start(), flush, flush).await;
     assert_eq!(report.failed, 0);
@@ -100,7 +109,7 @@ async fn scripts_forgotten() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_forgotten() {
-    let fault = Fault { name: "FLUSHALL", per_ms: 2, lasts: 100 * MS };
+    let fault = Fault { settings: patient(), ..Fault::new("FLUSHALL", 2, 100 * MS) };
     let flush = |server: &mut Server| tell(server, &["FLUSHALL"]);
     let report = fault.befall(&mut Server::start(), flush, flush).await;
     assert_eq!(report.failed, 0);
@@ -108,7 +117,7 @@ async fn everything_forgotten() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_only() {
-    let fault = Fault { name: "READONLY for 0.5 s", per_ms: 1, lasts: 500 * MS };
+    let fault = Fault::new("READONLY for 0.5 s", 1, 500 * MS);
     let begin = |server: &mut Server| tell(server, &["REPLICAOF", "127.0.0.1", "1"]);
     let report = fault.befall(&mut Server::start(), begin, |server| tell(server, &["REPLICAOF", "NO", "ONE"])).await;
     assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
@@ -116,7 +125,7 @@ async fn read_only() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn out_of_memory() {
-    let fault = Fault { name: "OOM for 0.5 s", per_ms: 1, lasts: 500 * MS };
+    let fault = Fault::new("OOM for 0.5 s", 1, 500 * MS);
     let begin = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "1"]);
     let end = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "0"]);
     let report = fault.befall(&mut Server::start(), begin, end).await;
@@ -125,7 +134,7 @@ async fn out_of_memory() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_killed() {
-    let fault = Fault { name: "40 times CLIENT KILL", per_ms: 5, lasts: 100 * MS };
+    let fault = Fault::new("40 times CLIENT KILL", 5, 100 * MS);
     let begin = |server: &mut Server| {
         let mut connection = server.connection();
         for _ in 0..40 {
@@ -139,7 +148,7 @@ async fn connections_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_password() {
-    let fault = Fault { name: "password changed, then back", per_ms: 1, lasts: 500 * MS };
+    let fault = Fault::new("password changed, then back", 1, 500 * MS);
     let begin = |server: &mut Server| {
         tell(server, &["CONFIG", "SET", "requirepass", "secret"]);
         // A connection stays authenticated.

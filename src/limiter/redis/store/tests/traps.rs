@@ -49,14 +49,14 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_call_that_is_dropped_leaves_nothing_behind() {
     let server = Server::start();
-    let store = connected(&server.url(), Settings { failures: u32::MAX, ..Settings::default() }).await;
+    let store = connected(&server.url(), Settings { failures: u32::MAX, ..patient() }).await;
     run(&store, "key").await.unwrap();
     server.pause();
     for _ in 0..1_000 {
         let _ = tokio::time::timeout(Duration::ZERO, run(&store, "key")).await;
     }
     server.resume();
-    store.connected(RECOVERY).await.unwrap();
+    store.connected(LONG).await.unwrap();
     let Value::Integer(count) = run(&store, "key").await.unwrap() else { panic!("a number") };
     assert!(count <= 1_002, "{count} of 1,002");
     eventually("nothing waits", || link(&store).client.command_queue_len() == 0).await;
@@ -78,7 +78,7 @@ async fn what_a_script_says_against_a_value_is_told_and_does_not_open_the_breake
     static BROKEN: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1] + nil"));
     static ANSWERS: LazyLock<Script> = LazyLock::new(|| Script::new("return 'two'"));
     let server = Server::start();
-    let store = connected(&server.url(), Settings::default()).await;
+    let store = connected(&server.url(), patient()).await;
     let () = redis::cmd("RPUSH").arg(&["list", "1"]).query(&mut server.connection()).unwrap();
     for _ in 0..10 {
         assert_eq!(run(&store, "list").await.unwrap_err().kind(), RedisErrorKind::Foreign);
@@ -128,7 +128,7 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
     }
     server.restart();
     eventually("it is used again", || !store.is_open(0)).await;
-    assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
+    succeeds(&store, "key").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -136,8 +136,9 @@ async fn a_shorter_deadline_is_kept_as_well() {
     let server = Server::start();
     let settings = Settings { deadline: 10 * MS, failures: u32::MAX, ..Settings::default() };
     let store = connected(&server.url(), settings).await;
-    run(&store, "key").await.unwrap();
+    succeeds(&store, "key").await;
     server.pause();
+    let lost = Lost::measure();
     let mut times = Vec::new();
     for _ in 0..10 {
         let began = Instant::now();
@@ -145,7 +146,8 @@ async fn a_shorter_deadline_is_kept_as_well() {
         times.push(began.elapsed());
     }
     times.sort_unstable();
-    assert!(times[5] < 40 * MS && times[9] < 10 * MS + SLACK, "{times:?}");
+    let lost = lost.time();
+    assert!(times[5] < 40 * MS + lost && times[9] < 10 * MS + SLACK + lost, "{times:?}, the machine took {lost:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -154,11 +156,7 @@ async fn no_setting_is_too_short_or_too_long() {
     for time in [Duration::ZERO, Duration::MAX] {
         let store = connected(&server.url(), Settings { deadline: time, failures: 0, observer: None }).await;
         // With the least of times, a busy machine may be too slow at first.
-        let mut tries = 0..20;
-        while run(&store, "key").await.is_err() {
-            assert!(tries.next().is_some(), "with {time:?} nothing ever succeeds");
-            tokio::time::sleep(10 * MS).await;
-        }
+        succeeds(&store, "key").await;
         server.kill();
         while !store.is_open(0) {
             let _ = tokio::time::timeout(SLACK, run(&store, "key")).await;
