@@ -130,6 +130,10 @@ impl Scene {
 
     /// Sends a request from a clone of the client.
     fn send(&mut self, path: &str) -> usize {
+        self.send_to(&format!("http://example.org{path}"))
+    }
+
+    fn send_to(&mut self, uri: &str) -> usize {
         let mut client = self.layer.layer(self.server.clone());
         let request = Request::builder().uri(format!("http://example.org{path}")).body(()).unwrap();
         self.world.spawn(async move {
@@ -514,6 +518,16 @@ fn own_quota_is_refunded_if_a_request_is_not_sent() {
     scene.world.pass(60 * SECOND);
     assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
 }
+#[test]
+fn requests_without_an_origin_wait_together() {
+    // As the clients of `tonic-build` send them.
+    let mut scene = Scene::new(|layer| layer, |_| told(429, &[("retry-after", "5")]));
+    scene.send_to("/greeter.Greeter/Greet");
+    scene.send_to("/greeter.Greeter/Greet");
+    assert_eq!(scene.seen().len(), 1);
+    about(scene.layer.pause_of(&Key::global()).as_millis() as u64, 5_000);
+}
+
 
 #[test]
 fn own_quota_that_lets_nothing_pass_is_an_error() {

@@ -89,8 +89,13 @@ impl ObeyLayer {
         }
     }
 
-    /// Sets the key of a request: those that a server limits together. By default it is the origin:
-    /// scheme, host and port. A request without a key is sent at once, and its response is not read.
+    /// Sets the key of a request: those that a server limits together. By default it is the origin, such
+    /// as `Key::of("https://example.org:443")`, or [`Key::global`] if the request has no host: the clients
+    /// of `tonic-build` send paths alone. A request whose closure returns no key is sent at once, and its
+    /// response is not read.
+    ///
+    /// All services of a layer share their keys. So give a layer of its own to each channel whose requests
+    /// have no host.
     ///
     /// Errors show the key, so do not make it of a secret.
     ///

@@ -4,11 +4,11 @@ use http::request::Parts;
 
 use crate::key::Key;
 
-/// Returns the origin of a request: scheme, host and port. Returns `None` if its URI has no host and
-/// it has no `Host` header.
+/// Returns the origin of a request: scheme, host and port. Returns the global key if its URI has no
+/// host and it has no `Host` header: its service is connected to one server then.
 pub(super) fn origin(parts: &Parts) -> Option<Key> {
     let of_header = || parts.headers.get(http::header::HOST)?.to_str().ok()?.parse().ok();
-    let authority = parts.uri.authority().cloned().or_else(of_header)?;
+    let Some(authority) = parts.uri.authority().cloned().or_else(of_header) else { return Some(Key::global()) };
     let scheme = parts.uri.scheme_str().unwrap_or("http").to_ascii_lowercase();
     let default = if scheme == "https" || scheme == "wss" { 443 } else { 80 };
     let host = authority.host().trim_end_matches('.').to_ascii_lowercase();
@@ -38,9 +38,9 @@ mod tests {
             ("https://example.org:8443/", Some("other"), Some("https://example.org:8443")),
             ("http://user:word@[::1]:81/", None, Some("http://[::1]:81")),
             ("/a", Some("example.org:99"), Some("http://example.org:99")),
-            ("/a", Some("exa mple"), None),
-            ("/a", None, None),
-            ("*", None, None),
+            ("/a", Some("exa mple"), Some("(all requests)")),
+            ("/a", None, Some("(all requests)")),
+            ("*", None, Some("(all requests)")),
         ] {
             assert_eq!(shown(uri, host).as_deref(), expected, "{uri} {host:?}");
         }
