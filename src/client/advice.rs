@@ -11,7 +11,7 @@ use crate::fields::{self, Dictionary, Item, List};
 
 use super::families::{self, Group, Word};
 use super::grpc;
-use super::times::{LONGEST, decimal, duration_of, from_now};
+use super::times::{LONGEST, beyond, decimal, duration_of, from_now};
 
 /// The most policies that are kept of a response.
 const POLICIES_MAX: usize = 16;
@@ -227,8 +227,8 @@ impl<'a> Reader<'a> {
         match name {
             _ if name == RETRY_AFTER => self.retry_after(name),
             "retry-after-ms" | "x-ms-retry-after-ms" => {
-                let millis = self.texts(name).filter_map(|value| decimal(value.trim())).max();
-                self.wait(millis.map(|millis| duration_of(millis.div_ceil(1_000))));
+                let time = |value: &str| Some(duration_of(decimal(value.trim())?.div_ceil(1_000)));
+                self.wait(self.texts(name).filter_map(|value| time(value).or_else(|| beyond(value))).max());
             }
             "grpc-retry-pushback-ms" => {
                 let pushback = self.texts(name).next().and_then(grpc::pushback);
@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
 
     fn retry_after(&mut self, name: &str) {
         let now = self.now;
-        self.wait(self.texts(name).filter_map(|value| from_now(value, now)).max());
+        self.wait(self.texts(name).filter_map(|value| from_now(value, now).or_else(|| beyond(value))).max());
     }
 
     /// Takes a wait. The longest counts.

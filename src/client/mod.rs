@@ -65,8 +65,10 @@
 //! * Dates are measured against the response's own `Date`, because the clocks of server and client
 //!   differ, or else against the client's clock. A date in the past is a time of zero.
 //! * All times round up. Nothing is longer than 366 days, the longest period of a quota: a longer
-//!   `Retry-After` is read as 366 days, and a longer reset or window is unknown. So is a date that
-//!   is over for more than 366 days.
+//!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
+//! * A date that is over for more than 366 days is unknown. But a number in `Retry-After` that would
+//!   be such a date, or that has more than 15 digits, is read as 366 days, because its standard
+//!   defines a number of seconds.
 //!
 //! # Hostile servers
 //!

@@ -46,6 +46,14 @@ fn until(date: SystemTime, now: SystemTime) -> Option<Duration> {
     }
 }
 
+/// Returns the longest time if the value is an integer, however many digits it has. `Retry-After` is
+/// a number of seconds by its standard, so there a number that [`from_now`] does not read is a long wait.
+pub(super) fn beyond(value: &str) -> Option<Duration> {
+    let value = value.trim();
+    let is_integer = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    is_integer.then_some(LONGEST)
+}
+
 fn epoch(nanos: u128) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(duration_of(nanos))
 }

@@ -27,9 +27,7 @@ fn is_sane(headers: &HeaderMap) {
 
 #[test]
 fn nonsense_is_unknown() {
-    for value in
-        ["-1", "NaN", "inf", "1e9", "0x5", "5 requests", "ten", "", "99999999999999999999", "\u{e9}", ";", ",", "="]
-    {
+    for value in ["-1", "NaN", "inf", "1e9", "0x5", "5 requests", "ten", "", "\u{e9}", ";", ",", "="] {
         let lines = format!("X-RateLimit-Limit: {value}\nX-RateLimit-Remaining: {value}\nX-RateLimit-Reset: {value}");
         means(&lines, &[], None);
         means(&format!("Retry-After: {value}"), &[], None);
@@ -48,10 +46,13 @@ fn waits_are_capped_at_a_year() {
     }
     means("RateLimit: \"a\";r=0;t=999999999999999", &["a: 0/?"], None);
     means("Retry-After-Ms: 999999999999999", &[], Some(YEAR.as_secs_f64()));
-    // The year 2001, in seconds and in milliseconds.
-    for value in ["1000000000", "1000000000000"] {
-        means(&format!("Retry-After: {value}"), &[], None);
+    // The year 2001 in seconds and in milliseconds, and a number that is no date.
+    for value in ["1000000000", "1000000000000", "99999999999999999999"] {
+        means(&format!("Retry-After: {value}"), &[], Some(YEAR.as_secs_f64()));
+        means(&format!("X-RateLimit-Remaining: 0\nX-RateLimit-Reset: {value}"), &["0/?"], None);
     }
+    means("Retry-After: Fri, 01 Jan 1971 00:00:00 GMT", &[], None);
+    means("Retry-After-Ms: 99999999999999999999", &[], Some(YEAR.as_secs_f64()));
 }
 
 #[test]
