@@ -546,6 +546,19 @@ fn pacing_spreads_what_remains() {
         let reset = 20 - 2 * nth.min(10);
         told(
             200,
+#[test]
+fn adapting_recovers_if_only_refusals_say_nothing() {
+    // A proxy refuses, and says nothing. The server behind it says what is left.
+    let mut scene = Scene::new(ObeyLayer::adapt, |nth| {
+        if nth < 5 { told(429, &[]) } else { told(200, &[("x-ratelimit-remaining", "1000")]) }
+    });
+    for _ in 0..60 {
+        scene.send("/");
+    }
+    scene.world.pass(200 * SECOND);
+    assert_eq!(scene.seen().len(), 60);
+}
+
             &[
                 ("x-ratelimit-limit", "100"),
                 ("x-ratelimit-remaining", &left.to_string()),

@@ -274,8 +274,10 @@ impl Line {
     ) {
         self.count_off(number);
         let is_news = self.is_news(number);
-        if let Some(rate) = self.rate.as_mut().filter(|_| is_news && told.left.is_none()) {
-            if told.is_refusal { rate.halve(now_us) } else { rate.grow(now_us) }
+        match self.rate.as_mut().filter(|_| is_news) {
+            Some(rate) if !told.is_refusal => rate.grow(now_us),
+            Some(rate) if told.left.is_none() => rate.halve(now_us),
+            _ => {}
         }
         match told.wait_us {
             Some(wait_us) => {
