@@ -492,6 +492,20 @@ fn own_quota_spaces_requests_in_order() {
         Quota::per_second(1),
         Quota::sliding_log(1, Duration::from_secs(1)).unwrap(),
         Quota::leaky_queue(100, Duration::from_secs(100)).unwrap(),
+#[test]
+fn many_tasks_that_do_not_run_let_the_others_pass_in_time() {
+    let mut scene =
+        Scene::new(|layer| layer, |nth| if nth == 0 { told(429, &[("retry-after", "5")]) } else { told(200, &[]) });
+    scene.send("/");
+    for _ in 0..10 {
+        let stuck = scene.send("/stuck");
+        scene.world.stick(stuck);
+    }
+    let other = scene.send("/other");
+    scene.world.pass(5_600_000 + 10 * 20 * SECOND);
+    assert_eq!(scene.status(other), Some(200));
+}
+
     ] {
         let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
         let policy = Policy::new("own", quota).unwrap();

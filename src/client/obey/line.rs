@@ -193,7 +193,8 @@ impl Line {
         Ok((turn, None))
     }
 
-    /// Returns what became of a waiting request.
+    /// Returns what became of a waiting request. The foremost sleep until the next request is sent.
+    /// The others sleep for somewhat longer, in case that the foremost do not run.
     pub(super) fn poll(&mut self, turn: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Polled {
         self.release(now_us, wakers);
         if let Some(number) = self.granted.remove(&turn) {
@@ -201,7 +202,7 @@ impl Line {
             return Polled::Sent(number);
         }
         let is_foremost = self.waiters.keys().take(FOREMOST).any(|foremost| *foremost == turn);
-        let due_us = if is_foremost { self.due_us() } else { u64::MAX };
+        let due_us = self.due_us().saturating_add(if is_foremost { 0 } else { PATIENCE_US });
         match self.waiters.get_mut(&turn) {
             Some(waiter) if now_us < waiter.deadline_us => {
                 let until_us = due_us.min(waiter.deadline_us);
