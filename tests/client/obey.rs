@@ -621,6 +621,29 @@ fn table_of_paused_keys_refuses_others() {
     );
     scene.send("/a");
     scene.send("/absurd");
+#[test]
+fn pacing_ends_when_more_is_left() {
+    let left = |left: &'static str| {
+        told(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "60")])
+    };
+    let mut scene = Scene::new(ObeyLayer::pace, move |nth| left(if nth == 0 { "1" } else { "99" }));
+    for _ in 0..3 {
+        scene.send("/");
+    }
+    assert_eq!(scene.instants(), [0; 3]);
+}
+
+#[test]
+fn pacing_waits_no_longer_than_a_request_may() {
+    let headers = [("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "3600")];
+    let mut scene = Scene::new(|layer| layer.pace().max_wait(Duration::from_secs(100)), move |_| told(200, &headers));
+    for _ in 0..3 {
+        scene.send("/");
+    }
+    scene.world.pass(100 * SECOND);
+    assert_eq!(scene.instants(), [0, 0, 100_000]);
+}
+
     // The absurd pause is forgotten, because it could fill the table for a year.
     scene.send("/b");
     assert_eq!(scene.seen().len(), 3);

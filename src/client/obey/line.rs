@@ -88,8 +88,10 @@ struct Waiter {
 pub(super) struct Line {
     /// The end of the pause.
     opens_us: u64,
-    /// The next request is not sent before: by spacing, or by the client's own quota.
-    next_us: u64,
+    /// The next request is not sent before by the spacing, or by the rate.
+    spaced_us: u64,
+    /// The next request is not sent before by the client's own quota.
+    own_us: u64,
     /// The time between two requests that spreads what is left.
     spacing_us: u64,
     /// The rate that the server seems to bear, if the client adapts to it.
@@ -129,7 +131,8 @@ impl Line {
     pub(super) fn new(asks: bool, adapts: bool) -> Self {
         Self {
             opens_us: 0,
-            next_us: 0,
+            spaced_us: 0,
+            own_us: 0,
             spacing_us: 0,
             rate: adapts.then(Rate::default),
             window: u32::MAX,
@@ -240,7 +243,7 @@ impl Line {
         wakers: &mut Wakers,
     ) {
         self.take_back(turn, number);
-        self.next_us = self.next_us.max(not_before_us);
+        self.own_us = self.own_us.max(not_before_us);
         self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });
         self.dismiss(wakers);
         self.wake_foremost(wakers);
@@ -297,6 +300,8 @@ impl Line {
                 self.note_left(number, told);
             }
         }
+        // A shorter interval applies to the next request already.
+        self.spaced_us = self.spaced_us.min(self.sent_us.saturating_add(self.interval_us()));
         self.dismiss(wakers);
         self.release(now_us, wakers);
     }
@@ -326,12 +331,17 @@ impl Line {
         let has_room = self.left.map_or(self.on_their_way < self.window, |left| left > 0);
         let is_free = self.asking.is_none() && (has_room || self.on_their_way == 0);
         let patient_us = if is_free { 0 } else { self.sent_us.saturating_add(PATIENCE_US) };
-        self.opens_us.max(self.next_us).max(patient_us)
+        self.earliest_us().max(patient_us)
     }
 
     /// Returns the time until the next request can be sent at the earliest.
     fn wait_us(&self, now_us: u64) -> u64 {
-        self.opens_us.max(self.next_us).saturating_sub(now_us)
+        self.earliest_us().saturating_sub(now_us)
+    }
+
+    /// Returns the earliest instant at which a request may be sent, whatever is on its way.
+    fn earliest_us(&self) -> u64 {
+        self.opens_us.max(self.spaced_us).max(self.own_us)
     }
 
     /// Returns the time between two requests.
@@ -350,7 +360,7 @@ impl Line {
             self.sent_us = now_us;
             // A request that is late does not delay the one after it.
             let interval_us = self.interval_us();
-            self.next_us = self.next_us.max(now_us.saturating_sub(interval_us)).saturating_add(interval_us);
+            self.spaced_us = self.spaced_us.max(now_us.saturating_sub(interval_us)).saturating_add(interval_us);
         }
         number
     }
@@ -388,7 +398,7 @@ impl Line {
     /// Removes the requests that would have to wait too long. Their deadlines are in the order of
     /// their turns.
     fn dismiss(&mut self, wakers: &mut Wakers) {
-        let earliest_us = self.opens_us.max(self.next_us);
+        let earliest_us = self.earliest_us();
         while self.waiters.first_entry().is_some_and(|first| first.get().deadline_us < earliest_us) {
             wakers.to_wake.extend(self.waiters.pop_first().and_then(|(_, waiter)| waiter.waker));
         }

@@ -144,7 +144,7 @@ impl Visit {
             is_refusal: heard.is_refusal,
             wait_us: heard.wait.map(micros_ceil),
             left: heard.left,
-            spacing_us: if settings.paces { heard.spacing.map_or(0, micros_ceil) } else { 0 },
+            spacing_us: heard.spacing.filter(|_| settings.paces).map_or(0, micros_ceil).min(settings.max_wait_us()),
         };
         self.stage = Stage::Over;
         let lengthen = |wait_us| settings.jitter.lengthen(wait_us);
