@@ -583,6 +583,19 @@ fn adapting_recovers_if_only_refusals_say_nothing() {
     let mut scene = Scene::new(ObeyLayer::pace, script);
     for _ in 0..10 {
         scene.send("/");
+#[test]
+fn failure_of_the_own_quota_says_why() {
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let own = Policy::new("own", Quota::per_second(1)).unwrap();
+    let limiter = crate::support::Scripted::new();
+    limiter.fail(true);
+    scene.layer = scene.layer.clone().own_quota(limiter, own).unwrap();
+    let task = scene.send("/");
+    assert_eq!(scene.error(task).kind(), ObeyErrorKind::OwnQuota);
+    let (text, source) = (scene.error(task).to_string(), std::error::Error::source(scene.error(task)).unwrap());
+    assert!(text.ends_with(&format!("failed: {source}")), "{text}");
+}
+
     }
     scene.world.pass(60 * SECOND);
     let instants = scene.instants();

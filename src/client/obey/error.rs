@@ -89,7 +89,8 @@ impl ObeyError {
     }
 
     pub(super) fn own_quota(policy: &str, error: LimiterError) -> Self {
-        let message = format!("the request was not sent: the limiter of the client's own quota \"{policy}\" failed");
+        let message =
+            format!("the request was not sent: the limiter of the client's own quota \"{policy}\" failed: {error}");
         Self { source: Some(error), ..Self::new(ObeyErrorKind::OwnQuota, None, message) }
     }
 }
