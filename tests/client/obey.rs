@@ -135,7 +135,7 @@ impl Scene {
 
     fn send_to(&mut self, uri: &str) -> usize {
         let mut client = self.layer.layer(self.server.clone());
-        let request = Request::builder().uri(format!("http://example.org{path}")).body(()).unwrap();
+        let request = Request::builder().uri(uri).body(()).unwrap();
         self.world.spawn(async move {
             std::future::poll_fn(|cx| client.poll_ready(cx)).await?;
             Ok(client.call(request).await?.status().as_u16())
@@ -185,6 +185,24 @@ fn pause_holds_for_all_clones_and_leaves_in_order() {
     assert_eq!(seen.iter().map(|(_, path)| path.clone()).collect::<Vec<_>>(), paths);
     about(seen[1].0, 30_000);
     assert!(waiting.iter().all(|task| scene.status(*task) == Some(200)));
+}
+
+#[test]
+fn pause_that_the_caller_sets_holds_as_one_of_a_response() {
+    let mut scene = Scene::new(|layer| layer, |_| (SECOND, 200, vec![]));
+    let key = Key::of("http://example.org:80").unwrap();
+    scene.layer.pause(&key, Duration::from_secs(20));
+    scene.send("/");
+    scene.send_to("http://other.org/");
+    assert_eq!(scene.instants(), [0]);
+    scene.world.pass(30 * SECOND);
+    about(scene.instants()[1], 20_000);
+    // A longer one than `max_wait` lets those fail that wait.
+    scene.layer.pause(&key, Duration::from_secs(20));
+    let waiting = scene.send("/");
+    scene.layer.pause(&key, Duration::MAX);
+    scene.world.pass(0);
+    assert_eq!(scene.error(waiting).kind(), ObeyErrorKind::TooLong);
 }
 
 #[test]
@@ -475,24 +493,6 @@ fn task_that_does_not_run_delays_the_others_for_ten_seconds() {
 }
 
 #[test]
-fn origins_do_not_wait_for_each_other() {
-    let mut scene = Scene::new(
-        |layer| layer.key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
-        |_| told(429, &[("retry-after", "5")]),
-    );
-    scene.send("/a");
-    scene.send("/a");
-    scene.send("/b");
-    assert_eq!(scene.seen().len(), 2);
-}
-
-#[test]
-fn own_quota_spaces_requests_in_order() {
-    for quota in [
-        Quota::per_second(1),
-        Quota::sliding_log(1, Duration::from_secs(1)).unwrap(),
-        Quota::leaky_queue(100, Duration::from_secs(100)).unwrap(),
-#[test]
 fn many_tasks_that_do_not_run_let_the_others_pass_in_time() {
     let mut scene =
         Scene::new(|layer| layer, |nth| if nth == 0 { told(429, &[("retry-after", "5")]) } else { told(200, &[]) });
@@ -506,6 +506,34 @@ fn many_tasks_that_do_not_run_let_the_others_pass_in_time() {
     assert_eq!(scene.status(other), Some(200));
 }
 
+#[test]
+fn origins_do_not_wait_for_each_other() {
+    let mut scene = Scene::new(
+        |layer| layer.key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |_| told(429, &[("retry-after", "5")]),
+    );
+    scene.send("/a");
+    scene.send("/a");
+    scene.send("/b");
+    assert_eq!(scene.seen().len(), 2);
+}
+
+#[test]
+fn requests_without_an_origin_wait_together() {
+    // As the clients of `tonic-build` send them.
+    let mut scene = Scene::new(|layer| layer, |_| told(429, &[("retry-after", "5")]));
+    scene.send_to("/greeter.Greeter/Greet");
+    scene.send_to("/greeter.Greeter/Greet");
+    assert_eq!(scene.seen().len(), 1);
+    about(scene.layer.pause_of(&Key::global()).as_millis() as u64, 5_000);
+}
+
+#[test]
+fn own_quota_spaces_requests_in_order() {
+    for quota in [
+        Quota::per_second(1),
+        Quota::sliding_log(1, Duration::from_secs(1)).unwrap(),
+        Quota::leaky_queue(100, Duration::from_secs(100)).unwrap(),
     ] {
         let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
         let policy = Policy::new("own", quota).unwrap();
@@ -516,6 +544,19 @@ fn many_tasks_that_do_not_run_let_the_others_pass_in_time() {
         assert_eq!(scene.seen(), expected, "{quota}");
         assert!(tasks.iter().all(|task| scene.status(*task) == Some(200)));
     }
+}
+
+#[test]
+fn adapting_recovers_if_only_refusals_say_nothing() {
+    // A proxy refuses, and says nothing. The server behind it says what is left.
+    let mut scene = Scene::new(ObeyLayer::adapt, |nth| {
+        if nth < 5 { told(429, &[]) } else { told(200, &[("x-ratelimit-remaining", "1000")]) }
+    });
+    for _ in 0..60 {
+        scene.send("/");
+    }
+    scene.world.pass(200 * SECOND);
+    assert_eq!(scene.seen().len(), 60);
 }
 
 #[test]
@@ -532,16 +573,6 @@ fn own_quota_is_refunded_if_a_request_is_not_sent() {
     scene.world.pass(60 * SECOND);
     assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
 }
-#[test]
-fn requests_without_an_origin_wait_together() {
-    // As the clients of `tonic-build` send them.
-    let mut scene = Scene::new(|layer| layer, |_| told(429, &[("retry-after", "5")]));
-    scene.send_to("/greeter.Greeter/Greet");
-    scene.send_to("/greeter.Greeter/Greet");
-    assert_eq!(scene.seen().len(), 1);
-    about(scene.layer.pause_of(&Key::global()).as_millis() as u64, 5_000);
-}
-
 
 #[test]
 fn own_quota_that_lets_nothing_pass_is_an_error() {
@@ -552,37 +583,6 @@ fn own_quota_that_lets_nothing_pass_is_an_error() {
     assert_eq!(scene.error(task).kind(), ObeyErrorKind::Never);
 }
 
-#[test]
-fn pacing_spreads_what_remains() {
-    // 10 of 100 remain for 20 s.
-    let script = |nth: usize| {
-        let left = 10_usize.saturating_sub(nth);
-        let reset = 20 - 2 * nth.min(10);
-        told(
-            200,
-#[test]
-fn adapting_recovers_if_only_refusals_say_nothing() {
-    // A proxy refuses, and says nothing. The server behind it says what is left.
-    let mut scene = Scene::new(ObeyLayer::adapt, |nth| {
-        if nth < 5 { told(429, &[]) } else { told(200, &[("x-ratelimit-remaining", "1000")]) }
-    });
-    for _ in 0..60 {
-        scene.send("/");
-    }
-    scene.world.pass(200 * SECOND);
-    assert_eq!(scene.seen().len(), 60);
-}
-
-            &[
-                ("x-ratelimit-limit", "100"),
-                ("x-ratelimit-remaining", &left.to_string()),
-                ("x-ratelimit-reset", &reset.to_string()),
-            ],
-        )
-    };
-    let mut scene = Scene::new(ObeyLayer::pace, script);
-    for _ in 0..10 {
-        scene.send("/");
 #[test]
 fn failure_of_the_own_quota_says_why() {
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
@@ -596,11 +596,52 @@ fn failure_of_the_own_quota_says_why() {
     assert!(text.ends_with(&format!("failed: {source}")), "{text}");
 }
 
+#[test]
+fn pacing_spreads_what_remains() {
+    // 10 of 100 remain for 20 s.
+    let script = |nth: usize| {
+        let left = 10_usize.saturating_sub(nth);
+        let reset = 20 - 2 * nth.min(10);
+        told(
+            200,
+            &[
+                ("x-ratelimit-limit", "100"),
+                ("x-ratelimit-remaining", &left.to_string()),
+                ("x-ratelimit-reset", &reset.to_string()),
+            ],
+        )
+    };
+    let mut scene = Scene::new(ObeyLayer::pace, script);
+    for _ in 0..10 {
+        scene.send("/");
     }
     scene.world.pass(60 * SECOND);
     let instants = scene.instants();
     let waits: Vec<u64> = instants.windows(2).map(|pair| pair[1] - pair[0]).collect();
     assert!(waits[1..].iter().all(|wait| *wait == 2_000), "{waits:?}");
+}
+
+#[test]
+fn pacing_ends_when_more_is_left() {
+    let left = |left: &'static str| {
+        told(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "60")])
+    };
+    let mut scene = Scene::new(ObeyLayer::pace, move |nth| left(if nth == 0 { "1" } else { "99" }));
+    for _ in 0..3 {
+        scene.send("/");
+    }
+    assert_eq!(scene.instants(), [0; 3]);
+}
+
+#[test]
+fn pacing_waits_no_longer_than_a_request_may() {
+    let headers = [("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "3600")];
+    let mut scene = Scene::new(|layer| layer.pace().max_wait(Duration::from_secs(100)), move |_| told(200, &headers));
+    for _ in 0..3 {
+        scene.send("/");
+    }
+    scene.world.pass(100 * SECOND);
+    assert_eq!(scene.instants(), [0, 0, 100_000]);
 }
 
 #[test]
@@ -634,29 +675,6 @@ fn table_of_paused_keys_refuses_others() {
     );
     scene.send("/a");
     scene.send("/absurd");
-#[test]
-fn pacing_ends_when_more_is_left() {
-    let left = |left: &'static str| {
-        told(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "60")])
-    };
-    let mut scene = Scene::new(ObeyLayer::pace, move |nth| left(if nth == 0 { "1" } else { "99" }));
-    for _ in 0..3 {
-        scene.send("/");
-    }
-    assert_eq!(scene.instants(), [0; 3]);
-}
-
-#[test]
-fn pacing_waits_no_longer_than_a_request_may() {
-    let headers = [("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "3600")];
-    let mut scene = Scene::new(|layer| layer.pace().max_wait(Duration::from_secs(100)), move |_| told(200, &headers));
-    for _ in 0..3 {
-        scene.send("/");
-    }
-    scene.world.pass(100 * SECOND);
-    assert_eq!(scene.instants(), [0, 0, 100_000]);
-}
-
     // The absurd pause is forgotten, because it could fill the table for a year.
     scene.send("/b");
     assert_eq!(scene.seen().len(), 3);

@@ -9,12 +9,13 @@ use tower_layer::Layer;
 use super::origin::origin;
 use super::service::Obey;
 use super::settings::{Jitter, OwnQuota, Settings};
-use super::table::Table;
+use super::table::{Table, change};
 use crate::clock::{CalendarClock, Clock};
 use crate::key::{IntoKey, Key};
 use crate::limiter::{BoxLimiter, Limiter, UnsupportedQuota};
 use crate::middleware::Timer;
 use crate::policy::Policy;
+use crate::time::{PERIOD_US_MAX, micros_ceil};
 
 /// Makes a client's service obey servers: requests wait as long as responses say.
 ///
@@ -52,7 +53,7 @@ use crate::policy::Policy;
 ///   wait. A request that would wait longer fails at once, with an [`ObeyError`](super::ObeyError)
 ///   that says how long.
 /// * The layer never retries. It reads heads of responses only: a gRPC status in trailers, after
-///   messages, goes unheard.
+///   messages, goes unheard, unless the caller hands it over with [`pause`](Self::pause).
 ///
 /// Put the layer inside of what follows redirects, because a redirect may lead to another origin.
 /// Put it outside of a concurrency limit: a request that waits holds no permit of the service inside,
@@ -194,6 +195,31 @@ impl ObeyLayer {
     pub fn jitter_seed(mut self, seed: u64) -> Self {
         self.set().jitter = Arc::new(Jitter::seeded(seed));
         self
+    }
+
+    /// Pauses a key as a response does that asks for this wait, of at most 366 days. It is for waits that
+    /// are not in the head of a response: in its body, as Telegram writes them, or in gRPC's trailers.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tokio")] {
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Key, client::ObeyLayer, middleware::TokioTimer};
+    ///
+    /// let layer = ObeyLayer::new(TokioTimer::new());
+    /// // The body of a response was {"ok": false, "parameters": {"retry_after": 35}}.
+    /// if let Some(key) = Key::of("https://api.telegram.org:443") {
+    ///     layer.pause(&key, Duration::from_secs(35));
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// It does nothing if the key is new and [`max_keys`](Self::max_keys) others are in use or paused.
+    pub fn pause(&self, key: &Key, wait: Duration) {
+        let (settings, now_us) = (&*self.settings, self.settings.now_us());
+        let wait_us = settings.jitter.lengthen(micros_ceil(wait).min(PERIOD_US_MAX));
+        if let Some(line) = settings.line(key, now_us) {
+            change(&line, |line, wakers| line.halt(now_us, wait_us, wakers));
+        }
     }
 
     /// Returns how long requests of a key are paused yet. Returns zero if no pause is on.

@@ -306,6 +306,12 @@ impl Line {
         self.release(now_us, wakers);
     }
 
+    /// Pauses as if a response had asked for this wait.
+    pub(super) fn halt(&mut self, now_us: u64, wait_us: u64, wakers: &mut Wakers) {
+        self.pause(now_us, wait_us);
+        self.dismiss(wakers);
+    }
+
     /// Takes what a response says about the requests that are left.
     fn note_left(&mut self, number: u64, told: Told) {
         let left = told.left.map(|left| left.saturating_sub(u64::from(self.on_their_way)));

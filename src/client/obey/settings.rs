@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use http::request::Parts;
 
-use super::table::Table;
+use super::line::Line;
+use super::table::{SharedLine, Table};
 use crate::clock::Clock;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
@@ -50,6 +51,13 @@ impl Settings {
 
     pub(super) fn max_wait_us(&self) -> u64 {
         micros_ceil(self.max_wait)
+    }
+
+    /// Returns the line of a key. Returns `None` if there are too many keys.
+    pub(super) fn line(&self, key: &Key, now_us: u64) -> Option<SharedLine> {
+        let bound_us = now_us.saturating_add(self.max_wait_us());
+        let make = || Line::new(self.own.is_some(), self.adapts);
+        self.table.line(key, now_us, bound_us, self.max_keys, make)
     }
 }
 

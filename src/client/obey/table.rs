@@ -3,12 +3,20 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::line::Line;
+use super::line::{Line, Wakers};
 use crate::key::Key;
 use crate::sync::{Mutex, lock};
 
 /// A line that requests share. A request that waits or is on its way holds it.
 pub(super) type SharedLine = Arc<Mutex<Line>>;
+
+/// Changes a line under its lock, and wakes tasks after that.
+pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut Line, &mut Wakers) -> T) -> T {
+    let mut wakers = Wakers::default();
+    let changed = with(&mut lock(line), &mut wakers);
+    wakers.release();
+    changed
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Table(Mutex<HashMap<Key, SharedLine>>);

@@ -7,13 +7,12 @@ use http::Response;
 
 use super::error::ObeyError;
 use super::heard::Heard;
-use super::line::{Line, NoPlace, Polled, Told, Wakers};
+use super::line::{NoPlace, Polled, Told};
 use super::settings::Settings;
-use super::table::SharedLine;
+use super::table::{SharedLine, change};
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{Limiter, Refund};
-use crate::sync::lock;
 use crate::time::{Timestamp, micros_ceil};
 
 /// The stage of a request.
@@ -45,22 +44,18 @@ pub(super) struct Visit {
 impl Visit {
     /// Joins the line of the key.
     pub(super) fn begin(settings: &Arc<Settings>, key: Key, now_us: u64) -> Result<Self, ObeyError> {
-        let max_wait_us = settings.max_wait_us();
-        let bound_us = now_us.saturating_add(max_wait_us);
-        let make = || Line::new(settings.own.is_some(), settings.adapts);
-        let Some(line) = settings.table.line(&key, now_us, bound_us, settings.max_keys, make) else {
+        let Some(line) = settings.line(&key, now_us) else {
             return Err(ObeyError::too_many_keys(&key, settings.max_keys));
         };
-        let mut wakers = Wakers::default();
-        let joined = lock(&line).join(now_us, max_wait_us, settings.max_waiting, &mut wakers);
-        wakers.release();
+        let (max_wait_us, max_waiting) = (settings.max_wait_us(), settings.max_waiting);
+        let joined = change(&line, |line, wakers| line.join(now_us, max_wait_us, max_waiting, wakers));
         let (turn, number) = joined.map_err(|no_place| match no_place {
             NoPlace::TooLong(wait_us) => ObeyError::too_long(&key, wait_us, settings.max_wait),
             NoPlace::TooMany(wait_us) => ObeyError::too_many_waiting(&key, wait_us, settings.max_waiting),
         })?;
         let stage = number.map_or(Stage::Waits, Stage::MayGo);
-        let settings = Arc::clone(settings);
-        Ok(Self { settings, line, key, turn, deadline_us: bound_us, stage, receipt: None, has_unit: false })
+        let (settings, deadline_us) = (Arc::clone(settings), now_us.saturating_add(max_wait_us));
+        Ok(Self { settings, line, key, turn, deadline_us, stage, receipt: None, has_unit: false })
     }
 
     pub(super) fn settings(&self) -> &Arc<Settings> {
@@ -90,7 +85,7 @@ impl Visit {
     pub(super) fn poll(&mut self, now_us: u64, waker: &Waker) -> Result<Option<u64>, ObeyError> {
         let waker = waker.clone();
         let turn = self.turn;
-        let polled = self.with_line(|line, wakers| line.poll(turn, now_us, waker, wakers));
+        let polled = change(&self.line, |line, wakers| line.poll(turn, now_us, waker, wakers));
         match polled {
             Polled::Sent(number) => {
                 self.stage = Stage::MayGo(number);
@@ -109,7 +104,7 @@ impl Visit {
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         self.stage = Stage::Waits;
-        self.with_line(|line, wakers| line.put_back(turn, number, until_us, deadline_us, wakers));
+        change(&self.line, |line, wakers| line.put_back(turn, number, until_us, deadline_us, wakers));
     }
 
     /// Notes that the request goes. Returns `false`, and puts the request back into the line, if a
@@ -118,7 +113,7 @@ impl Visit {
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
-        let goes = self.with_line(|line, wakers| {
+        let goes = change(&self.line, |line, wakers| {
             let goes = line.is_news(number);
             if goes {
                 line.has_asked(turn, now_us, wakers);
@@ -148,14 +143,7 @@ impl Visit {
         };
         self.stage = Stage::Over;
         let lengthen = |wait_us| settings.jitter.lengthen(wait_us);
-        self.with_line(|line, wakers| line.hear(number, now_us, told, lengthen, wakers));
-    }
-
-    fn with_line<T>(&self, change: impl FnOnce(&mut Line, &mut Wakers) -> T) -> T {
-        let mut wakers = Wakers::default();
-        let changed = change(&mut lock(&self.line), &mut wakers);
-        wakers.release();
-        changed
+        change(&self.line, |line, wakers| line.hear(number, now_us, told, lengthen, wakers));
     }
 }
 
@@ -168,9 +156,9 @@ impl Drop for Visit {
     fn drop(&mut self) {
         let turn = self.turn;
         match self.stage {
-            Stage::Waits => self.with_line(|line, wakers| line.leave(turn, wakers)),
-            Stage::MayGo(number) => self.with_line(|line, wakers| line.withdraw(turn, number, wakers)),
-            Stage::OnItsWay(number) => self.with_line(|line, wakers| line.lose(number, wakers)),
+            Stage::Waits => change(&self.line, |line, wakers| line.leave(turn, wakers)),
+            Stage::MayGo(number) => change(&self.line, |line, wakers| line.withdraw(turn, number, wakers)),
+            Stage::OnItsWay(number) => change(&self.line, |line, wakers| line.lose(number, wakers)),
             Stage::Over => {}
         }
         let (Some(own), Some(receipt)) = (&self.settings.own, self.receipt.take()) else { return };
