@@ -13,7 +13,10 @@
 //! |---|---|---|---|
 //! | buckets, windows, sub-windows, logs of any size | all but closed blocks and meters | 2.2·C | 2.6·C |
 //! | closed blocks | all but meters, closed blocks last | 2.3·C | 2.7·C |
-//! | meters | none: a new meter that finds no room is denied | never | never |
+//! | meters | next to none: a new meter that finds no room is denied | never | never |
+//!
+//! "Never" is for a limiter of which other keys use an eighth. When they used half of it, a flood of
+//! meters made it forget one used-up key of 200,000.
 //!
 //! When logs and sub-windows need more entries than there are, they lose precision and no units: see
 //! [`MemoryLimiter`](crate::MemoryLimiter).
