@@ -1,7 +1,7 @@
 //! A file as a tree in which every value has its place.
 //!
-//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and
-//! the depth and the number of values of its tree, in which each alias counts as what it stands for.
+//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and the depth of its tree,
+//! the number of its values and the bytes of their texts. Each alias counts as what it stands for.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,6 +18,9 @@ const DEPTH_MAX: usize = 32;
 
 const NODES_MAX: usize = 250_000;
 
+/// The most bytes of all texts. Without aliases no file has so many.
+const TEXTS_MAX: usize = 2 * BYTES_MAX;
+
 /// The most bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these
 /// bytes separate them.
 const SEPARATORS_MAX: usize = 200_000;
@@ -27,10 +30,28 @@ const SEPARATORS_MAX: usize = 200_000;
 pub(crate) struct Node<'a> {
     pub(crate) place: Place,
     pub(crate) value: Value<'a>,
-    /// The number of values in this one, itself included.
-    nodes: usize,
+    size: Size,
     /// The number of levels in this value, 1 for a scalar.
     height: usize,
+}
+
+/// The size of a value and all values in it, in which each alias counts as what it stands for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    nodes: usize,
+    /// The bytes of all texts.
+    texts: usize,
+}
+
+impl Size {
+    /// Returns the size of a text, or of a list or mapping without its values.
+    fn of(text: &str) -> Self {
+        Self { nodes: 1, texts: text.len() }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self { nodes: self.nodes.saturating_add(other.nodes), texts: self.texts.saturating_add(other.texts) }
+    }
 }
 
 #[derive(Debug)]
@@ -146,7 +167,7 @@ struct Open<'a> {
     place: Place,
     anchor: usize,
     value: OpenValue<'a>,
-    nodes: usize,
+    size: Size,
     height: usize,
 }
 
@@ -169,7 +190,8 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc
         problems.add(RulesErrorKind::TooLarge, Place::START, message);
         return None;
     }
-    let mut builder = Builder { problems, open: Vec::new(), anchored: HashMap::new(), root: None, nodes: 0 };
+    let mut builder =
+        Builder { problems, open: Vec::new(), anchored: HashMap::new(), root: None, size: Size::default() };
     for event in Parser::new_from_str(text) {
         match event {
             Ok((event, span)) => builder.event(event, span)?,
@@ -192,8 +214,8 @@ struct Builder<'a, 'p, 't> {
     open: Vec<Open<'a>>,
     anchored: HashMap<usize, Rc<Node<'a>>>,
     root: Option<Rc<Node<'a>>>,
-    /// The number of values so far.
-    nodes: usize,
+    /// The size of all values so far.
+    size: Size,
 }
 
 impl<'a> Builder<'a, '_, '_> {
@@ -207,8 +229,10 @@ impl<'a> Builder<'a, '_, '_> {
             }
             Event::Scalar(text, style, anchor, tag) => {
                 self.refuse_tag(tag.is_some(), place)?;
+                let size = Size::of(&text);
+                self.count(size, place)?;
                 let value = Value::Scalar { text, is_plain: style == ScalarStyle::Plain };
-                self.node(Node { place, value, nodes: 1, height: 1 }, anchor)
+                self.node(Node { place, value, size, height: 1 }, anchor)
             }
             Event::SequenceStart(anchor, tag) => {
                 self.refuse_tag(tag.is_some(), place)?;
@@ -219,16 +243,16 @@ impl<'a> Builder<'a, '_, '_> {
                 self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, place, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Open { place, anchor, value, nodes, height } = self.open.pop()?;
+                let Open { place, anchor, value, size, height } = self.open.pop()?;
                 let value = match value {
                     OpenValue::List(items) => Value::List(items),
                     OpenValue::Map { entries, .. } => Value::Map(entries),
                 };
-                self.node(Node { place, value, nodes, height }, anchor)
+                self.node(Node { place, value, size, height }, anchor)
             }
             Event::Alias(anchor) => match self.anchored.get(&anchor).map(Rc::clone) {
                 Some(node) => {
-                    self.count(node.nodes, place)?;
+                    self.count(node.size, place)?;
                     if self.open.len() + node.height > DEPTH_MAX {
                         return self.too_deep(place);
                     }
@@ -260,12 +284,15 @@ impl<'a> Builder<'a, '_, '_> {
         }
     }
 
-    fn count(&mut self, nodes: usize, place: Place) -> Option<()> {
-        self.nodes = self.nodes.saturating_add(nodes);
-        if self.nodes <= NODES_MAX {
+    fn count(&mut self, size: Size, place: Place) -> Option<()> {
+        self.size = self.size.and(size);
+        let message = if self.size.nodes > NODES_MAX {
+            format!("the file has more than {NODES_MAX} values, aliases included")
+        } else if self.size.texts > TEXTS_MAX {
+            format!("the file's texts have more than {TEXTS_MAX} bytes, aliases included")
+        } else {
             return Some(());
-        }
-        let message = format!("the file has more than {NODES_MAX} values, aliases included");
+        };
         self.stop(RulesErrorKind::TooLarge, place, message)
     }
 
@@ -273,14 +300,15 @@ impl<'a> Builder<'a, '_, '_> {
         if self.open.len() + 1 >= DEPTH_MAX {
             return self.too_deep(place);
         }
-        self.open.push(Open { place, anchor, value, nodes: 1, height: 1 });
+        let size = Size::of("");
+        self.count(size, place)?;
+        self.open.push(Open { place, anchor, value, size, height: 1 });
         Some(())
     }
 
     /// Takes a value that was written here.
     fn node(&mut self, node: Node<'a>, anchor: usize) -> Option<()> {
         let place = node.place;
-        self.count(1, place)?;
         let node = Rc::new(node);
         if anchor != 0 {
             self.anchored.insert(anchor, Rc::clone(&node));
@@ -294,7 +322,7 @@ impl<'a> Builder<'a, '_, '_> {
             self.root = Some(node);
             return Some(());
         };
-        open.nodes = open.nodes.saturating_add(node.nodes);
+        open.size = open.size.and(node.size);
         open.height = open.height.max(node.height + 1);
         let (entries, lines, name) = match &mut open.value {
             OpenValue::List(items) => {

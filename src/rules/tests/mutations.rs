@@ -215,6 +215,10 @@ fn large_files() -> Vec<(&'static str, String)> {
         }
         text + end
     };
+    let aliases = |field: &str, value: &str| {
+        let begin = format!("rules:\n- name: a\n  quota: 5/s\n  key: global\n  match:\n   {field}:\n   - &a {value}\n");
+        filled(&begin, "   - *a\n", "")
+    };
     let mut bomb = "rules:\n  - &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
     for level in 1..20 {
         let before = format!("*a{}, ", level - 1).repeat(10);
@@ -242,6 +246,9 @@ fn large_files() -> Vec<(&'static str, String)> {
         ("directives", numbered("", &|n| format!("%TAG !a{n}! b\n"), "--- []")),
         ("aliases of a large value", filled("rules:\n- &a [a, b, c, d, e, f, g, h, i, j]\n", "- *a\n", "")),
         ("aliases of aliases", bomb),
+        ("aliases of a long host", aliases("host", &"a".repeat(400_000))),
+        ("aliases of a long path", aliases("path", &"/a".repeat(500))),
+        ("aliases of a long user agent", aliases("user-agent", &"a*".repeat(200_000))),
         ("commas", filled("[", ",", "")),
         ("fewer short items", separated("[", "a,", "]")),
         ("fewer empty items", separated("rules: [", "~,", "]")),
@@ -311,4 +318,12 @@ fn files_beyond_the_bounds_are_refused() {
     let long = |bytes: usize| spec(&format!("domain: a\ndescriptors: [{{key: k, value: {}}}]", "v".repeat(bytes)));
     assert!(long(1_000).is_ok());
     assert_eq!(long(1_001).unwrap_err().kind(), RulesErrorKind::TooLarge);
+    let aliases = |bytes: usize| {
+        spec(&format!(
+            "rules: [{{name: n, quota: 5/s, key: path, match: {{host: [&a {}, *a, *a]}}}}]",
+            "a".repeat(bytes)
+        ))
+    };
+    assert!(aliases(600_000).is_ok());
+    assert!(aliases(700_000).unwrap_err().to_string().contains("texts have more than 2097152 bytes, aliases included"));
 }
