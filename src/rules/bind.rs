@@ -300,9 +300,9 @@ impl Binder<'_, '_> {
         if !host.is_empty() {
             let expected = either(host.iter().map(|Wildcard(host)| host));
             let holds = move |parts: &Parts| match key::host_of(parts) {
-                Ok(name) => host.iter().any(|host| matches(host, &name, false)),
-                // A request that hides its host, or has several, must not escape the rule.
-                Err(_) => true,
+                Ok(name) if is_plain_host(&name) => host.iter().any(|host| matches(host, &name, false)),
+                // A request that hides its host, or has several, must not escape the rule. Servers read `a.b:x` as `a.b`.
+                _ => true,
             };
             add(NotCharged::Host, expected, Arc::new(holds));
         }
@@ -371,6 +371,15 @@ fn shortened(text: String) -> String {
     match text.char_indices().nth(EXPECTED_MAX) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
         None => text,
+    }
+}
+
+/// Returns whether all servers read a host alike: it is a name of letters, digits, `-`, `_` and `.`, or an address in brackets.
+fn is_plain_host(host: &[u8]) -> bool {
+    let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
+    match host {
+        [b'[', address @ .., b']'] => address.iter().all(|byte| is_plain(byte) || *byte == b':'),
+        name => name.iter().all(is_plain),
     }
 }
 

@@ -140,6 +140,43 @@ async fn client_that_hides_its_address_escapes_no_rule() {
 }
 
 #[tokio::test]
+async fn host_escapes_no_rule_by_its_spelling() {
+    let text =
+        "rules: [{name: a, quota: 0 per minute, key: global, match: {host: [api.example.com, '[2001:db8::1]']}}]";
+    let layer = layer(&Rules::from_text(text).unwrap());
+    let of = |host: &[u8]| {
+        let mut request = request("GET", "/", &[]);
+        request.headers_mut().append("host", http::HeaderValue::from_bytes(host).unwrap());
+        request
+    };
+    for host in [
+        &b"API.example.com"[..],
+        b"api.example.com.",
+        b"api.example.com:",
+        b"api.example.com.:80",
+        b"api.example.com:x",
+        b"api.example.com:80:80",
+        b"user@api.example.com",
+        b"api%2eexample.com",
+        b"api.example.com, b",
+        b"\xffapi.example.com",
+        b"[2001:DB8::1]:443",
+        b"[2001:db8::1]x",
+        b"",
+    ] {
+        assert_eq!(status(&layer, of(host)).await, 429, "{}", String::from_utf8_lossy(host));
+    }
+    let twice = request("GET", "/", &[("host", "b.example.com"), ("host", "api.example.com")]);
+    assert_eq!(status(&layer, twice).await, 429);
+    for uri in ["http://API.example.com.:80", "http://user@api.example.com/"] {
+        assert_eq!(status(&layer, request("GET", uri, &[("host", "b.example.com")])).await, 429, "{uri}");
+    }
+    for host in ["b.example.com", "xn--e1afmkfd.example_com:80", "[2001:db8::2]:443", "192.0.2.1"] {
+        assert_eq!(status(&layer, of(host.as_bytes())).await, 200, "{host}");
+    }
+}
+
+#[tokio::test]
 async fn keys_are_ready_made_or_registered_and_combine() {
     let rules = Rules::builder().key("tenant", |parts| parts.extensions.get::<u64>().copied()).from_text(
         "rules:
