@@ -218,6 +218,8 @@ impl<L: Limiter> Core<L> {
 
     /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of them
     /// when they are spent, and its next look must be over.
+    ///
+    /// This is a second call, which may come when a window has ended and the next one has begun. It is refunded to that.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
         let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(Counter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
@@ -229,13 +231,18 @@ impl<L: Limiter> Core<L> {
             let charges: Vec<Charge<'_>> = counters.map(Counter::rest).collect();
             self.limiter.settle(&charges)
         };
-        reply.await?;
-        for at in short {
-            if let Some(counter) = plan.counters.get_mut(at) {
+        let mut settled = reply.await?;
+        let mut too_late = Vec::new();
+        for (at, rest) in short.into_iter().zip(settled.charges_mut()) {
+            let Some(counter) = plan.counters.get_mut(at) else { continue };
+            if counter.window_ended_before(rest) {
+                let (policy, key) = (counter.policy.clone(), counter.key.clone());
+                too_late.extend(rest.take_receipt().map(|receipt| Refund::new(policy, key, receipt)));
+            } else {
                 counter.decision = counter.decision.with_cost_changed(0, counter.decision.remaining());
             }
         }
-        Ok(())
+        self.limiter.refund(too_late).await
     }
 
     /// Refunds without receipts: a forced unit has the newest one, and is refunded with it.
@@ -319,6 +326,13 @@ impl Counter {
     /// Returns a charge of what remains.
     fn rest(&self) -> Charge<'_> {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
+    }
+
+    /// Whether a later charge was taken from a later window than the one that denied this counter's charge. The end of a
+    /// window only comes nearer, so a later end is that of another window.
+    fn window_ended_before(&self, later: &ChargeDecision) -> bool {
+        // Readings of clocks may differ, but not by half a window.
+        later.effective_window() > self.decision.effective_window() + self.policy.quota().period() / 2
     }
 
     fn refuses(&self) -> bool {

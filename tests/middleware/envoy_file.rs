@@ -2,6 +2,8 @@
 //!
 //! The cases are those of its README ("Examples"), `test/config` and `test/integration`, with files written anew.
 
+use std::convert::Infallible;
+use std::future::Ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,11 +11,12 @@ use axum::body::Body;
 use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
 use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, OutcomeKind};
 use tower_ratelimit::rules::{
     Descriptor, DescriptorAnswer, DescriptorLimits, DescriptorRequest, Rules, RulesErrorKind,
 };
-use tower_ratelimit::{Headers, MemoryLimiter, Mode, Quota, RateLimitLayer};
+use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer};
 
 use crate::support::memory;
 
@@ -344,6 +347,60 @@ fn charge_beyond_the_limit_uses_it_up_so_that_looks_are_over() {
     assert_eq!(left(&world.decide(&both()), 0), Some((10, 9)));
 }
 
+/// A limiter whose clock goes on by 20 seconds before each charge that is settled.
+#[derive(Clone)]
+struct Slow {
+    limiter: MemoryLimiter,
+    clock: ManualClock,
+}
+
+impl Limiter for Slow {
+    type Error = Infallible;
+    type Future<T: Send + 'static> = Ready<Result<T, Infallible>>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        self.limiter.take(charges)
+    }
+
+    fn settle(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        self.clock.advance(Duration::from_secs(20));
+        self.limiter.settle(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Infallible, Self::Future<Decision>> {
+        self.limiter.peek(charges)
+    }
+
+    fn refund(&self, refunds: Vec<Refund>) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.refund(refunds)
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Infallible, Self::Future<()>> {
+        self.limiter.reset(policy, key)
+    }
+}
+
+#[test]
+fn window_that_ends_meanwhile_is_not_used_up_in_the_next() {
+    let text = "{domain: d, descriptors: [{key: tokens, rate_limit: {unit: minute, requests_per_unit: 10}}]}";
+    // Some units are used, or none; the window lasts when the rest is charged, or has ended.
+    for (used, second, left_after) in [(8, 30, 0), (0, 30, 0), (8, 50, 10), (0, 50, 10)] {
+        let clock = ManualClock::new();
+        let limiter = Slow { limiter: memory(&clock), clock: clock.clone() };
+        let limits = Rules::from_text(text).unwrap().descriptor_limits(limiter).unwrap();
+        let charge = |hits| {
+            let asked = DescriptorRequest::new("d").charge(descriptor("tokens=a").hits(hits));
+            now(limits.decide(&asked)).unwrap()
+        };
+        charge(used);
+        clock.advance(Duration::from_secs(second));
+        let over = charge(15);
+        assert!(over.is_over_limit());
+        assert_eq!(left(&over, 0), Some((10, if left_after == 0 { 0 } else { 10 - used })), "{used} {second}");
+        assert_eq!(left(&charge(0), 0), Some((10, left_after)), "{used} {second}");
+    }
+}
+
 #[test]
 fn quota_of_the_caller_has_a_counter_of_its_own() {
     let world = World::new(BASIC);
@@ -457,7 +514,7 @@ fn descriptors_and_layers_need_what_they_are_made_of() {
     assert!(error.to_string().contains("RulesBuilder::descriptors"), "{error}");
 }
 
-fn answer(_: Request<Body>) -> std::future::Ready<Result<http::Response<Body>, std::convert::Infallible>> {
+fn answer(_: Request<Body>) -> std::future::Ready<Result<http::Response<Body>, Infallible>> {
     std::future::ready(Ok(http::Response::default()))
 }
 
