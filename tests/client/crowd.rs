@@ -30,6 +30,8 @@ enum Manner {
     Together,
     /// All share a layer, which adapts.
     TogetherAdapting,
+    /// All share a layer, which paces.
+    TogetherPacing,
 }
 
 #[derive(Debug)]
@@ -98,6 +100,7 @@ fn simulate(clients: u32, seconds: u64, manner: Manner, headers: Headers) -> Rep
         let layer = ObeyLayer::new(timer.clone()).jitter_seed(nth << 32);
         match manner {
             Manner::AloneAdapting | Manner::TogetherAdapting => layer.adapt(),
+            Manner::TogetherPacing => layer.pace(),
             _ => layer,
         }
     };
@@ -116,7 +119,7 @@ fn simulate(clients: u32, seconds: u64, manner: Manner, headers: Headers) -> Rep
     for client in 0..clients as usize {
         let (timer, remote, report) = (timer.clone(), remote.clone(), Rc::clone(&report));
         let layer = match manner {
-            Manner::Together | Manner::TogetherAdapting => shared.clone(),
+            Manner::Together | Manner::TogetherAdapting | Manner::TogetherPacing => shared.clone(),
             _ => configure(client as u64 + 1),
         };
         world.spawn(async move {
@@ -180,6 +183,14 @@ fn crowd_that_shares_a_layer_uses_the_whole_limit_without_refusals() {
         assert!(report.throughput() >= 0.98 && report.fairness() >= 0.95, "{row}");
         assert!(report.longest_wait_us <= 3_000_000, "{row}");
     }
+}
+
+#[test]
+fn crowd_that_paces_uses_the_whole_limit_of_a_second() {
+    let report = simulate(50, 20, Manner::TogetherPacing, Headers::draft_11());
+    let row = row("together, pacing", &report);
+    assert_eq!(report.refused, 0, "{row}");
+    assert!(report.throughput() >= 0.98 && report.fairness() >= 0.95, "{row}");
 }
 
 #[test]

@@ -161,9 +161,6 @@ impl ObeyLayer {
     /// Spaces what remains of a quota evenly until its reset, once less than 20 percent of it remains.
     /// Two requests are at most [`max_wait`](Self::max_wait) apart. By default requests go as they come,
     /// until nothing remains.
-    ///
-    /// Servers write resets in whole seconds, so this is for windows of a minute or more: it wastes a
-    /// part of shorter ones.
     #[must_use]
     pub fn pace(mut self) -> Self {
         self.set().paces = true;
