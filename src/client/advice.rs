@@ -105,10 +105,13 @@ impl Advice {
     /// The wait may be long, because quotas can last for a month. Cap it before you wait.
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
+        self.retry_after.filter(|wait| !wait.is_zero()).or_else(|| self.latest_reset())
+    }
+
+    /// Returns the latest reset of the exhausted policies, unless it is zero.
+    pub(super) fn latest_reset(&self) -> Option<Duration> {
         let exhausted = self.policies.iter().filter(|policy| policy.is_exhausted());
-        let is_wait = |wait: &Duration| !wait.is_zero();
-        let latest = || exhausted.filter_map(PolicyAdvice::until_reset).max().filter(is_wait);
-        self.retry_after.filter(is_wait).or_else(latest)
+        exhausted.filter_map(PolicyAdvice::until_reset).max().filter(|reset| !reset.is_zero())
     }
 }
 

@@ -9,15 +9,9 @@ use tower::retry::Policy;
 use tower::retry::budget::{Budget, TpsBudget};
 
 use super::Advice;
-use super::obey::{Heard, Jitter, system_time};
+use super::obey::{Heard, Jitter, system_time, unnamed_wait_us};
 use crate::clock::{CalendarClock, Clock};
 use crate::middleware::{Sleep, Timer};
-
-/// The wait before the first retry if the server names no time. It doubles.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-
-/// The longest wait if the server names no time.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 /// A policy for [`tower::retry`] that retries refused requests after the time that the server names.
 ///
@@ -119,19 +113,19 @@ impl RetryAfter {
 
     /// Returns how long to wait before the retry, or `None` if there is none.
     fn wait<R>(&self, response: &Response<R>) -> Option<Duration> {
-        let now = system_time(self.clock.now());
-        let heard = Heard::read(response.status(), response.headers(), now);
+        let advice = Advice::read(response.headers(), system_time(self.clock.now()));
+        let heard = Heard::new(response.status(), response.headers(), &advice);
         if !heard.is_refusal {
             self.budget.deposit();
             return None;
         }
-        if self.retries >= self.max_retries || Advice::read(response.headers(), now).forbids_retry() {
+        if self.retries >= self.max_retries || advice.forbids_retry() {
             return None;
         }
-        let unnamed = || FIRST_WAIT.saturating_mul(1 << self.retries.min(16)).min(LONGEST_WAIT);
-        let wait = heard.wait.unwrap_or_else(unnamed);
+        let wait_us = heard.wait_us.unwrap_or_else(|| unnamed_wait_us(self.retries));
         // The budget comes last, because it is used up by asking.
-        (wait <= self.max_wait && self.budget.withdraw()).then(|| self.jitter.lengthened(wait))
+        let is_retried = Duration::from_micros(wait_us) <= self.max_wait && self.budget.withdraw();
+        is_retried.then(|| Duration::from_micros(self.jitter.lengthen(wait_us)))
     }
 }
 

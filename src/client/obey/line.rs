@@ -17,6 +17,7 @@ use std::task::Waker;
 
 use smallvec::SmallVec;
 
+use super::heard::{Heard, unnamed_wait_us};
 use super::rate::Rate;
 
 /// The number of foremost waiters whose timers are set to the instant at which the next is sent. If
@@ -26,21 +27,6 @@ const FOREMOST: usize = 8;
 /// If no response comes for this time, the next request is sent all the same, so that a request that
 /// hangs does not stop the others. In microseconds.
 const PATIENCE_US: u64 = 10_000_000;
-
-/// The pause after the first refusal that names no time. It doubles. In microseconds.
-const FIRST_PAUSE_US: u64 = 1_000_000;
-
-/// The longest pause after a refusal that names no time. In microseconds.
-const LONGEST_PAUSE_US: u64 = 60_000_000;
-
-/// The facts of a response that a line needs.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Told {
-    pub(super) is_refusal: bool,
-    pub(super) wait_us: Option<u64>,
-    pub(super) left: Option<u64>,
-    pub(super) spacing_us: u64,
-}
 
 /// Wakers that were taken out of a line. They run the application's code, so they are woken and
 /// dropped after the lock is released.
@@ -272,32 +258,32 @@ impl Line {
         &mut self,
         number: u64,
         now_us: u64,
-        told: Told,
+        heard: &Heard,
         lengthen: impl FnOnce(u64) -> u64,
         wakers: &mut Wakers,
     ) {
         self.count_off(number);
         let is_news = self.is_news(number);
         match self.rate.as_mut().filter(|_| is_news) {
-            Some(rate) if !told.is_refusal => rate.grow(now_us),
-            Some(rate) if told.left.is_none() => rate.halve(now_us),
+            Some(rate) if !heard.is_refusal => rate.grow(now_us),
+            Some(rate) if heard.left.is_none() => rate.halve(now_us),
             _ => {}
         }
-        match told.wait_us {
+        match heard.wait_us {
             Some(wait_us) => {
                 self.strikes = 0;
                 self.pause(now_us, lengthen(wait_us));
             }
             None if !is_news => {}
-            None if told.is_refusal => {
-                let wait_us = (FIRST_PAUSE_US << self.strikes.min(16)).min(LONGEST_PAUSE_US);
+            None if heard.is_refusal => {
+                let wait_us = unnamed_wait_us(self.strikes);
                 self.strikes = self.strikes.saturating_add(1);
                 self.pause(now_us, lengthen(wait_us));
             }
             None => {
                 self.strikes = 0;
                 self.window = self.window.saturating_add(1);
-                self.note_left(number, told);
+                self.note_left(number, heard);
             }
         }
         // A shorter interval applies to the next request already.
@@ -313,10 +299,10 @@ impl Line {
     }
 
     /// Takes what a response says about the requests that are left.
-    fn note_left(&mut self, number: u64, told: Told) {
-        let left = told.left.map(|left| left.saturating_sub(u64::from(self.on_their_way)));
+    fn note_left(&mut self, number: u64, heard: &Heard) {
+        let left = heard.left.map(|left| left.saturating_sub(u64::from(self.on_their_way)));
         if number >= self.left_by {
-            (self.left, self.left_by, self.spacing_us) = (left, number, told.spacing_us);
+            (self.left, self.left_by, self.spacing_us) = (left, number, heard.spacing_us);
         } else if let (Some(known), Some(left)) = (self.left, left) {
             // Responses may come in another order than the requests went.
             self.left = Some(known.min(left));

@@ -13,7 +13,7 @@ mod table;
 mod visit;
 
 #[cfg(feature = "retry")]
-pub(in crate::client) use heard::Heard;
+pub(in crate::client) use heard::{Heard, unnamed_wait_us};
 #[cfg(feature = "retry")]
 pub(in crate::client) use settings::Jitter;
 #[cfg(feature = "retry")]

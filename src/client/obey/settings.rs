@@ -87,11 +87,6 @@ impl Jitter {
         Self::seeded(RandomState::new().hash_one(0))
     }
 
-    #[cfg(feature = "retry")]
-    pub(in crate::client) fn lengthened(&self, wait: Duration) -> Duration {
-        Duration::from_micros(self.lengthen(micros_ceil(wait)))
-    }
-
     pub(in crate::client) fn lengthen(&self, wait_us: u64) -> u64 {
         let drawn = mixed(self.0.fetch_add(1, Ordering::Relaxed));
         let added = (u128::from(wait_us / 10) * u128::from(drawn)) >> 64;

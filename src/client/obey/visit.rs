@@ -7,13 +7,14 @@ use http::Response;
 
 use super::error::ObeyError;
 use super::heard::Heard;
-use super::line::{NoPlace, Polled, Told};
+use super::line::{NoPlace, Polled};
 use super::settings::Settings;
 use super::table::{SharedLine, change};
+use crate::client::Advice;
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{Limiter, Refund};
-use crate::time::{Timestamp, micros_ceil};
+use crate::time::Timestamp;
 
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,16 +135,12 @@ impl Visit {
         let Stage::OnItsWay(number) = self.stage else { return };
         let settings = Arc::clone(&self.settings);
         let (now_us, wall) = (settings.now_us(), system_time(settings.clock.now()));
-        let heard = Heard::read(response.status(), response.headers(), wall);
-        let told = Told {
-            is_refusal: heard.is_refusal,
-            wait_us: heard.wait.map(micros_ceil),
-            left: heard.left,
-            spacing_us: heard.spacing.filter(|_| settings.paces).map_or(0, micros_ceil).min(settings.max_wait_us()),
-        };
+        let advice = Advice::read(response.headers(), wall);
+        let mut heard = Heard::new(response.status(), response.headers(), &advice);
+        heard.spacing_us = if settings.paces { heard.spacing_us.min(settings.max_wait_us()) } else { 0 };
         self.stage = Stage::Over;
         let lengthen = |wait_us| settings.jitter.lengthen(wait_us);
-        change(&self.line, |line, wakers| line.hear(number, now_us, told, lengthen, wakers));
+        change(&self.line, |line, wakers| line.hear(number, now_us, &heard, lengthen, wakers));
     }
 }
 
