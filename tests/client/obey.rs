@@ -526,6 +526,10 @@ fn requests_without_an_origin_wait_together() {
     scene.send_to("/greeter.Greeter/Greet");
     assert_eq!(scene.seen().len(), 1);
     about(scene.layer.pause_of(&Key::global()).as_millis() as u64, 5_000);
+    scene.layer.pause(&Key::global(), Duration::from_secs(600));
+    let unsent = scene.send_to("/greeter.Greeter/Greet");
+    let text = scene.error(unsent).to_string();
+    assert!(text.starts_with("the request was not sent: it would have to wait for"), "{text}");
 }
 
 #[test]

@@ -59,8 +59,8 @@ impl ObeyError {
     pub(super) fn too_long(key: &Key, wait_us: u64, most: Duration) -> Self {
         let wait = Duration::from_micros(wait_us);
         let message = format!(
-            "the request to {} was not sent: it would have to wait for at least {} more, and `max_wait` is {}",
-            Short(key),
+            "{}: it would have to wait for at least {} more, and `max_wait` is {}",
+            Unsent(key),
             seconds(wait),
             seconds(most)
         );
@@ -68,18 +68,13 @@ impl ObeyError {
     }
 
     pub(super) fn too_many_waiting(key: &Key, wait_us: u64, most: usize) -> Self {
-        let message = format!(
-            "the request to {} was not sent: {most} requests wait for it already, the most that `max_waiting` allows",
-            Short(key)
-        );
+        let message = format!("{}: {most} requests wait already, the most that `max_waiting` allows", Unsent(key));
         Self::new(ObeyErrorKind::TooManyWaiting, Some(Duration::from_micros(wait_us)), message)
     }
 
     pub(super) fn too_many_keys(key: &Key, most: usize) -> Self {
-        let message = format!(
-            "the request to {} was not sent: {most} other keys are in use or paused, the most that `max_keys` allows",
-            Short(key)
-        );
+        let message =
+            format!("{}: {most} other keys are in use or paused, the most that `max_keys` allows", Unsent(key));
         Self::new(ObeyErrorKind::TooManyKeys, None, message)
     }
 
@@ -95,16 +90,21 @@ impl ObeyError {
     }
 }
 
-/// The key in an error: at most 100 characters, because a caller may make it of anything.
-struct Short<'a>(&'a Key);
+/// The beginning of an error. It shows at most 100 characters of the key, because a caller may make it
+/// of anything.
+struct Unsent<'a>(&'a Key);
 
-impl fmt::Display for Short<'_> {
+impl fmt::Display for Unsent<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.0.display().to_string();
-        match text.char_indices().nth(100) {
-            Some((end, _)) => write!(f, "{}…", text.get(..end).unwrap_or_default()),
-            None => f.write_str(&text),
+        if *self.0 == Key::global() {
+            return f.write_str("the request was not sent");
         }
+        let text = self.0.display().to_string();
+        let (shown, dots) = match text.char_indices().nth(100) {
+            Some((end, _)) => (text.get(..end).unwrap_or_default(), "…"),
+            None => (text.as_str(), ""),
+        };
+        write!(f, "the request to {shown}{dots} was not sent")
     }
 }
 
