@@ -58,6 +58,7 @@ fn well_formed_lists_are_read() {
         (r#""default";r=0;t=0"#, &["default: 0/?, reset 0ns"], None),
         (r#""default";r=012;t=5"#, &["default: 12/?, reset 5s"], None),
         (r#""default";r=0"#, &["default: 0/?"], None),
+        (r#""default";r=0;t=5;pk=:dHJpYWw:"#, &["default: 0/?, reset 5s, of trial"], Some(5.0)),
         ("\"a\";r=0;t=1\nRateLimit: \"b\";r=0;t=2", &["a: 0/?, reset 1s", "b: 0/?, reset 2s"], Some(2.0)),
     ] {
         means(&format!("RateLimit: {value}"), policies, wait);
