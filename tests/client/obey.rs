@@ -672,6 +672,27 @@ fn paused_keys_are_kept_and_idle_keys_are_forgotten() {
 }
 
 #[test]
+fn no_more_pauses_are_forgotten_than_are_needed() {
+    let mut scene = Scene::new(
+        |layer| layer.max_keys(16).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |nth| if nth == 0 { told(200, &[]) } else { told(429, &[("retry-after", "3600")]) },
+    );
+    let paused = |scene: &Scene| {
+        let pauses = (0..18).map(|nth| scene.layer.pause_of(&Key::of(format!("/{nth}").as_str()).unwrap()));
+        pauses.filter(|pause| !pause.is_zero()).count()
+    };
+    for nth in 0..16 {
+        scene.send(&format!("/{nth}"));
+    }
+    assert_eq!(paused(&scene), 15);
+    // The key without a pause goes first. Then a key goes whose pause is longer than `max_wait`.
+    scene.send("/16");
+    assert_eq!(paused(&scene), 16);
+    scene.send("/17");
+    assert_eq!((paused(&scene), scene.seen().len()), (16, 18));
+}
+
+#[test]
 fn table_of_paused_keys_refuses_others() {
     let mut scene = Scene::new(
         |layer| layer.max_keys(2).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),

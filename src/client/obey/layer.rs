@@ -63,7 +63,8 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 ///
 /// A request takes one lock of its key twice and one of all keys once, each for a look into a hash
 /// map. A request that waits takes O(log n) among n that wait for its key. If
-/// [`max_keys`](Self::max_keys) are known, a new one takes O(n log n) once for each eighth of them.
+/// [`max_keys`](Self::max_keys) are known, a new one takes O(n log n): once for each eighth of them, or
+/// each time if nearly all of them are in use or paused.
 #[derive(Clone, Debug)]
 pub struct ObeyLayer {
     settings: Arc<Settings>,
@@ -148,8 +149,8 @@ impl ObeyLayer {
 
     /// Sets how many keys are known at a time, by default 10,000, of about 500 bytes each.
     ///
-    /// For a new key beyond that, the least recently used keys are forgotten which have no request that
-    /// waits or is on its way, and no pause. Then those go whose pause is longer than
+    /// For a new key beyond that, the layer forgets least recently used keys that have no pause, and no
+    /// request that waits or is on its way. If there are none, it forgets one whose pause is longer than
     /// [`max_wait`](Self::max_wait), so that servers that name absurd times cannot fill the table. If
     /// there are none of these, the request fails.
     #[must_use]

@@ -22,11 +22,12 @@ pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut Line, &mut Wak
 pub(super) struct Table(Mutex<HashMap<Key, SharedLine>>);
 
 impl Table {
-    /// Returns the line of a key. Makes room for it if there are `most` lines: forgets an eighth of
-    /// them, at least one, that were used least recently. Returns `None` if none can be forgotten.
+    /// Returns the line of a key. Makes room for it if there are `most` lines. Returns `None` if no line
+    /// can be forgotten.
     ///
-    /// A line can be forgotten if no request holds it, and its pause is over or ends only after
-    /// `bound_us`. The latter are forgotten last.
+    /// A line that a request holds stays. Of the others that have no pause, those are forgotten that
+    /// were used least recently: an eighth of all lines, at least one. If all have a pause, one is
+    /// forgotten whose pause ends after `bound_us`.
     pub(super) fn line(
         &self,
         key: &Key,
@@ -48,7 +49,8 @@ impl Table {
             });
             let mut idle: Vec<_> = idle.collect();
             idle.sort_unstable_by_key(|(is_paused, used_us, _)| (*is_paused, *used_us));
-            for (_, _, key) in idle.into_iter().take((most / 8).max(1)) {
+            let unpaused = idle.iter().take_while(|(is_paused, ..)| !is_paused).count();
+            for (_, _, key) in idle.into_iter().take(unpaused.min(most / 8).max(1)) {
                 lines.remove(&key);
             }
         }
