@@ -19,8 +19,8 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 
 /// Makes a client's service obey servers: requests wait as long as responses say.
 ///
-/// It is for every service of [`http::Request`]s, such as the client of `hyper-util` and the channel
-/// of `tonic`. All services of a layer and its clones share what they have heard.
+/// It is for every service of [`http::Request`]s that is `Clone`, such as the client of `hyper-util` and
+/// the channel of `tonic`. All services of a layer and its clones share what they have heard.
 ///
 /// ```
 /// # #[cfg(feature = "tokio")] {
@@ -120,8 +120,9 @@ impl ObeyLayer {
     /// Takes one unit of the client's own quota for each request before it is sent. The policy's key is
     /// that of the request. A request waits until there is a unit.
     ///
-    /// With a limiter on Redis, all processes share the quota. If the limiter fails, the request fails;
-    /// take a [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
+    /// With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
+    /// limiter one after the other, so that they leave in order. If the limiter fails, the request
+    /// fails; take a [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
     ///
     /// # Errors
     /// Returns an error if the limiter does not support the policy's quota.
@@ -132,7 +133,8 @@ impl ObeyLayer {
     }
 
     /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
-    /// once. With zero no request waits.
+    /// once. With zero no request waits. The time that the inner service takes to be ready, and the
+    /// limiter of the [own quota](Self::own_quota) to answer, has no bound here.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.set().max_wait = max;
@@ -152,7 +154,7 @@ impl ObeyLayer {
     /// For a new key beyond that, the layer forgets least recently used keys that have no pause, and no
     /// request that waits or is on its way. If there are none, it forgets one whose pause is longer than
     /// [`max_wait`](Self::max_wait), so that servers that name absurd times cannot fill the table. If
-    /// there are none of these, the request fails.
+    /// there is none of these either, the request fails.
     #[must_use]
     pub fn max_keys(mut self, max: usize) -> Self {
         self.set().max_keys = max;
