@@ -19,7 +19,7 @@ const EPOCH_MILLIS: u128 = 1_000_000_000_000 * NANOS;
 /// [`client`](crate::client). It may be longer than [`LONGEST`].
 pub(super) fn from_now(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
-    // No time is longer, and the parsers of dates are not ours.
+    // A longer text is no time, and the parsers of dates belong to other crates.
     if value.len() > 64 {
         return None;
     }

@@ -92,7 +92,7 @@ pub(super) struct Line {
     /// says nothing about the time after the pause.
     paused_at: u64,
     /// Refusals in a row that named no time.
-    strikes: u32,
+    silent_refusals: u32,
     /// The number of requests that were sent after the last pause began, and not answered.
     on_their_way: u32,
     /// The number of the next request.
@@ -125,7 +125,7 @@ impl Line {
             left: None,
             left_by: 0,
             paused_at: 0,
-            strikes: 0,
+            silent_refusals: 0,
             on_their_way: 0,
             sent: 0,
             sent_us: 0,
@@ -271,17 +271,17 @@ impl Line {
         }
         match heard.wait_us {
             Some(wait_us) => {
-                self.strikes = 0;
+                self.silent_refusals = 0;
                 self.pause(now_us, lengthen(wait_us));
             }
             None if !is_news => {}
             None if heard.is_refusal => {
-                let wait_us = unnamed_wait_us(self.strikes);
-                self.strikes = self.strikes.saturating_add(1);
+                let wait_us = unnamed_wait_us(self.silent_refusals);
+                self.silent_refusals = self.silent_refusals.saturating_add(1);
                 self.pause(now_us, lengthen(wait_us));
             }
             None => {
-                self.strikes = 0;
+                self.silent_refusals = 0;
                 self.window = self.window.saturating_add(1);
                 self.note_left(number, heard);
             }
