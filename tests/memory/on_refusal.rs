@@ -362,7 +362,7 @@ fn block_outlasts_its_window_and_is_not_prolonged_by_retries() {
 #[test]
 fn block_closes_after_exactly_its_refusals_under_contention() {
     const STRIKES: u64 = 50;
-    let limiter = MemoryLimiter::new();
+    let limiter = limiter(&ManualClock::new());
     let tries = policy("tries", Quota::fixed_window(100, 24 * HOUR));
     let block = policy("block", Quota::block(STRIKES, 24 * HOUR, 24 * HOUR));
     let key = key(1);
@@ -389,7 +389,7 @@ fn block_closes_after_exactly_its_refusals_under_contention() {
 
 #[test]
 fn meter_counts_every_excess_unit_under_contention() {
-    let limiter = MemoryLimiter::new();
+    let limiter = limiter(&ManualClock::new());
     let plan = policy("plan", Quota::fixed_window(1_000, 24 * HOUR));
     let meter = policy("over", Quota::meter(1_000_000, 24 * HOUR));
     let key = key(1);

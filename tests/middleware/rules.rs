@@ -8,13 +8,15 @@ use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key,
+    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    clock::ManualClock,
+    key,
     limiter::{FallbackLimiter, Limiter},
     middleware::{Access, AccessList},
     observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind},
 };
 
-use crate::support::{Broken, Scripted, name_outcome};
+use crate::support::{Broken, Scripted, memory, name_outcome};
 
 async fn send<L: Limiter + 'static>(layer: &RateLimitLayer<L>, request: Request<Body>) -> Response<Body> {
     layer.layer(tower::service_fn(name_outcome)).oneshot(request).await.unwrap()
@@ -428,7 +430,7 @@ async fn partition_is_named_only_if_it_is_asked_for() {
 #[tokio::test]
 async fn request_whose_partition_key_panics_is_served_without_it() {
     let headers = Headers::draft_11().partition_keys(|_, _| panic!("the closure panics"));
-    let layer = RateLimitLayer::new(MemoryLimiter::new(), policy("a", 2), key::global()).headers(headers);
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), policy("a", 2), key::global()).headers(headers);
     for (status, left) in [(200, "\"a\";r=1;t=30"), (200, "\"a\";r=0;t=30"), (429, "\"a\";r=0;t=30")] {
         let response = send(&layer, get("/")).await;
         assert_eq!((response.status().as_u16(), field(&response, "ratelimit")), (status, left.to_owned()));

@@ -169,6 +169,16 @@ impl Leases {
         });
     }
 
+    /// Returns the units that are held.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> u64 {
+        let lock = |slot: &Mutex<Option<Watched>>| {
+            let slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+            slot.iter().flat_map(|watched| &watched.leases).map(|lease| lease.left).sum::<u64>()
+        };
+        self.slots.iter().map(lock).sum()
+    }
+
     fn with(&self, tag: Tag, act: impl FnOnce(&mut Watched)) {
         if let Some(watched) = self.slot(tag).as_mut().filter(|watched| watched.tag == tag) {
             act(watched);

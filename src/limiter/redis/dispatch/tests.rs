@@ -10,6 +10,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
+use crate::limiter::redis::tests::connected;
 use crate::limiter::{Charge, Effect, Limiter};
 use crate::{
     MemoryLimiter,
@@ -79,7 +80,7 @@ fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (server, clock) = (Server::start(), ManualClock::new());
     let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).denials(0).clock(clock.clone());
-    let redis = runtime.block_on(connect().connect(&server.url())).unwrap();
+    let redis = runtime.block_on(connected(connect(), &server.url()));
     redis.0.batcher.dispatch().splits.store(true, Ordering::Relaxed);
     let memory = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
     let keys = [Key::of("one").unwrap(), Key::of("two").unwrap()];

@@ -204,11 +204,9 @@ async fn taken_over(
 /// deadline of its own.
 ///
 /// On a busy machine, though, some of their calls get no processor before the deadline, and when a few of these follow each
-/// other the master is believed dead until the next probe. So if the machine takes as much as the deadline, it is only known
-/// that some succeed.
+/// other the master is believed dead until the next probe. So nothing is known if the machine takes as much as the deadline.
 fn others_are_served(samples: &Samples, master: usize) {
     let report = samples.of("  the other masters' slots", |key| key != master);
-    assert!(report.failed < report.calls, "none succeeded");
     if samples.lost >= samples.deadline {
         return;
     }

@@ -18,13 +18,13 @@ async fn a_stopped_server_gathers_no_calls() {
     server.pause();
     let mut load = Load::start(&store, 20, &["key"]);
     sleep(2_000 * MS).await;
+    eventually("enough calls come", || load.sent() > 20_000).await;
     assert!(store.is_open(0));
     server.resume();
     load.mended();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("SIGSTOP for 2 s at 20,000 a second");
     assert!(report.waited * 4 < report.calls, "{} calls reached fred and waited there", report.waited);
-    assert!(report.calls > 20_000, "too few calls to show anything: {}", report.calls);
     eventually("nothing waits", || link(&store).client.command_queue_len() == 0).await;
     eventually("each end of a pause is told", || heard.downs() >= 1 && heard.downs() == heard.ups()).await;
 }

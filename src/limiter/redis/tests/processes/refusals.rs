@@ -7,8 +7,10 @@ use std::time::Duration;
 use super::{CHECKS, LONG, PROCESSES, TASKS, URL, start};
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
+use crate::limiter::redis::tests::connected;
 use crate::limiter::{Blocks, Charge, Effect, Limiter, Meters};
-use crate::{key::Key, policy::Policy, quota::Quota};
+use crate::quota::{Anchor, Quota};
+use crate::{key::Key, policy::Policy};
 
 const DAY: Duration = Duration::from_secs(86_400);
 const PASS: u64 = 100;
@@ -21,12 +23,17 @@ fn policy(name: &str, quota: Quota) -> Policy {
     Policy::new(name, quota).unwrap()
 }
 
+/// It begins with the first request, so that it does not end while the test runs.
+fn window() -> Quota {
+    Quota::fixed_window(PASS, DAY).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap()
+}
+
 fn policies() -> [Policy; 4] {
     let block = Quota::block(STRIKES, DAY, DAY).and_then(|block| block.growing(2, 7 * DAY, 30 * DAY));
     [
-        policy("tries", Quota::fixed_window(PASS, DAY).unwrap()),
+        policy("tries", window()),
         policy("block", block.unwrap()),
-        policy("plan", Quota::fixed_window(PASS, DAY).unwrap()),
+        policy("plan", window()),
         policy("over", Quota::meter(1_000_000, 90 * DAY).unwrap()),
     ]
 }
@@ -40,7 +47,7 @@ fn one_of_the_processes() {
         // Leases and the memory of denials are on: where refusals are counted they must stay out of
         // the way.
         let builder = RedisLimiter::builder().deadline(LONG).leases(50);
-        let limiter = builder.connect(&url).await.unwrap();
+        let limiter = connected(builder, &url).await;
         let tasks = (0..TASKS).map(|task| {
             let limiter = limiter.clone();
             tokio::spawn(async move {
@@ -94,7 +101,7 @@ fn refusals_of_eight_processes_close_a_key_exactly_and_each_unit_is_metered_once
     // A process that starts after they have ended finds their states.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let limiter = RedisLimiter::builder().deadline(LONG).connect(&server.url()).await.unwrap();
+        let limiter = connected(RedisLimiter::builder().deadline(LONG), &server.url()).await;
         let [_, block, plan, over] = policies();
         let key = Key::of("one").unwrap();
         let blocks = Blocks::new(limiter.clone(), block).unwrap();
