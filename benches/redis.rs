@@ -91,7 +91,7 @@ use support::{Numbers, is_smoke, is_wanted, median};
 use tokio::runtime::Runtime;
 use tower_ratelimit::{
     Key, Policy, Quota, RedisLimiter,
-    limiter::{Charge, Limiter},
+    limiter::{Charge, Limiter, redis::RedisLimiterBuilder},
     quota::Anchor,
 };
 
@@ -129,8 +129,20 @@ fn plenty() -> Policy {
 }
 
 fn limiter(runtime: &Runtime, server: &Server) -> RedisLimiter {
-    let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
-    runtime.block_on(builder.connect(&server.url())).unwrap()
+    connected(runtime, RedisLimiter::builder(), &server.url())
+}
+
+/// Connects, and waits until checks succeed on a busy machine.
+fn connected(runtime: &Runtime, builder: RedisLimiterBuilder, url: &str) -> RedisLimiter {
+    let limiter = runtime.block_on(builder.deadline(Duration::from_secs(20)).connect(url)).unwrap();
+    let policy = plenty();
+    for key in 0..60_u64 {
+        let key = Key::of(key).unwrap();
+        while runtime.block_on(async { limiter.peek(&[Charge::new(&policy, &key)]).await }).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    limiter
 }
 
 async fn check(limiter: &RedisLimiter, policy: &Policy, key: u64) -> bool {
@@ -568,8 +580,7 @@ fn attack(runtime: &Runtime, server: &Server) {
 }
 
 fn lease(runtime: &Runtime, server: &Server) {
-    let builder = RedisLimiter::builder().leases(10_000).deadline(Duration::from_secs(5));
-    let limiter = runtime.block_on(builder.connect(&server.url())).unwrap();
+    let limiter = connected(runtime, RedisLimiter::builder().leases(10_000), &server.url());
     let (policy, count) = (plenty(), if is_smoke() { 10_000 } else { 300_000 });
     reset_stats(server);
     let began = Instant::now();
@@ -594,9 +605,9 @@ fn cluster(runtime: &Runtime) {
     let policy = plenty();
     let sorts = [None, Some(256), Some(64), Some(16)];
     let limiters = sorts.map(|groups| {
-        let builder = RedisLimiter::builder().prefix(format!("{groups:?}")).deadline(Duration::from_secs(5));
+        let builder = RedisLimiter::builder().prefix(format!("{groups:?}"));
         let builder = groups.into_iter().fold(builder, |builder, groups| builder.groups(groups));
-        runtime.block_on(builder.connect(&cluster.url())).unwrap()
+        connected(runtime, builder, &cluster.url())
     });
     let mut rates = sorts.map(|_| Vec::new());
     for _ in 0..rounds {

@@ -113,11 +113,12 @@ async fn refusals_are_debug_events_and_one_warning_in_ten_seconds() {
     assert_eq!(taken(), [""; 0]);
     clock.advance(Duration::from_secs(1));
     ask(&layer, &["a third"]).await;
-    assert_eq!(
-        taken(),
-        ["WARN message=client: 3 refused for at least 2 keys;policy=\"client\";refused=3;keys=2;"],
-        "with the next outcome, whatever it is"
-    );
+    // With the next outcome, whatever it is. One in 4,096 times both keys have the same bit.
+    let summary = taken();
+    let of = |keys| {
+        format!("WARN message=client: 3 refused for at least {keys} keys;policy=\"client\";refused=3;keys={keys};")
+    };
+    assert!(summary == [of(2)] || summary == [of(1)], "{summary:?}");
     clock.advance(Duration::from_secs(10));
     drop(stats.snapshot());
     assert_eq!(taken(), [""; 0], "nothing was refused since");

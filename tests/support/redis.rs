@@ -163,6 +163,7 @@ fn directory() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     let parent = if memory.is_dir() { memory } else { std::env::temp_dir() };
     let directory = parent.join(format!("tower-ratelimit-redis-{}-{number}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&directory); // of an earlier process that was killed
     std::fs::create_dir_all(&directory).unwrap();
     directory
 }
