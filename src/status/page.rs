@@ -52,7 +52,9 @@ use crate::stats::Stats;
 ///   form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch` with `name` and
 ///   `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON, as
 ///   [`Explanation::to_json`](crate::observe::Explanation::to_json).
-/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`).
+/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site may point
+///   its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps it out, and so does
+///   a proxy that checks `Host`.
 /// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are shown as
 ///   text.
 /// * A page takes some microseconds for each policy, and a millisecond for each million keys of a limiter in memory.

@@ -24,7 +24,9 @@ pub(super) type Wrong = (StatusCode, Cow<'static, str>);
 pub(super) fn wants_json(headers: &HeaderMap) -> bool {
     let accepts = |kind: &str| {
         let texts = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
-        texts.flat_map(|text| text.split(',')).any(|one| one.split(';').next().is_some_and(|one| one.trim() == kind))
+        texts
+            .flat_map(|text| text.split(','))
+            .any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(kind)))
     };
     accepts("application/json") && !accepts("text/html")
 }
@@ -73,7 +75,11 @@ impl Asked {
     /// Reads a form.
     pub(super) fn read(parts: &Parts, body: &[u8]) -> Result<Self, Wrong> {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-        if kind.split(';').next().is_none_or(|kind| kind.trim() != "application/x-www-form-urlencoded") {
+        if kind
+            .split(';')
+            .next()
+            .is_none_or(|kind| !kind.trim().eq_ignore_ascii_case("application/x-www-form-urlencoded"))
+        {
             let message = "send a form: Content-Type: application/x-www-form-urlencoded";
             return Err((StatusCode::UNSUPPORTED_MEDIA_TYPE, message.into()));
         }
@@ -174,7 +180,7 @@ mod tests {
     #[test]
     fn json_is_answered_if_it_is_accepted_and_html_is_not() {
         let json = |accept| wants_json(&parts(&[("accept", accept)]).headers);
-        assert!(json("application/json") && json("application/json;q=1, */*"));
+        assert!(json("application/json") && json("Application/JSON;q=1, */*"));
         assert!(!json("text/html,application/xhtml+xml,application/json;q=0.9,*/*") && !json("*/*"));
         assert!(!wants_json(&HeaderMap::new()));
     }
