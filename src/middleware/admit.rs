@@ -62,30 +62,32 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// protocol of the request.
     pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
         let layer = self.compiled();
-        let mut ticket = Ticket::new();
+        // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which stalls
+        // on store forwarding.
+        let mut open = OpenTicket::new(&layer, Ticket::new());
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }
-        if let Some(answer) = ticket.charge(&layer, request, false) {
-            ticket.answer(&layer, &mut answer.await);
+        if let Some(answer) = open.ticket.charge(&layer, request, false) {
+            open.ticket.answer(&layer, &mut answer.await);
         }
-        if let Some(place) = ticket.place_to_wait(&layer) {
+        if let Some(place) = open.ticket.place_to_wait(&layer) {
             let head = http::Request::from_parts(request.clone(), ());
-            let mut delayed = Delayed::new((), &layer, head, ticket, place);
+            let mut delayed = Delayed::new((), &layer, head, open.ticket.take(), place);
             poll_fn(|cx| delayed.poll_departure(cx)).await;
-            ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs
+            open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs
         }
-        if ticket.kind.passed() {
-            let mut ticket = OpenTicket::new(&layer, ticket);
+        if open.ticket.kind.passed() {
             let mut extensions = Extensions::new();
-            ticket.open(Method::default(), &mut extensions);
+            open.open(Method::default(), &mut extensions);
+            let outcome = open.ticket.outcome(&layer);
             // After that, because the observer is the application's code and may panic.
-            ticket.ticket.report(&layer, request);
-            return Ok(Admission { outcome: ticket.ticket.outcome(&layer), usage: extensions.remove(), ticket });
+            open.ticket.observe(&layer, request, &outcome);
+            return Ok(Admission { outcome, usage: extensions.remove(), ticket: open });
         }
         let mut head = request.clone();
-        let response = ticket.refuse(&layer, &mut head, std::convert::identity);
-        Err(Refused { outcome: ticket.outcome(&layer), response: Box::new(response) })
+        let response = open.ticket.refuse(&layer, &mut head, std::convert::identity);
+        Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(response) })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as the
