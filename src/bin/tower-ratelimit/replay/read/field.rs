@@ -63,7 +63,7 @@ pub(crate) struct Fields<'a>(SmallVec<[(Field, Cow<'a, [u8]>); 10]>);
 
 impl<'a> Fields<'a> {
     pub(crate) fn add(&mut self, field: Field, value: Cow<'a, [u8]>) {
-        if !matches!(field, Field::Other | Field::Size) && !matches!(&*value, b"" | b"-") {
+        if !matches!(&*value, b"" | b"-") {
             self.0.push((field, value));
         }
     }

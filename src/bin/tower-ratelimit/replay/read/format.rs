@@ -257,10 +257,11 @@ impl Format {
 
     /// Returns the request of a line, or `None` if the line is not of this format or has no time.
     pub(crate) fn read(&self, line: &[u8], with_texts: bool) -> Option<Request> {
-        let fields: Fields<'_> = match &self.lines {
-            Lines::Text(pattern) => pattern.read(line)?,
-            Lines::Json(paths) => paths.read(line)?,
-        };
+        let mut fields = Fields::default();
+        match &self.lines {
+            Lines::Text(pattern) => pattern.read(line, &mut fields)?,
+            Lines::Json(paths) => paths.read(line, &mut fields)?,
+        }
         Request::new(&fields, self.headers(), with_texts)
     }
 }

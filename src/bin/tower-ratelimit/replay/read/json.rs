@@ -44,16 +44,14 @@ impl Paths {
         has(&self.root, wanted)
     }
 
-    /// Returns the fields of a line, or `None` if it is not one JSON object.
-    pub(crate) fn read<'a>(&self, line: &'a [u8]) -> Option<Fields<'a>> {
+    /// Adds the fields of a line. Returns `None` if the line is not one JSON object.
+    pub(crate) fn read<'a>(&self, line: &'a [u8], fields: &mut Fields<'a>) -> Option<()> {
         if !line.trim_ascii_start().starts_with(b"{") {
             return None;
         }
-        let mut fields = Fields::default();
         let mut json = serde_json::Deserializer::from_slice(line);
-        Value { node: &self.root, fields: &mut fields }.deserialize(&mut json).ok()?;
-        json.end().ok()?;
-        Some(fields)
+        Value { node: &self.root, fields }.deserialize(&mut json).ok()?;
+        json.end().ok()
     }
 }
 
@@ -192,8 +190,8 @@ mod tests {
     fn fields_are_found_by_their_paths() {
         let line = r#" {"a":{"b":"no"},"x":[{"ts":1}],"ts":1646861401.5241024,"request":{"headers":{"User-Agent":["a\"b","c"],
             "Empty":[]},"client_ip":"192.0.2.1"},"a.b":"ann"} "#;
-        let paths = paths();
-        let fields = paths.read(line.as_bytes()).expect("it is JSON");
+        let mut fields = Fields::default();
+        paths().read(line.as_bytes(), &mut fields).expect("it is JSON");
         for (field, expected) in [
             (Field::End, "1646861401.5241024"),
             (Field::Client, "192.0.2.1"),
@@ -209,9 +207,10 @@ mod tests {
         let deep = [r#"{"ts":"#.repeat(1_000_000), "}".repeat(1_000_000)].concat();
         let lists = [r#"{"ts":"#, &"[".repeat(1_000_000)].concat();
         for line in ["", "1", "[]", "{", "{}x", "{\"ts\":\"\u{0}\"}", "{\"ts\":nan}", &deep, &lists] {
-            assert!(paths().read(line.as_bytes()).is_none());
+            assert!(paths().read(line.as_bytes(), &mut Fields::default()).is_none());
         }
-        assert!(paths().read(b"{\"ts\":\"\xff\"}").is_none());
-        assert!(paths().read(b"{}").is_some_and(|fields| fields.get(Field::End).is_none()));
+        let mut fields = Fields::default();
+        assert!(paths().read(b"{\"ts\":\"\xff\"}", &mut fields).is_none());
+        assert!(paths().read(b"{}", &mut fields).is_some() && fields.get(Field::End).is_none());
     }
 }

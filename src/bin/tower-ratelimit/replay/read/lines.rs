@@ -2,6 +2,8 @@
 
 use std::io::{self, BufRead};
 
+use memchr::memchr;
+
 /// The longest line that is read, in bytes. The rest of a longer one is skipped.
 pub(crate) const LINE_MAX: usize = 64 << 10;
 
@@ -30,23 +32,34 @@ impl<R: BufRead> Lines<R> {
     pub(crate) fn advance(&mut self) -> io::Result<Option<()>> {
         self.is_too_long = false;
         self.line.clear();
-        let most = LINE_MAX as u64 + 1;
-        if io::Read::take(&mut self.from, most).read_until(b'\n', &mut self.line)? == 0 {
-            return Ok(None);
+        // The length of the whole line, of which at most a byte more than `LINE_MAX` is kept.
+        let mut length = 0;
+        loop {
+            let text = match self.from.fill_buf() {
+                Ok([]) if length == 0 => return Ok(None),
+                Ok(text) => text,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            };
+            let end = memchr(b'\n', text);
+            let text = text.get(..end.unwrap_or(text.len())).unwrap_or_default();
+            let room = LINE_MAX + 1 - self.line.len();
+            self.line.extend_from_slice(text.get(..room).unwrap_or(text));
+            length += text.len();
+            let used = text.len() + usize::from(end.is_some());
+            self.from.consume(used);
+            if end.is_some() || used == 0 {
+                break;
+            }
         }
         if std::mem::take(&mut self.is_first) && self.line.starts_with(b"\xef\xbb\xbf") {
             self.line.drain(..3);
         }
-        if self.line.last() == Some(&b'\n') {
+        if length <= LINE_MAX + 1 && self.line.last() == Some(&b'\r') {
             self.line.pop();
-            if self.line.last() == Some(&b'\r') {
-                self.line.pop();
-            }
-        } else if self.line.len() > LINE_MAX {
-            self.from.skip_until(b'\n')?;
-            self.line.truncate(LINE_MAX);
-            self.is_too_long = true;
         }
+        self.is_too_long = self.line.len() > LINE_MAX;
+        self.line.truncate(LINE_MAX);
         Ok(Some(()))
     }
 
@@ -84,6 +97,19 @@ mod tests {
         let mut lines = Lines::new(log.as_slice());
         assert_eq!(lines.next().unwrap(), Some(Line::Whole(&[b'a'; LINE_MAX])));
         assert_eq!(lines.next().unwrap(), Some(Line::Whole(b"b")));
+    }
+
+    #[test]
+    fn carriage_return_is_removed_only_from_the_end_of_a_line() {
+        for (end, is_whole) in [(&b"\r\n"[..], true), (b"\r", true), (b"\r \n", false), (b" \n", false)] {
+            // A small buffer, so that a line comes in parts.
+            let log = [vec![b'a'; LINE_MAX], end.to_vec()].concat();
+            let mut lines = Lines::new(io::BufReader::with_capacity(7, log.as_slice()));
+            let expected = [b'a'; LINE_MAX];
+            let expected = if is_whole { Line::Whole(&expected) } else { Line::TooLong(&expected) };
+            assert_eq!(lines.next().unwrap(), Some(expected), "{end:?}");
+            assert_eq!(lines.next().unwrap(), None);
+        }
     }
 
     #[test]
