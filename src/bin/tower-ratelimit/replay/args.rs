@@ -36,8 +36,8 @@ pub(crate) struct Options {
     /// Take the client from X-Forwarded-For, behind this many proxies
     #[arg(long, value_name = "N", value_parser = proxies)]
     pub(super) trusted_proxies: Option<TrustedProxies>,
-    /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, GCP, ALB, ELB, JSON, or
-    /// the text of an nginx log_format; by default the first 100 lines decide
+    /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, HAPROXY, GCP, ALB, ELB,
+    /// JSON, or the text of an nginx log_format; by default the first 100 lines decide
     #[arg(long)]
     pub(super) format: Option<String>,
     /// Where a log in JSON has a field, such as client=request.client_ip; may be repeated

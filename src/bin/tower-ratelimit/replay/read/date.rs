@@ -23,13 +23,12 @@ pub(crate) fn parse(text: &[u8]) -> Option<Stamp> {
     }
 }
 
-/// Reads `17/May/2015:10:05:03 +0000`.
+/// Reads `17/May/2015:10:05:03 +0000`, and `17/May/2015:10:05:03.123` as HAProxy writes it.
 fn common(text: &[u8]) -> Option<Stamp> {
-    let [d1, d2, b'/', m1, m2, m3, b'/', year @ .., b':', _, _, b':', _, _, b':', _, _, b' ', _, _, _, _, _] = text
-    else {
-        return None;
-    };
-    let month = match &[*m1, *m2, *m3] {
+    let (date, rest) = text.split_at_checked(12)?;
+    let (time, rest) = rest.split_at_checked(8)?;
+    let [d1, d2, b'/', month @ .., b'/', y1, y2, y3, y4, b':'] = date else { return None };
+    let month = match month {
         b"Jan" => 1,
         b"Feb" => 2,
         b"Mar" => 3,
@@ -44,10 +43,8 @@ fn common(text: &[u8]) -> Option<Stamp> {
         b"Dec" => 12,
         _ => return None,
     };
-    let (_, rest) = text.split_at_checked(8 + year.len())?;
-    let (time, zone) = rest.split_at_checked(8)?;
-    let days = days(number(year).filter(|_| year.len() == 4)?, month, number(&[*d1, *d2])?)?;
-    Some(Stamp { us: shifted(days, clock(time)?, 0, offset(zone.strip_prefix(b" ")?)?)?, is_coarse: true })
+    let days = days(number(&[*y1, *y2, *y3, *y4])?, month, number(&[*d1, *d2])?)?;
+    stamp(days, time, rest)
 }
 
 /// Reads `2015-05-17T10:05:03.123Z`, also with a space for the `T` and with an offset for the `Z`.
@@ -55,22 +52,28 @@ fn iso(text: &[u8]) -> Option<Stamp> {
     let (date, rest) = text.split_at_checked(10)?;
     let [y1, y2, y3, y4, b'-', m1, m2, b'-', d1, d2] = date else { return None };
     let (time, rest) = rest.strip_prefix(b"T").or_else(|| rest.strip_prefix(b" "))?.split_at_checked(8)?;
+    let days = days(number(&[*y1, *y2, *y3, *y4])?, number(&[*m1, *m2])?, number(&[*d1, *d2])?)?;
+    stamp(days, time, rest)
+}
+
+/// Reads the time of a day, and what follows it: a fraction of a second and an offset. Without an offset it is UTC.
+fn stamp(days: u64, time: &[u8], rest: &[u8]) -> Option<Stamp> {
     let (fraction, zone, is_coarse) = match rest {
         [b'.' | b',', rest @ ..] => {
             let length = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             let (digits, zone) = rest.split_at_checked(length)?;
-            let micros = (0..6).try_fold(0, |us, at| {
-                let digit = digits.get(at).map_or(0, |digit| digit - b'0');
-                Some(us * 10 + u64::from(digit))
-            })?;
-            (micros, zone, digits.is_empty())
+            (micros(digits), zone, digits.is_empty())
         }
         zone => (0, zone, true),
     };
     let zone = zone.strip_prefix(b" ").unwrap_or(zone);
     let offset = if matches!(zone, b"Z" | b"z" | b"" | b"UTC") { 0 } else { offset(zone)? };
-    let days = days(number(&[*y1, *y2, *y3, *y4])?, number(&[*m1, *m2])?, number(&[*d1, *d2])?)?;
     Some(Stamp { us: shifted(days, clock(time)?, fraction, offset)?, is_coarse })
+}
+
+/// Returns the microseconds of a fraction of a second, given its digits.
+fn micros(digits: &[u8]) -> u64 {
+    (0..6).fold(0, |us, at| us * 10 + digits.get(at).map_or(0, |digit| u64::from(digit - b'0')))
 }
 
 /// Reads a number since the epoch. Its size says its unit: whole seconds have 11 digits until the year 5138.
@@ -85,9 +88,7 @@ fn epoch(text: &[u8]) -> Option<Stamp> {
         ..=11 => match rest {
             [] => (value.checked_mul(SECOND)?, true),
             [b'.', fraction @ ..] if fraction.iter().all(u8::is_ascii_digit) => {
-                let digit = |at: usize| fraction.get(at).map_or(0, |digit| u64::from(digit - b'0'));
-                let micros = (0..6).fold(0, |us, at| us * 10 + digit(at));
-                (value.checked_mul(SECOND)?.checked_add(micros)?, fraction.is_empty())
+                (value.checked_mul(SECOND)?.checked_add(micros(fraction))?, fraction.is_empty())
             }
             // Such as 1.5e9, which a program wrote that prints floating-point numbers.
             _ => (seconds(std::str::from_utf8(text).ok()?.parse().ok()?)?, false),
@@ -133,10 +134,11 @@ fn offset(text: &[u8]) -> Option<i64> {
     }
 }
 
-fn number(digits: &[u8]) -> Option<u64> {
-    digits.iter().try_fold(0, |number: u64, digit| {
-        digit.is_ascii_digit().then(|| number.checked_mul(10)?.checked_add(u64::from(digit - b'0')))?
-    })
+/// Reads at most four digits.
+fn number<const N: usize>(digits: &[u8; N]) -> Option<u64> {
+    const { assert!(N <= 4) };
+    let value = digits.iter().fold(0, |number, digit| number * 10 + u64::from(digit.wrapping_sub(b'0')));
+    digits.iter().all(u8::is_ascii_digit).then_some(value)
 }
 
 /// Returns the days from 1970-01-01 to a day of the Gregorian calendar, or `None` if there is no such day or it is earlier.
@@ -193,6 +195,7 @@ mod tests {
             ("17/May/2015:10:05:03 +0000", 0, true),
             ("[17/May/2015:12:05:03 +0200]", 0, true),
             ("17/May/2015:05:35:03 -0430", 0, true),
+            ("17/May/2015:10:05:03.123", 123_000, false),
             ("2015-05-17T10:05:03Z", 0, true),
             ("2015-05-17 10:05:03", 0, true),
             ("2015-05-17T10:05:03.5Z", 500_000, false),
@@ -223,7 +226,7 @@ mod tests {
             "17/Mai/2015:10:05:03 +0000",
             "17/May/2015:24:05:03 +0000",
             "17/May/2015:10:05:03 +9999",
-            "17/May/2015:10:05:03",
+            "17/May/2015:10:05",
             "01/Jan/2150:00:00:00 +0000",
             "17/May/9999:10:05:03 +0000",
             "17/May/20150:10:05:03 +0000",

@@ -46,8 +46,8 @@ const fn is(field: Field) -> Meaning {
 /// All named formats. If several read as many lines of a log, the first is taken.
 ///
 /// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf, Caddy's
-/// access logs, Traefik's access log fields, Envoy's and Istio's default format strings, the access logs of AWS' classic and
-/// application load balancers, and GCP's HttpRequest.
+/// access logs, Traefik's access log fields, Envoy's and Istio's default format strings, HAProxy's HTTP log format, the access
+/// logs of AWS' classic and application load balancers, and GCP's HttpRequest.
 const FORMATS: &[Named] = &[
     (
         &["COMBINED", "NGINX", "APACHE"],
@@ -146,6 +146,18 @@ const FORMATS: &[Named] = &[
         &["ISTIO"],
         Written::Text(
             r#"[$time_start] "$request" $status $flags $details $termination "$failure" $received $sent $took $upstream_took "$http_x_forwarded_for" "$http_user_agent" "$request_id" "$host" "$upstream" $cluster $local $own $realip_remote_addr $server $route"#,
+        ),
+    ),
+    (
+        &["HAPROXY"],
+        Written::Text(
+            r#"$syslog]: $remote_addr [$time_start] $frontend $backend $times $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
+        ),
+    ),
+    (
+        &["HAPROXYRAW"],
+        Written::Text(
+            r#"$remote_addr [$time_start] $frontend $backend $times $status $bytes $cookie $set_cookie $end $connections $queues "$request""#,
         ),
     ),
     (
@@ -399,6 +411,24 @@ pub(crate) const FACTS: &[Facts] = &[
         status: 418,
         texts: ["GET", "/status/418", "httpbin:8000", ""],
         agent: "curl/7.73.0-DEV",
+    },
+    Facts {
+        format: "HAPROXY",
+        line: r#"Feb  6 12:14:14 localhost haproxy[14389]: 192.0.2.1:33317 [06/Feb/2009:12:14:14.655] http-in static/srv1 10/0/30/69/109 200 2750 - - ---- 1/1/1/1/0 0/0 {1wt.eu} {} "GET /index.html HTTP/1.1""#,
+        at_us: 1_233_922_454_655_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/index.html", "", ""],
+        agent: "",
+    },
+    Facts {
+        format: "HAPROXYRAW",
+        line: r#"2001:db8::1:33317 [06/Feb/2009:12:14:14.655] https~ static/srv1 10/0/30/69/109 503 +2750 - - SC-- 1/1/1/1/0 0/0 "GET / HTTP/2.0""#,
+        at_us: 1_233_922_454_655_000,
+        client: "2001:db8::1",
+        status: 503,
+        texts: ["GET", "/", "", ""],
+        agent: "",
     },
     Facts {
         format: "AWSALB",

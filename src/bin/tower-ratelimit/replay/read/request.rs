@@ -129,7 +129,9 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(text).ok()?.trim();
     let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     let with_port = || text.parse::<SocketAddr>().ok().map(|address| address.ip());
-    plain.parse().ok().or_else(with_port).map(|address: IpAddr| address.to_canonical())
+    // HAProxy writes no brackets. A port of at most four digits looks like a part of the address.
+    let without_brackets = || text.rsplit_once(':').and_then(|(address, _)| address.parse().ok());
+    plain.parse().ok().or_else(with_port).or_else(without_brackets).map(|address: IpAddr| address.to_canonical())
 }
 
 /// Splits a request line into its method and its target.
@@ -157,6 +159,7 @@ mod tests {
             ("2001:db8::1", Some("2001:db8::1")),
             ("[2001:db8::1]:80", Some("2001:db8::1")),
             ("[2001:db8::1]", Some("2001:db8::1")),
+            ("2001:db8::1:33317", Some("2001:db8::1")),
             ("unix:", None),
             ("localhost", None),
         ] {
