@@ -148,8 +148,12 @@ fn input(file: &PathBuf) -> io::Result<Box<dyn BufRead>> {
     } else {
         Box::new(BufReader::with_capacity(1 << 16, File::open(file)?))
     };
-    if input.fill_buf()?.starts_with(&[0x1f, 0x8b]) {
-        return Err(io::Error::other("it is compressed: run zcat FILE | tower-ratelimit replay ... -"));
-    }
-    Ok(input)
+    let (what, program) = match input.fill_buf()? {
+        [0x1f, 0x8b, ..] => ("compressed", "zcat"),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => ("compressed", "zstdcat"),
+        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("compressed", "xzcat"),
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
+        _ => return Ok(input),
+    };
+    Err(io::Error::other(format!("it is {what}: run {program} FILE | tower-ratelimit replay ... -")))
 }
