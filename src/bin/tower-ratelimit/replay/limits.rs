@@ -1,11 +1,13 @@
 //! The real layer on a clock that stands at the log's time.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use foldhash::fast::RandomState;
 use http::header::{HOST, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, Uri};
@@ -28,7 +30,8 @@ pub(crate) struct Decided {
 
 #[derive(Clone, Debug)]
 pub(crate) struct PolicyDecision {
-    pub(crate) policy: Policy,
+    /// The policy's place among [`Limits::policies`].
+    pub(crate) policy: usize,
     pub(crate) key: Key,
     pub(crate) cost: u64,
     pub(crate) mode: Mode,
@@ -39,13 +42,16 @@ pub(crate) struct PolicyDecision {
 /// A layer with its own limiter and its own clock.
 pub(crate) struct Limits {
     layer: RateLimitLayer<MemoryLimiter>,
+    limiter: MemoryLimiter,
     clock: ManualClock,
     decided: Arc<Shared>,
 }
 
 /// The outcomes that the layer's observer saw.
-#[derive(Default)]
 struct Shared {
+    policies: Arc<[Policy]>,
+    /// The places of the policies of each name. The plans of a rule have one name.
+    by_name: HashMap<String, Vec<usize>, RandomState>,
     decided: Mutex<Decided>,
     notes: Mutex<Notes>,
 }
@@ -64,11 +70,14 @@ impl Observer for Shared {
     fn on_outcome(&self, observed: &Observed<'_>) {
         let mut decided = lock(&self.decided);
         decided.kind = Some(observed.outcome().kind());
-        decided.policies.clear();
         for status in observed.outcome().policies() {
-            let Some(key) = observed.key(status.policy().name()) else { continue };
+            let policy = status.policy();
+            let Some(key) = observed.key(policy.name()) else { continue };
+            let places = self.by_name.get(policy.name()).into_iter().flatten().copied();
+            let is_own = |at: &usize| self.policies.get(*at).is_some_and(|own| own.quota() == policy.quota());
+            let Some(at) = places.into_iter().find(is_own) else { continue };
             decided.policies.push(PolicyDecision {
-                policy: status.policy().clone(),
+                policy: at,
                 key: key.clone(),
                 cost: status.cost(),
                 mode: status.mode(),
@@ -106,9 +115,8 @@ impl Limits {
         start_us: u64,
     ) -> Result<Self, String> {
         let clock = ManualClock::at(Timestamp::from_micros(start_us));
-        let decided = Arc::new(Shared::default());
         let limiter = MemoryLimiter::builder().capacity(clients.max(1_000)).clock(clock.clone());
-        let limiter = limiter.observer(Arc::clone(&decided)).build().map_err(|error| error.to_string())?;
+        let limiter = limiter.build().map_err(|error| error.to_string())?;
         let layer = match through {
             Through::Rules { file, names } => {
                 let mut rules = Rules::builder().trusted_proxies(proxies.map_or_else(no_proxy, |p| Ok(p.clone()))?);
@@ -116,34 +124,48 @@ impl Limits {
                     rules = rules.key(name, extract(word, proxies));
                 }
                 let rules = rules.from_file(file).map_err(|error| error.to_string())?;
-                rules.layer(limiter).map_err(|error| error.to_string())?
+                rules.layer(limiter.clone()).map_err(|error| error.to_string())?
             }
             Through::Quota { key, quota } => {
                 let policy = Policy::new(policy_name(key), **quota).map_err(|error| error.to_string())?;
-                RateLimitLayer::new(limiter, policy, extract(key, proxies))
+                RateLimitLayer::new(limiter.clone(), policy, extract(key, proxies))
             }
         };
-        Ok(Self { layer: layer.observer(Arc::clone(&decided)), clock, decided })
+        let policies = layer.policies();
+        let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
+        for (at, policy) in policies.iter().enumerate() {
+            by_name.entry(policy.name().to_owned()).or_default().push(at);
+        }
+        let decided = Arc::new(Shared { policies, by_name, decided: Mutex::default(), notes: Mutex::default() });
+        // The layer hands the observer on to its limiter.
+        Ok(Self { layer: layer.observer(Arc::clone(&decided)), limiter, clock, decided })
     }
 
-    /// Returns the policies, without those of later versions.
-    pub(crate) fn policies(&self) -> Arc<[Policy]> {
-        self.layer.policies()
+    /// Returns the policies.
+    pub(crate) fn policies(&self) -> &[Policy] {
+        &self.decided.policies
     }
 
-    /// Asks the layer about a request at an instant. The answer is `decided` until the next call.
+    /// Asks the layer about a request at an instant, and hands what it decided to `read`.
     pub(crate) fn decide<T>(&self, parts: &Parts, at_us: u64, read: impl FnOnce(&Decided) -> T) -> T {
         self.clock.set(Timestamp::from_micros(at_us));
-        {
-            let mut decided = lock(&self.decided.decided);
-            (decided.kind, _) = (None, decided.policies.clear());
-        }
         // A limiter in memory answers at once, and without a timer no request waits.
         let admitted = pin!(self.layer.admit(parts)).poll(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(Ok(admission)) = admitted {
             admission.keep();
         }
-        read(&lock(&self.decided.decided))
+        let mut decided = lock(&self.decided.decided);
+        let result = read(&decided);
+        (decided.kind, _) = (None, decided.policies.clear());
+        result
+    }
+
+    /// Repeats a decision at another instant. Returns whether the request is over the quota. The decision is the only one about
+    /// its request: then the layer would ask its limiter for nothing else.
+    pub(crate) fn repeat(&self, decision: &PolicyDecision, at_us: u64) -> bool {
+        self.clock.set(Timestamp::from_micros(at_us));
+        let policy = self.policies().get(decision.policy);
+        policy.is_some_and(|policy| !self.limiter.take_one(policy, &decision.key, decision.cost).is_allowed())
     }
 
     pub(crate) fn notes(&self) -> Notes {

@@ -16,12 +16,11 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use foldhash::fast::RandomState;
 use tower_ratelimit::observe::{LimiterEvent, Observer};
 
 pub(crate) use self::args::Options;
@@ -137,10 +136,8 @@ struct Replay {
     /// The clients that may still be followed.
     clients_left: usize,
     outcomes: BTreeMap<&'static str, u64>,
-    /// The tallies of each name. The plans of a rule have one name.
-    by_name: HashMap<String, Vec<usize>, RandomState>,
     counted: Counted,
-    /// For each policy that applied to the current request, its tally and the client's number.
+    /// For each policy that applied to the current request, its place and the client's number.
     current: Vec<(usize, Option<usize>)>,
 }
 
@@ -151,10 +148,6 @@ impl Replay {
         let limits = || Limits::new(&through, proxies, max_clients, log.around_us);
         let (spread, burst) = (limits()?, limits()?);
         let forgotten = Forgotten::default();
-        let mut by_name: HashMap<String, Vec<usize>, RandomState> = HashMap::default();
-        for (at, policy) in spread.policies().iter().enumerate() {
-            by_name.entry(policy.name().to_owned()).or_default().push(at);
-        }
         let tallies = spread.policies().iter().map(|policy| Tally::new(policy.clone(), None)).collect();
         Ok(Self {
             needs_texts: limits::needs_texts(&through, proxies),
@@ -167,7 +160,6 @@ impl Replay {
             forgotten,
             clients_left: max_clients,
             outcomes: BTreeMap::new(),
-            by_name,
             counted: Counted {
                 format: String::new(),
                 reading: read::log::Reading::default(),
@@ -203,42 +195,41 @@ impl Replay {
             None => counted.without_address += 1,
         }
         self.current.clear();
+        let mut needs_burst = request.is_coarse;
         self.spread.decide(&self.head.parts, *spread_us, |decided| {
             let kind = decided.kind.map_or("undecided", |kind| kind.as_str());
             *self.outcomes.entry(kind).or_default() += 1;
             for decision in &decided.policies {
-                let named = self.by_name.get(decision.policy.name()).into_iter().flatten().copied();
-                let mut named =
-                    named.filter(|at| counted.tallies.get(*at).is_some_and(|tally| tally.is_of(&decision.policy)));
-                let Some((at, tally)) = named.next().and_then(|at| Some((at, counted.tallies.get_mut(at)?))) else {
-                    continue;
-                };
+                let Some(tally) = counted.tallies.get_mut(decision.policy) else { continue };
                 if tally.requests == 0 {
                     match self.curves_left.checked_sub(1) {
                         None => counted.without_curve += 1,
                         Some(left) => {
                             self.curves_left = left;
-                            tally.curve = Curve::new(&decision.policy, self.curves.clone());
+                            tally.curve = Curve::new(&tally.policy, self.curves.clone());
                         }
                     }
                 }
                 let before = tally.clients.len();
                 let client = tally.count(decision, request, &self.head, *spread_us, self.clients_left > 0);
                 self.clients_left -= tally.clients.len() - before;
-                self.current.push((at, client));
+                // Most requests have one policy, and then the limiter alone repeats what the layer would.
+                if needs_burst && decided.policies.len() == 1 {
+                    needs_burst = false;
+                    tally.count_burst(self.burst.repeat(decision, *burst_us), client);
+                }
+                self.current.push((decision.policy, client));
             }
         });
-        if !request.is_coarse {
+        if !needs_burst {
             return;
         }
         self.burst.decide(&self.head.parts, *burst_us, |decided| {
             for decision in &decided.policies {
-                let found = self
-                    .current
-                    .iter()
-                    .find(|(at, _)| counted.tallies.get(*at).is_some_and(|tally| tally.is_of(&decision.policy)));
-                let Some((at, client)) = found else { continue };
-                if let Some(tally) = counted.tallies.get_mut(*at) {
+                let Some((_, client)) = self.current.iter().find(|(policy, _)| *policy == decision.policy) else {
+                    continue;
+                };
+                if let Some(tally) = counted.tallies.get_mut(decision.policy) {
                     tally.count_burst(decision.is_over, *client);
                 }
             }

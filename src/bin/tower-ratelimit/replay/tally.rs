@@ -87,11 +87,6 @@ impl Tally {
         }
     }
 
-    /// Whether a decision is of this policy. The plans of a rule have one name.
-    pub(crate) fn is_of(&self, policy: &Policy) -> bool {
-        self.policy.name() == policy.name() && self.policy.quota() == policy.quota()
-    }
-
     pub(crate) fn quota(&self) -> &Quota {
         self.policy.quota()
     }
