@@ -8,7 +8,7 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// Makes the occupancy of a limiter of your own, which has states of this many keys, and room for so many.
+    /// Makes the occupancy of a limiter of your own, which has `keys` states and room for `capacity` of them.
     #[must_use]
     pub fn new(keys: usize, capacity: usize) -> Self {
         Self { keys, capacity }

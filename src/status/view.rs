@@ -13,7 +13,7 @@ use crate::stats::{PolicySnapshot, RateBucket, StatsSnapshot};
 use super::request::ExplainForm;
 use super::source::Source;
 
-/// The most policies that are shown. Those with the most refusals come first.
+/// The most policies that are shown. Those with the most requests over their limits come first.
 const ROWS_MAX: usize = 200;
 
 pub(super) struct View {

@@ -28,7 +28,7 @@ const KEPT_MAX: usize = 4 << 20;
 pub(crate) struct Curve {
     pub(crate) limits: Vec<Limit>,
     limiter: CurveLimiter,
-    /// After so long a key has its whole allowance again.
+    /// A key that was idle for this long has its whole allowance again.
     idle_us: u64,
     keys: Vec<KeyState>,
     kept: usize,

@@ -227,7 +227,7 @@ pub(crate) struct Head {
     proxies: Option<TrustedProxies>,
 }
 
-/// The refusals that a target must not have.
+/// The characters that a URI cannot have.
 const IN_URI: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')

@@ -21,7 +21,7 @@ pub(crate) struct Tally {
     pub(crate) mode: Mode,
     pub(crate) requests: u64,
     pub(crate) over: u64,
-    /// As many if the requests of each second come at once.
+    /// The requests over the limit if those of each second come at once.
     pub(crate) over_as_burst: u64,
     pub(crate) hours: Timeline,
     ids: HashMap<u64, u32, RandomState>,

@@ -29,7 +29,7 @@ pub(crate) enum Field {
     Header(usize),
     /// A number of bytes. Only its digits are looked at, because other formats have more fields behind it.
     Size,
-    /// Read over.
+    /// Skipped.
     Other,
 }
 
