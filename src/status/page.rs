@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
-use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json};
+use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wrong};
 use super::source::Source;
 use super::view::View;
 use super::{html, json};
@@ -178,7 +178,7 @@ impl Shown {
             }
             Asked::Switch(name, mode) => {
                 let Some((_, switch)) = self.switches.iter().find(|(own, _)| *own == name) else {
-                    return Err((StatusCode::BAD_REQUEST, format!("there is no switch `{name}`").into()));
+                    return Err(wrong(&format!("there is no switch `{name}`")));
                 };
                 switch.set(mode);
                 if is_json {

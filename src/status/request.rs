@@ -99,11 +99,11 @@ impl Asked {
             "switch" => {
                 let label = field("mode");
                 let Some(mode) = Mode::ALL.iter().find(|mode| mode.as_str() == label) else {
-                    return Err(wrong(format!("`mode` is `enforce`, `degrade` or `shadow`, not `{label}`")));
+                    return Err(wrong(&format!("`mode` is `enforce`, `degrade` or `shadow`, not `{label}`")));
                 };
                 Ok(Self::Switch(field("name"), *mode))
             }
-            other => Err(wrong(format!("`action` is `explain` or `switch`, not `{other}`"))),
+            other => Err(wrong(&format!("`action` is `explain` or `switch`, not `{other}`"))),
         }
     }
 }
@@ -111,10 +111,11 @@ impl Asked {
 impl Described {
     fn read(form: ExplainForm) -> Result<Self, Wrong> {
         let method = if form.method.is_empty() { "GET" } else { form.method.trim() };
-        let method = Method::from_bytes(method.as_bytes()).map_err(|_| wrong(format!("`{method}` is not a method")))?;
+        let method =
+            Method::from_bytes(method.as_bytes()).map_err(|_| wrong(&format!("`{method}` is not a method")))?;
         let uri = if form.uri.is_empty() { "/" } else { form.uri.trim() };
         let uri: Uri =
-            uri.parse().map_err(|_| wrong(format!("`{uri}` is not a URI: write it like `/posts?page=2`")))?;
+            uri.parse().map_err(|_| wrong(&format!("`{uri}` is not a URI: write it like `/posts?page=2`")))?;
         let (mut request, ()) = Request::new(()).into_parts();
         (request.method, request.uri) = (method, uri);
         for line in form.headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -122,16 +123,19 @@ impl Described {
                 Some((HeaderName::try_from(name.trim()).ok()?, HeaderValue::try_from(value.trim()).ok()?))
             });
             let Some((name, value)) = header else {
-                return Err(wrong(format!("`{line}` is not a header: write it like `x-api-key: abc`")));
+                return Err(wrong(&format!("`{line}` is not a header: write it like `x-api-key: abc`")));
             };
             if request.headers.len() == HEADERS_MAX {
-                return Err(wrong(format!("a described request has at most {HEADERS_MAX} headers")));
+                return Err(wrong(&format!("a described request has at most {HEADERS_MAX} headers")));
             }
             request.headers.append(name, value);
         }
         if !form.client.trim().is_empty() {
             let client: IpAddr = form.client.trim().parse().map_err(|_| {
-                wrong(format!("`{}` is not an address: write it like `192.0.2.1` or `2001:db8::1`", form.client.trim()))
+                wrong(&format!(
+                    "`{}` is not an address: write it like `192.0.2.1` or `2001:db8::1`",
+                    form.client.trim()
+                ))
             })?;
             request.extensions.insert(PeerAddr::from(client));
         }
@@ -139,8 +143,9 @@ impl Described {
     }
 }
 
-fn wrong(message: String) -> Wrong {
-    (StatusCode::BAD_REQUEST, message.into())
+/// Makes an error. The message repeats the form, so what could move a terminal's cursor is replaced.
+pub(super) fn wrong(message: &str) -> Wrong {
+    (StatusCode::BAD_REQUEST, message.replace(char::is_control, "\u{fffd}").into())
 }
 
 /// Reads the fields of a form (WHATWG URL, section 5.1).
@@ -231,6 +236,7 @@ mod tests {
             ("action=delete", "not `delete`"),
             ("action=switch&mode=off", "not `off`"),
             ("action=explain&method=G%20T", "is not a method"),
+            ("action=explain&method=%1B%5B2J", "`\u{fffd}[2J` is not a method"),
             ("action=explain&client=nobody", "is not an address"),
             ("action=explain&headers=nothing", "is not a header"),
             ("action=explain&headers=a%3A%01", "is not a header"),
