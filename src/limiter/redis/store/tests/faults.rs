@@ -174,11 +174,11 @@ async fn cut_in_the_middle_of_answers() {
     // The greeting of a connection alone is thousands of bytes long.
     proxy.cut_after(9_001);
     sleep(1_000 * MS).await;
+    eventually("the fault is there", || proxy.cuts() > 0).await;
     proxy.cut_after(0);
     load.mended();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("cut in the middle of answers");
-    assert!(proxy.cuts() > 0, "the fault was there");
     assert!(counted(&server, "key") <= report.calls, "a script ran twice");
 }
 

