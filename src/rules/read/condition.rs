@@ -83,9 +83,12 @@ impl Reader<'_, '_, '_> {
             let message = format!("the host {} has a port, which is not compared: leave it out", Quoted(&text));
             return self.refuse(RulesErrorKind::Value, node.place, message);
         }
-        if text.contains(['/', ' ', '@']) {
-            let message =
-                format!("{} is not a host: write it like `api.example.com` or `*.example.com`", Quoted(&text));
+        let is_odd = |c: char| c.is_ascii() && !c.is_ascii_alphanumeric() && !"-_.*[]:".contains(c);
+        if text.contains(is_odd) || text.contains(':') && !text.starts_with(['[', '*']) {
+            let message = format!(
+                "{} is not a host: write it like `api.example.com`, `*.example.com` or `[2001:db8::1]`",
+                Quoted(&text)
+            );
             return self.refuse(RulesErrorKind::Value, node.place, message);
         }
         if !text.is_ascii() {
