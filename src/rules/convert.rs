@@ -69,7 +69,7 @@ impl<'s> Writer<'s> {
             match &spec.limit {
                 Some(limit) => self.limit(limit, path, specs),
                 None if spec.descriptors.is_empty() => {
-                    self.note(&format!("{} has no limit: nothing is to be written.", self.name(path)));
+                    self.note(&format!("{} has no limit, so it needs no rule.", self.name(path)));
                 }
                 None => {}
             }
@@ -81,7 +81,7 @@ impl<'s> Writer<'s> {
     fn limit(&mut self, limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec]) {
         let name = self.name(path);
         let Some(quota) = &limit.quota else {
-            self.note(&format!("{name} is unlimited: nothing is to be written."));
+            self.note(&format!("{name} is unlimited, so it needs no rule."));
             return;
         };
         self.is_empty = false;
@@ -135,7 +135,10 @@ fn notes(limit: &LimitSpec, path: &[&DescriptorSpec], siblings: &[DescriptorSpec
     if let (Some(own), false) = (own, values.is_empty()) {
         let shown = values.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
         let more = if values.len() > 5 { ", and others" } else { "" };
-        notes.push(format!("Envoy's form leaves {} {shown}{more} to other entries. Here they count, too.", own.key));
+        notes.push(format!(
+            "In Envoy's form, other entries limit {} {shown}{more}. Here this rule limits them, too.",
+            own.key
+        ));
     }
     if !limit.replaces.is_empty() {
         let names: Vec<String> = limit.replaces.iter().map(|name| Quoted(name).to_string()).collect();
@@ -291,15 +294,15 @@ rules:
     key: global
     match: {method: "POST"}
     mode: shadow
-  # Envoy's form leaves tenant `acme`, `a*` to other entries. Here they count, too.
+  # In Envoy's form, other entries limit tenant `acme`, `a*`. Here this rule limits them, too.
   # Its name in Envoy's form is `common`.
   # The program registers the key tenant by RulesBuilder::key.
   - name: "shop:tenant"
     quota: "9 per hour, fixed window"
     key: "tenant"
     missing-key: exempt
-  # shop:tenant=acme is unlimited: nothing is to be written.
-  # Envoy's form leaves tenant `acme` to other entries. Here they count, too.
+  # shop:tenant=acme is unlimited, so it needs no rule.
+  # In Envoy's form, other entries limit tenant `acme`. Here this rule limits them, too.
   # In Envoy's form it replaces `common`. Here both count.
   # The program registers the key tenant by RulesBuilder::key.
   # The program registers by RulesBuilder::action which requests are tenant=a*.
@@ -308,7 +311,7 @@ rules:
     key: "tenant"
     match: {action: "tenant=a*"}
     missing-key: exempt
-  # shop:internal has no limit: nothing is to be written.
+  # shop:internal has no limit, so it needs no rule.
 "#;
         assert_eq!(native(text), expected);
     }
