@@ -80,7 +80,7 @@ impl Rules {
     /// error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a request has.
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
         if self.0.tree().is_some() && !self.0.describes() {
-            return Err(RulesError::unreadable(
+            return Err(RulesError::of_file(
                 "the file has Envoy's form, and nothing says which descriptors a request has: say it by \
                  RulesBuilder::descriptors, or use Rules::descriptor_limits if there are no HTTP requests",
             ));
@@ -96,9 +96,7 @@ impl Rules {
     /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have Envoy's form.
     pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
         if self.0.tree().is_none() {
-            return Err(RulesError::unreadable(
-                "only a file in Envoy's form, with `domain`, has limits for descriptors",
-            ));
+            return Err(RulesError::of_file("only a file in Envoy's form, with `domain`, has limits for descriptors"));
         }
         self.0.check(|quota| limiter.supports(quota))?;
         Ok(DescriptorLimits::new(Arc::clone(&self.0), limiter))
@@ -242,11 +240,10 @@ impl RulesBuilder {
     /// Returns all problems of the file, or that a thread for reloading could not be started.
     pub fn from_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
-        let rules = Rules(Arc::new(Store::new(self.checked()?, Some(path.as_ref().to_owned()), None)?));
+        let rules = Rules(Arc::new(Store::of_file(self.checked()?, path.as_ref())?));
         if let Some(every) = every {
-            watch::start(Arc::downgrade(&rules.0), every).map_err(|error| {
-                RulesError::unreadable(format!("no thread could be started for reloading: {error}"))
-            })?;
+            watch::start(Arc::downgrade(&rules.0), every)
+                .map_err(|error| RulesError::of_file(format!("no thread could be started for reloading: {error}")))?;
         }
         Ok(rules)
     }
@@ -256,7 +253,7 @@ impl RulesBuilder {
     /// # Errors
     /// Returns all problems of the text.
     pub fn from_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
-        Ok(Rules(Arc::new(Store::new(self.checked()?, None, Some(text.into()))?)))
+        Ok(Rules(Arc::new(Store::of_text(self.checked()?, text.into())?)))
     }
 
     fn checked(self) -> Result<Names, RulesError> {

@@ -47,7 +47,7 @@ pub struct RulesError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RulesErrorKind {
-    /// The file could not be opened or read.
+    /// The file could not be opened or read, or it has the wrong form for what shall be made of it.
     File,
     /// The file is not one document of UTF-8 YAML, or uses parts of YAML that rules do not need,
     /// such as tags.
@@ -76,8 +76,8 @@ pub struct Problem {
 }
 
 impl RulesError {
-    /// Makes the error of a file that cannot be read.
-    pub(crate) fn unreadable(message: impl Into<String>) -> Self {
+    /// Makes the error of a file as a whole, whatever its text is.
+    pub(crate) fn of_file(message: impl Into<String>) -> Self {
         let mut problems = Problems::new("");
         problems.add(RulesErrorKind::File, Place::START, message);
         problems.into_error()

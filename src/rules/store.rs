@@ -54,13 +54,17 @@ struct InForce {
 }
 
 impl Store {
-    /// Reads the first rules.
-    pub(super) fn new(names: Names, path: Option<PathBuf>, content: Option<Vec<u8>>) -> Result<Self, RulesError> {
-        let content: Arc<[u8]> = match (content, &path) {
-            (Some(content), _) => content.into(),
-            (None, Some(path)) => read_file(path)?,
-            (None, None) => Arc::default(),
-        };
+    /// Reads the first rules from a file.
+    pub(super) fn of_file(names: Names, path: &Path) -> Result<Self, RulesError> {
+        Self::new(names, Some(path.to_owned()), read_file(path)?)
+    }
+
+    /// Reads rules from a text.
+    pub(super) fn of_text(names: Names, text: Vec<u8>) -> Result<Self, RulesError> {
+        Self::new(names, None, text.into())
+    }
+
+    fn new(names: Names, path: Option<PathBuf>, content: Arc<[u8]>) -> Result<Self, RulesError> {
         let names = Arc::new(names);
         let in_force = InForce::new(&names, &content, History::default(), 0)?;
         let state = State { read: Ok(content), reading: 0, error: None, in_force, layers: Vec::new() };
@@ -71,7 +75,7 @@ impl Store {
     pub(super) fn read(&self) -> Reading {
         match &self.path {
             Some(path) => read_file(path),
-            None => Err(RulesError::unreadable("the rules are not from a file: replace them by Rules::replace")),
+            None => Err(RulesError::of_file("the rules are not from a file: replace them by Rules::replace")),
         }
     }
 
@@ -300,11 +304,11 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredNam
 
 /// Reads a file that is at most as large as a file of rules may be, and a byte more: the reader reports a larger one.
 fn read_file(path: &Path) -> Reading {
-    let unreadable = |error: std::io::Error| RulesError::unreadable(format!("{}: {error}", path.display()));
+    let unreadable = |error: std::io::Error| RulesError::of_file(format!("{}: {error}", path.display()));
     // Opening a pipe would wait for its writer.
     let is_file = std::fs::metadata(path).map_err(unreadable)?.is_file();
     if !is_file {
-        return Err(RulesError::unreadable(format!("{}: it is not a file", path.display())));
+        return Err(RulesError::of_file(format!("{}: it is not a file", path.display())));
     }
     let mut content = Vec::new();
     let file = File::open(path).map_err(unreadable)?;
