@@ -80,12 +80,14 @@ impl DescriptorRequest {
 }
 
 /// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks the
-/// protocol of Envoy's rate limit service. Clones are the same.
+/// protocol of Envoy's rate limit service. Clones share everything.
 ///
 /// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter, so a unit
-/// counts alike whether it comes through Envoy or to the application directly. As Envoy's service it answers in two ways that a
-/// layer does not: a look at a limit of which nothing is left is over it, and a refused charge of several hits uses up a window
-/// that has fewer left.
+/// counts alike whether it comes through Envoy or to the application directly. In two cases it answers as Envoy's service does,
+/// and a layer does not:
+///
+/// * A descriptor without hits is over its limit if nothing remains.
+/// * A refused charge of several hits uses up a fixed window that has fewer left.
 ///
 /// ```
 /// use tower_ratelimit::MemoryLimiter;

@@ -1,6 +1,7 @@
 //! The names that a rules file can use beyond the ready-made ones: what the program registered.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use http::request::Parts;
 
@@ -8,7 +9,6 @@ use super::read;
 use super::tree::Describe;
 use crate::key::{IntoKey, Key, TrustedProxies};
 use crate::middleware::rule::Read;
-use std::sync::Arc;
 
 /// The extractors and classifiers that a program registered.
 #[derive(Clone, Default)]
@@ -30,7 +30,7 @@ impl Names {
         self.keys.insert(name, Arc::new(move |parts| extract(parts).into_key()));
     }
 
-    /// Returns what `read` returns, which gets the names. `are_all` is as there.
+    /// Calls `read` with the names. `are_all` says whether the program registers no others.
     pub(super) fn known<T>(&self, are_all: bool, read: impl FnOnce(read::Names<'_>) -> T) -> T {
         let keys: Vec<&str> = self.keys.keys().map(String::as_str).collect();
         let actions: Vec<&str> = self.actions.keys().map(String::as_str).collect();

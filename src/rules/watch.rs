@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::store::Store;
 
-/// The pause between two readings of a file that has changed. Only if both are equal, it is taken: it may be half-written, or
-/// about to be renamed into its place.
+/// The pause between two readings of a file that has changed. Its rules are taken only if both are equal. If not, another
+/// process is still writing the file.
 const SETTLES: Duration = Duration::from_millis(50);
 
 /// Starts the thread. It ends when the rules and all their layers and services are dropped.
