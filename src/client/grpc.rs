@@ -110,7 +110,7 @@ impl<'a> Message<'a> {
         for shift in (0..64).step_by(7) {
             let (byte, rest) = self.0.split_first()?;
             self.0 = rest;
-            value |= u64::from(byte & 0x7f) << shift; // of the tenth byte one bit counts
+            value |= u64::from(byte & 0x7f) << shift; // only one bit of the tenth byte counts
             if byte & 0x80 == 0 {
                 return Some(value);
             }

@@ -58,8 +58,8 @@
 //! | `2024-01-16T16:00:02Z`, also with an offset or without seconds | a date of RFC 3339 | Anthropic, Vimeo, Atlassian |
 //! | `Tue, 16 Jan 2024 16:00:02 GMT` | a date of HTTP | `Retry-After`, GitLab's `-ResetTime` |
 //!
-//! * 10^9 seconds are 31 years, and were the year 2001 as a date. So the first two rows cannot be
-//!   confused.
+//! * A wait of 10^9 seconds would be 31 years, and a date of 10^9 seconds was in 2001. So the first
+//!   two rows cannot be confused.
 //! * In the structured fields (drafts 08 to 11, and 07's dictionary), times are always seconds from
 //!   now.
 //! * Dates are measured against the response's own `Date`, because the clocks of server and client

@@ -222,7 +222,7 @@ impl ObeyLayer {
         }
     }
 
-    /// Returns how long requests of a key are paused yet. Returns zero if no pause is on.
+    /// Returns how long the requests of a key stay paused. Returns zero if there is no pause.
     #[must_use]
     pub fn pause_of(&self, key: &Key) -> Duration {
         let line = self.settings.table.known(key);
@@ -230,8 +230,8 @@ impl ObeyLayer {
         Duration::from_micros(opens_us.saturating_sub(self.settings.now_us()))
     }
 
-    /// Forgets what was heard about a key, for example because a server has named an absurd time. The
-    /// requests that wait already do not notice it.
+    /// Forgets what was heard about a key, for example because a server has named an absurd time. It does
+    /// not affect requests that wait already.
     pub fn forget(&self, key: &Key) {
         self.settings.table.forget(key);
     }

@@ -1,4 +1,5 @@
-//! The rate that a server bears which does not say it: additive increase, multiplicative decrease.
+//! An estimate of the rate that a server allows and does not say: additive increase, multiplicative
+//! decrease.
 //!
 //! The rate is kept as the interval between two requests, in microseconds.
 
@@ -38,7 +39,7 @@ impl Rate {
     }
 
     /// Takes a success: the rate grows by one request per second for each second since it was
-    /// changed. It at most doubles, because a second is nothing to a rate of one per minute.
+    /// changed. It at most doubles, because one more per second is 60 times a rate of one per minute.
     pub(super) fn grow(&mut self, now_us: u64) {
         self.count(now_us, 1);
         if self.interval_us == 0 {
