@@ -15,6 +15,7 @@ use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, Unsupporte
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::{LimiterEvent, OutcomeKind};
 use crate::policy::Policy;
+use crate::quota::Quota;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
 pub(super) struct Compiled<L> {
@@ -200,17 +201,33 @@ impl<L> Compiled<L> {
         self.policies.get(at)
     }
 
-    /// Returns the policy for refunding and settling what was charged. That is the one that was charged, unless its quota
-    /// was replaced by a larger one: if the smaller one has no room for what was used since, its refunds have no effect.
-    pub(super) fn policy_now(&self, at: usize) -> Option<Policy> {
+    /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was replaced by a
+    /// larger one: if the smaller one has no room for what was used since, nothing is charged to it.
+    fn policy_now(&self, at: usize) -> Option<Policy> {
+        self.largest_now(at, |_| true)
+    }
+
+    /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to which the
+    /// receipt means the same can replace the one that was charged: a window does not know the instant of a bucket.
+    pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
+        let own = self.policy(at)?.quota();
+        self.largest_now(at, |now| now.reads_receipts_of(own))
+    }
+
+    /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own. Otherwise
+    /// returns the policy. A quota that keeps the used share has room for what was used, and counts other units.
+    fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
         let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
         let live = self.live.get().and_then(Weak::upgrade).map(|live| live.current());
-        let now = live
-            .iter()
-            .flat_map(|live| live.policies.iter())
-            .filter(|now| now.name_fingerprint() == own.name_fingerprint());
-        let largest = now.filter(|now| now.quota().capacity() > room).max_by_key(|now| now.quota().capacity());
+        let live = live.filter(|live| live.version != self.version); // usually nothing has changed
+        let larger = |now: &&Policy| {
+            let quota = now.quota();
+            quota.capacity() > room && !quota.spec().proportional && is_fit(quota)
+        };
+        let now = live.iter().flat_map(|live| live.policies.iter());
+        let now = now.filter(|now| now.name_fingerprint() == own.name_fingerprint());
+        let largest = now.filter(larger).max_by_key(|now| now.quota().capacity());
         Some(largest.unwrap_or(own).clone())
     }
 

@@ -140,7 +140,7 @@ impl Ticket {
     ) {
         let refund = |(at, receipt): (usize, Receipt)| {
             let charged = self.charges.get(at)?;
-            Some(Refund::new(layer.policy_now(charged.policy)?, charged.key.clone(), receipt))
+            Some(Refund::new(layer.policy_of_refunds(charged.policy)?, charged.key.clone(), receipt))
         };
         let refunds: Vec<Refund> = receipts.into_iter().filter_map(refund).collect();
         if !refunds.is_empty() {

@@ -370,6 +370,13 @@ impl Quota {
         counted(self) == counted(other)
     }
 
+    /// Returns whether a receipt of the other quota means the same to this one. Buckets note when the units have drained,
+    /// windows and logs in which of them the units were counted.
+    pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
+        let dates = |Self { spec, .. }: &Self| (spec.algorithm, spec.period_us, spec.anchor, spec.buckets);
+        self.spec.algorithm.is_bucket() && other.spec.algorithm.is_bucket() || dates(self) == dates(other)
+    }
+
     pub(crate) fn spec(&self) -> &Spec {
         &self.spec
     }

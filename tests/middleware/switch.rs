@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{Request, Response, StatusCode};
-use tower::{Layer, ServiceExt};
+use tower::{Layer, Service, ServiceExt};
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
@@ -285,4 +285,78 @@ async fn request_is_answered_under_the_quota_it_was_charged_under() {
         (10, 10, 10)
     );
     assert!(header(&response, "ratelimit").contains("r=10"), "{response:?}");
+}
+
+fn fails(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+    ready(Ok(response))
+}
+
+fn refunded_if_it_fails(rule: Rule) -> Rule {
+    rule.refund_when(|response| response.status == StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+/// Returns a service that changes the quota before it answers.
+fn during(
+    quota: &QuotaSwitch,
+    next: Quota,
+    then: fn(Request<Body>) -> Ready<Result<Response<Body>, Infallible>>,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {
+    let quota = quota.clone();
+    tower::service_fn(move |request: Request<Body>| {
+        quota.set(next).unwrap();
+        then(request)
+    })
+}
+
+#[tokio::test]
+async fn refund_is_kept_when_the_algorithm_changes() {
+    let words = [
+        "10 per minute",
+        "10 per minute, gcra, burst 10",
+        "10 per minute, leaky bucket",
+        "10 per minute, step bucket, from the first request",
+        "10 per minute, fixed window",
+        "10 per hour, from the first request, fixed window",
+        "10 per minute, sliding window",
+        "10 per minute, 6 buckets, sliding window",
+        "10 per hour, sliding log",
+    ];
+    for from in words {
+        for to in words {
+            let [from, to]: [Quota; 2] =
+                [from.to_owned(), to.replace("10", "1000")].map(|words| words.parse().unwrap());
+            let quota = QuotaSwitch::new(from);
+            let rule = refunded_if_it_fails(switched(&quota));
+            let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule, key::global());
+            layer.layer(during(&quota, to, fails)).oneshot(request()).await.unwrap();
+            assert_eq!(left(&layer).await, to.capacity(), "{from} to {to}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn shares_are_settled_in_the_units_they_were_charged_in() {
+    fn costs_six(request: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
+        request.extensions().get::<Usage>().unwrap().set(6);
+        answer(request)
+    }
+    let [small, large] = [10, 1_000].map(|limit| Quota::per_minute(limit).in_proportion().unwrap());
+    for (rule, then, expected) in [
+        (refunded_if_it_fails as fn(Rule) -> Rule, fails as fn(_) -> _, 1_000),
+        (Rule::settle_by_usage, costs_six, 400),
+    ] {
+        let quota = QuotaSwitch::new(small);
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule(switched(&quota)), key::global());
+        layer.layer(during(&quota, large, then)).oneshot(request()).await.unwrap();
+        assert_eq!(left(&layer).await, expected, "the quota changed");
+
+        // A plan that stays, beside a policy whose quota may change.
+        let plans = Policy::plans_in_proportion("api", [Quota::per_minute(10), Quota::per_minute(1_000)], |_| 0);
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule(plans.unwrap()), key::global())
+            .and(Policy::switched("other", &quota).unwrap(), key::global());
+        layer.layer(tower::service_fn(then)).oneshot(request()).await.unwrap();
+        assert_eq!(left(&layer).await, expected / 100, "a plan of the same name has more");
+    }
 }
