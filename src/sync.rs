@@ -26,6 +26,12 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
+/// Runs code of the application while a value is dropped. A panic of it ends here: one that leaves a destructor ends the
+/// process if the value is dropped because of a panic.
+pub(crate) fn contained(run: impl FnOnce()) {
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+}
+
 /// Waits a moment for another thread that holds a slot. Spins at first, then yields the processor,
 /// because that thread may have been preempted.
 #[derive(Default)]

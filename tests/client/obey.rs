@@ -2,6 +2,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, ready};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -11,7 +12,8 @@ use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, Service};
 use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer};
-use tower_ratelimit::{Key, Policy, Quota};
+use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
 
 use crate::support::waiting::World;
 use crate::support::{config, memory};
@@ -576,6 +578,49 @@ fn own_quota_is_refunded_if_a_request_is_not_sent() {
     scene.send("/2");
     scene.world.pass(60 * SECOND);
     assert_eq!(scene.seen(), [(0, "/0".to_owned()), (10_000, "/2".to_owned())]);
+}
+
+/// A limiter whose refunds panic.
+#[derive(Clone)]
+struct NoRefunds(MemoryLimiter);
+
+impl Limiter for NoRefunds {
+    type Error = <MemoryLimiter as Limiter>::Error;
+    type Future<T: Send + 'static> = <MemoryLimiter as Limiter>::Future<T>;
+
+    fn take(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.0.take(charges)
+    }
+
+    fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, Self::Error, Self::Future<Decision>> {
+        self.0.peek(charges)
+    }
+
+    fn refund(&self, _: Vec<Refund>) -> Reply<(), Self::Error, Self::Future<()>> {
+        panic!("it refunds nothing")
+    }
+
+    fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), Self::Error, Self::Future<()>> {
+        self.0.reset(policy, key)
+    }
+}
+
+/// A second panic that leaves a destructor would end the process.
+#[test]
+fn limiter_that_panics_while_a_task_does_ends_no_process() {
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let policy = Policy::new("own", Quota::leaky_queue(10, Duration::from_secs(100)).unwrap()).unwrap();
+    scene.layer = scene.layer.clone().own_quota(NoRefunds(memory(&scene.world.clock)), policy).unwrap();
+    scene.send("/0");
+    let mut client = scene.layer.layer(scene.server.clone());
+    let request = Request::builder().uri("http://example.org/1").body(()).unwrap();
+    let task = async move {
+        let mut waiting = std::pin::pin!(client.call(request));
+        std::future::poll_fn(|cx| Poll::Ready(drop(waiting.as_mut().poll(cx)))).await;
+        panic!("the task ends")
+    };
+    assert!(catch_unwind(AssertUnwindSafe(|| scene.world.spawn(task))).is_err());
+    assert_eq!(scene.seen(), [(0, "/0".to_owned())]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use tower_ratelimit::{
     Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, key,
     limiter::{BoxLimiter, Charge, Decision, Limiter, Refund, Reply},
     middleware::Timer,
-    observe::{Observed, Observer, Outcome, OutcomeKind},
+    observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind},
 };
 
 use crate::support::shop::{Body, Departures, MS, Number, Shop, queue, through};
@@ -256,10 +256,42 @@ fn waiter_that_leaves_frees_its_place_even_if_the_observer_panics_about_it() {
     let layer = shop.layer().observer(PanicsAboutTheAbandoned);
     let [_, leaves, next] = [(); 3].map(|()| shop.send(&layer));
     let remaining = shop.remaining();
-    assert!(catch_unwind(AssertUnwindSafe(|| shop.world.cancel(leaves))).is_err());
+    shop.world.cancel(leaves);
     assert_eq!((layer.waiting(), shop.remaining()), (1, remaining + 1));
     shop.world.pass(100 * MS);
     assert_eq!(shop.departed(), [(0, 0), (next, 10 * MS)]);
+}
+
+struct AlwaysPanics;
+
+impl Observer for AlwaysPanics {
+    fn on_outcome(&self, observed: &Observed<'_>) {
+        assert!(observed.outcome().kind() == OutcomeKind::Allowed, "a wait ends");
+    }
+
+    fn on_event(&self, event: &LimiterEvent) {
+        assert!(*event != LimiterEvent::WaitEnded, "a wait ends");
+    }
+}
+
+/// A second panic that leaves a destructor would end the process.
+#[test]
+fn observer_that_panics_twice_about_a_waiter_ends_no_process() {
+    let mut shop = Shop::new(queue(3));
+    let layer = shop.layer().observer(AlwaysPanics);
+    let [_, waits] = [(); 2].map(|()| shop.send(&layer));
+    let asks = layer.clone();
+    let admitted = shop.world.spawn(async move {
+        let (head, ()) = Request::new(()).into_parts();
+        asks.admit(&head).await.map_or_else(|_| StatusCode::TOO_MANY_REQUESTS, |_| StatusCode::OK)
+    });
+    let remaining = shop.remaining();
+    for task in [waits, admitted] {
+        assert!(catch_unwind(AssertUnwindSafe(|| shop.world.pass(10 * MS))).is_err());
+        shop.world.stick(task);
+    }
+    assert_eq!(layer.waiting(), 0);
+    assert!(shop.remaining() > remaining, "they were not served");
 }
 
 #[test]

@@ -14,6 +14,7 @@ use crate::client::Advice;
 use crate::decision::Receipt;
 use crate::key::Key;
 use crate::limiter::{Limiter, Refund};
+use crate::sync::contained;
 use crate::time::Timestamp;
 
 /// The stage of a request.
@@ -160,6 +161,7 @@ impl Drop for Visit {
         }
         let (Some(own), Some(receipt)) = (&self.settings.own, self.receipt.take()) else { return };
         // A limiter sends a refund before it returns, so its reply can be dropped.
-        drop(own.limiter.refund(vec![Refund::new(own.policy.clone(), self.key.clone(), receipt)]));
+        let refund = vec![Refund::new(own.policy.clone(), self.key.clone(), receipt)];
+        contained(|| drop(own.limiter.refund(refund)));
     }
 }

@@ -1,7 +1,6 @@
 //! Tickets that are open until the response has come.
 
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -18,6 +17,7 @@ use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::rule::OnAborted;
 use crate::middleware::ticket::Ticket;
+use crate::sync::contained;
 
 /// The ticket of a request whose response is still to come, with its layer.
 ///
@@ -136,7 +136,7 @@ impl<L: Limiter> Drop for OpenTicket<L> {
     fn drop(&mut self) {
         // The application's observer may panic about one charge; the others are settled all the same.
         while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
-            let _ = catch_unwind(AssertUnwindSafe(|| self.end()));
+            contained(|| self.end());
         }
     }
 }

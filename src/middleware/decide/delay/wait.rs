@@ -20,6 +20,7 @@ use crate::middleware::decide::mode::makes_wait;
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
 use crate::outcome::{LimiterEvent, OutcomeKind};
 use crate::policy::Policy;
+use crate::sync::contained;
 use crate::time::micros_ceil;
 
 impl Ticket {
@@ -158,20 +159,21 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
 impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
     fn drop(&mut self) {
         let Some((request, mut ticket)) = self.held.take() else { return };
+        // The timer, wakers, the limiter and the observer are the application's code and may panic.
         if let Some(Counted(delays)) = &self.counted {
-            let now_us = delays.now_us();
+            let mut now_us = 0;
+            contained(|| now_us = delays.now_us());
             for (at, turn) in self.turns.drain(..) {
-                ticket.put_receipt(at, delays.lines.leave(&turn, now_us));
+                contained(|| ticket.put_receipt(at, delays.lines.leave(&turn, now_us)));
             }
         }
         let is_waiting = self.counted.take().is_some();
         ticket.kind = OutcomeKind::Abandoned;
         let outcome = ticket.outcome(&self.layer);
-        ticket.refund(&self.layer);
-        // Last, because it is the application's code and may panic.
+        contained(|| ticket.refund(&self.layer));
         if is_waiting {
-            report(&self.layer, &LimiterEvent::WaitEnded);
+            contained(|| report(&self.layer, &LimiterEvent::WaitEnded));
         }
-        ticket.observe(&self.layer, &request.into_parts().0, &outcome);
+        contained(|| ticket.observe(&self.layer, &request.into_parts().0, &outcome));
     }
 }
