@@ -255,14 +255,26 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
 }
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Waits for both answers. An error of the first limiter is only reported.
+    /// Waits for both answers. An error of the first limiter is only reported: at once if it is known, because the caller may
+    /// drop the reply.
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,
         second: Reply<(), S::Error, S::Future<()>>,
     ) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
+        let first = match first {
+            Some(Reply::Later(first)) => Some(first),
+            Some(Reply::Now(answer)) => {
+                let _ = answer.inspect_err(|error| self.second.tell(error));
+                None
+            }
+            None => None,
+        };
+        let second = match second {
+            Reply::Now(answer) if first.is_none() => return Reply::Now(answer),
+            second => second,
+        };
         let told = self.second.clone();
-
         Reply::Later(Box::pin(async move {
             if let Some(first) = first {
                 let _ = first.await.inspect_err(|error| told.tell(error));

@@ -313,6 +313,20 @@ async fn fallback_is_counted_and_hands_the_observer_on() {
     assert!(snapshot.events().evicted() > 0);
 }
 
+#[tokio::test]
+async fn refund_that_fails_at_once_is_reported() {
+    let (stats, first) = (Stats::new(), Scripted::new());
+    let limiter = FallbackLimiter::new(first.clone(), memory(&ManualClock::new()), NonZeroU32::MIN);
+    let rule = policy("client", 1).refund_when(|_| true);
+    let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(stats.clone());
+    let service = layer.layer(service_fn(async |_: Request<Body>| {
+        first.fail(true);
+        Ok::<_, Infallible>(Response::new(Body::empty()))
+    }));
+    service.oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!(stats.snapshot().events().fallbacks(), 2, "of the refund, and of the look at what is left");
+}
+
 #[test]
 fn waiting_requests_are_counted_until_they_depart_or_leave() {
     let stats = Stats::new();
