@@ -252,6 +252,7 @@ impl PolicyStatus {
 pub struct Observed<'a> {
     outcome: &'a Outcome,
     request: &'a Parts,
+    /// In the order of the outcome's policies, if these are known.
     keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
 }
 
@@ -277,13 +278,24 @@ impl<'a> Observed<'a> {
     }
 
     /// Returns the key that the policy of this name was charged for, or `None` if the policy did
-    /// not apply to the request.
+    /// not apply to the request. Descriptors can charge a policy for several keys: then it is the
+    /// first that the policy refused, or else the first.
     ///
     /// A key may be a secret or personal data, such as a token or an address. Do not write it to
     /// logs or metrics unchanged.
     #[must_use]
     pub fn key(&self, policy: &str) -> Option<&'a Key> {
-        self.keys.iter().find(|(of, _)| of.name() == policy).map(|(_, key)| *key)
+        let is_it = |at: &usize| self.keys.get(*at).is_some_and(|(of, _)| of.name() == policy);
+        let refuses = |at: &usize| self.outcome.policies.get(*at).is_some_and(PolicyStatus::refuses);
+        let mut places = (0..self.keys.len()).filter(is_it);
+        let first = places.next()?;
+        let refused = if refuses(&first) { None } else { places.find(refuses) };
+        self.key_of_status(refused.unwrap_or(first))
+    }
+
+    /// Returns the key of a status, by its place among the outcome's policies.
+    pub(crate) fn key_of_status(&self, at: usize) -> Option<&'a Key> {
+        self.keys.get(at).map(|(_, key)| *key)
     }
 }
 

@@ -276,7 +276,7 @@ impl Inner {
         let (outcome, stripe) = (observed.outcome(), StripeIndex::of_thread());
         let binding = outcome.binding().map(std::ptr::from_ref);
         let mut bound = &*self.policies.none;
-        for status in outcome.policies() {
+        for (at, status) in outcome.policies().iter().enumerate() {
             let entry = self.policies.find(status.policy().name(), || now_us / SHORT_US);
             if binding == Some(std::ptr::from_ref(status)) {
                 bound = entry;
@@ -293,7 +293,7 @@ impl Inner {
             if status.refuses() {
                 entry.cells.count_refused(stripe);
                 entry.last_refused_us.store(now_us, Ordering::Relaxed);
-                if let Some(key) = observed.key(status.policy().name()) {
+                if let Some(key) = observed.key_of_status(at) {
                     let fingerprint = self.sketch.fingerprint(key);
                     self.sketch.count(&entry.name, fingerprint, key);
                     #[cfg(feature = "tracing")]

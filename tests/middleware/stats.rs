@@ -13,7 +13,7 @@ use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
 use tower_ratelimit::observe::{
     LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
 };
-use tower_ratelimit::rules::Rules;
+use tower_ratelimit::rules::{Descriptor, Rules};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
 
 use crate::support::shop::{MS, Shop, queue};
@@ -325,6 +325,27 @@ async fn refund_that_fails_at_once_is_reported() {
     }));
     service.oneshot(Request::new(Body::empty())).await.unwrap();
     assert_eq!(stats.snapshot().events().fallbacks(), 2, "of the refund, and of the look at what is left");
+}
+
+#[tokio::test]
+async fn key_that_is_refused_most_is_that_which_was_refused() {
+    let stats = Stats::builder().reveal(|key| Some(key.display().to_string())).build();
+    let rules = Rules::builder()
+        .descriptors(|request| {
+            let users = request.headers.get_all("key").iter();
+            users.map(|user| Descriptor::new([("user", user.to_str().unwrap())])).collect::<Vec<_>>()
+        })
+        .from_text("{domain: edge, descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]}");
+    let layer = rules.unwrap().layer(memory(&ManualClock::new())).unwrap().observer(stats.clone());
+    send(&layer, &["loud"; 2]).await;
+    for _ in 0..3 {
+        let request = Request::builder().header("key", "quiet").header("key", "loud").body(Body::empty()).unwrap();
+        let service = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+        layer.layer(service).oneshot(request).await.unwrap();
+    }
+    let snapshot = stats.snapshot();
+    let most: Vec<_> = snapshot.most_limited().iter().map(|key| (key.name(), key.count())).collect();
+    assert_eq!(most, [(Some("loud"), 3)]);
 }
 
 #[test]
