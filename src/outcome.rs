@@ -27,6 +27,8 @@ use crate::setup_warning::SetupWarning;
 pub struct Outcome {
     kind: OutcomeKind,
     policies: SmallVec<[PolicyStatus; 2]>,
+    /// Whether the request waits for its departure.
+    waits: bool,
 }
 
 labelled! {
@@ -109,7 +111,16 @@ pub struct PolicyStatus {
 
 impl Outcome {
     pub(crate) fn new(kind: OutcomeKind, policies: SmallVec<[PolicyStatus; 2]>) -> Self {
-        Self { kind, policies }
+        Self { kind, policies, waits: false }
+    }
+
+    /// Notes whether the request waits for its departure.
+    pub(crate) fn waiting(self, waits: bool) -> Self {
+        Self { waits, ..self }
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.waits
     }
 
     /// Returns what the middleware did with the request.

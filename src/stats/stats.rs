@@ -20,7 +20,7 @@ use super::state::PolicyState;
 use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
 use crate::mode::Mode;
-use crate::outcome::{LimiterEvent, Observed, Observer, OutcomeKind};
+use crate::outcome::{LimiterEvent, Observed, Observer};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -308,8 +308,7 @@ impl Inner {
             if outcome.kind().passed() {
                 entry.cells.count_units(stripe, status.taken());
                 let delay = status.decision().delay();
-                // An allowed request does not wait: its layer has no timer.
-                if delay > Duration::ZERO && status.mode() == Mode::Enforce && outcome.kind() != OutcomeKind::Allowed {
+                if outcome.waits() && status.mode() == Mode::Enforce && delay > Duration::ZERO {
                     entry.delay.record(delay);
                 }
             }

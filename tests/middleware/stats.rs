@@ -348,6 +348,20 @@ async fn key_that_is_refused_most_is_that_which_was_refused() {
     assert_eq!(most, [(Some("loud"), 3)]);
 }
 
+#[tokio::test]
+async fn delays_are_those_of_requests_that_wait() {
+    let stats = Stats::new();
+    let shadow = policy("shadow", 0).mode(Mode::Shadow);
+    let layer =
+        RateLimitLayer::new(memory(&ManualClock::new()), Policy::new("queue", queue(3)).unwrap(), key::global())
+            .and(shadow, key::global())
+            .observer(stats.clone());
+    send(&layer, &[""; 3]).await;
+    let snapshot = stats.snapshot();
+    assert_eq!(of(&snapshot, "queue").requests(OutcomeKind::ShadowLimited), 3);
+    assert_eq!(of(&snapshot, "queue").delay().count(), 0, "the layer has no timer");
+}
+
 #[test]
 fn waiting_requests_are_counted_until_they_depart_or_leave() {
     let stats = Stats::new();

@@ -6,7 +6,7 @@ use super::headers::is_near;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
-use crate::outcome::{Observed, Outcome, PolicyStatus};
+use crate::outcome::{Observed, Outcome, OutcomeKind, PolicyStatus};
 
 impl Ticket {
     pub(crate) fn outcome<L>(&self, layer: &Compiled<L>) -> Outcome {
@@ -22,7 +22,8 @@ impl Ticket {
                 decision: charged.decision.clone(),
             })
         });
-        Outcome::new(self.kind, statuses.collect())
+        let waits = layer.delays.is_some() && self.kind != OutcomeKind::Overflowed && self.waits();
+        Outcome::new(self.kind, statuses.collect()).waiting(waits)
     }
 
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.
