@@ -206,6 +206,24 @@ fn plans_allocate_no_more_than_one_quota() {
     }
 }
 
+/// A request is charged by few of many rules, and waits with what it holds.
+#[test]
+fn rules_that_do_not_apply_take_no_memory_of_a_request() {
+    let policy = |number: u32| Policy::new(format!("rule-{number}"), Quota::per_hour(9)).expect("the name is valid");
+    let never = |number| policy(number).when(|_| false);
+    let of = |rules: u32| {
+        let first = RateLimitLayer::new(limiter(), policy(0), key::global());
+        (1..rules).fold(first, |layer, number| layer.and(never(number), key::global()))
+    };
+    let bytes = |layer: &RateLimitLayer<MemoryLimiter>| {
+        let mut service = layer.layer(Bare);
+        let mut run = || drop(service.call(Request::new(Body::default())));
+        run();
+        measure(run).bytes_max
+    };
+    assert_eq!(bytes(&of(1_000)), bytes(&of(20)));
+}
+
 #[test]
 fn nested_layers_ask_for_memory_only_if_they_refund() {
     let bare = of_one_request(Bare, 200);

@@ -19,6 +19,9 @@ use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 
+/// The most charges for which room is made before they are known: few of many rules apply to a request.
+const RESERVED_MAX: usize = 16;
+
 impl Ticket {
     /// Charges the request and decides what becomes of it. Returns the limiter's future if the limiter answers later:
     /// then [`answer`](Self::answer) decides.
@@ -113,7 +116,7 @@ impl Ticket {
     ) -> Option<OutcomeKind> {
         let found = layer.paths.as_ref().map(|paths| paths.rules(parts));
         if found.is_none() {
-            self.charges.reserve_exact(layer.most_charges);
+            self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
         let first = self.find(layer, parts, &mut seen);
