@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::store::Store;
 use super::tree::{Descriptor, Limit, Tree, override_policy};
 use crate::decision::{ChargeDecision, Decision};
-use crate::key::{IntoKey, Key};
+use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
 use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders};
 use crate::middleware::rule::Follow;
@@ -463,9 +463,8 @@ impl Plan {
 
 /// Returns the key of a limit that the caller brings along: all entries.
 fn key_of(descriptor: &Descriptor) -> Option<Key> {
-    let mut texts = descriptor.entries.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);
-    let first = Key::of(texts.next()?)?;
-    texts.try_fold(first, |key, text| (key, text).into_key())
+    let texts = descriptor.entries.iter().flat_map(|(key, value)| [key.as_str(), value.as_str()]);
+    (!descriptor.entries.is_empty()).then(|| Key::joined(texts.filter_map(Key::of)))
 }
 
 /// The answer to a [`DescriptorRequest`].

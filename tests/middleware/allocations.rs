@@ -16,6 +16,7 @@ use tower_ratelimit::{
     key,
     limiter::{Charge, Refund},
     observe::Stats,
+    rules::{Descriptor, DescriptorRequest, Rules},
 };
 
 /// Returns a key of each kind: an address, a number, a short text.
@@ -204,6 +205,17 @@ fn plans_allocate_no_more_than_one_quota() {
         // One for `RateLimit`. `RateLimit-Policy` is prepared for each plan.
         assert_eq!(of_one_request(layer(chosen).layer(Bare), 200), bare + 1);
     }
+}
+
+#[test]
+fn descriptor_of_many_entries_takes_memory_in_proportion() {
+    let rules = Rules::from_text("{domain: d, descriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]}");
+    let limits = rules.and_then(|rules| rules.descriptor_limits(limiter())).expect("the file is valid");
+    let entries = (0..5_000).map(|at| (at.to_string(), at.to_string()));
+    let request = DescriptorRequest::new("d").charge_under(Descriptor::new(entries), Quota::per_hour(9));
+    let decide = || drop(pin!(limits.decide(&request)).poll(&mut Context::from_waker(Waker::noop())));
+    let bytes = measure(decide).bytes_total;
+    assert!(bytes < 2_000_000, "{bytes} bytes");
 }
 
 /// A request is charged by few of many rules, and waits with what it holds.
