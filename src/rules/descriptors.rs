@@ -13,7 +13,7 @@ use super::tree::{Descriptor, Limit, Tree, override_policy};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
-use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders};
+use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders, keep_one_of_each};
 use crate::middleware::rule::Follow;
 use crate::mode::Mode;
 use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
@@ -500,18 +500,19 @@ impl DescriptorAnswer {
     #[must_use]
     pub fn headers(&self, headers: &Headers) -> HeaderMap {
         let is_visible = |status: &PolicyStatus| status.mode != Mode::Shadow && status.decision.is_known();
-        let visible = || self.outcome.policies().iter().zip(&self.keys).filter(|(status, _)| is_visible(status));
-        let policies: Vec<Policy> = visible().map(|(status, _)| status.policy.clone()).collect();
-        let views: Vec<PolicyView<'_>> = visible()
-            .enumerate()
-            .map(|(place, (status, key))| PolicyView {
-                place,
-                policy: &status.policy,
+        let visible = self.outcome.policies().iter().zip(&self.keys).filter(|(status, _)| is_visible(status));
+        let mut views: SmallVec<[PolicyView<'_>; 4]> = visible
+            .map(|(PolicyStatus { policy, decision, refuses, .. }, key)| PolicyView {
+                place: 0,
+                policy,
                 key,
-                decision: &status.decision,
-                refuses: status.refuses,
+                decision,
+                refuses: *refuses,
             })
             .collect();
+        keep_one_of_each(&mut views);
+        views.iter_mut().enumerate().for_each(|(place, view)| view.place = place);
+        let policies: Vec<Policy> = views.iter().map(|view| view.policy.clone()).collect();
         let seed = self.keys.first().map_or(0, |key| foldhash::fast::FixedState::default().hash_one(key));
         let prepared = PreparedHeaders::new(headers, &policies);
         let mut map = HeaderMap::new();

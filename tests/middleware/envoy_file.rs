@@ -730,3 +730,39 @@ fn refunds_at_once_never_return_more_than_was_used() {
     });
     assert_eq!(world.left("t=a"), Some((100, 49)));
 }
+
+/// Makes rules in which each part of a request's query is a descriptor.
+fn by_query(file: &str) -> Rules {
+    let describe = |request: &http::request::Parts| {
+        let query = request.uri.query().unwrap_or_default();
+        query.split('&').map(descriptor).collect::<Vec<_>>()
+    };
+    Rules::builder().descriptors(describe).from_text(file).unwrap()
+}
+
+const USERS_AND_PATHS: &str = "{domain: d, descriptors: [
+    {key: user, rate_limit: {unit: minute, requests_per_unit: 2}},
+    {key: path, rate_limit: {unit: minute, requests_per_unit: 50}}]}";
+
+#[test]
+fn policy_of_several_keys_is_in_headers_once() {
+    let rules = by_query(USERS_AND_PATHS);
+    let layer = rules.layer(memory(&ManualClock::new())).unwrap().headers(Headers::draft_11());
+    let limits = rules.descriptor_limits(memory(&ManualClock::new())).unwrap();
+    for (query, policies, expected) in [
+        ("user=a", "\"d:user\";q=2;w=60", "\"d:user\";r=1;t=60"),
+        ("user=b&user=a", "\"d:user\";q=2;w=60", "\"d:user\";r=0;t=60"),
+        ("user=c&user=a", "\"d:user\";q=2;w=60", "\"d:user\";r=0;t=60"),
+        (
+            "user=c&path=x&user=d&path=x",
+            "\"d:user\";q=2;w=60, \"d:path\";q=50;w=60",
+            "\"d:user\";r=1;t=60, \"d:path\";r=48;t=60",
+        ),
+    ] {
+        let response = get(&layer, &format!("/?{query}"));
+        let answer = now(limits.decide(&request("d", &query.split('&').collect::<Vec<_>>()))).unwrap();
+        for headers in [response.headers().clone(), answer.headers(&Headers::draft_11())] {
+            assert_eq!([&headers["ratelimit-policy"], &headers["ratelimit"]], [policies, expected], "{query}");
+        }
+    }
+}

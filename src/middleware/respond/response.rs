@@ -7,7 +7,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response};
 use smallvec::SmallVec;
 
-use super::headers::{PolicyView, Rendered};
+use super::headers::{PolicyView, Rendered, keep_one_of_each};
 use crate::middleware::body::RefusalBody;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
@@ -139,7 +139,13 @@ impl Ticket {
         match charges.len() {
             // Without a vector: the usual request has one charge.
             1 => then(visible(0).as_slice()),
-            count => then(&(0..count).filter_map(visible).collect::<SmallVec<[PolicyView<'_>; 4]>>()),
+            count => {
+                let mut views: SmallVec<[PolicyView<'_>; 4]> = (0..count).filter_map(visible).collect();
+                if layer.settings.finder().is_some() {
+                    keep_one_of_each(&mut views);
+                }
+                then(&views)
+            }
         }
     }
 

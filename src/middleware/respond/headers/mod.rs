@@ -51,5 +51,5 @@ pub(crate) use ietf::Advertised;
 pub(crate) use layout::RefusalLayout;
 pub(crate) use prepared::PreparedHeaders;
 pub(crate) use text::integer;
-pub(crate) use view::{PolicyView, is_near};
+pub(crate) use view::{PolicyView, is_near, keep_one_of_each};
 pub(crate) use write::Rendered;

@@ -1,5 +1,10 @@
 //! The status of a policy, borrowed from the request's charges.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use smallvec::SmallVec;
+
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -23,6 +28,15 @@ impl PolicyView<'_> {
         if self.refuses { 0 } else { self.decision.remaining() }
     }
 
+    /// Returns whether this one [binds](binding) if there is no third.
+    fn binds_before(&self, other: &Self) -> bool {
+        match (self.refuses, other.refuses) {
+            (true, true) => self.decision.retry_us > other.decision.retry_us,
+            (false, false) => self.decision.remaining() < other.decision.remaining(),
+            (refuses, _) => refuses,
+        }
+    }
+
     /// Returns the wait after a refusal, or `None` if no wait helps.
     pub(super) fn retry_us(&self) -> Option<u64> {
         (!self.decision.is_never()).then_some(self.decision.retry_us)
@@ -34,6 +48,27 @@ impl PolicyView<'_> {
 pub(super) fn binding<'a>(views: &'a [PolicyView<'a>]) -> Option<&'a PolicyView<'a>> {
     let refusing = views.iter().filter(|view| view.refuses).max_by_key(|view| view.decision.retry_us);
     refusing.or_else(|| views.iter().min_by_key(|view| view.decision.remaining()))
+}
+
+/// Keeps one view of each policy, the one that binds. Descriptors can charge a policy under several keys, and a list has one
+/// item for each policy.
+pub(crate) fn keep_one_of_each<'a>(views: &mut SmallVec<[PolicyView<'a>; 4]>) {
+    let mut places: HashMap<u64, usize> = HashMap::new();
+    let mut kept: SmallVec<[PolicyView<'a>; 4]> = SmallVec::new();
+    for view in views.drain(..) {
+        match places.entry(view.policy.name_fingerprint()) {
+            Entry::Vacant(vacant) => {
+                vacant.insert(kept.len());
+                kept.push(view);
+            }
+            Entry::Occupied(place) => {
+                if let Some(other) = kept.get_mut(*place.get()).filter(|other| view.binds_before(other)) {
+                    *other = view;
+                }
+            }
+        }
+    }
+    *views = kept;
 }
 
 /// Returns the longest wait of the policies that refused. Returns `None` if no policy refused, or
