@@ -38,6 +38,11 @@ impl Mode {
         if (self as u8) < other as u8 { other } else { self }
     }
 
+    /// Returns the stricter of two modes, which interferes more.
+    pub(crate) fn stricter(self, other: Self) -> Self {
+        if (self as u8) < other as u8 { self } else { other }
+    }
+
     fn of_number(number: u8) -> Self {
         match number {
             0 => Self::Enforce,

@@ -18,6 +18,10 @@ pub(crate) struct SourcedRules {
     pub(crate) finder: Option<Arc<dyn FindRules>>,
 }
 
+/// The most charges of a request with rules that are found. A limiter's time grows with their square, and a client may
+/// choose how many it has.
+pub(crate) const FOUND_MAX: usize = 1_000;
+
 /// Finds the rules that apply to a request among many.
 pub(crate) trait FindRules: Send + Sync {
     /// Calls `found` with the place of each rule that applies, the key and the cost. Each rule has one policy, and no linked

@@ -15,6 +15,7 @@ use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
 use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders, keep_one_of_each};
 use crate::middleware::rule::Follow;
+use crate::middleware::source::FOUND_MAX;
 use crate::mode::Mode;
 use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
@@ -161,7 +162,7 @@ impl<L: Limiter> DescriptorLimits<L> {
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
-        if plan.counters.len() > COUNTERS_MAX {
+        if plan.counters.len() > FOUND_MAX {
             plan.is_over = true;
         } else if let Err(error) = core.carry_out(&mut plan).await {
             core.report_event(&LimiterEvent::Failed { error: error.to_string() });
@@ -177,9 +178,6 @@ impl<L: Limiter> DescriptorLimits<L> {
         Ok(answer)
     }
 }
-
-/// The most counters of a request. A limiter's time grows with their square.
-const COUNTERS_MAX: usize = 1_000;
 
 /// The method of Envoy's rate limit service.
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";

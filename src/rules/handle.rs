@@ -176,7 +176,8 @@ impl RulesBuilder {
         self
     }
 
-    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes.
+    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes. A request that names more
+    /// than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// ```
     /// use tower_ratelimit::rules::{Descriptor, Rules};

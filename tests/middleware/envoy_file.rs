@@ -12,11 +12,11 @@ use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
-use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, OutcomeKind};
+use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind};
 use tower_ratelimit::rules::{
     Descriptor, DescriptorAnswer, DescriptorLimits, DescriptorRequest, Rules, RulesErrorKind,
 };
-use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer};
+use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
 
 use crate::support::memory;
 
@@ -765,4 +765,22 @@ fn policy_of_several_keys_is_in_headers_once() {
             assert_eq!([&headers["ratelimit-policy"], &headers["ratelimit"]], [policies, expected], "{query}");
         }
     }
+}
+
+#[test]
+fn layer_refuses_too_many_counters_as_the_service_does() {
+    let many = |count: u32| format!("/?{}", (0..count).map(|at| format!("user={at}")).collect::<Vec<_>>().join("&"));
+    let limiter = memory(&ManualClock::new());
+    let layer = by_query(USERS_AND_PATHS).layer(limiter.clone()).unwrap();
+    assert_eq!([get(&layer, &many(5_000)).status(), get(&layer, &many(1_001)).status()], [429, 429]);
+    assert_eq!([get(&layer, "/?user=0").status(), get(&layer, "/?user=0").status()], [200, 200], "nothing was charged");
+    let (head, ()) = Request::builder().uri(many(1_001)).body(()).unwrap().into_parts();
+    assert!(!now(layer.explain(&head)).passes());
+    // Own rules are charged in the same step.
+    let own = layer.clone().and(Quota::per_minute(5), key::global());
+    assert_eq!(get(&own, &many(1_000)).status(), 429);
+    let shadow = layer.mode(Mode::Shadow).expose_outcome(true);
+    let response = get(&shadow, &many(1_001));
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.extensions().get::<Outcome>().unwrap().kind(), OutcomeKind::ShadowLimited);
 }

@@ -14,6 +14,7 @@ use crate::middleware::decide::{linked, mode::kind_of_keyless};
 use crate::middleware::respond::headers::{PolicyView, is_near};
 use crate::middleware::rule::{BoundRule, Condition};
 use crate::middleware::settings::OnError;
+use crate::middleware::source::FOUND_MAX;
 use crate::middleware::ticket::{Charged, Ticket};
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -119,7 +120,7 @@ impl Ticket {
             self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
-        let first = self.find(layer, parts, &mut seen);
+        let Some(first) = self.find(layer, parts, &mut seen) else { return Some(OutcomeKind::Limited) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {
             let rule = found.as_ref().map_or(Some(at), |found| found.get(at).copied());
             let Some((rule, bound)) = rule.and_then(|rule| Some((rule, rules.get(rule)?))) else { continue };
@@ -158,25 +159,39 @@ impl Ticket {
         }
     }
 
-    /// Collects what the rules charge that a source finds. Returns how many rules it finds among.
+    /// Collects what the rules charge that a source finds. Returns how many rules it finds among, or `None` if the request is
+    /// refused because it has too many charges. If no rule that was found enforces, such a request is not charged to them.
     #[inline]
     fn find<L>(
         &mut self,
         layer: &Compiled<L>,
         parts: &Parts,
         seen: &mut impl FnMut(usize, &BoundRule, Option<&Condition>, Option<&Key>),
-    ) -> usize {
-        let Some((finder, count)) = layer.settings.finder() else { return 0 };
+    ) -> Option<usize> {
+        let Some((finder, count)) = layer.settings.finder() else { return Some(0) };
+        let most = FOUND_MAX.saturating_sub(layer.most_charges);
+        let mut strictest = Mode::Shadow;
         finder.find(parts, &mut |rule, key, cost| {
             let Some(bound) = layer.settings.rules.get(rule) else { return };
-            let policy = bound.end() - 1;
+            let (policy, mode) = (bound.end() - 1, layer.mode_of(bound));
+            strictest = strictest.stricter(mode);
+            if self.charges.len() > most {
+                return;
+            }
             seen(rule, bound, None, Some(&key));
             match self.charges.iter_mut().find(|other| other.policy == policy && other.key == key) {
                 Some(same) => same.cost = same.cost.saturating_add(cost),
-                None => self.charges.push(Charged::new(policy, key, cost, layer.mode_of(bound))),
+                None => self.charges.push(Charged::new(policy, key, cost, mode)),
             }
         });
-        count
+        if self.charges.len() > most {
+            self.charges.clear();
+            if strictest == Mode::Enforce {
+                return None;
+            }
+            self.keyless = strictest;
+        }
+        Some(count)
     }
 
     /// Asks the limiter for all charges together.
