@@ -371,10 +371,15 @@ impl Quota {
     }
 
     /// Returns whether a receipt of the other quota means the same to this one. Buckets note when the units have drained,
-    /// windows and logs in which of them the units were counted.
+    /// windows and logs in which of them the units were counted. A queue notes the last departure at its own rate.
     pub(crate) fn reads_receipts_of(&self, other: &Self) -> bool {
-        let dates = |Self { spec, .. }: &Self| (spec.algorithm, spec.period_us, spec.anchor, spec.buckets);
-        self.spec.algorithm.is_bucket() && other.spec.algorithm.is_bucket() || dates(self) == dates(other)
+        let is_bucket =
+            |Self { spec, .. }: &Self| spec.algorithm.is_bucket() && spec.algorithm != Algorithm::LeakyQueue;
+        let dates = |Self { spec, .. }: &Self| {
+            let rate = if spec.algorithm == Algorithm::LeakyQueue { spec.limit } else { 0 };
+            (spec.algorithm, spec.period_us, spec.anchor, spec.buckets, rate)
+        };
+        is_bucket(self) && is_bucket(other) || dates(self) == dates(other)
     }
 
     pub(crate) fn spec(&self) -> &Spec {

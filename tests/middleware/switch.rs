@@ -316,6 +316,7 @@ async fn refund_is_kept_when_the_algorithm_changes() {
         "10 per minute",
         "10 per minute, gcra, burst 10",
         "10 per minute, leaky bucket",
+        "10 per minute, leaky queue",
         "10 per minute, step bucket, from the first request",
         "10 per minute, fixed window",
         "10 per hour, from the first request, fixed window",
