@@ -143,7 +143,8 @@ impl<'a> Reader<'a> {
         self.expect("per")?;
         let period = self.period()?;
         let mut algorithms = Algorithm::ALL.iter().copied().filter(|algorithm| self.find(algorithm.words()));
-        let algorithm = algorithms.next().unwrap_or(Algorithm::TokenBucket);
+        let named = algorithms.next();
+        let algorithm = named.unwrap_or(Algorithm::TokenBucket);
         if algorithms.next().is_some() {
             return Err(self.error("it names two algorithms"));
         }
@@ -175,7 +176,13 @@ impl<'a> Reader<'a> {
             quota = quota.growing(u32::try_from(factor).unwrap_or(u32::MAX), longest, self.period()?)?;
         }
         match self.words.iter().find(|word| !word.is_empty()) {
-            Some(other) => Err(self.error(&format!("`{other}` is not an option of a {algorithm}, or is there twice"))),
+            Some(other) if named.is_some() => {
+                Err(self.error(&format!("`{other}` is not an option of a {algorithm}, or is there twice")))
+            }
+            Some(other) => Err(self.error(&format!(
+                "`{other}` is neither an algorithm ({}) nor an option of a {algorithm}, or is there twice",
+                Algorithm::ALL.iter().map(|algorithm| algorithm.words()).collect::<Vec<_>>().join(", ")
+            ))),
             None => Ok(quota),
         }
     }
@@ -211,8 +218,14 @@ impl<'a> Reader<'a> {
     }
 
     fn expect(&mut self, phrase: &str) -> Result<(), QuotaError> {
-        let is_there = phrase.split(' ').all(|word| self.next() == Some(word));
-        if is_there { Ok(()) } else { Err(self.error(&format!("`{phrase}` is missing"))) }
+        for word in phrase.split(' ') {
+            match self.next() {
+                Some(found) if found == word => {}
+                Some(found) => return Err(self.error(&format!("`{found}` stands where `{phrase}` should be"))),
+                None => return Err(self.error(&format!("`{phrase}` is missing"))),
+            }
+        }
+        Ok(())
     }
 
     fn number(&mut self, what: &str) -> Result<u64, QuotaError> {

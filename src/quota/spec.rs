@@ -13,7 +13,7 @@ pub(crate) struct Spec {
     pub(crate) period_us: u64,
     /// The most units at one instant.
     pub(crate) burst: u64,
-    /// How far below zero forced charges may go, in units.
+    /// The most units below zero that forced charges may reach.
     pub(crate) debt: u64,
     /// Whether the debt was chosen. Otherwise it is as much as the burst.
     pub(crate) debt_is_chosen: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Spec {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Lasting {
     pub(crate) length_us: u64,
-    /// How many times as long as the previous block a further block is.
+    /// The factor by which a further block is longer than the previous one.
     pub(crate) factor: u64,
     /// The longest block.
     pub(crate) longest_us: u64,
@@ -79,7 +79,7 @@ pub enum Anchor {
     FirstRequest,
 }
 
-/// How the oldest sub-window counts, which the sliding period covers only in part.
+/// The weight of the oldest sub-window, which the sliding period covers only in part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Oldest {

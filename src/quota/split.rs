@@ -70,7 +70,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn shares_together_are_within_the_quota_and_could_have_been_written(
+        fn shares_together_are_within_the_quota(
             limit in 1..=999_999_999_999_999_u64,
             period_us in 1..=31_622_400_000_000_u64,
             burst in 1..=999_999_999_999_999_u64,

@@ -86,9 +86,9 @@ const WORDS: [&str; 54] = [
 ];
 
 /// Every message says what to do: a range, another name, or an example to follow.
-fn names_the_mend(error: &QuotaError) -> bool {
+fn names_the_fix(error: &QuotaError) -> bool {
     let message = error.to_string();
-    let mends = match error.kind() {
+    let fixes = match error.kind() {
         QuotaErrorKind::Syntax => ["write it like", "write it like", "write it like"],
         QuotaErrorKind::NotAnOption => ["it belongs to", "it belongs to", "it belongs to"],
         QuotaErrorKind::TooSlow => ["make it smaller", "make it smaller", "make it smaller"],
@@ -96,14 +96,14 @@ fn names_the_mend(error: &QuotaError) -> bool {
         QuotaErrorKind::Units => ["at most", "use ", "1 "],
     };
     let lengthen = error.kind() == QuotaErrorKind::Units && message.contains("lengthen the queue");
-    lengthen || mends.iter().any(|mend| message.contains(mend))
+    lengthen || fixes.iter().any(|fix| message.contains(fix))
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn what_is_printed_is_read_as_the_same_quota(
+    fn printed_quota_is_read_as_the_same_quota(
         shape in shapes(), which in 0..10_usize, first in any::<bool>(), share in any::<bool>(),
     ) {
         let anchor = if first { Anchor::FirstRequest } else { Anchor::Epoch };
@@ -159,14 +159,14 @@ fn check(text: &str) {
     match text.parse::<Quota>() {
         Ok(quota) => assert_eq!(quota.to_string().parse(), Ok(quota), "{text}"),
         Err(error) => {
-            assert!(names_the_mend(&error), "{text}: {error}");
+            assert!(names_the_fix(&error), "{text}: {error}");
             assert!(error.to_string().chars().count() < 400, "{error}");
         }
     }
 }
 
 #[test]
-fn every_constructor_takes_both_ends_of_the_range_and_nothing_beyond() {
+fn constructor_takes_both_ends_of_its_range() {
     let constructors: [Constructor; 8] = [
         Quota::new,
         Quota::token_bucket,
@@ -187,16 +187,16 @@ fn every_constructor_takes_both_ends_of_the_range_and_nothing_beyond() {
         }
         for period in [Duration::ZERO, Duration::from_nanos(1_001), 366 * DAY + MICROSECOND, Duration::MAX] {
             let error = build(1, period).unwrap_err();
-            assert!(error.kind() == QuotaErrorKind::Period && names_the_mend(&error), "{error}");
+            assert!(error.kind() == QuotaErrorKind::Period && names_the_fix(&error), "{error}");
         }
         for limit in [most + 1, u64::MAX] {
             let error = build(limit, DAY).unwrap_err();
-            assert!(error.kind() == QuotaErrorKind::Units && names_the_mend(&error), "{error}");
+            assert!(error.kind() == QuotaErrorKind::Units && names_the_fix(&error), "{error}");
         }
     }
     assert!(Quota::sliding_log(1_000_000, DAY).is_ok());
     let error = Quota::sliding_log(1_000_001, DAY).unwrap_err();
-    assert!(error.kind() == QuotaErrorKind::Units && names_the_mend(&error), "{error}");
+    assert!(error.kind() == QuotaErrorKind::Units && names_the_fix(&error), "{error}");
     for limit in [0, 1, u32::MAX] {
         let simple =
             [Quota::per_second(limit), Quota::per_minute(limit), Quota::per_hour(limit), Quota::per_day(limit)];
@@ -205,29 +205,32 @@ fn every_constructor_takes_both_ends_of_the_range_and_nothing_beyond() {
 }
 
 #[test]
-fn a_bucket_may_drain_for_two_to_the_forty_eight_microseconds_and_no_longer() {
+fn bucket_drains_within_2_to_the_48_microseconds() {
     for quota in ["1 per µs", "1 per µs step bucket", "1 per µs leaky bucket", "1 per µs gcra"] {
         let quota: Quota = quota.parse().unwrap();
         assert_eq!(quota.burst(1 << 48).unwrap().refill_time(), Duration::from_micros(1 << 48));
         for slow in [quota.burst((1 << 48) + 1), quota.max_debt((1 << 48) + 1)].map(Result::unwrap_err) {
-            assert!(slow.kind() == QuotaErrorKind::TooSlow && names_the_mend(&slow), "{slow}");
+            assert!(slow.kind() == QuotaErrorKind::TooSlow && names_the_fix(&slow), "{slow}");
         }
     }
 }
 
 #[test]
-fn an_option_out_of_place_or_out_of_range_is_refused_with_its_mend() {
+fn quota_text_error_says_how_to_fix_it() {
     use QuotaErrorKind::{NotAnOption, Period, Syntax, TooSlow, Units};
-    for (text, kind, mend) in [
+    for (text, kind, fix) in [
         ("", Syntax, "a limit is missing"),
         ("5", Syntax, "`per` is missing"),
+        ("5 requests per minute", Syntax, "`requests` stands where `per` should be"),
+        ("1,000/min", Syntax, "`000` stands where `per` should be"),
         ("5 per", Syntax, "a period is missing"),
         ("5 per fortnight", Syntax, "d, h, min, s, ms or µs"),
         ("+5/s", Syntax, "whole number"),
         ("5/s token bucket sliding log", Syntax, "two algorithms"),
         ("5/s burst", Syntax, "the number after `burst` is missing"),
-        ("5/s from now", Syntax, "`from` is not an option"),
-        ("5/s oldest", Syntax, "`oldest` is not an option"),
+        ("5/s fixed-window", Syntax, "`fixed-window` is neither an algorithm (token bucket, "),
+        ("5/s from now", Syntax, "nor an option of a token bucket"),
+        ("5/s oldest", Syntax, "`oldest` is neither"),
         ("5/s burst 0", Units, "1 is strict spacing"),
         ("5/0s", Period, "at least one"),
         ("5/367d", Period, "366 days"),
@@ -238,7 +241,7 @@ fn an_option_out_of_place_or_out_of_range_is_refused_with_its_mend() {
         ("5/s counting denied", NotAnOption, "sliding log"),
         ("5/s buckets", Syntax, "the number before `buckets` is missing"),
         ("5/s burst 2 burst 3", Syntax, "is there twice"),
-        ("10/s block for 1h times 2 until 1d", Syntax, "`up to` is missing"),
+        ("10/s block for 1h times 2 until 1d", Syntax, "`until` stands where `up to` should be"),
         ("5/s 7 buckets sliding window", Period, "such as 5"),
         ("5/s 0 buckets sliding window", Units, "1 to 3600"),
         ("5/s leaky queue queue 2 delay after 3", Units, "lengthen the queue"),
@@ -247,7 +250,7 @@ fn an_option_out_of_place_or_out_of_range_is_refused_with_its_mend() {
     ] {
         let error = text.parse::<Quota>().expect_err(text);
         assert_eq!(error.kind(), kind, "{text}: {error}");
-        assert!(error.to_string().contains(mend), "{text}: {error}");
+        assert!(error.to_string().contains(fix), "{text}: {error}");
     }
 }
 
