@@ -12,7 +12,7 @@ use http::{HeaderValue, Request, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
-    clock::{ManualClock, Timestamp},
+    clock::ManualClock,
     key,
     limiter::{
         BoxLimiter, Charge, ChargeDecision, Decision, Limiter, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
@@ -129,7 +129,7 @@ async fn layer_reads_and_resets_the_keys_of_all_its_policies() {
 #[tokio::test]
 async fn layer_reads_and_resets_its_keys_on_redis() {
     let server = Server::start();
-    let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
+    let clock = ManualClock::at(tower_ratelimit::clock::Timestamp::from_micros(1_800_000_000_000_000));
     let limiter = redis_limiter::connected(redis_limiter::patient().clock(clock), &server.url()).await;
     a_layers_keys_are_seen_and_reset(BoxLimiter::new(limiter)).await;
 }

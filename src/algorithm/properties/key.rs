@@ -219,7 +219,8 @@ impl Planned {
         (decision, writes)
     }
 
-    /// Gives back what is there of it; if there is nothing, nothing is written.
+    /// Refunds what the state still holds of the receipt. Writes nothing if it holds nothing.
+    #[cfg(feature = "redis")]
     pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) {
         let (before, fit) = self.under(quota, now);
         let mut after = before.clone();
