@@ -317,6 +317,9 @@ impl fmt::Debug for Key {
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be used as a rate-limit key",
     note = "return an address, an integer, text, bytes, a tuple of these, or an `Option` of one",
+    note = "for a type of your own, return the field that identifies the client, or implement `IntoKey`",
+    note = "an extractor cannot be `async`: let middleware in front insert the value into the request's extensions, and \
+            use `key::extension`",
     note = "a value that is borrowed from the request is made into a key by `Key::of(..)`"
 )]
 pub trait IntoKey {

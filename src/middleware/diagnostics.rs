@@ -168,7 +168,7 @@ impl Diagnostics {
     fn peer_is_unknown(&self, user: &str) {
         self.notice(SetupWarningKind::PeerUnknown, || {
             format!(
-                "{user}, and a request has no peer's address: pass it on (axum: serve \
+                "{user}, and a request has no peer address: pass it on (axum: serve \
                  into_make_service_with_connect_info::<SocketAddr>() and enable the feature `axum`; tonic: enable the feature \
                  `tonic`; others: insert a key::PeerAddr into the request's extensions)"
             )

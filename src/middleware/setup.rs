@@ -85,16 +85,16 @@ impl<L: Limiter> Compiled<L> {
         let queue = self.policies.iter().find(|policy| policy.quota().algorithm() == Algorithm::LeakyQueue);
         if queue.is_none() && self.delays.is_some() {
             self.diagnostics.notice(SetupWarningKind::NoQueue, || {
-                "the layer has a timer (RateLimitLayer::delay), and no rule tells requests when to depart, so that none ever \
-                 waits and those over a quota are refused: give a rule a Quota::leaky_queue, or leave the timer out"
+                "the layer has a timer (RateLimitLayer::delay), but no quota is a leaky queue, so requests over a quota are \
+                 refused and never wait: give a rule a Quota::leaky_queue, or leave the timer out"
                     .to_owned()
             });
         }
         if let Some(policy) = queue.filter(|_| self.delays.is_none()) {
             self.diagnostics.notice(SetupWarningKind::NoTimer, || {
                 format!(
-                    "the policy {:?} ({}) tells requests when to depart, and the layer has no timer, so that those in the \
-                     queue go on at once: give it one by RateLimitLayer::delay, or take Quota::leaky_bucket",
+                    "the policy {:?} ({}) is a leaky queue, but the layer has no timer, so queued requests go on at once: \
+                     set a timer by RateLimitLayer::delay, or take Quota::leaky_bucket",
                     policy.name(),
                     policy.quota()
                 )

@@ -237,7 +237,8 @@ pub enum MissingKey {
 /// A value that a layer accepts as a rule: a [`Quota`], a [`Policy`] or a [`Rule`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a quota, a policy or a rule",
-    note = "`Policy::new` returns a `Result`: is a `?` missing?"
+    note = "`Policy::new` returns a `Result`: is a `?` missing?",
+    note = "text becomes a quota by `text.parse::<Quota>()?`"
 )]
 pub trait IntoRule {
     /// Returns the rule.
