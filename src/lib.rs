@@ -11,7 +11,7 @@
 //! let limit = RateLimitLayer::new(MemoryLimiter::new(), everyone, key::global()).and(client, key::peer_ip());
 //!
 //! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
-//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`, or no request has a peer's address.
+//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`, or no request has a peer address.
 //! # Ok(()) }
 //! ```
 //!

@@ -7,7 +7,7 @@
 //! | [Choosing an algorithm](choosing_an_algorithm) | Which algorithm fits, and what does it guarantee? |
 //! | [Choosing a limit](choosing_a_limit) | How large should a limit be, by the access logs that I have? |
 //! | [Who is the client](who_is_the_client) | How do I limit by address, proxy, API key or user? |
-//! | [Settling costs](settling_costs) | How do I charge for what is known only after the response? |
+//! | [Settling costs](settling_costs) | How do I charge by the response: failed logins, tokens, bytes? |
 //! | [Delay and overflow](delay_and_overflow) | How do requests wait, or go elsewhere, instead of being refused? |
 //! | [Blocks and meters](blocks_and_meters) | How do I shut out abusers, or bill the excess? |
 //! | [What clients are told](what_clients_are_told) | Which headers, bodies and gRPC statuses are sent? How do I find out why a request was refused? |
