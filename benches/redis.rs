@@ -62,10 +62,10 @@
 //! so that it seldom has to come back for more, where the other reads one. Where each check finds that one entry no longer
 //! counts, it takes 77,100; where they come ten at a time, and so many entries go, 71,500 (both with the time given).
 //!
-//! Of 64 buckets in one call each takes 0.50 of a lone one's instructions, the network included (27,000, 53,500).
+//! Each of 64 buckets in one call takes 0.50 of a lone one's instructions, the network included (27,000, 53,500).
 //!
 //! It starts its own `redis-server` (or that of `REDIS_SERVER`) on a free port, and runs `redis-benchmark` beside it. The
-//! contenders run in turn; what is told is medians.
+//! contenders run in turn. The figures are medians.
 
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 

@@ -49,7 +49,7 @@ struct Costs {
     visit: f64,
     /// Getting the line from another core.
     transfer: f64,
-    /// How many visits of a thousand are cut short if another core wants the line.
+    /// The visits of a thousand that are cut short if another core wants the line.
     cut_short: u64,
 }
 
@@ -57,7 +57,7 @@ struct Costs {
 struct Simulated {
     /// Checks in a microsecond, of all cores.
     rate: f64,
-    /// How long one of them takes.
+    /// The duration of one check.
     check: f64,
 }
 
@@ -86,7 +86,7 @@ fn simulate(costs: Costs, cores: usize, lines: usize, batch: u64) -> Simulated {
         }
         let line = &mut state[at];
         let has = line.busy_ns.max(now) + if line.owner == core { 0 } else { transfer };
-        // Nobody else can want it where it was already.
+        // No other core can want the line if it was there already.
         let is_cut_short = line.owner != core && cores > 1 && numbers.below(1_000) < costs.cut_short;
         line.owner = core;
         line.busy_ns = if is_cut_short { has } else { has + visit };

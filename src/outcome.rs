@@ -388,7 +388,7 @@ pub enum LimiterEvent {
     },
     /// A new key was denied because the table is full.
     Full,
-    /// More quotas have live states than a limiter can tell apart (16,383). The quotas beyond that
+    /// More quotas have live states than a limiter can distinguish (16,383). The quotas beyond that
     /// hold as well, but a key whose quota changes to or from one of them starts afresh. Their
     /// states are not in snapshots, and are the first that are forgotten when the table is full,
     /// those of blocks and meters too. Reported at most every ten seconds.
@@ -412,7 +412,7 @@ pub enum LimiterEvent {
     AnsweredLocally,
     /// A check that a store, such as Redis, decides has ended. Reported for each check.
     StoreChecked {
-        /// How long it took, with the time that it waited to be sent; zero if it was not sent, because its server is
+        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its server is
         /// believed dead.
         duration: Duration,
         /// `None` if the store decided, otherwise the kind of error: `unavailable`, `timeout`, `overloaded`,

@@ -26,7 +26,7 @@ pub(crate) enum Fit {
     Fits,
     /// Also what a denied charge makes of it: it comes back later than this quota can put it, or it closes the key.
     Ahead,
-    /// Nothing: more is in use than this quota could keep, and nobody's use is forgotten.
+    /// Nothing is written: more is in use than this quota could keep, and no use may be forgotten.
     Over,
 }
 

@@ -49,7 +49,7 @@ impl Entries for Listed<'_> {
     }
 }
 
-/// How entries change, in this order.
+/// The changes of entries, in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Edit {
     /// The clock stepped back: all entries become one that starts then, of at most [`EntryLog::most`] units.
@@ -194,7 +194,7 @@ impl EntryLog {
         let units = cost.min(self.limit.saturating_sub(there));
         let keep = self.log.then_some(self.limit.max(view.counted.min(self.most())));
         let edit = Edit { drop: view.gone, add: Some((view.start, units)), keep, ..Edit::default() };
-        // The reported wait counts this refusal as well: the newcomer itself is remembered for so long.
+        // The reported wait counts this refusal as well: the newcomer itself is remembered until then.
         let edited = self.edited(entries, view, units, keep.unwrap_or(u64::MAX));
         let view = self.view(&edited, view.now);
         let retry_us = target.map(|target| self.wait(&edited, &view, target));

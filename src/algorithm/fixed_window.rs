@@ -154,7 +154,7 @@ impl PairAlgorithm for FixedWindow {
         self.limit + self.debt
     }
 
-    /// How far ahead the units of another quota may be.
+    /// The longest time from now after which units of another quota may be freed.
     fn longest_us(&self) -> u64 {
         2 * self.period_us
     }

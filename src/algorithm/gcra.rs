@@ -78,7 +78,7 @@ impl Parts for u128 {
     }
 }
 
-/// How far an instant is ahead of now: whole microseconds, and the parts beyond.
+/// The distance of an instant from now: whole microseconds, and the parts beyond.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ahead {
     pub(crate) us: u64,
@@ -129,7 +129,7 @@ pub(crate) struct Gcra<N: Parts> {
     ceiling: Span<N>,
     burst: u64,
     debt: u64,
-    /// How many units of a queue pass at once behind the one that is due; `None` if this is no queue.
+    /// The units of a queue that pass at once behind the unit that is due; `None` if this is no queue.
     queue: Option<u64>,
 }
 
@@ -302,7 +302,7 @@ impl<N: Parts> Gcra<N> {
         cut(N::product(units, self.p.get()), self.l)
     }
 
-    /// Returns a span and that of so many units. One unit needs no division.
+    /// Returns `span` and the span of `units` together. One unit needs no division.
     #[inline(always)]
     fn plus(&self, span: &Span<N>, units: u64) -> Span<N> {
         let more = if units == 1 { self.interval } else { self.span(units) };

@@ -114,7 +114,7 @@ impl PairAlgorithm for Meter {
         u64::MAX
     }
 
-    /// How far ahead the units of another quota may be.
+    /// The longest time from now after which units of another quota may be freed.
     fn longest_us(&self) -> u64 {
         2 * self.retention_us
     }

@@ -112,7 +112,7 @@ impl Oracle {
         (expected, Own(self.model.clone()))
     }
 
-    /// Gives back so many units of what `own` was taken as.
+    /// Refunds `units` of the charge that was taken as `own`.
     pub(super) fn refund(&mut self, now: u64, units: u64, own: &Own, start: u64) {
         // Unless it is where a clock that stepped back has put it.
         let is_last = self.used(now) <= self.ceiling() && self.empty_at(&self.model) == self.empty_at(&own.0);

@@ -1,7 +1,7 @@
 //! The laws of the algorithms, as properties over random schedules, and step for step against the oracle.
 //!
 //! A schedule mixes takes, looks, forced charges, refunds, changes of quota, and time that stands, creeps, jumps to the
-//! edges that were told, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each step;
+//! edges that were reported, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each step;
 //! laws that need a schedule of their own follow below.
 
 mod drift;
@@ -24,7 +24,7 @@ use run::{Run, Step, steps};
 /// Random schedules of each algorithm.
 const SCHEDULES: u32 = 10_000;
 
-/// Where time begins: the epoch, near it, today, and the last year that is exact.
+/// The instants at which time begins: the epoch, near it, today, and the last year that is exact.
 pub(crate) fn beginnings() -> impl Strategy<Value = u64> {
     prop_oneof![Just(0), 0..100_u64, 1_790_000_000_000_000..1_800_000_000_000_000_u64, Just(5_680_000_000_000_000)]
 }

@@ -37,7 +37,7 @@ pub(crate) struct Answer {
     pub(crate) next: Next,
 }
 
-/// How a charge is taken.
+/// The way in which a charge is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum How {
     IfAllowed,
@@ -112,7 +112,7 @@ pub(crate) trait PairAlgorithm {
     }
 }
 
-/// How full a state is. A limiter without room forgets the emptiest one.
+/// The fullness of a state. A limiter without room forgets the emptiest one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Fullness {
     /// Not even one unit would pass.
@@ -133,7 +133,7 @@ pub(super) fn share(used: u64, whole: u64) -> u64 {
     ((u128::from(used) << 16) / u128::from(whole.max(1))).min(u128::from(u64::MAX)) as u64
 }
 
-/// How a state is kept.
+/// The form in which a state is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
     /// A pair that fits one word of 64 bits.
@@ -158,7 +158,7 @@ pub(crate) struct WordLayout {
 /// Bits of a word's number when its instant is in microseconds.
 pub(crate) const NUMBER_BITS: u32 = 15;
 
-/// How far ahead a word's instant may lie. Four times that is what its bits hold, see [`Layout::of`].
+/// The longest time by which a word's instant may be ahead. Its bits hold four times that; see [`Layout::of`].
 pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
 
 impl Layout {

@@ -186,7 +186,7 @@ impl PairAlgorithm for StepBucket {
         self.burst + self.debt
     }
 
-    /// How far ahead the units of another quota may be.
+    /// The longest time from now after which units of another quota may be freed.
     fn longest_us(&self) -> u64 {
         (self.burst + self.debt).div_ceil(self.tokens.max(1)).saturating_mul(self.tick_us)
     }

@@ -1,4 +1,4 @@
-//! How much of a quota is in use, and when it comes back: what another quota takes over.
+//! The units of a quota that are in use, and when they are freed. Another quota takes them over.
 
 use smallvec::SmallVec;
 

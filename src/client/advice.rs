@@ -116,7 +116,7 @@ impl Advice {
 }
 
 impl PolicyAdvice {
-    /// Returns the policy's name, or the words that tell its headers from those of others, such as
+    /// Returns the policy's name, or the words that distinguish its headers, such as
     /// `requests` in `X-RateLimit-Remaining-Requests`.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
@@ -143,7 +143,7 @@ impl PolicyAdvice {
 
     /// Returns the time from now until the quota resets, at most 366 days.
     ///
-    /// What that means depends on the server. In draft 11 it is the effective window: the client may
+    /// The meaning depends on the server. In draft 11 it is the effective window: the client may
     /// use what remains within it. Elsewhere it is the time until the quota is full again, or until
     /// the next unit.
     #[must_use]

@@ -12,7 +12,7 @@ kind_and_message! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum AddressErrorKind {
-    /// An address has no prefix of so many bits, or its group would be too large.
+    /// An address has no prefix of this many bits, or the group would be too large.
     Prefix,
     /// The count of trusted proxies is not possible.
     Count,

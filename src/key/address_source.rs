@@ -1,11 +1,11 @@
-//! Where a ready-made extractor takes an address from.
+//! The source of a ready-made extractor's address.
 
 use std::any::TypeId;
 
 use super::client_ip::client_ip;
 use super::peer::peer_network;
 
-/// Where an extractor takes an address from, as far as its type tells.
+/// The source of an extractor's address, as far as the extractor's type shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressSource {
     /// `peer_ip` or `peer_network`.

@@ -158,7 +158,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_makes_no_sense_is_refused_when_it_is_written() {
+    fn impossible_proxies_are_refused_at_construction() {
         assert!(TrustedProxies::count(0).is_err());
         assert!(TrustedProxies::count(65).is_err());
         assert!(TrustedProxies::networks(Vec::<String>::new()).is_err());

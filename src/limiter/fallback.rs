@@ -40,7 +40,7 @@ pub struct FallbackLimiter<P, S> {
     second: Second<S>,
 }
 
-/// The limiter that is asked when the first fails, and who is told.
+/// The limiter that is asked if the first fails, and the observers of that event.
 #[derive(Clone)]
 struct Second<S> {
     limiter: S,

@@ -164,7 +164,7 @@ pub trait Limiter: Send + Sync + 'static {
     }
 }
 
-/// How strictly a set of charges is all or nothing.
+/// The strictness with which a set of charges is all or nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Atomicity {

@@ -1,6 +1,7 @@
 //! The occupancy of a limiter.
 
-/// How full a limiter is that keeps its states in this process; see [`Limiter::occupancy`](crate::limiter::Limiter::occupancy).
+/// The occupancy of a limiter that keeps its states in this process; see
+/// [`Limiter::occupancy`](crate::limiter::Limiter::occupancy).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     pub(crate) keys: usize,
@@ -8,7 +9,7 @@ pub struct Occupancy {
 }
 
 impl Occupancy {
-    /// Makes the occupancy of a limiter of your own, which has `keys` states and room for `capacity` of them.
+    /// Makes the occupancy of a limiter of your own: it has states of `keys` keys, and room for `capacity`.
     #[must_use]
     pub fn new(keys: usize, capacity: usize) -> Self {
         Self { keys, capacity }

@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn registry_reports_a_name_with_other_quotas_until_its_layer_is_gone() {
+    fn registry_reports_other_quotas_until_their_layer_is_gone() {
         let registry = PolicyRegistry::new();
         let [api, same, other] = [layer(&[("api", 5)]), layer(&[("x", 1), ("api", 5)]), layer(&[("api", 6)])];
         let entered = [registry.enter(&api), registry.enter(&api), registry.enter(&same)];

@@ -31,7 +31,7 @@ pub(super) struct Compiled<L> {
     pub(super) refusals: PreparedRefusals,
     /// The headers of usual refusals.
     pub(super) layout: Option<RefusalLayout>,
-    /// Where requests wait for their departure, if the layer has a timer.
+    /// The queues in which requests wait for their departure, if the layer has a timer.
     pub(super) delays: Option<Arc<Delays>>,
     /// Whether every request is charged to one policy, which is always enforced and never makes a request wait.
     is_plain: bool,
@@ -52,7 +52,7 @@ pub(super) struct Compiled<L> {
     pub(super) diagnostics: Arc<Diagnostics>,
     /// The number of configurations of the layer before this one.
     pub(super) version: u64,
-    /// Where the configuration is that replaces this one, if quotas follow switches.
+    /// Holds the configuration that replaces this one, if quotas follow switches.
     pub(super) live: OnceLock<Weak<Live<L>>>,
     /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no registry.
     pub(super) entered: OnceLock<Option<Entered>>,

@@ -71,7 +71,7 @@ pub struct RateLimitLayer<L, O = NoOverflow> {
 /// A compiled configuration.
 struct Configuration<L> {
     compiled: Arc<Compiled<L>>,
-    /// Where the configuration is that is in force now, if quotas follow switches.
+    /// Holds the configuration that is in force now, if quotas follow switches.
     live: Option<Arc<Live<L>>>,
 }
 
@@ -167,7 +167,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// exempt from this layer, what is denied is refused with 403 (`PERMISSION_DENIED` over gRPC), and the limiter is not
     /// asked. Called more than once, the first list that says anything decides. A request without this key is in no list.
     ///
-    /// Where networks are listed, take an extractor that returns the whole address, such as
+    /// If the list has networks, take an extractor that returns the whole address, such as
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
     /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
     /// first address of its /64, and narrower networks of the list do not find it.

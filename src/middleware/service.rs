@@ -30,7 +30,7 @@ use crate::limiter::Limiter;
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,
-    /// Where the configuration is that is in force now, if quotas follow switches.
+    /// Holds the configuration that is in force now, if quotas follow switches.
     live: Option<Arc<Live<L>>>,
     overflow: O,
 }

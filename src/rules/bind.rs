@@ -408,13 +408,13 @@ const COMPARED_MAX: usize = 1_000;
 
 /// Returns whether a text matches a pattern, in which each `*` stands for any bytes.
 fn matches(Wildcard(pattern): &Wildcard, text: &[u8], ignores_case: bool) -> bool {
-    // A longer text matches: nobody escapes a rule, and nobody makes the comparison slow.
+    // A longer text matches, so no client escapes a rule or makes the comparison slow.
     if text.len() > COMPARED_MAX {
         return true;
     }
     let is_same = |a: u8, b: u8| if ignores_case { a.eq_ignore_ascii_case(&b) } else { a == b };
     let pattern = pattern.as_bytes();
-    // Where the last `*` is, and where the text behind it begins. It stands for one byte more each time the rest does not fit.
+    // The places of the last `*` and of the text behind it. The `*` stands for one byte more each time the rest does not fit.
     let (mut at, mut from, mut star) = (0, 0, None);
     while let Some(byte) = text.get(from) {
         match pattern.get(at) {

@@ -276,7 +276,7 @@ impl<'a> Problems<'a> {
         known: impl IntoIterator<Item = &'w str>,
         otherwise: &str,
     ) -> Option<&'w str> {
-        let is_full = self.found.len() >= PROBLEMS_MAX; // nobody sees the message
+        let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
         let suggestion = if is_full { None } else { similar(word, known) };
         self.push(Found::of_word(kind, place, message, suggestion, otherwise));
         suggestion

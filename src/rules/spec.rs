@@ -1,4 +1,4 @@
-//! What a file of rules says, as plain data. Values that a later step may refuse have their places.
+//! The content of a file of rules, as plain data. Values that a later step may refuse have their places.
 
 use std::ops::Deref;
 

@@ -122,7 +122,7 @@ impl Store {
                     // An observer may have panicked before all layers followed.
                     layers.iter().for_each(|layer| layer.follow());
                     if had_error {
-                        // An observer that was told of the error learns that it is over.
+                        // An observer that got the error learns that it is over.
                         layers.iter().for_each(|layer| layer.report(&LimiterEvent::RulesLoaded { version }));
                     }
                     return Ok(version);
@@ -238,7 +238,7 @@ impl InForce {
     /// Returns an error if a layer cannot take the rules. `domain` is that of the rules it was made for.
     fn accepted_by(&self, layers: &[Arc<dyn Follow>], domain: Option<&str>) -> Result<(), RulesError> {
         let mut problems = problems_of(&self.content);
-        // What was made for one form or domain would let all requests of another pass.
+        // A layer that was made for one form or domain would let all requests of another pass.
         match (domain, self.domain()) {
             (Some(before), Some(now)) if *before != *now => {
                 let message = format!(

@@ -52,7 +52,7 @@ pub(super) type Describe = Read<Vec<Descriptor>>;
 pub(super) struct Tree {
     pub(super) domain: Box<str>,
     pub(super) root: Level,
-    /// How a request in front of the application becomes descriptors.
+    /// Makes the descriptors of an HTTP request.
     pub(super) describe: Option<Describe>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Tree {
 #[derive(Default)]
 pub(super) struct Level(HashMap<Box<str>, Values>);
 
-/// What follows the entries of one key.
+/// The branches below one key, by value.
 #[derive(Default)]
 struct Values {
     exact: HashMap<Box<str>, Branch>,
@@ -84,7 +84,7 @@ pub(super) struct Limit {
     pub(super) replaces: Vec<Box<str>>,
 }
 
-/// What a limit that is not unlimited charges.
+/// The rule and the policy of a limit that is not unlimited.
 pub(super) struct LimitQuota {
     /// The place of its rule among those of the file.
     pub(super) rule: usize,
@@ -175,7 +175,7 @@ impl FindRules for Tree {
 /// A text in which each `*` stands for any characters, also for none. It has at least one `*`.
 struct Pattern {
     begin: Box<str>,
-    /// What comes between two `*`, in this order.
+    /// The texts between two `*`, in this order.
     middle: Vec<Box<str>>,
     end: Box<str>,
 }
@@ -202,7 +202,7 @@ impl Pattern {
     }
 }
 
-/// What is encoded in the parts of a policy's name: what separates them, and what a header would have to escape.
+/// The characters that are encoded in the parts of a policy's name: separators, and those that a header would escape.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%').add(b'=').add(b',').add(b':').add(b' ').add(b'"').add(b'\\');
 
 /// Returns a part of a policy's name.

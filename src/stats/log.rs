@@ -11,7 +11,7 @@ pub(super) const SUMMARY_US: u64 = 10_000_000;
 
 const WORDS: usize = 64;
 
-/// What was refused since the last summary of a policy.
+/// The refusals since the last summary of a policy.
 pub(super) struct RefusalLog {
     refused: AtomicU64,
     /// A bit for each key, chosen by its fingerprint.

@@ -18,7 +18,7 @@ pub(super) const OTHER: &str = "other";
 /// More than twice as many as there are policies, so that few names have to be compared.
 const SLOTS: usize = 512;
 
-/// What is counted of one policy.
+/// The counts of one policy.
 pub(super) struct Entry {
     pub(super) name: Arc<str>,
     pub(super) cells: Cells,

@@ -12,7 +12,7 @@ use crate::time::Timestamp;
 /// The length of the short buckets, 5 s.
 pub(super) const SHORT_US: u64 = 5_000_000;
 
-/// How many short buckets make a long one, of 60 s.
+/// The number of short buckets in a long one, of 60 s.
 const SHORT_IN_LONG: u64 = 12;
 
 /// Buckets of each length: five minutes and one hour.
@@ -119,7 +119,7 @@ impl Rates {
     }
 }
 
-/// What a policy decided in one span of time.
+/// The decisions of a policy in one span of time.
 #[derive(Clone, Copy)]
 pub struct RateBucket {
     starts_at: Timestamp,

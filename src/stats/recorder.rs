@@ -8,7 +8,7 @@ use super::histogram::HistogramSnapshot;
 use super::series::{Kind, Sink, write_all};
 use super::snapshot::StatsSnapshot;
 
-/// What was handed to the recorder before, of histograms: it takes durations, not totals.
+/// The histograms as the recorder got them before. It takes durations, not totals.
 pub(super) type Recorded = BTreeMap<(&'static str, Option<Box<str>>), HistogramSnapshot>;
 
 /// Hands all metrics to the recorder.

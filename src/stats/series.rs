@@ -1,4 +1,4 @@
-//! The metrics: their names, labels and values, whoever they are handed to.
+//! The metrics: their names, labels and values, for text and for recorders.
 
 use super::histogram::HistogramSnapshot;
 use super::snapshot::{PolicySnapshot, StatsSnapshot};

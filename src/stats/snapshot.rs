@@ -1,4 +1,4 @@
-//! What the statistics were at one time. Data.
+//! The statistics at one time, as data.
 
 use std::sync::Arc;
 

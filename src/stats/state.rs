@@ -1,9 +1,9 @@
-//! How a request found a policy.
+//! The state in which a request found a policy.
 
 use crate::error::labelled;
 
 labelled! {
-    /// How a request found a policy.
+    /// The state in which a request found a policy.
     PolicyState,
     /// Returns the label for metrics: `within`, `near`, `over`.
     as_str {

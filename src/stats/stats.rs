@@ -119,7 +119,7 @@ impl StatsBuilder {
     /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and `key`,
     ///   the key's [fingerprint](super::LimitedKey::fingerprint).
     /// * What a policy refused in ten seconds is one event at the level `WARN`: `client: 1284 refused for at least 37 keys`,
-    ///   with the fields `policy`, `refused` and `keys`. At most 4,096 keys are told apart. Nothing runs in the background:
+    ///   with the fields `policy`, `refused` and `keys`. At most 4,096 keys are distinguished. Nothing runs in the background:
     ///   the summary is written with the next outcome after the ten seconds, or the next [snapshot](Stats::snapshot) or
     ///   scrape.
     #[cfg(feature = "tracing")]

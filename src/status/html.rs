@@ -111,7 +111,7 @@ fn millis(duration: Option<Duration>) -> String {
     }
 }
 
-/// Returns how long the statistics have counted, but not more than `most`.
+/// Returns how long the statistics have counted, at most `most`.
 fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
     stats.taken_at().saturating_since(stats.started_at()).min(most).max(Duration::from_secs(1))
 }

@@ -103,7 +103,7 @@ impl StatusPage {
         self
     }
 
-    /// Lets operators switch a mode. **Whoever reaches the page can then turn limits off**: put it behind a login.
+    /// Lets operators switch a mode. **Everyone who reaches the page can then turn limits off**: put it behind a login.
     #[must_use]
     pub fn switch(mut self, name: impl Into<String>, switch: &ModeSwitch) -> Self {
         Arc::make_mut(&mut self.0).switches.push((name.into(), switch.clone()));

@@ -134,7 +134,7 @@ impl View {
             }
         }
         seen.retain(|name, _| !shown.contains(*name));
-        // Those of layers that the page does not know, of former rules, and all that are counted together.
+        // Policies of layers that the page does not know, of former rules, and those that are counted together.
         let mut unknown: Vec<&PolicySnapshot> = seen.into_values().collect();
         unknown.sort_by(|a, b| a.name().cmp(b.name()));
         rows.extend(unknown.into_iter().map(|policy| Row {

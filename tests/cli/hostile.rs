@@ -54,7 +54,7 @@ fn deep_nesting_and_alias_bombs_are_refused() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn path_that_is_no_file_is_refused() {
     let folder = Folder::new();
     fs::create_dir(folder.path().join("folder")).unwrap();
     let mut names = vec!["folder", "gone", "folder/gone", ""];

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What a run of the program did.
+/// The result of a run of the program.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Run {
     pub(crate) code: Option<i32>,

@@ -17,7 +17,7 @@ use tower_ratelimit::{Headers, Quota, RateLimitLayer, key};
 use crate::support::memory;
 use crate::support::waiting::World;
 
-/// How the clients behave.
+/// The behaviour of the clients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
     /// Each retries 100 ms after a refusal.
@@ -47,7 +47,7 @@ struct Report {
     /// When each client began to want what it waits for.
     wanted_us: Vec<u64>,
     longest_wait_us: u64,
-    /// What the quota allows in that time, with its burst.
+    /// The requests that the quota allows in that time, with its burst.
     allowed: u64,
 }
 
@@ -175,7 +175,7 @@ fn silent() -> Headers {
 }
 
 #[test]
-fn crowd_that_shares_a_layer_uses_the_whole_limit_without_refusals() {
+fn crowd_with_one_layer_uses_the_limit_without_refusals() {
     for headers in [Headers::draft_11(), Headers::draft_07(), Headers::x_rate_limit(ResetEncoding::DeltaSeconds)] {
         let report = simulate(50, 20, Manner::Together, headers);
         let row = row("together", &report);

@@ -1,4 +1,4 @@
-//! What clients read from responses: the examples of the drafts, vendors' headers, and what this
+//! Reading of responses by clients: the examples of the drafts, vendors' headers, and what this
 //! crate's own server writes.
 
 mod crowd;

@@ -23,7 +23,7 @@ const SECOND: u64 = 1_000_000;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 type Answered = Result<u16, BoxError>;
 
-/// What the server does with each request: how long it takes, its status and its headers.
+/// The server's answer to each request: its duration, status and headers.
 type Script = dyn Fn(usize) -> (u64, u16, Vec<(&'static str, String)>);
 
 /// A server that records when requests arrive, and what they are called.
@@ -381,7 +381,7 @@ fn probe_opens_the_line_step_by_step() {
 }
 
 #[test]
-fn what_remains_bounds_what_is_sent() {
+fn remaining_units_bound_the_requests_sent() {
     let mut scene = Scene::new(
         |layer| layer,
         |nth| match nth {
@@ -457,7 +457,7 @@ fn end_of_a_request_from_before_a_pause_sends_no_second_probe() {
 }
 
 #[test]
-fn requests_that_wait_for_the_service_during_a_pause_probe_after_it() {
+fn requests_that_wait_during_a_pause_probe_after_it() {
     let mut scene = Scene::new(
         |layer| layer,
         |nth| match nth {

@@ -1,4 +1,4 @@
-//! What this crate's server promises, and how this crate's client obeys it.
+//! The promises of this crate's server, and this crate's client that obeys them.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -44,7 +44,7 @@ fn alone(
                 wall.set(Timestamp::from_micros((since as i64 + skew * 60_000_000) as u64));
                 let mut response = server.oneshot(request).await?;
                 change(&mut response, before);
-                // What the client reads, with the client's clock.
+                // The advice that the client reads, with the client's clock.
                 let now = UNIX_EPOCH + Duration::from_micros(tower_ratelimit::clock::Clock::now(&wall).as_micros());
                 let advice = Advice::read(response.headers(), now);
                 sent.borrow_mut().push((timer.now_us(), response.status().as_u16(), advice.wait()));

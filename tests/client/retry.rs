@@ -54,7 +54,7 @@ fn waits(instants: &[u64], told: &[u64]) {
 }
 
 #[test]
-fn retry_waits_as_told() {
+fn retry_waits_as_the_server_says() {
     const REFUSED: Answer = (429, &[("retry-after", "30")]);
     const RESET: Answer = (429, &[("ratelimit", "\"d\";r=0;t=7")]);
     const PUSHBACK: Answer = (200, &[("grpc-status", "8"), ("grpc-retry-pushback-ms", "1500")]);

@@ -119,7 +119,7 @@ async fn every_format_reports_what_the_policy_has_left() {
 }
 
 #[tokio::test]
-async fn client_that_waits_as_told_is_served() {
+async fn client_that_waits_as_the_server_says_is_served() {
     for headers in formats() {
         for send_retry_after in [true, false] {
             let headers = headers.clone().retry_after(send_retry_after);
@@ -137,7 +137,7 @@ async fn client_that_waits_as_told_is_served() {
 }
 
 #[tokio::test]
-async fn grpc_client_that_waits_as_told_is_served() {
+async fn grpc_client_that_waits_as_the_server_says_is_served() {
     for quota in every_algorithm(3, MINUTE) {
         let clock = ManualClock::new();
         let layer = layer(&clock, quota, Headers::none());

@@ -1,4 +1,4 @@
-//! What the headers of real servers mean.
+//! The meaning of the headers of real servers.
 //!
 //! Each row names the page that documents the headers. Where the page has an example, the row has
 //! its values, with a `Date` half a minute before the reset. Other values were made up in the

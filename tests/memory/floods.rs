@@ -77,7 +77,8 @@ fn flood_of_used_up_keys_forgets_none_before_twice_the_capacity() {
                 assert!(use_up(&limiter, &clock, kind, u64::MAX - n), "{}", kind.name);
             }
         }
-        // How many keys of the flood had come, in tenths of the capacity, when its first state was forgotten, and when half of its states were.
+        // The keys of the flood that had come, in tenths of the capacity, when its first state was forgotten, and when half
+        // of its states were.
         let mut forgotten = vec![(None, None); kinds.len()];
         let tenths = if goes_on { 60 } else { 20 };
         for tenth in 1..=tenths {

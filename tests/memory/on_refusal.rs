@@ -341,7 +341,7 @@ async fn meter_is_settled_by_what_was_read() {
     assert_eq!(meters.usage(&key).await, Ok(0));
 }
 
-/// The same case as `fw-rlf-block` from rate-limiter-flexible, with costs that can pass.
+/// Repeats the case `fw-rlf-block` from rate-limiter-flexible, with costs that can pass.
 #[test]
 fn block_outlasts_its_window_and_is_not_prolonged_by_retries() {
     let (second, ms) = (Duration::from_secs(1), Duration::from_millis(1));

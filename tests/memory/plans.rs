@@ -24,7 +24,7 @@ fn passed(plans: [&Policy; 2], asked: u64) -> u64 {
 }
 
 #[test]
-fn plans_that_alternate_each_second_pass_what_lies_between_the_two() {
+fn plans_that_alternate_pass_what_lies_between_the_two() {
     for (small, large) in [(10, 20), (1, 20), (59, 61)] {
         for (small, large) in every_algorithm(small, MINUTE).into_iter().zip(every_algorithm(large, MINUTE)) {
             let rule = Policy::plans("plan", [small, large], |_| 0).expect("the plans are possible");
@@ -46,7 +46,7 @@ fn plans_that_alternate_each_second_pass_what_lies_between_the_two() {
 }
 
 #[test]
-fn plans_of_two_algorithms_that_alternate_pass_no_more_than_the_larger() {
+fn plans_of_two_algorithms_pass_no_more_than_the_larger() {
     let (tens, twenties) = (every_algorithm(10, MINUTE), every_algorithm(20, MINUTE));
     for ten in &tens {
         for twenty in &twenties {

@@ -19,7 +19,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 const START_US: u64 = 1_735_689_600_000_000;
 
-/// How long other threads get while the decision under test pauses. If they are not done by then,
+/// The time that other threads get while the decision under test pauses. If they are not done by then,
 /// they wait for one of its locks and run after it.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -237,7 +237,7 @@ fn paused_peek_changes_nothing() {
 }
 
 #[test]
-fn paused_refund_gives_back_only_what_still_counts() {
+fn paused_refund_returns_only_what_still_counts() {
     // The unit of second 0 has expired at second 5.
     check_all("a refund", |limiter, policy, key| {
         if let Some(receipt) = limiter.take_one(policy, key, 1).take_receipt() {

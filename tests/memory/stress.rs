@@ -92,7 +92,7 @@ fn single_charges_and_sets_take_exactly_the_quota_of_a_key() {
 }
 
 #[test]
-fn refunds_give_back_what_was_taken_while_others_take() {
+fn refunds_return_what_was_taken_under_contention() {
     for quota in quotas() {
         let limiter = limiter(2_000);
         let (a, b) = (policy("a", quota), policy("b", Quota::per_hour(1_000_000)));

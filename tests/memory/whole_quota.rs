@@ -5,7 +5,7 @@
 //!
 //! * slots: a state is evicted, or the new key is denied (`limiter.rs`, `floods.rs`);
 //! * slots that meters may take, half of all: the new meter is denied (`on_refusal.rs`);
-//! * dated entries: neighbours are merged (`full_arena_refuses_and_forgets_nobody`, and the unit
+//! * dated entries: neighbours are merged (`full_arena_refuses_and_forgets_no_key`, and the unit
 //!   tests of the arena);
 //! * entries of one key: the quota is not supported (`quota_that_never_fits_is_not_supported`);
 //! * numbers of quotas: they are reused, and the last one is reported (`versions.rs`);
@@ -132,7 +132,7 @@ fn quota_that_never_fits_is_not_supported() {
 }
 
 #[test]
-fn full_arena_refuses_and_forgets_nobody() {
+fn full_arena_refuses_and_forgets_no_key() {
     for on_full in [OnFull::Evict, OnFull::Deny] {
         let clock = ManualClock::new();
         let limiter =

@@ -137,7 +137,7 @@ async fn handler_of_tonic_refuses_with_a_status() {
 }
 
 #[tokio::test]
-async fn status_of_tonic_tells_clients_nothing_of_the_server() {
+async fn status_of_tonic_reveals_nothing_of_the_server() {
     let failing = Scripted::new();
     failing.fail(true);
     let keyless = |_: &Parts| None::<Key>;

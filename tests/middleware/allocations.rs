@@ -1,4 +1,4 @@
-//! How often the limiter in memory and the layer allocate: never on the allowed path.
+//! Allocations of the limiter in memory and of the layer: none on the allowed path.
 
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -267,7 +267,7 @@ fn of_one_routed_request(router: axum::Router, status: u16) -> u64 {
 /// axum boxes and clones every layer's service. What it allocates for a layer that captures a value
 /// is not the rate limit's.
 #[test]
-fn axum_router_allocates_no_more_for_the_limit_than_for_any_layer() {
+fn axum_router_allocates_no_more_than_for_any_layer() {
     let router = || axum::Router::new().route("/", axum::routing::get(async || "home"));
     let captured = std::sync::Arc::new(());
     let any = tower::util::MapRequestLayer::new(move |request: Request<Body>| {

@@ -137,7 +137,7 @@ fn text(path: &str) -> String {
     format!("the page {path}\n")
 }
 
-/// The same response as a refusal, without `Cache-Control`, so that a cache stores it.
+/// A response like a refusal, but without `Cache-Control`, so that a cache stores it.
 async fn careless(request: Request<Body>) -> Response<String> {
     let mut response = Response::new(String::new());
     match request.headers().get("x-client") {
@@ -280,7 +280,7 @@ fn harmless() -> [Shape; 4] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cache_gives_nobody_the_refusal_of_another() {
+async fn cache_gives_no_client_the_refusal_of_another() {
     let failing = Scripted::new();
     let nginx = Nginx::start(serve(failing.clone()).await).await;
     for front in FRONTS {

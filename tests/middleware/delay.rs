@@ -75,7 +75,7 @@ fn place_before_another_process_stays_empty() {
 }
 
 #[test]
-fn whose_task_does_not_run_keeps_nobody_waiting() {
+fn stalled_task_keeps_no_other_request_waiting() {
     let mut shop = Shop::new(queue(4));
     let layer = shop.layer();
     let [_, stuck, second, third] = [(); 4].map(|()| shop.send(&layer));
@@ -251,7 +251,7 @@ impl Observer for PanicsAboutTheAbandoned {
 }
 
 #[test]
-fn waiter_that_leaves_frees_its_place_even_if_the_observer_panics_about_it() {
+fn waiter_that_leaves_frees_its_place_if_an_observer_panics() {
     let mut shop = Shop::new(queue(3));
     let layer = shop.layer().observer(PanicsAboutTheAbandoned);
     let [_, leaves, next] = [(); 3].map(|()| shop.send(&layer));

@@ -136,7 +136,7 @@ fn other_domain_has_no_limits() {
 }
 
 #[test]
-fn unlimited_descriptor_is_told_from_one_without_a_limit() {
+fn unlimited_descriptor_differs_from_one_without_a_limit() {
     let world = World::new(BASIC);
     let answer = world.charge(&["open=x", "tenant=internal"]);
     let unlimited: Vec<bool> = answer.statuses().iter().map(|status| status.is_unlimited()).collect();
@@ -499,7 +499,7 @@ fn replaced_file_keeps_what_was_used() {
     assert_eq!(charged(), Some((0, 0)));
     rules.replace("{domain: d, descriptors: []}").unwrap();
     assert_eq!(charged(), None);
-    // Of another form, or for another domain, it would limit nothing that is asked.
+    // A file of another form or domain would limit none of the requests.
     for other in ["rules: []", "domain: other"] {
         let error = rules.replace(other).unwrap_err();
         assert_eq!((error.kind(), rules.version()), (RulesErrorKind::Value, 3), "{error}");

@@ -217,7 +217,7 @@ async fn failing_limiter_refuses_only_what_a_rule_could_refuse() {
 }
 
 #[tokio::test]
-async fn request_degraded_for_its_missing_key_stays_degraded_if_the_limiter_fails() {
+async fn request_without_a_key_stays_degraded_if_the_limiter_fails() {
     let limiter = Scripted::new();
     limiter.fail(true);
     let layer = RateLimitLayer::new(limiter, policy("user", 1).mode(Mode::Degrade), key::header("x-user"))

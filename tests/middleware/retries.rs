@@ -133,7 +133,7 @@ async fn retries_are_charged_once_inside_a_layer_and_each_around_it() {
 }
 
 #[tokio::test]
-async fn attempts_that_fail_and_are_given_back_leave_one_charge() {
+async fn refunded_attempts_leave_one_charge() {
     let limiter = memory();
     let rule = client(2).refund_when(|response| response.status.is_server_error());
     let answer = around(layer(&limiter, rule), 5, 4).await;

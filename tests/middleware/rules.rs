@@ -107,7 +107,7 @@ async fn request_without_a_key_is_refused_and_not_charged() {
 }
 
 #[tokio::test]
-async fn requests_without_a_key_can_share_one_that_is_nobody_elses() {
+async fn requests_without_a_key_can_share_a_key_of_their_own() {
     let limiter = Scripted::new();
     let layer =
         RateLimitLayer::new(limiter.clone(), policy("user", 1).missing_key(MissingKey::Shared), key::header("x-user"));

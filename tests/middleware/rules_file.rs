@@ -415,7 +415,7 @@ async fn bad_rules_change_nothing_and_are_reported() {
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
     assert_eq!((rules.version(), rules.error()), (1, None));
     assert_eq!(*events.0.lock().unwrap(), [LimiterEvent::RulesLoaded { version: 1 }]);
-    // What is in force again is told as well: an error is over.
+    // The version that is in force again is reported as well, because the error is over.
     rules.replace("rules: [").unwrap_err();
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
     assert_eq!(
@@ -692,7 +692,7 @@ fn requests_are_counted_exactly_while_rules_are_replaced() {
 }
 
 #[test]
-fn ten_thousand_rules_are_bound_and_only_those_that_match_are_asked() {
+fn ten_thousand_rules_ask_only_those_that_match() {
     let asked = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&asked);
     let mut text = "rules:\n".to_owned();

@@ -349,13 +349,13 @@ async fn usage_is_settled_once_when_the_body_ends_or_is_dropped() {
     assert_eq!(bench.used(), 280);
 }
 
-/// How a request ends, and what it costs under each rule of [`ways_of_settling`].
+/// The end of a request, and its cost under each rule of [`ways_of_settling`].
 struct Ending {
     name: &'static str,
     method: Method,
     fields: &'static [(&'static str, &'static str)],
     polled: bool,
-    /// How many frames of the body are read, if there is a response.
+    /// The number of frames of the body that are read, if there is a response.
     frames: usize,
     /// The cost with `OnAborted::Keep`, and with `Refund`.
     costs: [[u64; 7]; 2],
@@ -696,7 +696,7 @@ struct Fate {
     bytes: u64,
     status: u16,
     fate: usize,
-    /// How many frames of the body are read, if there is a response. 3 reads all and the end.
+    /// The number of frames of the body that are read, if there is a response. 3 reads all and the end.
     read: usize,
     polled: bool,
 }

@@ -354,7 +354,7 @@ fn never_passes(name: &str) -> RateLimitLayer<MemoryLimiter> {
 /// The test runs itself as a child process, and reads its stderr.
 #[cfg(all(debug_assertions, not(feature = "tracing")))]
 #[test]
-fn misuse_that_nobody_observes_is_written_to_stderr_once() {
+fn setup_warning_without_observer_goes_to_stderr_once() {
     const CHILD: &str = "RATELIMIT_MISUSE_CHILD";
     struct Deaf;
     impl Observer for Deaf {}
@@ -371,7 +371,7 @@ fn misuse_that_nobody_observes_is_written_to_stderr_once() {
     }
     for (child, lines) in [("none", 1), ("deaf", 1), ("log", 0)] {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "setup_warnings::misuse_that_nobody_observes_is_written_to_stderr_once", "--nocapture"])
+            .args(["--exact", "setup_warnings::setup_warning_without_observer_goes_to_stderr_once", "--nocapture"])
             .env(CHILD, child)
             .output()
             .unwrap();

@@ -415,7 +415,7 @@ fn key_of_an_address_shows_it_to_reveal() {
     assert_eq!(Key::of((address, "a")).unwrap().address(), None);
 }
 
-/// The same series, as the crate `metrics` gets them.
+/// The series as the crate `metrics` gets them.
 #[cfg(feature = "metrics")]
 mod recorder {
     use std::sync::{Arc, Mutex};

@@ -196,7 +196,7 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
 }
 
 #[tokio::test]
-async fn policy_of_several_layers_is_one_row_since_they_are_counted_together() {
+async fn policy_of_several_layers_is_one_row() {
     let world = World::new();
     let other = Policy::new("client", Quota::per_hour(7)).unwrap();
     let other = RateLimitLayer::new(memory(&world.clock), other, key::peer_ip()).observer(world.stats.clone());

@@ -1,14 +1,14 @@
-//! Who does not use a feature does not pay for it: the dependencies are those that were there before it.
+//! An unused feature costs nothing: without it the dependencies are those from before it.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What only the features for files of rules need.
+/// Dependencies that only the features for files of rules need.
 const OF_RULES: &[&str] = &["saphyr-parser", "strsim"];
 
-/// What only the program needs besides.
+/// Dependencies that only the program needs besides.
 const OF_CLI: &[&str] = &["clap", "serde_json"];
 
 /// Returns the manifest without the features that `is_kept` refuses, and without the dependencies that only they need.

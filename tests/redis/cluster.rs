@@ -38,7 +38,7 @@ async fn cluster_keeps_a_limit() {
     callers_are_spread(&cluster).await;
     the_url_of_a_lone_server_is_refused(&cluster).await;
     rights_of_the_guide_are_enough(&cluster).await;
-    what_a_refused_set_took_elsewhere_is_given_back(&cluster).await;
+    refused_set_refunds_what_it_took_elsewhere(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
     blocks_and_meters_are_with_their_caller(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
@@ -123,7 +123,7 @@ async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
     }
 }
 
-async fn what_a_refused_set_took_elsewhere_is_given_back(cluster: &Cluster) {
+async fn refused_set_refunds_what_it_took_elsewhere(cluster: &Cluster) {
     let limiter = limiter(cluster, "sets", None).await;
     assert_eq!(limiter.atomicity(), Atomicity::Compensated);
     let (everybody, caller) = (policy("everybody", lasting(1_000)), policy("caller", lasting(1)));
@@ -181,7 +181,7 @@ async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
     };
     let limiters = [connect("companions").await, connect("companions").await];
     super::companions::refusals_close_a_key(limiters.clone(), &clock).await;
-    super::companions::what_goes_beyond_is_metered(limiters, &clock).await;
+    super::companions::excess_is_metered(limiters, &clock).await;
 }
 
 async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut Cluster) {

@@ -71,7 +71,7 @@ pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &Ma
 }
 
 /// Requests beyond the quota pass and are metered until the meter is full.
-pub(super) async fn what_goes_beyond_is_metered(limiters: [RedisLimiter; 2], clock: &ManualClock) {
+pub(super) async fn excess_is_metered(limiters: [RedisLimiter; 2], clock: &ManualClock) {
     use OutcomeKind::{Allowed, Limited, Overage};
     let meter = policy("api-over", Quota::meter(3, 24 * HOUR).unwrap());
     let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter.clone()).unwrap();
@@ -104,7 +104,7 @@ async fn refusals_of_two_processes_block_a_key() {
 #[tokio::test]
 async fn meter_is_shared_by_two_processes() {
     let (server, clock) = (Server::start(), ManualClock::new());
-    what_goes_beyond_is_metered(two(&server, &clock).await, &clock).await;
+    excess_is_metered(two(&server, &clock).await, &clock).await;
 }
 
 #[tokio::test]

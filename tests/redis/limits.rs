@@ -251,7 +251,7 @@ async fn process_with_a_smaller_quota_forgets_nothing() {
 /// Four processes serve while each replaces its rules at times of its own: the rule is renamed to and fro, other rules come and
 /// go, and at the end its limit is raised.
 #[tokio::test]
-async fn processes_that_replace_their_rules_at_different_times_count_as_one() {
+async fn processes_that_reload_at_different_times_count_as_one() {
     let server = Server::start();
     let text = |version: usize, limit: u64| {
         let name = if version % 2 == 0 { "name: a" } else { "name: b, was: a" };

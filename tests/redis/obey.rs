@@ -57,7 +57,7 @@ fn layers(limiters: &[RedisLimiter], quota: Quota, max_wait: Duration) -> Vec<Ob
 }
 
 #[tokio::test]
-async fn clients_send_as_many_requests_together_as_their_quota_lets_pass() {
+async fn clients_together_send_as_much_as_their_quota_allows() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let mut limiters = Vec::new();
     for _ in 0..10 {

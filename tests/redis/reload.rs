@@ -226,12 +226,12 @@ fn reload_under_load(name: &str, url: Option<&str>, processes: usize) {
 }
 
 #[test]
-fn requests_are_counted_exactly_in_memory_while_the_file_changes() {
+fn requests_are_counted_in_memory_while_the_file_changes() {
     reload_under_load("reload-memory", None, 1);
 }
 
 #[test]
-fn requests_of_four_processes_are_counted_exactly_while_the_file_changes() {
+fn four_processes_count_exactly_while_the_file_changes() {
     let server = Server::start();
     reload_under_load("reload-redis", Some(&server.url()), 4);
     // Three of the file's policies may have states of their own, besides `a` and `b`.

@@ -279,9 +279,9 @@ async fn nothing_is_lost(cluster: &Cluster) {
     }
 }
 
-/// Where each key is new, and so is on the server to which the slot goes, none of a caller's first
-/// requests can be decided in one step: and all the same they are decided as on a lone server.
-async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
+/// If each key is new, it is on the server to which the slot goes. Then no first request of a caller can
+/// be decided in one step. It is decided all the same as on a single server.
+async fn sets_with_refusal_charges_are_decided_key_by_key(cluster: &Cluster) {
     let limiter = probe(cluster).await;
     let mut moves = Vec::new();
     for user in BLOCKED {
@@ -294,7 +294,7 @@ async fn what_depends_on_refusals_is_decided_key_by_key(cluster: &Cluster) {
     let connect = || async { connected(patient().prefix("halfway").clock(clock.clone()), &cluster.url()).await };
     let limiters = [connect().await, connect().await];
     super::companions::refusals_close_a_key(limiters.clone(), &clock).await;
-    super::companions::what_goes_beyond_is_metered(limiters, &clock).await;
+    super::companions::excess_is_metered(limiters, &clock).await;
     for (slot, from, to) in moves {
         cluster.keys(slot, from).iter().for_each(|key| cluster.carry(key, from, to));
         cluster.end_to_move(slot, from, to);
@@ -334,6 +334,6 @@ async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
 async fn requests_never_fail_while_slots_move() {
     let cluster = tokio::task::block_in_place(Cluster::start);
     nothing_is_lost(&cluster).await;
-    what_depends_on_refusals_is_decided_key_by_key(&cluster).await;
+    sets_with_refusal_charges_are_decided_key_by_key(&cluster).await;
     a_quota_may_change_meanwhile(&cluster).await;
 }

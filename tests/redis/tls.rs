@@ -14,7 +14,7 @@ use tower_ratelimit::{
 
 use crate::support::redis_server::{Server, free_port};
 
-/// Where a process is told the server, and beside it, by fred's own convention, the authorities
+/// The variables by which a process gets the server, and beside it, by fred's own convention, the authorities
 /// that it is to trust.
 const URL: &str = "RATELIMIT_TEST_TLS_URL";
 const TRUSTED: &str = "SSL_CERT_FILE";

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 /// 2015-05-17 10:00:00 UTC.
 const START: u64 = 1_431_856_800;
 
-/// What the log has beside its 8,000 ordinary requests.
+/// Numbers of lines of the log beside its 8,000 ordinary requests.
 pub(crate) const LATE: u64 = 5;
 pub(crate) const UNREADABLE: u64 = 3;
 pub(crate) const LIMITED: u64 = 7;

@@ -234,7 +234,7 @@ fn trusted_proxies_report_the_clients() {
     assert!(report["policies"][0]["curve"]["rule"].as_str().unwrap().contains("key: client-ip"));
 }
 
-/// What a client may send to attack whoever reads the report.
+/// Texts that a client may send to attack the reader of the report.
 const HOSTILE: [&str; 8] = [
     "/<script>alert(1)</script>",
     "/</script><img/src=x/onerror=alert(1)>",

@@ -22,8 +22,7 @@ pub(crate) struct Proxy {
 struct Orders {
     /// Bytes are held back, and connections stay open.
     hold: AtomicBool,
-    /// Of every connection the answers are passed on up to so many bytes, then it is cut. 0: not at
-    /// all.
+    /// The bytes of answers after which a connection is cut. 0: it is not cut.
     cut_after: AtomicUsize,
     cuts: AtomicUsize,
     /// The faults of the next answers, one after the other.

@@ -149,7 +149,7 @@ fn paced(read: &mut Reader<'_>) -> Result<Quota, String> {
     rated(read)?.queue(1_000).and_then(|quota| quota.delay_after(slack)).map_err(text)
 }
 
-/// So many per second; half a one is one in two seconds.
+/// Returns a queue of the rate per second. A rate of 0.5 is one in two seconds.
 fn rated(read: &mut Reader<'_>) -> Result<Quota, String> {
     match read.take("rate_per_s").and_then(Value::as_f64) {
         Some(rate) if rate.fract() == 0.0 => Quota::leaky_queue(rate as u64, Duration::from_secs(1)),

@@ -21,7 +21,7 @@ use crate::mapping::{self, Params, Reset};
 /// begins at 0 there begins on the grid here.
 const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
 
-/// Where a replay failed; without a field, because the step cannot be made here.
+/// The place at which a replay failed; without a field, because the step cannot be made here.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) step: usize,

@@ -35,7 +35,7 @@ pub trait Contender: Sync {
 
 /// The case that a limiter is made for.
 pub struct Setup {
-    /// How many keys come; a bounded limiter has room for them.
+    /// The number of keys that come. A bounded limiter has room for them.
     pub keys: usize,
     /// Whether the quota is one in an hour, and so everything but a key's first request is denied; else it never runs dry.
     pub denied: bool,

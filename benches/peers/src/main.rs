@@ -34,7 +34,7 @@ struct Arguments {
     /// Only the cases whose names hold one of these words.
     #[arg(long)]
     only: Vec<String>,
-    /// How long a case lasts for each contender, in seconds.
+    /// The duration of a case for each contender, in seconds.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
     /// Runs everything once, to see that it works; tells no figures worth reading.
@@ -43,7 +43,7 @@ struct Arguments {
     /// Runs nothing, and draws the charts anew from the JSON that is there.
     #[arg(long)]
     draw: bool,
-    /// Where the JSON and the charts go. What was written there by runs of other families stays.
+    /// The folder of the JSON and the charts. Files there from runs of other families stay.
     #[arg(long, default_value = concat!(env!("CARGO_MANIFEST_DIR"), "/results"))]
     results: PathBuf,
 }
@@ -62,7 +62,7 @@ enum Family {
     Tiers,
     /// Bytes for each key.
     Memory,
-    /// How long checks take while ten million fresh keys come.
+    /// Measures how long checks take while ten million fresh keys come.
     Stream,
     /// A whole axum server under load: requests per second.
     Server,

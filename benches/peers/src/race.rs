@@ -3,7 +3,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-/// How much is measured.
+/// The amount that is measured.
 pub struct Plan {
     seconds: f64,
     smoke: bool,
@@ -39,7 +39,7 @@ impl Plan {
         if self.smoke { count.min(1_000) } else { count }
     }
 
-    /// How long one contender runs in each of the rounds.
+    /// The time that one contender runs in each round.
     pub fn round(&self) -> Duration {
         if self.smoke { Duration::ZERO } else { Duration::from_secs_f64(self.seconds / f64::from(ROUNDS)) }
     }
@@ -69,7 +69,7 @@ impl Plan {
         }
     }
 
-    /// How many iterations last a round.
+    /// The number of iterations of a round.
     fn count(&self, run: &mut Run<'_>) -> u64 {
         let round = self.round();
         let mut count = 1_024;
@@ -93,7 +93,7 @@ pub struct Raced {
     pub noise: Noise,
 }
 
-/// How quiet the machine was: the times of a fixed piece of work, done once in each round.
+/// The noise of the machine: the times of a fixed piece of work, done once in each round.
 #[derive(Default)]
 pub struct Noise(Vec<f64>);
 

@@ -9,18 +9,18 @@ pub(super) struct Closing {
     block: Option<(u64, u64)>,
     /// Until when strikes count, and how many there are.
     window: Option<(u64, u64)>,
-    /// How many blocks there were, and until when they are remembered after the last.
+    /// The number of blocks so far, and the instant until which they are remembered after the last.
     past: Option<(u64, u64)>,
 }
 
 impl Closing {
-    /// Closed until then, for so long in all.
+    /// Makes a block that ends at `until` and lasts for `length_us` in all.
     pub(super) fn closed(spec: &Spec, until: u64, length_us: u64, forgotten: u64) -> Self {
         let past = (spec.lasting.memory_us > 0).then_some((1, forgotten));
         Self { block: Some((until, length_us)), window: None, past: past.or(Some((1, until))) }
     }
 
-    /// So many strikes count until then.
+    /// Makes a state of `strikes` that count until `end`.
     pub(super) fn counting(end: u64, strikes: u64) -> Self {
         Self { block: None, window: Some((end, strikes)), past: None }
     }
@@ -80,7 +80,7 @@ impl Closing {
         if self.is_closed(at) { spec.limit } else { self.strikes(at) }
     }
 
-    /// Nothing lasts longer from now than it did when it began.
+    /// Shortens what would last longer from `now` than it did when it began.
     pub(super) fn meet_clock(&mut self, spec: &Spec, now: u64) {
         let before = (self.block, self.window, self.past);
         let (period_us, memory_us) = (spec.period_us, spec.lasting.memory_us);
@@ -123,7 +123,7 @@ impl Closing {
     }
 }
 
-/// How long a block is after so many others.
+/// Returns the length of a block that follows this number of others.
 fn length(spec: &Spec, blocks: u64) -> u64 {
     let lasting = spec.lasting;
     let grown = u128::from(lasting.factor).checked_pow(blocks as u32).unwrap_or(u128::MAX);

@@ -8,7 +8,7 @@ use super::key::State;
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// Takes all that is left at the instants that `next` tells, until `end`; how much that was.
+/// Takes all that is left at each instant that `next` returns, until `end`. Returns the sum.
 fn greedy(quota: &Quota, begin: u64, end: u64, mut next: impl FnMut(u64) -> u64) -> u128 {
     let mut key = State::new(quota);
     let (mut now, mut taken) = (begin, 0);
@@ -34,7 +34,7 @@ fn uneven(most: u64) -> impl FnMut(u64) -> u64 {
 }
 
 #[test]
-fn a_bucket_admits_its_burst_and_rate_times_time_to_the_last_unit() {
+fn bucket_admits_burst_and_rate_times_time_exactly() {
     let second = Duration::from_secs(1);
     for (limit, period, burst) in [
         (7, second, 7),
@@ -64,7 +64,7 @@ fn a_bucket_admits_its_burst_and_rate_times_time_to_the_last_unit() {
 }
 
 #[test]
-fn waiting_as_told_admits_one_unit_at_each_whole_number_of_intervals() {
+fn honest_waits_admit_one_unit_per_interval() {
     for (limit, period_us) in [(7, 1_000_000), (99_999, 1_000_000), (3, 7), (13, 604_800_000_000), (999_983, 1_000_003)]
     {
         let quota = Quota::gcra(limit, Duration::from_micros(period_us)).and_then(|quota| quota.burst(2)).unwrap();
@@ -82,7 +82,7 @@ fn waiting_as_told_admits_one_unit_at_each_whole_number_of_intervals() {
 }
 
 #[test]
-fn strict_spacing_is_never_below_the_interval_and_below_one_microsecond_more() {
+fn strict_spacing_is_the_interval_rounded_up() {
     for (limit, period_us) in [(7_u64, 1_000_000_u64), (99_999, 1_000_000), (3, 7), (1, 1), (10_000_000, 1_000_000)] {
         let quota = Quota::gcra(limit, Duration::from_micros(period_us)).unwrap();
         let mut key = State::new(&quota);
@@ -128,7 +128,7 @@ fn by_sub_window(quota: &Quota, buckets: u64, grain_us: u64, count: u64) -> Vec<
 }
 
 #[test]
-fn a_sliding_window_admits_its_limit_for_each_period_as_its_oldest_bucket_is_told_to_count() {
+fn sliding_window_admits_what_its_oldest_setting_allows() {
     for buckets in [1, 2, 3, 6] {
         for limit in [1, 5, 12, 100] {
             let grain_us = 20;

@@ -83,7 +83,7 @@ fn alternating_plans_pass_what_lies_between_the_two() {
 
 /// A capacity above 1 lets a key wait for its larger plan, so it gets no less than under that plan alone.
 #[test]
-fn alternating_plans_pass_what_the_larger_passes_in_its_own_seconds() {
+fn alternating_plans_pass_as_much_as_the_larger_plan() {
     for (ten, twenty) in plans(10).iter().zip(&plans(20)) {
         if ten.capacity() == 1 || ten.algorithm() == Algorithm::Block {
             continue;
@@ -99,7 +99,7 @@ fn alternating_plans_pass_what_the_larger_passes_in_its_own_seconds() {
 }
 
 #[test]
-fn blocks_close_alternating_plans_for_one_length_after_enough_strikes() {
+fn alternating_plans_do_not_change_the_end_of_a_block() {
     let block = |strikes, minutes| Quota::block(strikes, 10 * MINUTE, minutes * MINUTE).unwrap();
     for (one, other) in [(block(3, 1), block(5, 2)), (block(5, 1), block(3, 2)), (block(1, 5), block(4, 1))] {
         let grown = |block: Quota| block.growing(2, 60 * MINUTE, 100 * MINUTE).unwrap();
@@ -134,7 +134,7 @@ fn blocks_close_alternating_plans_for_one_length_after_enough_strikes() {
 
 /// Plans of any two kinds: no order of changes locks a key out, and none gives more than the larger plan, up to its edges.
 #[test]
-fn alternating_plans_of_any_kinds_lend_nothing_and_lock_nobody_out() {
+fn alternating_plans_neither_lend_nor_lock_a_key_out() {
     let alone = |plan: Quota| (passed([Some(&plan), None], 30), passed([Some(&plan), Some(&plan)], 30), plan);
     let [tens, twenties] = [10, 20].map(|limit| plans(limit).into_iter().map(alone).collect::<Vec<_>>());
     for others in [&tens, &twenties] {

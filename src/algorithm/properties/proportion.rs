@@ -46,7 +46,7 @@ proptest! {
     /// The shares that a key takes in any time make at most one whole, and what has drained of them meanwhile under the
     /// quotas that it was under.
     #[test]
-    fn no_order_of_changes_admits_more_than_one_whole_and_what_drains(
+    fn proportional_changes_admit_one_whole_and_the_refill(
         toys in toys(),
         steps in prop::collection::vec((0..3_usize, 1..4_u64, prop_oneof![Just(0), 0..30_u64]), 1..60),
     ) {
@@ -106,7 +106,7 @@ proptest! {
 }
 
 #[test]
-fn who_changes_and_takes_nothing_loses_less_than_a_unit_of_each() {
+fn plan_changes_alone_lose_less_than_a_unit_each() {
     let quota = |limit| Quota::per_minute(limit).in_proportion().unwrap();
     for (from, to, taken, found) in [(100, 1_000, 60, 600), (1_000, 100, 600, 60), (1_000, 10, 1, 1), (3, 7, 1, 3)] {
         let mut state = State::new(&quota(from));

@@ -22,7 +22,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// When it happens, after `now`, at which so much was told.
+    /// Returns the step's instant, which is after `now`. `retry_us` and `reset_us` were reported at `now`.
     pub(crate) fn instant(&self, quota: &Quota, now: u64, retry_us: u64, reset_us: u64) -> u64 {
         let spec = quota.spec();
         let period_us = spec.period_us;
@@ -185,7 +185,7 @@ impl Run {
         if let Some(throttled) = self.state.is_throttled(self.now) {
             assert_eq!(throttled, !self.state.admits(self.now, 1), "{:?} of {:?}", self.state, self.quota);
         }
-        // A forced strike is told as the look after it is: it was taken all the same.
+        // A forced strike is reported like a peek after it, although it was taken.
         let denied = !decision.is_allowed() && !force;
         if cost == 0 || denied && !self.stepped_back && !self.quota.counts_denied() {
             assert!(!wrote && self.state.words() == before.words(), "a denied request changes nothing");
@@ -251,7 +251,7 @@ impl Run {
         }
         let mut before = self.state.used(self.now);
         let (from, to) = (self.quota.capacity().max(1), next.capacity());
-        // Of larger ones the products of this test would not fit.
+        // The products of this test would not fit for larger ones.
         let share = step.b >> 25 & 1 == 1 && from.max(to) < 1 << 16;
         let next = next.in_proportion().ok().filter(|_| share).unwrap_or(next);
         let old = (self.state.clone(), self.quota);
@@ -311,7 +311,7 @@ impl Run {
         }
     }
 
-    /// No interval admits more than the algorithm's bound, and what was given back in it.
+    /// No interval admits more than the algorithm's bound and the refunds in it.
     pub(super) fn check_safety(&self) {
         let spec = self.quota.spec();
         let (limit, burst, period_us) = (u128::from(spec.limit), u128::from(spec.burst), u128::from(spec.period_us));

@@ -15,7 +15,7 @@ const TODAY: u64 = 1_790_000_000_000_000;
 
 /// A forced charge beyond the allowed debt had a receipt for all it asked for: giving it back freed what it never took.
 #[test]
-fn a_forced_charge_beyond_the_debt_gives_back_no_more_than_it_took() {
+fn refund_of_a_forced_charge_returns_what_it_took() {
     for quota in [Quota::token_bucket(10, SECOND), Quota::step_bucket(10, SECOND), Quota::fixed_window(10, SECOND)] {
         let quota = quota.and_then(|quota| quota.max_debt(2)).unwrap();
         let mut key = State::new(&quota);
@@ -32,9 +32,9 @@ fn a_forced_charge_beyond_the_debt_gives_back_no_more_than_it_took() {
     }
 }
 
-/// Whoever came after a request that left the middle of a queue was told the departure of the last.
+/// A request that came after another left the middle of a queue got the departure of the last one.
 #[test]
-fn a_queue_gives_back_its_tail_and_nothing_before_it() {
+fn queue_refund_returns_only_its_tail() {
     let mut key = State::new(&Quota::leaky_queue(10, SECOND).unwrap());
     let take = |key: &mut State| key.decide(TODAY, 1, false).0;
     let [mut first, mut second, mut third] = [take(&mut key), take(&mut key), take(&mut key)];
@@ -81,7 +81,7 @@ fn a_window_moved_by_a_clock_lasts_a_whole_period() {
 
 /// A window that was full could not count another refusal, and then forgot to write what the clock's step did to it.
 #[test]
-fn a_counted_refusal_of_a_full_window_still_repairs_a_clock_that_stepped_back() {
+fn counted_refusal_corrects_a_clock_that_stepped_back() {
     let quota = Quota::sliding_window(3, SECOND).and_then(|quota| quota.count_denied()).unwrap();
     let mut key = State::new(&quota);
     key.decide(TODAY + 10_000_000, 3, false);
@@ -204,7 +204,7 @@ fn leaky_queue_departures_keep_rate_times_length_and_burst() {
 }
 
 #[test]
-fn a_closed_quota_lets_nothing_pass_and_takes_nothing_even_by_force() {
+fn closed_quota_takes_nothing_even_by_force() {
     for algorithm in ["token bucket", "step bucket", "leaky queue", "fixed window", "sliding window", "sliding log"] {
         let mut key = State::new(&format!("0/s {algorithm}").parse().unwrap());
         assert!(key.look(TODAY, 1).is_never(), "{algorithm}");

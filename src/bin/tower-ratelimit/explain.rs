@@ -21,7 +21,7 @@ use crate::{exit, files};
 
 /// Say which rules of a file a request meets, under which keys, and what it would be charged
 ///
-/// Nobody has used anything yet: what is left is what the first request leaves.
+/// All allowances are unused, so the remaining units are those after the first request.
 ///
 /// Keys and actions that the program registers are not known here. Give their values by --key and --action. The output
 /// notes those that were not given.

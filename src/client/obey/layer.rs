@@ -57,7 +57,7 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 ///
 /// Put the layer inside of what follows redirects, because a redirect may lead to another origin.
 /// Put it outside of a concurrency limit: a request that waits holds no permit of the service inside,
-/// but cannot give back one of a layer outside.
+/// but cannot refund a charge of an outer layer.
 ///
 /// # Cost
 ///

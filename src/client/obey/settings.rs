@@ -74,7 +74,7 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Lengthens waits by 0 to 10 percent, so that clients that were told the same time do not return at
+/// Lengthens waits by 0 to 10 percent, so that clients that got the same time do not return at
 /// once.
 pub(in crate::client) struct Jitter(AtomicU64);
 

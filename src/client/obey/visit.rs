@@ -110,7 +110,7 @@ impl Visit {
     }
 
     /// Notes that the request goes. Returns `false`, and puts the request back into the line, if a
-    /// pause has begun since it was told that it may go, even if that pause is over: otherwise all
+    /// pause has begun since it was allowed to go, even if that pause is over: otherwise all
     /// that wait for the service would go at once after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };

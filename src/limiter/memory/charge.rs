@@ -73,7 +73,7 @@ impl Store {
             });
         }
         let mut allowed = is_allowed(charges, decisions);
-        // Of a refused set only what its refusals count is written, or what brings a state back that is too far ahead.
+        // A refused set writes only what its refusals count, and corrections of states that are too far ahead.
         let outlives = |at, decisions: &Several| outlives_refusal(charges, at, is_denied(decisions, at));
         for (at, hold) in set.holds.iter_mut().enumerate() {
             if !takes || !allowed && !outlives(at, decisions) {

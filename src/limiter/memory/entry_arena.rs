@@ -49,7 +49,7 @@ pub(super) struct EntryArena {
     free: [Mutex<u32>; LISTS],
     /// Blocks from this one on were never used: they are not yet in memory.
     untouched: AtomicU64,
-    /// Where the next sample is drawn from.
+    /// The place from which the next sample is drawn.
     draws: AtomicU64,
 }
 
@@ -82,7 +82,7 @@ impl Chain {
 }
 
 impl EntryArena {
-    /// Makes an arena for so many entries, of at least `blocks` blocks.
+    /// Makes an arena for `entries` entries, of at least `blocks` blocks.
     pub(super) fn new(entries: usize, blocks: usize) -> Self {
         Self {
             blocks: zeroed(Self::blocks_for(entries, blocks) + 1),
@@ -276,7 +276,7 @@ impl EntryArena {
         }
     }
 
-    /// Ends a chain with this block, of which so many entries are left.
+    /// Ends a chain with `block`, of which `filled` entries are left.
     fn cut(&self, owner: Fingerprint, chain: &mut Chain, block: u32, filled: usize) {
         if block != chain.last {
             self.release(owner, self.next(block), chain.last);

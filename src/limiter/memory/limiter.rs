@@ -39,7 +39,7 @@ use super::store::Store;
 /// [entry](super::MemoryLimiterBuilder::entries) for each date that the quota needs;
 /// [`supports`](Limiter::supports) returns an error for a quota that can never fit. When the arena is
 /// full, logs and sub-windows share it by losing precision: two neighbouring entries of a key become one
-/// of the later date. Such a key may be refused for longer than it was told, and a refund of a merged
+/// of the later date. Such a key may be refused for longer than was reported, and a refund of a merged
 /// entry may have no effect. The limit is never more permissive, and no key is forgotten for want of
 /// entries.
 ///

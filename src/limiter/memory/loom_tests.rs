@@ -29,7 +29,7 @@ fn now() -> Now {
     Now::new(BASE + 500, BASE)
 }
 
-/// A live state, told apart by its number.
+/// A live state, identified by its number.
 fn live(n: u64) -> u64 {
     LAYOUT.pack(Pair { at: BASE + 10_000, n }, now())
 }
@@ -172,7 +172,7 @@ fn reader_sees_either_key_whole_while_one_replaces_another() {
 }
 
 #[test]
-fn charge_never_lands_on_a_key_that_moved_in_with_the_same_state() {
+fn charge_never_lands_on_another_key_with_the_same_state() {
     for is_locked in [false, true] {
         loom::model(move || {
             let table = table_with(5);
@@ -252,7 +252,7 @@ impl Limiter {
     }
 }
 
-/// Explores all interleavings with at most so many preemptions: these steps are too long for all.
+/// Explores all interleavings with at most `preemptions` preemptions. These steps are too long for all of them.
 fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -264,7 +264,7 @@ fn bucket() -> Quota {
 }
 
 #[test]
-fn new_key_that_two_threads_bring_gets_one_slot_and_both_charges() {
+fn new_key_of_two_threads_gets_one_slot_and_both_charges() {
     model(3, || {
         let limiter = Limiter::new(bucket());
         let other = limiter.clone();

@@ -13,7 +13,7 @@ use super::store::Store;
 use super::versions::{Known, word_layout};
 use super::word::{NO_STATE, Now, block_of, expiry_of, is_expired};
 
-/// How often a key's lines are looked through again when another thread was quicker.
+/// The number of times that a key's lines are searched again if another thread was quicker.
 const ATTEMPTS: usize = 16;
 
 /// The slots of a line that may be pinned, so that other keys find room.

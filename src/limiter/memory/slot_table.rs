@@ -65,7 +65,7 @@ pub(super) fn version_of(tag: u64) -> u16 {
 /// A tag and a word.
 type Slot = [AtomicU64; 2];
 
-/// Where a slot is.
+/// The place of a slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place<'a>(&'a Slot);
 
@@ -202,7 +202,7 @@ impl Seen<'_> {
 /// The table.
 pub(super) struct SlotTable {
     slots: Box<[Slot]>,
-    /// Where the first whole line of the allocation begins.
+    /// The index at which the first whole line of the allocation begins.
     start: usize,
     lines: usize,
 }
@@ -314,7 +314,7 @@ impl SlotTable {
     }
 }
 
-/// Returns so many arrays of words, which are all 0.
+/// Returns `count` arrays of words, which are all 0.
 #[cfg(not(ratelimit_loom))]
 pub(super) fn zeroed<const N: usize>(count: usize) -> Box<[[AtomicU64; N]]>
 where

@@ -200,7 +200,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
     }
 
-    /// A number of things that take at least so many bytes each, which must be there.
+    /// Reads a number of things. At least `bytes_each` bytes for each must follow.
     fn count(&mut self, bytes_each: usize) -> Result<usize, MemoryLimiterError> {
         let count = self.number()?;
         match usize::try_from(count) {

@@ -21,7 +21,7 @@ pub(super) struct Hold<'a> {
     rules: &'a Rules,
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
-    /// Where the key was found.
+    /// The place at which the key was found.
     pub(super) place: Option<Place<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
     pub(super) slot: Option<Seen<'a>>,

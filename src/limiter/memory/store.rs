@@ -38,7 +38,7 @@ pub(super) struct Store {
     base: u64,
     pub(super) policy_registry: PolicyRegistry,
     stripes: Box<[Mutex<()>]>,
-    /// How many new keys in a row found the table full, up to a bound; only a hint.
+    /// The number of new keys in a row that found the table full, up to a bound. Only a hint.
     pub(super) crowding: AtomicU32,
     /// The observer knows that no version is left.
     is_reported: AtomicBool,

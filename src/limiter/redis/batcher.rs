@@ -51,7 +51,7 @@ struct Lanes<D: Dispatch> {
     dispatch: D,
     lanes: Box<[Mutex<Lane<D>>]>,
     deadline: Duration,
-    /// How many requests wait or are in flight, and how many may.
+    /// The number of requests that wait or are in flight, and the most that may.
     inside: Arc<AtomicUsize>,
     most: usize,
 }

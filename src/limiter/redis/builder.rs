@@ -18,7 +18,7 @@ use crate::clock::{Clock, MonotonicClock};
 use crate::limiter::PolicyRegistry;
 use crate::outcome::Observer;
 
-/// How long `connect` waits for the first connection, and then for the answer which rights the user
+/// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
 const FIRST: Duration = Duration::from_millis(500);
 

@@ -19,7 +19,7 @@ use super::tag::{Tag, Tags};
 /// The longest time for which a denial is remembered.
 pub(super) const LONGEST: Duration = Duration::from_secs(1);
 
-/// How long after a refund no denial is remembered: a call that was sent before the refund may
+/// The time after a refund in which no denial is remembered: a call that was sent before the refund may
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
@@ -198,7 +198,7 @@ mod tests {
         bench.clock.advance(200 * MS - Duration::from_micros(1));
         assert!(bench.refusal(2).is_some());
         bench.clock.advance(Duration::from_micros(1));
-        assert!(bench.refusal(2).is_none(), "at the told instant it is asked again");
+        assert!(bench.refusal(2).is_none(), "at the reported instant Redis is asked again");
     }
 
     #[test]

@@ -27,7 +27,7 @@ const CLEAR_MAX: usize = 128;
 
 const PREFIX_MAX: usize = 128;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: u16 = 16_384;
 
 /// A stored key, and its slot in a cluster.
@@ -37,7 +37,7 @@ pub(super) struct Stored {
     pub(super) slot: u16,
 }
 
-/// How callers' keys are stored.
+/// The form in which callers' keys are stored.
 #[derive(Clone, Copy)]
 pub(super) enum CallerKeys {
     /// As a hash with this secret. It is zero unless it was set.

@@ -36,7 +36,7 @@ const HOT: u64 = 8;
 /// The number of spans that a lease is for.
 const WORTH: u64 = 2;
 
-/// How long a lease is held. Its remaining units are then refunded.
+/// The time for which a lease is held. Its remaining units are then refunded.
 pub(super) const HELD: Duration = Duration::from_millis(100);
 
 /// One lease takes at most this part of the remaining units: 1/`PART`.

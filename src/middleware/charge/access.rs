@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_an_address_is_looked_up_as_one_and_others_as_they_are() {
+    fn access_list_looks_addresses_up_as_addresses() {
         let list = AccessList::new();
         list.set("192.0.2.0/24", Access::Deny).unwrap();
         list.set_key(("customer", 7), Access::Allow);
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_refused_and_changes_nothing() {
+    fn bad_network_is_refused_and_changes_nothing() {
         let list = AccessList::new();
         let error = list.set_all(["10.0.0.0/8", "10.0.0.0/33"], Access::Deny).unwrap_err();
         assert!(error.to_string().contains("10.0.0.0/33"), "{error}");

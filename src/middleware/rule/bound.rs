@@ -61,7 +61,7 @@ impl BoundRule {
         self.by != AddressSource::Other
     }
 
-    /// Takes its place behind so many policies, whose names are others.
+    /// Places the rule's policies behind `first` others, whose names differ.
     #[cfg(feature = "rules")]
     pub(crate) fn placed(self, first: usize) -> Self {
         Self { first, ..self }

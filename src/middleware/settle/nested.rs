@@ -1,4 +1,4 @@
-//! Nested layers: each keeps what it took, unless it was told to refund what a limit within refuses.
+//! Nested layers: each keeps what it took, unless it is set to refund requests that an inner limit refuses.
 //!
 //! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it lets pass. A layer within that
 //! refuses the request for its rate spends the token. Only a refusal looks for a token, so a request that passes pays

@@ -46,7 +46,7 @@ pub(crate) struct Open {
     pub(crate) usage: Usage,
 }
 
-/// How much of a response was sent. A request whose response is not whole was aborted.
+/// The part of a response that was sent. A request whose response is not whole was aborted.
 #[derive(Default)]
 pub(crate) struct Progress {
     pub(crate) method: Method,

@@ -166,7 +166,7 @@ fn mutated_files_are_read_or_refused() {
                     match spec(&text) {
                         Ok(file) => {
                             if file.domain.is_some() {
-                                // What is written anew can be read.
+                                // A file that is written anew can be read.
                                 let native = convert_envoy(&text).unwrap();
                                 read_any(native.as_bytes(), Names::default(), |_, _| ())
                                     .unwrap_or_else(|error| panic!("{text}\n{native}\n{error}"));

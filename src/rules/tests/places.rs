@@ -1,4 +1,4 @@
-//! What a file says arrives in the spec, and problems have the places that people see.
+//! The content of a file arrives in the spec, and problems have the places that people see.
 
 use std::time::Duration;
 

@@ -31,7 +31,7 @@ pub fn run(plan: &Plan) -> Vec<Case> {
             }
         }
     }
-    // How the cost grows with the keys, in the form that users have.
+    // The growth of the cost with the number of keys, in the form that users have.
     for (keys, size) in [(100_000, "100k"), (1_000_000, "1M"), (10_000_000, "10M")] {
         let setup = LayerSetup { keys: plan.scaled(keys), denied: false, headers: false };
         let name = format!("allowed, {size}, without header fields, around an axum router");
@@ -73,7 +73,7 @@ fn case(plan: &Plan, name: String, setup: &LayerSetup, is_app: bool) -> Case {
     case.told()
 }
 
-/// Of one request, once warm.
+/// Returns the allocations of one request, once warm.
 fn allocations(run: &mut Run<'_>) -> f64 {
     run(1_000);
     (allocation_counter::measure(|| run(1_000)).count_total as f64 / 1_000.0).round()

@@ -1,4 +1,4 @@
-//! How much memory a tracked key takes.
+//! The memory that a tracked key takes.
 
 use super::{addresses, texts};
 use crate::contender::{Check, Setup};

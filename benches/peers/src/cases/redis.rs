@@ -133,7 +133,7 @@ impl Server {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Of what comes over the network: what a script calls is within the script's own time.
+    /// Returns the time of commands that came over the network. A script's own commands are in the script's time.
     async fn spent(&self) -> Spent {
         let client = redis::Client::open(self.url()).expect("a good URL");
         let mut connection = client.get_multiplexed_async_connection().await.expect("the server is there");

@@ -43,7 +43,7 @@ pub fn run(plan: &Plan) -> Vec<Case> {
 fn case(plan: &Plan, name: String, keys: usize, headers: &Headers) -> Case {
     let count = plan.scaled(10_000);
     let setup = &LayerSetup { keys: count, denied: false, headers: true };
-    // Of whole microseconds for each, as the quotas of most rules are; enough for what a run asks of a key.
+    // Whole microseconds for each unit, as in most rules. The limits are above what a run asks of a key.
     let quotas = [Quota::per_second(10_000), Quota::per_minute(500_000), Quota::per_hour(20_000_000)];
     let layer = |policy: usize| {
         let limiter = MemoryLimiter::builder().capacity(8 * count).build().expect("the setup is possible");

@@ -66,7 +66,7 @@ impl Case {
         }
     }
 
-    /// How far the rounds of each contender lie apart, and how quiet the machine was.
+    /// The spread of each contender's rounds, and the noise of the machine.
     pub fn steadiness(&mut self, spreads: &[f64], noise: &Noise) {
         self.note("spread %", spreads.iter().copied());
         self.remark(noise.remark());

@@ -27,10 +27,10 @@ pub(crate) struct Options {
     /// A quota, such as "100 per minute, burst 20"
     #[arg(long, required_unless_present = "rules", value_parser = quota)]
     pub(super) quota: Option<Box<Quota>>,
-    /// What the quota counts by: client, user, path, host, method, global, or "header NAME"; client by default
+    /// The key that the quota counts by: client, user, path, host, method, global, or "header NAME"; client by default
     #[arg(long, value_parser = KeyWord::parse)]
     pub(super) key: Option<KeyWord>,
-    /// What a name in a rule's `key` stands for, such as tenant=user; may be repeated
+    /// The field that a name in a rule's `key` stands for, such as tenant=user; may be repeated
     #[arg(long = "name", value_name = "NAME=KEY", conflicts_with = "quota", value_parser = name)]
     pub(super) names: Vec<(String, KeyWord)>,
     /// Take the client from X-Forwarded-For, behind this many proxies
@@ -40,13 +40,13 @@ pub(crate) struct Options {
     /// JSON, or the text of an nginx log_format; by default the first 100 lines decide
     #[arg(long)]
     pub(super) format: Option<String>,
-    /// Where a log in JSON has a field, such as client=request.client_ip; may be repeated
+    /// The path of a field in a JSON log, such as client=request.client_ip; may be repeated
     ///
     /// Fields are client, user, time (of the response), start (of the request), method, path, host, status, duration-s
     /// (or -ms, -us, -ns), request (such as `GET / HTTP/1.1`), or the name of a header.
     #[arg(long = "field", value_name = "FIELD=PATH", value_parser = pair)]
     pub(super) fields: Vec<(String, String)>,
-    /// How far lines may be out of order, up to 1 day
+    /// The time by which lines may be out of order, up to 1 day
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = window)]
     pub(super) window: Duration,
     /// Print JSON
@@ -58,7 +58,7 @@ pub(crate) struct Options {
     /// Print whole addresses and keys; by default only networks of /24 and /48, and hashes
     #[arg(long)]
     pub(super) show_addresses: bool,
-    /// How many clients are followed one by one, over all rules
+    /// The number of clients that are followed one by one, over all rules
     #[arg(long, value_name = "N", default_value = "500000", value_parser = clap::value_parser!(u64).range(1..=50_000_000))]
     pub(super) max_clients: u64,
 }

@@ -28,7 +28,7 @@ const KEPT_MAX: usize = 4 << 20;
 pub(crate) struct Curve {
     pub(crate) limits: Vec<Limit>,
     limiter: CurveLimiter,
-    /// A key that was idle for this long has its whole allowance again.
+    /// The time after which an unused key has its whole allowance again.
     idle_us: u64,
     keys: Vec<KeyState>,
     kept: usize,
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_of_the_log_are_told_apart() {
+    fn halves_of_the_log_have_points_of_their_own() {
         let mut curve = curve(&Quota::per_minute(1), 0);
         // One client comes twice in the first half, another twice in the second.
         for n in 0..1_000_u64 {

@@ -69,7 +69,7 @@ async fn a_lone_check_goes_at_once_and_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_goes_together_and_in_order() {
+async fn waiting_requests_go_together_and_in_order() {
     let (held, queue) = queue(1_000, 0);
     let mut tasks = Vec::new();
     for ask in 0..100 {
@@ -89,7 +89,7 @@ async fn what_waits_goes_together_and_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_that_nobody_waits_for_is_not_sent() {
+async fn check_without_a_caller_is_not_sent() {
     let (held, queue) = queue(10, 0);
     let mut tasks = Vec::new();
     for ask in 0..5 {
@@ -138,7 +138,7 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
     }
     assert_eq!(kind(queue.ask(0, 9).await), Some(RedisErrorKind::Overloaded));
     for _ in 0..5 {
-        assert_eq!(kind(queue.send(0, 8, drop)), None, "what is given back has as many places again");
+        assert_eq!(kind(queue.send(0, 8, drop)), None, "refunds have as many places again");
     }
     assert_eq!(kind(queue.send(0, 9, drop)), Some(RedisErrorKind::Overloaded));
     held.lets.add_permits(10);
@@ -150,7 +150,7 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_reaches_all_of_its_call_and_nobody_else() {
+async fn failure_reaches_all_of_its_call_and_no_other() {
     let (held, queue) = queue(10, 0);
     let mut tasks = Vec::new();
     for ask in 0..4 {
@@ -172,7 +172,7 @@ async fn a_failure_reaches_all_of_its_call_and_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_sent_goes_without_anybody_waiting() {
+async fn sent_request_goes_without_a_waiting_caller() {
     let (held, queue) = queue(10, 10);
     let (tell, told) = oneshot::channel();
     queue.send(0, 5, |answer| tell.send(answer).unwrap()).unwrap();

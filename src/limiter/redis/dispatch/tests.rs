@@ -74,9 +74,9 @@ fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, O
     (allowed, told.collect())
 }
 
-/// At one instant, so that what is given back is as if it had never been taken.
+/// Runs at one instant, so that refunded units are as if they had never been taken.
 #[test]
-fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
+fn deciding_key_by_key_equals_deciding_in_one_step() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (server, clock) = (Server::start(), ManualClock::new());
     let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).denials(0).clock(clock.clone());
@@ -105,7 +105,7 @@ fn what_is_decided_key_by_key_is_decided_as_in_one_step() {
                 prop_assert_eq!(told(&taken, &charges), told(&expected, &charges), "{:?}", &set);
                 prop_assert!(taken.is_allowed() || taken.take_receipts().iter().all(Option::is_none));
                 while redis.waiting() > 0 {
-                    tokio::task::yield_now().await; // what is given back
+                    tokio::task::yield_now().await; // the refunds
                 }
                 for (policy, key) in policies.iter().flat_map(|policy| keys.iter().map(move |key| (policy, key))) {
                     let look = [Charge::new(policy, key).cost(0)];

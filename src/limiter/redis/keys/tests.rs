@@ -39,7 +39,7 @@ fn nasty() -> impl Strategy<Value = Vec<u8>> {
 
 proptest! {
     #[test]
-    fn different_prefixes_policies_and_keys_are_stored_under_different_keys(
+    fn stored_keys_differ_by_prefix_policy_and_key(
         parts in prop::collection::vec(("[a1:]{1,4}", "[ -~]{1,4}", nasty()), 2..40),
         secret in any::<Option<[u8; 16]>>(),
         groups in prop::option::of(1..4_u16),

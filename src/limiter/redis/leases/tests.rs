@@ -114,7 +114,7 @@ fn keys_for_which_there_is_no_place_are_asked_for_each_time() {
 }
 
 #[test]
-fn what_is_not_used_goes_back() {
+fn unused_lease_is_refunded() {
     let quota = Quota::fixed_window(1_000_000, Duration::from_secs(86_400)).unwrap();
     let mut world = World::new(1, 1_000, quota);
     for _ in 0..500 {
@@ -141,7 +141,7 @@ fn a_limit_is_reached_to_the_unit() {
 }
 
 #[test]
-fn a_queue_what_closes_what_meters_and_what_counts_denied_requests_are_not_leased() {
+fn queues_blocks_meters_and_counted_denials_are_not_leased() {
     let minute = Duration::from_secs(60);
     for quota in [
         Quota::leaky_queue(100_000, minute).unwrap(),
@@ -158,7 +158,7 @@ fn a_queue_what_closes_what_meters_and_what_counts_denied_requests_are_not_lease
 }
 
 #[test]
-fn a_lease_that_nobody_watches_any_more_goes_back() {
+fn lease_of_an_unwatched_key_is_refunded() {
     let world = World::new(1, 1_000, Quota::per_minute(100_000));
     let Process { store, leases, policy, key, .. } = &world.processes[0];
     let wanted = Wanted { policy: policy.clone(), key: key.clone(), units: 500 };
@@ -168,7 +168,7 @@ fn a_lease_that_nobody_watches_any_more_goes_back() {
 }
 
 #[test]
-fn what_was_leased_before_a_reset_is_not_handed_out_or_given_back_after_it() {
+fn lease_ends_at_a_reset() {
     let mut world = World::new(1, 1_000, Quota::fixed_window(1_000_000, Duration::from_secs(86_400)).unwrap());
     let clock = world.clock.clone();
     let Process { store, leases, policy, key, .. } = &mut world.processes[0];
@@ -192,7 +192,7 @@ fn what_was_leased_before_a_reset_is_not_handed_out_or_given_back_after_it() {
 }
 
 #[test]
-fn the_receipt_of_a_leased_unit_is_that_of_its_own_place_in_the_lease() {
+fn leased_unit_has_the_receipt_of_its_own_place() {
     for quota in
         [Quota::per_second(700), Quota::step_bucket(70, Duration::from_millis(100)).unwrap().burst(700).unwrap()]
     {
@@ -211,7 +211,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn what_was_charged_is_what_was_used_once_all_is_back(
+    fn leases_charge_what_was_used_once_all_are_refunded(
         steps in proptest::collection::vec((0..3_usize, 1..4_u64, 0..3_000_u64, 0..20_u8), 1..2_000),
         most in 1..400_u64,
         limit in 50..5_000_u64,

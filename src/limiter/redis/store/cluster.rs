@@ -26,7 +26,7 @@ use super::slots::{MASTERS, SLOTS, Slots};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::script::Call;
 
-/// How often the map is fetched: usually, while a server is away, and at most.
+/// The intervals at which the map is fetched: usually, while a server is away, and the shortest.
 const EVERY: Duration = Duration::from_secs(60);
 const WHILE_AWAY: Duration = Duration::from_millis(500);
 const NO_SOONER: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ const NO_SOONER: Duration = Duration::from_millis(100);
 /// From how many servers the map is fetched at the same time.
 const AT_ONCE: usize = 3;
 
-/// How many times a call is sent to another server without a pause: to the one that has the slot,
+/// The number of times that a call is sent to another server without a pause: to the one that has the slot,
 /// and to the one that is being given it.
 const HOPS: usize = 2;
 

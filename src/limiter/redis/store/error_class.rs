@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_server_says_never_speaks_against_it() {
+    fn server_error_is_not_held_against_the_server() {
         use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
         for (text, kind) in [
             ("LOADING Redis is loading the dataset in memory", Unavailable),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_client_says_does() {
+    fn client_error_is_held_against_the_server() {
         for (kind, text) in [
             (ErrorKind::IO, "ConnectionReset"),
             (ErrorKind::Canceled, "Connection closed unexpectedly."),
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_right_is_told_with_the_line_that_gives_it() {
+    fn missing_right_is_reported_with_the_line_that_grants_it() {
         let error = Error::new(ErrorKind::Unknown, "NOPERM User x has no permissions to run the 'evalsha' command");
         let text = Failure::of(&error, &Address::new("here", 1)).error.to_string();
         assert!(text.contains("ACL SETUSER") && text.contains("+evalsha") && text.contains("here:1"), "{text}");

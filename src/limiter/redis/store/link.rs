@@ -20,7 +20,7 @@ use super::settings::Settings;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
 use crate::limiter::redis::script::{Call, Script};
 
-/// How long after fred's own timeout a call ends if fred's does not come.
+/// The time after fred's own timeout at which a call ends if fred's does not come.
 const GUARD: Duration = Duration::from_millis(20);
 
 /// The shortest time for which a call is sent. For fred, no time at all means no limit.

@@ -23,7 +23,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_
 /// A connection that ended sooner counts as a failed attempt.
 const LASTED: Duration = Duration::from_secs(1);
 
-/// How long a server may be believed dead before it gets a new connection, in case only the old one
+/// The time for which a server may be believed dead before it gets a new connection, in case only the old one
 /// is dead. The time is shorter if it is connected: once an answer was lost, each call is given the
 /// answer to the call before it.
 const PATIENCE: Duration = Duration::from_secs(10);

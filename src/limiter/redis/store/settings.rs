@@ -12,16 +12,16 @@ use super::error_class::misconfigured;
 use crate::limiter::redis::error::RedisError;
 use crate::outcome::Observer;
 
-/// How long a connection may take, and again its greeting.
+/// The time that a connection may take, and again its greeting.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often a server that is believed dead is probed, unless the deadline is long.
+/// The interval at which a server that is believed dead is probed, unless the deadline is long.
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 
 /// The settings of a store.
 #[derive(Clone)]
 pub(in crate::limiter::redis) struct Settings {
-    /// How long a call may take: from 2 ms, because fred's timers are no finer, to a minute.
+    /// The time that a call may take: from 2 ms, because fred's timers are no finer, to a minute.
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of calls in a row without an answer after which a server is believed dead.
     pub(in crate::limiter::redis) failures: u32,
@@ -42,7 +42,7 @@ impl Settings {
         self
     }
 
-    /// How long a connection may owe an answer before it is given up.
+    /// The time for which a connection may owe an answer before it is closed.
     fn patience(&self) -> Duration {
         (self.deadline * 3).max(Duration::from_millis(150))
     }

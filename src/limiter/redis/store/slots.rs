@@ -4,7 +4,7 @@ use fred::types::Value;
 
 use super::address::Address;
 
-/// How many slots a cluster has.
+/// The number of slots of a cluster.
 pub(super) const SLOTS: usize = 16_384;
 
 /// The most masters of a cluster. A map with more is not used. Redis advises against clusters of

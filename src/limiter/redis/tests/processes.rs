@@ -164,7 +164,7 @@ fn hammer(server: &Server, quotas: &[Quota]) {
 }
 
 #[test]
-fn eight_processes_admit_what_the_oracle_admits_at_the_servers_times() {
+fn eight_processes_admit_what_the_oracle_admits() {
     let server = Server::start();
     for quota in [
         Quota::token_bucket(50, SPAN).unwrap(),
@@ -210,7 +210,7 @@ pub(in crate::limiter::redis) fn log(reply: &[u8], requests: &[&Request], answer
 }
 
 #[test]
-fn eight_processes_with_leases_never_admit_more_than_there_is_and_give_back_the_rest() {
+fn eight_processes_with_leases_refund_what_they_do_not_use() {
     let server = Server::start();
     let month = Duration::from_secs(30 * 86_400);
     let most = PROCESSES as u64 * TASKS * CHECKS * 9 / 6;

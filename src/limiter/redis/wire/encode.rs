@@ -9,7 +9,7 @@ use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 use super::charge::KeyedCharge;
 
-/// How a state is kept in Redis. The number stands in forms and, below the format's version, at the
+/// The form of a state in Redis. The number stands in forms and, below the format's version, at the
 /// beginning of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]

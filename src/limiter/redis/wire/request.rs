@@ -81,7 +81,7 @@ impl Request {
         self.slot
     }
 
-    /// How many keys it has.
+    /// The number of its keys.
     pub(in crate::limiter::redis) fn keys(&self) -> usize {
         self.charges.len()
     }

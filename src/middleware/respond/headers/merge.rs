@@ -47,7 +47,7 @@ impl<'a> Lines<'a> {
         Self { list, theirs, last, overlap }
     }
 
-    /// Returns our items: parsed, or all in one if they need not be told apart.
+    /// Returns our items: parsed, or all in one if they need not be separated.
     fn ours(&self, parsed: bool) -> Items<'a> {
         if parsed { items([self.last].into_iter(), self.list) } else { smallvec![Item::nameless(self.last)] }
     }

@@ -51,7 +51,7 @@ impl Jitter {
     }
 }
 
-/// How waits are reported.
+/// The form in which waits are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Waits {
     max_us: u64,

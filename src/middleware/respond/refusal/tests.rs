@@ -111,7 +111,7 @@ fn secs(seconds: u64) -> Duration {
 }
 
 #[test]
-fn a_limited_request_gets_429_with_a_problem_and_all_it_needs_to_come_back() {
+fn refusal_is_429_with_a_problem_and_a_wait() {
     let response = http(&Refusals::default(), &limited(Some(secs(5))));
     assert_eq!(response.status(), 429);
     let headers = response.headers();
@@ -142,7 +142,7 @@ fn only_the_policies_that_refused_are_named() {
 }
 
 #[test]
-fn the_problem_is_what_it_was_set_to_and_its_status_is_the_real_one() {
+fn problem_has_the_set_type_and_the_real_status() {
     let limited = limited(Some(secs(5)));
     let about = |refusals: Refusals| {
         let response = http(&refusals, &limited);
@@ -205,7 +205,7 @@ fn a_failed_limiter_is_a_503_and_never_a_429() {
 }
 
 #[test]
-fn a_grpc_client_gets_a_status_pushback_and_details_that_tonic_reads() {
+fn grpc_refusal_has_details_that_tonic_reads() {
     let response = grpc(&Refusals::default(), &limited(Some(Duration::from_millis(600))));
     assert_eq!(response.status(), 200);
     assert!(response.body().is_empty());
@@ -228,7 +228,7 @@ fn a_grpc_client_gets_a_status_pushback_and_details_that_tonic_reads() {
 }
 
 #[test]
-fn a_grpc_client_whom_no_wait_helps_is_told_never_to_retry() {
+fn grpc_refusal_for_good_forbids_retries() {
     let response = grpc(&Refusals::default(), &limited(None));
     let headers = response.headers();
     assert_eq!(headers.get_all("grpc-retry-pushback-ms").iter().collect::<Vec<_>>(), ["-1"]);
@@ -238,7 +238,7 @@ fn a_grpc_client_whom_no_wait_helps_is_told_never_to_retry() {
 }
 
 #[test]
-fn grpc_can_be_told_otherwise() {
+fn grpc_status_can_be_changed() {
     let limited = limited(Some(secs(5)));
     let bare = Refusals::text().grpc_status(GrpcCode::Unavailable).grpc_details(false).grpc_pushback(false);
     let response = grpc(&bare, &limited);
@@ -263,7 +263,7 @@ fn a_web_client_gets_its_own_content_type_and_no_body() {
 }
 
 #[test]
-fn ones_own_responder_answers_plain_http_and_grpc_only_if_asked_to() {
+fn responder_answers_grpc_only_if_it_is_set_to() {
     let respond = |refusal: &Refusal<'_>| {
         let wait = refusal.retry_after_seconds();
         let body = format!("{:?} {:?} {wait:?}", refusal.protocol(), refusal.outcome().kind());
@@ -306,7 +306,7 @@ fn debugging_a_refusal_shows_no_headers_of_the_request() {
     assert!(!format!("{:?}", unprepared().refusal(&parts, &outcome, None)).contains("secret"));
 }
 
-/// The wait that is told elsewhere is told to responders and to gRPC as well.
+/// The wait in the headers is that of responders and of gRPC, too.
 #[test]
 fn the_cap_and_the_jitter_hold_in_every_protocol() {
     let headers = PreparedHeaders::new(&Headers::default().max_wait(secs(30)), &[]);

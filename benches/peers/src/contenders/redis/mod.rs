@@ -1,4 +1,4 @@
-//! Those that keep their states in Redis, a file each.
+//! Contenders that keep their states in Redis, a file each.
 //!
 //! limitador is not among them: 0.14.0 does not compile with its Redis storage unless RocksDB is built as well.
 

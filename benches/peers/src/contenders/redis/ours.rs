@@ -23,7 +23,7 @@ impl RedisContender for Ours {
             let name = if self.leases { "leased" } else { "bench" };
             let quota = if denied { Quota::per_hour(1) } else { Quota::per_second(1_000_000) };
             let policy = Policy::new(name, quota).expect("a good name");
-            // Nobody gives up while another contender has the processor.
+            // No check times out while another contender has the processor.
             let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
             let builder = if self.leases { builder.leases(10_000) } else { builder };
             let limiter = builder.connect(url).await.expect("the server is there");

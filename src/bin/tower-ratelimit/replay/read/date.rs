@@ -90,7 +90,7 @@ fn epoch(text: &[u8]) -> Option<Stamp> {
             [b'.', fraction @ ..] if fraction.iter().all(u8::is_ascii_digit) => {
                 (value.checked_mul(SECOND)?.checked_add(micros(fraction))?, fraction.is_empty())
             }
-            // Such as 1.5e9, which a program wrote that prints floating-point numbers.
+            // A number like 1.5e9, from a program that prints floating-point numbers.
             _ => (seconds(std::str::from_utf8(text).ok()?.parse().ok()?)?, false),
         },
         12..=14 => (value.checked_mul(1_000)?, false),

@@ -1,4 +1,4 @@
-//! A request, as a line of the log describes it.
+//! A request as a log line describes it.
 
 use std::hash::{BuildHasher, Hasher};
 use std::net::{IpAddr, SocketAddr};

@@ -11,7 +11,7 @@ const TARGETS: [(u64, &str); 3] =
 /// The smallest limit that touches at most a share of the clients of the log's first half.
 #[derive(Clone, Debug)]
 pub(crate) struct Advice {
-    /// Such as `no client`.
+    /// The target as text, such as `no client`.
     pub(crate) target: &'static str,
     /// The index of the limit, or `None` if each of them touches more.
     pub(crate) limit: Option<usize>,
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn advice_is_the_least_limit_that_meets_the_target_in_the_first_half() {
+    fn advice_is_the_least_limit_for_the_first_half() {
         let limits = limits(&[(500, 500), (10, 20), (11, 0), (10, 0), (1, 2), (0, 1)]);
         let advice = advise(&limits);
         assert_eq!(advice.iter().map(|advice| advice.limit).collect::<Vec<_>>(), [Some(3), Some(4), Some(5)]);

@@ -95,7 +95,7 @@ pub(crate) fn curve(report: &CurveReport, own_limit: u64) -> (String, Vec<f64>) 
     (svg, report.limits.iter().map(|limit| x(limit.limit)).collect())
 }
 
-/// Marks a point: the lines' marks differ, so that nobody needs their colours.
+/// Marks a point. The lines' marks differ, so the chart is readable without colours.
 fn mark(svg: &mut String, class: &str, x: f64, y: f64) {
     let _ = match class {
         "a" => write!(svg, r#"<circle class="a" cx="{x:.1}" cy="{y:.1}" r="3.5"/>"#),

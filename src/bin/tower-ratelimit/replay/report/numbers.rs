@@ -15,7 +15,7 @@ pub(crate) fn count(number: u64) -> String {
     text
 }
 
-/// Returns a share in percent, with as many digits as tell it from none and from all.
+/// Returns a share in percent, with enough digits to distinguish it from none and from all.
 pub(crate) fn share(part: u64, of: u64) -> String {
     if part == 0 || of == 0 {
         return "0%".to_owned();

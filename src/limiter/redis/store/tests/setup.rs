@@ -16,7 +16,7 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
 }
 
 #[test]
-fn what_is_wrong_with_a_url_is_told_at_once_and_the_password_is_not() {
+fn connect_reports_a_bad_url_without_its_password() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let _inside = runtime.enter();
     for url in [
@@ -51,7 +51,7 @@ fn without_a_runtime_there_is_an_error_and_no_panic() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wrong_password_is_told_once_and_the_right_one_is_found_without_a_restart() {
+async fn wrong_password_is_reported_once_until_it_is_right() {
     let server = Server::with(&["--requirepass", "secret"]);
     let heard = Heard::default();
     let url = format!("redis://:wrong@127.0.0.1:{}", server.port());
@@ -81,7 +81,7 @@ async fn a_wrong_password_is_told_once_and_the_right_one_is_found_without_a_rest
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_missing_right_is_told_with_what_gives_it_and_does_not_open_the_breaker() {
+async fn missing_right_is_reported_and_opens_no_breaker() {
     let server = Server::start();
     let acl = |rights: &[&str]| {
         let () = redis::cmd("ACL").arg("SETUSER").arg("app").arg(rights).query(&mut server.connection()).unwrap();
@@ -155,7 +155,7 @@ async fn a_closed_store_answers_at_once_and_lets_go_of_the_server() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_of_a_cluster_is_not_taken_for_one_alone_nor_the_other_way() {
+async fn cluster_url_and_single_url_are_not_interchangeable() {
     let server = Server::start();
     let heard = Heard::default();
     let store = Store::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.patient()).unwrap();

@@ -28,7 +28,7 @@ async fn a_stopped_server_gathers_no_calls() {
     // fred takes nothing off for calls that were in its queue when the connection was begun anew.
     let left = link(&store).client.command_queue_len();
     assert!(left * 4 < report.calls, "{left} calls wait or were left");
-    eventually("each end of a pause is told", || heard.downs() >= 1 && heard.downs() == heard.ups()).await;
+    eventually("each end of a pause is reported", || heard.downs() >= 1 && heard.downs() == heard.ups()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,7 +75,7 @@ async fn a_call_with_no_time_left_is_not_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_script_says_against_a_value_is_told_and_does_not_open_the_breaker() {
+async fn script_error_is_reported_and_opens_no_breaker() {
     static NONSENSE: LazyLock<Script> = LazyLock::new(|| Script::new("this is no script"));
     static BROKEN: LazyLock<Script> = LazyLock::new(|| Script::new("return KEYS[1] + nil"));
     static ANSWERS: LazyLock<Script> = LazyLock::new(|| Script::new("return 'two'"));

@@ -83,7 +83,7 @@ fn one_of_the_processes() {
 }
 
 #[test]
-fn refusals_of_eight_processes_close_a_key_exactly_and_each_unit_is_metered_once() {
+fn eight_processes_count_strikes_and_meters_exactly() {
     let server = Server::start();
     let printed = start(
         "limiter::redis::tests::processes::refusals::one_of_the_processes",

@@ -243,7 +243,7 @@ parity! {
 
 /// Any number of entries may end at once, or have to end before there is room.
 #[test]
-fn bursts_of_a_sliding_log_are_told_as_in_memory() {
+fn bursts_of_a_sliding_log_are_reported_as_in_memory() {
     const SECOND: u64 = 1_000_000;
     let mut bench = Bench::start();
     let quota = Quota::sliding_log(80, std::time::Duration::from_secs(1)).unwrap();
@@ -266,7 +266,7 @@ fn bursts_of_a_sliding_log_are_told_as_in_memory() {
 
 /// Plans of any two kinds in turn: their windows have one grid, unlike those of random quotas.
 #[test]
-fn alternating_plans_in_proportion_are_told_as_in_memory() {
+fn proportional_plans_are_reported_as_in_memory() {
     let mut bench = Bench::start();
     let [fours, nines] = [4, 9].map(|limit| plans(limit).into_iter().filter_map(|plan| plan.in_proportion().ok()));
     let pairs = nines.flat_map(|nine| fours.clone().map(move |four| [nine, four]));
