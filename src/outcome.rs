@@ -353,6 +353,9 @@ pub trait Observer: Send + Sync {
     }
 
     /// Called when something happened to a limiter.
+    ///
+    /// With Redis it is called for each check, and with a timer twice for each request that waits. So
+    /// choose the events that you print.
     fn on_event(&self, event: &LimiterEvent) {
         let _ = event;
     }

@@ -244,7 +244,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
         self.second.limiter.observe(observer);
     }
 
-    /// Returns that of the first limiter, or else of the second one.
+    /// Returns the first limiter's value, or if it has none, the second one's.
     fn occupancy(&self) -> Option<Occupancy> {
         self.first.occupancy().or_else(|| self.second.limiter.occupancy())
     }

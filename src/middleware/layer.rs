@@ -76,10 +76,10 @@ struct Configuration<L> {
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
-    /// A layer with one rule: `rule` is a quota, a policy or a [`Rule`](crate::Rule), and `extract` returns the key of a
-    /// request: one of those in [`key`](crate::key), or a closure.
+    /// Makes a layer with one rule. `rule` is a quota, a policy or a [`Rule`](crate::Rule). `extract` returns the key of a
+    /// request: it is a function of [`key`](crate::key), or a closure.
     ///
-    /// A closure that returns what it borrows wraps it: `|request| Key::of(request.uri.path())`.
+    /// If the closure's result borrows from the request, wrap it: `|request| Key::of(request.uri.path())`.
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -90,7 +90,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         Self::of(limiter, settings)
     }
 
-    /// A layer with the rules of a source.
+    /// Makes a layer with the rules of a source.
     #[cfg(feature = "rules")]
     pub(crate) fn sourced(limiter: L, source: Arc<dyn RuleSource>) -> Self {
         Self::of(limiter, Arc::new(Settings::sourced(source)))
@@ -103,8 +103,8 @@ impl<L: Limiter> RateLimitLayer<L> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Adds a rule. A request passes if every rule that applies to it allows it; if one does not, nothing is taken from
-    /// the others either.
+    /// Adds a rule. A request passes if every rule that applies to it allows it. If one rule refuses it, no rule is
+    /// charged.
     ///
     /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
     /// with `api` twice, the second is `api-2` in header fields, metrics and stored keys. So the same quota by address
@@ -154,23 +154,24 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.expose_outcome = expose_outcome)
     }
 
-    /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. Of this one and a rule's own the
-    /// milder holds: in shadow no rule of the layer refuses or degrades, whatever it says itself.
+    /// Sets a [`Mode`](crate::mode::Mode) for all rules of the layer, or a [`ModeSwitch`] for it. If a rule has
+    /// a mode of its own, the milder of the two holds. In shadow mode no rule of the layer refuses or degrades.
     ///
-    /// A layer in which no rule that applies to a request is enforced lets it pass also if the limiter fails.
+    /// If no enforced rule applies to a request, the request passes even if the limiter fails.
     pub fn mode(self, mode: impl Into<ModeSwitch>) -> Self {
         let mode = mode.into();
         self.change(|settings| settings.mode = Some(mode))
     }
 
-    /// Looks every request up in a list before anything is charged, by the key that `extract` returns: what is allowed is
-    /// exempt from this layer, what is denied is refused with 403 (`PERMISSION_DENIED` over gRPC), and the limiter is not
-    /// asked. Called more than once, the first list that says anything decides. A request without this key is in no list.
+    /// Looks up every request in a list before anything is charged, by the key that `extract` returns. Allowed clients are
+    /// exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The limiter is not
+    /// asked in either case. If the layer has several lists, the first one with an entry for the key decides. A request
+    /// without this key is in no list.
     ///
     /// If the list has networks, take an extractor that returns the whole address, such as
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
-    /// [`Prefixes::exact()`](crate::key::Prefixes::exact): to [`key::peer_ip`](crate::key::peer_ip) an IPv6 client is the
-    /// first address of its /64, and narrower networks of the list do not find it.
+    /// [`Prefixes::exact()`](crate::key::Prefixes::exact). [`key::peer_ip`](crate::key::peer_ip) returns the first address
+    /// of an IPv6 client's /64, so narrower networks of the list would not match the client.
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -181,14 +182,14 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
-    /// by default, since anyone can send those too. A CORS layer *outside* this one answers them before they come here,
-    /// which is better.
+    /// by default, because anyone can send such requests. A CORS layer *outside* of this one is better: it answers them
+    /// before this layer sees them.
     pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
 
-    /// Sets whether the layer refunds what a request took when a layer within refuses it for its rate. Off by default:
-    /// nested layers are independent, and each keeps what it took.
+    /// Sets whether the layer refunds a request's charges if an inner layer refuses the request for its rate. Off by
+    /// default: nested layers are independent, and each keeps what it took.
     ///
     /// **The price:** a client that an inner limit refuses pays nothing here, so it can make the service do everything that
     /// lies between the two layers, as often as it likes. Ask for a refund only if that costs little; never around a
@@ -196,14 +197,14 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [`and`](Self::and), which takes from all of them or from none.
     ///
     /// * A refusal counts if its outcome is [`Limited`](crate::outcome::OutcomeKind::Limited) or
-    ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), whatever limiter the inner layer has and however deep it lies. A missing
+    ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), at any depth and with any limiter. A missing
     ///   key, a denied client, a failed limiter or an error of the service refunds nothing.
     /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The charge is
     ///   kept if middleware in between replaces the extensions.
-    /// * If middleware in between copies the request, to retry it say, the charge is refunded only if a limit refused each
-    ///   copy. A handler that calls another limited service with a copy of the extensions is such a case, too.
-    /// * The refund comes with the response, whatever middleware in between made of it, or when the response's future is
-    ///   dropped after the refusal, also if the service panics.
+    /// * If middleware in between copies the request, for example to retry it, the charge is refunded only if a limit
+    ///   refused each copy. That also holds for a handler that calls another limited service with a copy of the extensions.
+    /// * The refund is made when the response arrives, even if middleware in between changed the response, or when the
+    ///   response's future is dropped after the refusal, also if the service panics.
     /// * The headers report what is left after the refund: the limiter is asked again if it answers at once, else the
     ///   remainder is calculated. A refund to a leaky queue has no effect once another request has queued behind it.
     ///
@@ -437,7 +438,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [`Limiter::peek`].
     ///
     /// # Errors
-    /// The limiter's own.
+    /// Returns the limiter's error.
     pub fn peek<'a>(
         &'a self,
         key: &'a Key,
@@ -480,7 +481,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// ```
     ///
     /// # Errors
-    /// The limiter's own. Policies after the one that failed are not reset.
+    /// Returns the limiter's error. Policies after the one that failed are not reset.
     pub fn reset<'a>(&'a self, key: &'a Key) -> impl Future<Output = Result<(), L::Error>> + Send + 'a {
         let compiled = self.compiled();
         async move {
