@@ -12,7 +12,7 @@
 //! | a denied key | no call until its wait is over | 1 call for a million checks |
 //! | a leased key at 100,000 a second | below 1,000 calls a second | 53 |
 //!
-//! Of that a bare call through fred did 1.70–1.92 at 200 in flight and 1.37–1.83 at 50. With one, two and three calls on the
+//! Against the same figure, a bare call through fred did 1.70–1.92 at 200 in flight and 1.37–1.83 at 50. With one, two and three calls on the
 //! wire checks did 2.55, 2.56–2.97 and 2.71 at 200, and 1.93, 1.47–1.84 and 1.81 at 50: no difference that stands out of the noise.
 //!
 //! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A lone

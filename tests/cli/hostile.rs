@@ -1,4 +1,4 @@
-//! Files, arguments and readers that nobody means well by.
+//! Hostile files, arguments and readers.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

@@ -167,7 +167,7 @@ fn told(status: u16, headers: &[(&'static str, &str)]) -> (u64, u16, Vec<(&'stat
     (0, status, headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect())
 }
 
-/// Asserts that a wait was as long as was told or up to 10 % longer.
+/// Asserts that a wait was as long as the server said, or up to 10 % longer.
 #[track_caller]
 fn about(waited_ms: u64, told_ms: u64) {
     assert!((told_ms..=told_ms + told_ms / 10 + 1).contains(&waited_ms), "{waited_ms} ms for {told_ms} ms");

@@ -105,7 +105,7 @@ impl Pausing {
         let (done, is_done) = mpsc::channel();
         thread::spawn(move || {
             others();
-            let _ = done.send(()); // nobody waits for it any more if the test has failed
+            let _ = done.send(()); // the receiver is gone if the test has failed
         });
         let in_time = is_done.recv_timeout(PAUSE).is_ok();
         let mut pause = self.pause.lock().expect("no test panics with it");

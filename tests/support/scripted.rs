@@ -15,7 +15,7 @@ use tower_ratelimit::{
 /// Counts units for each policy and key, up to the policy's capacity, and forgets nothing: no time
 /// passes.
 ///
-/// It is `Now` until it is told to answer later, and answers until it is told to fail. Clones are
+/// It is `Now` until it is set to answer later, and answers until it is set to fail. Clones are
 /// the same limiter.
 #[derive(Clone, Default)]
 pub(crate) struct Scripted(Arc<Mutex<State>>);

@@ -76,7 +76,7 @@ fn refilled_per_cycle(read: &mut Reader<'_>) -> Result<Quota, String> {
 }
 
 /// The classic estimate from two counters, on the grid: vectors "anchored" at a first hit have that
-/// hit at 0. Without a limit only the estimate is told, and the limit is above everything.
+/// hit at 0. Without a limit only the estimate is compared, and the limit is above everything.
 fn sliding_window(read: &mut Reader<'_>) -> Result<Quota, String> {
     let anchor = read.word("anchor")?;
     assert!(matches!(anchor, None | Some("first-hit" | "first-hit grid")), "{anchor:?}");
@@ -143,7 +143,7 @@ fn leaky_queue(read: &mut Reader<'_>) -> Result<Quota, String> {
     rated(read)?.queue(length).and_then(|quota| quota.delay_after(at_once)).map_err(text)
 }
 
-/// A pacer: nobody is denied, and `slack` places that were not used may be used at once later.
+/// A pacer: no request is denied, and `slack` places that were not used may be used at once later.
 fn paced(read: &mut Reader<'_>) -> Result<Quota, String> {
     let slack = read.units("slack")?;
     rated(read)?.queue(1_000).and_then(|quota| quota.delay_after(slack)).map_err(text)
@@ -183,7 +183,7 @@ pub(crate) fn reset(quota: &Quota, id: &str) -> Reset {
 
 /// The tokens of a bucket that is back after `reset`, rounded down, below zero when it is in debt.
 ///
-/// A step bucket's reset tells its tokens only if each tick brings one.
+/// A step bucket's reset determines its tokens only if each tick brings one.
 pub(crate) fn tokens(quota: &Quota, reset: Duration) -> Result<i64, String> {
     let (limit, period) = (u128::from(quota.limit()), quota.period().as_micros());
     let missing = match quota.algorithm() {

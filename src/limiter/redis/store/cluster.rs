@@ -44,7 +44,7 @@ const HOPS: usize = 2;
 const PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
-const NOBODY: u16 = u16::MAX;
+const NO_SERVER: u16 = u16::MAX;
 
 /// A cluster. Its connections end when it is dropped.
 pub(super) struct Cluster {
@@ -64,7 +64,7 @@ struct Shared {
 }
 
 struct Map {
-    /// For each slot the place of its server, or `NOBODY`.
+    /// For each slot the place of its server, or `NO_SERVER`.
     owners: Box<[u16]>,
     servers: Vec<Arc<Server>>,
     /// The addresses from which the map is fetched when no server answers.
@@ -82,7 +82,7 @@ impl Cluster {
     ) -> Result<Self, RedisError> {
         let TargetKind::Cluster(seeds) = &target.kind else { return Err(misconfigured("not the URL of a cluster")) };
         let map = Map {
-            owners: vec![NOBODY; SLOTS].into_boxed_slice(),
+            owners: vec![NO_SERVER; SLOTS].into_boxed_slice(),
             servers: Vec::new(),
             others: seeds.iter().take(MASTERS).cloned().collect(),
             trouble: None,
@@ -154,9 +154,9 @@ impl Cluster {
     pub(super) async fn answers(&self) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();
-            if let Some(slot) = map.owners.iter().position(|owner| *owner == NOBODY) {
+            if let Some(slot) = map.owners.iter().position(|owner| *owner == NO_SERVER) {
                 let error = map.trouble.clone();
-                let unknown = || self.shared.nobody(u16::try_from(slot).unwrap_or(NOBODY));
+                let unknown = || self.shared.no_server(u16::try_from(slot).unwrap_or(NO_SERVER));
                 return Err(error.unwrap_or_else(unknown));
             }
             map.servers.clone()
@@ -171,7 +171,7 @@ impl Cluster {
         self.shared.closed.store(true, Ordering::Relaxed);
         self.refresher.abort();
         let mut map = self.shared.map_mut();
-        map.owners.fill(NOBODY);
+        map.owners.fill(NO_SERVER);
         for server in map.servers.drain(..) {
             server.close();
         }
@@ -192,7 +192,7 @@ impl Map {
 
     /// Whether a server or the owner of a slot is missing. No call would find out when it is back.
     fn lacks_something(&self) -> bool {
-        self.owners.contains(&NOBODY) || self.servers.iter().any(|server| server.link.is_open())
+        self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.is_open())
     }
 
     fn find(&self, address: &Address) -> Option<usize> {
@@ -213,10 +213,10 @@ impl Shared {
         if self.closed.load(Ordering::Relaxed) {
             return RedisError::new(RedisErrorKind::Unavailable, "this store was closed");
         }
-        self.map().trouble.clone().unwrap_or_else(|| self.nobody(slot))
+        self.map().trouble.clone().unwrap_or_else(|| self.no_server(slot))
     }
 
-    fn nobody(&self, slot: u16) -> RedisError {
+    fn no_server(&self, slot: u16) -> RedisError {
         RedisError::new(RedisErrorKind::Unavailable, format!("no server of the cluster is known to have slot {slot}"))
     }
 
@@ -250,7 +250,7 @@ impl Shared {
             }
         };
         if let Some(owner) = owns.and_then(|slot| map.owners.get_mut(usize::from(slot))) {
-            *owner = u16::try_from(at).unwrap_or(NOBODY);
+            *owner = u16::try_from(at).unwrap_or(NO_SERVER);
         }
         map.servers.get(at).cloned()
     }
@@ -270,10 +270,10 @@ impl Shared {
                 None => self.start(address)?,
             });
         }
-        let mut owners = vec![NOBODY; SLOTS].into_boxed_slice();
+        let mut owners = vec![NO_SERVER; SLOTS].into_boxed_slice();
         for (first, last, at) in slots.ranges {
             if let Some(range) = owners.get_mut(usize::from(first)..=usize::from(last)) {
-                range.fill(u16::try_from(at).unwrap_or(NOBODY));
+                range.fill(u16::try_from(at).unwrap_or(NO_SERVER));
             }
         }
         let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
@@ -314,7 +314,7 @@ impl Shared {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| self.nobody(0)))
+        Err(last.unwrap_or_else(|| self.no_server(0)))
     }
 
     async fn slots_of(&self, link: &Link) -> Result<Slots, RedisError> {

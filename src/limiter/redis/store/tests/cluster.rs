@@ -29,7 +29,7 @@ async fn slots_and_masters_may_move_while_calls_come() {
     keys_are_apart(&servers, &store).await;
     assert_eq!(*heard.0.lock().unwrap(), [], "a call that another server runs has not failed");
     servers_disagree(&servers).await;
-    nobody_has_a_slot(&servers, &store).await;
+    slot_without_a_server_is_found_again(&servers, &store).await;
     a_replica_takes_over(&servers, &connected(&servers.url(), Settings::default()).await).await;
 }
 
@@ -95,7 +95,7 @@ async fn servers_disagree(servers: &Servers) {
     assert!(!store.is_open(slot(&key)));
 }
 
-async fn nobody_has_a_slot(servers: &Servers, store: &Store) {
+async fn slot_without_a_server_is_found_again(servers: &Servers, store: &Store) {
     let (lost, other) = (key_of(0, "lost"), key_of(0, "kept"));
     let number = slot(&lost).to_string();
     tokio::task::block_in_place(|| {
@@ -130,7 +130,7 @@ async fn a_replica_takes_over(servers: &Servers, store: &Store) {
             }
         }
     });
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let samples = load.end().await;
     samples.check("cluster: manual failover");
@@ -151,7 +151,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
     sleep(1_000 * MS).await;
     eventually("only one is away", || store.is_open(slot(keys[1])) && !store.is_open(slot(keys[0]))).await;
     servers.servers[1].resume();
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let samples = load.end().await;
     samples.check("cluster: a master stopped for 1 s");
@@ -165,7 +165,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
     // It comes back as a replica, and says so.
     let mut load = Load::start(&store, 3, &keys);
     servers.servers[1].resume();
-    load.mended();
+    load.fixed();
     sleep(1_500 * MS).await;
     load.end().await.check("cluster: the old master comes back");
     assert!(heard.downs() >= 3 && heard.misconfigured() == 0, "{:?}", heard.0.lock().unwrap());
@@ -191,7 +191,7 @@ async fn taken_over(
             assert!(waited < LONG, "the cluster does not choose another master");
         }
     });
-    load.mended();
+    load.fixed();
     sleep(2_000 * MS).await;
     let samples = load.end().await;
     samples.check(name);

@@ -17,7 +17,7 @@ impl<'a> Fault<'a> {
     }
 
     /// Calls before, while and after `begin` and `end`. The script has run at most once for each.
-    async fn befall(
+    async fn strike(
         self,
         server: &mut Server,
         begin: impl FnOnce(&mut Server),
@@ -29,7 +29,7 @@ impl<'a> Fault<'a> {
         tokio::task::block_in_place(|| begin(server));
         sleep(self.lasts).await;
         tokio::task::block_in_place(|| end(server));
-        load.mended();
+        load.fixed();
         sleep(1_000 * MS).await;
         let report = load.end().await.check(self.name);
         assert!(counted(server, "key") <= report.calls, "{}: a script ran twice", self.name);
@@ -53,14 +53,14 @@ fn tell_in_the_background(server: &Server, command: &'static [&'static str]) -> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_and_started_again() {
     let fault = Fault::new("kill -9, 1 s later started", 5, 1_000 * MS);
-    let report = fault.befall(&mut Server::start(), Server::kill, Server::restart).await;
+    let report = fault.strike(&mut Server::start(), Server::kill, Server::restart).await;
     assert!(report.waited < 1_000, "{} calls waited for a server that was gone", report.waited);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_and_continued() {
     let fault = Fault::new("SIGSTOP, 1 s later SIGCONT", 5, 1_000 * MS);
-    let report = fault.befall(&mut Server::start(), |server| server.pause(), |server| server.resume()).await;
+    let report = fault.strike(&mut Server::start(), |server| server.pause(), |server| server.resume()).await;
     assert!(report.waited < 1_000, "{} calls waited after the breaker should have opened", report.waited);
 }
 
@@ -68,7 +68,7 @@ async fn stopped_and_continued() {
 async fn asleep() {
     let fault = Fault::new("DEBUG SLEEP 1", 1, 1_000 * MS);
     let mut server = Server::with(&["--enable-debug-command", "yes"]);
-    fault.befall(&mut server, |server| drop(tell_in_the_background(server, &["DEBUG", "SLEEP", "1"])), |_| ()).await;
+    fault.strike(&mut server, |server| drop(tell_in_the_background(server, &["DEBUG", "SLEEP", "1"])), |_| ()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -80,7 +80,7 @@ async fn paused_for_writes_is_one_outage() {
     sleep(200 * MS).await;
     tell(&server, &["CLIENT", "PAUSE", "2000", "WRITE"]);
     sleep(2_000 * MS).await;
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let samples = load.end().await;
     let report = samples.check("CLIENT PAUSE 2000 WRITE");
@@ -96,14 +96,14 @@ async fn busy_with_the_script_of_another() {
     let fault = Fault::new("BUSY for 1 s", 1, 1_000 * MS);
     let mut server = Server::with(&["--busy-reply-threshold", "100"]);
     let begin = |server: &mut Server| drop(tell_in_the_background(server, &["EVAL", "while true do end", "0"]));
-    fault.befall(&mut server, begin, |server| tell(server, &["SCRIPT", "KILL"])).await;
+    fault.strike(&mut server, begin, |server| tell(server, &["SCRIPT", "KILL"])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_forgotten() {
     let fault = Fault { settings: patient(), ..Fault::new("SCRIPT FLUSH", 2, 100 * MS) };
     let flush = |server: &mut Server| tell(server, &["SCRIPT", "FLUSH"]);
-    let report = fault.befall(&mut Server::start(), flush, flush).await;
+    let report = fault.strike(&mut Server::start(), flush, flush).await;
     assert_eq!(report.failed, 0);
 }
 
@@ -111,7 +111,7 @@ async fn scripts_forgotten() {
 async fn everything_forgotten() {
     let fault = Fault { settings: patient(), ..Fault::new("FLUSHALL", 2, 100 * MS) };
     let flush = |server: &mut Server| tell(server, &["FLUSHALL"]);
-    let report = fault.befall(&mut Server::start(), flush, flush).await;
+    let report = fault.strike(&mut Server::start(), flush, flush).await;
     assert_eq!(report.failed, 0);
 }
 
@@ -119,7 +119,7 @@ async fn everything_forgotten() {
 async fn read_only() {
     let fault = Fault::new("READONLY for 0.5 s", 1, 500 * MS);
     let begin = |server: &mut Server| tell(server, &["REPLICAOF", "127.0.0.1", "1"]);
-    let report = fault.befall(&mut Server::start(), begin, |server| tell(server, &["REPLICAOF", "NO", "ONE"])).await;
+    let report = fault.strike(&mut Server::start(), begin, |server| tell(server, &["REPLICAOF", "NO", "ONE"])).await;
     assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
 }
 
@@ -128,7 +128,7 @@ async fn out_of_memory() {
     let fault = Fault::new("OOM for 0.5 s", 1, 500 * MS);
     let begin = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "1"]);
     let end = |server: &mut Server| tell(server, &["CONFIG", "SET", "maxmemory", "0"]);
-    let report = fault.befall(&mut Server::start(), begin, end).await;
+    let report = fault.strike(&mut Server::start(), begin, end).await;
     assert!(report.failed > 100 && report.waited < 20, "the server says no at once");
 }
 
@@ -143,7 +143,7 @@ async fn connections_killed() {
             std::thread::sleep(25 * MS);
         }
     };
-    fault.befall(&mut Server::start(), begin, |_| ()).await;
+    fault.strike(&mut Server::start(), begin, |_| ()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -155,7 +155,7 @@ async fn another_password() {
         tell_with("secret", server, &["CLIENT", "KILL", "TYPE", "normal"]);
     };
     let end = |server: &mut Server| tell_with("secret", server, &["CONFIG", "SET", "requirepass", ""]);
-    let report = fault.befall(&mut Server::start(), begin, end).await;
+    let report = fault.strike(&mut Server::start(), begin, end).await;
     assert!(report.failed > 100);
 }
 
@@ -176,7 +176,7 @@ async fn cut_in_the_middle_of_answers() {
     sleep(1_000 * MS).await;
     eventually("the fault is there", || proxy.cuts() > 0).await;
     proxy.cut_after(0);
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("cut in the middle of answers");
     assert!(counted(&server, "key") <= report.calls, "a script ran twice");
@@ -192,7 +192,7 @@ async fn a_black_hole() {
     proxy.hold(true);
     sleep(1_000 * MS).await;
     proxy.hold(false);
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("bytes vanish for 1 s");
     assert!(counted(&server, "key") <= report.calls, "a script ran twice");

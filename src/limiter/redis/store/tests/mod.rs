@@ -167,7 +167,7 @@ struct Load {
     stop: Arc<AtomicBool>,
     task: JoinHandle<Vec<Sample>>,
     began: Instant,
-    mended: Option<Instant>,
+    fixed: Option<Instant>,
     per_ms: usize,
     store: Store,
     key: String,
@@ -225,12 +225,12 @@ impl Load {
             }
             samples
         });
-        Self { stop, task, began: Instant::now(), mended: None, per_ms, store: own, key, sent, lost }
+        Self { stop, task, began: Instant::now(), fixed: None, per_ms, store: own, key, sent, lost }
     }
 
     /// From now on calls should succeed.
-    fn mended(&mut self) {
-        self.mended = Some(Instant::now());
+    fn fixed(&mut self) {
+        self.fixed = Some(Instant::now());
     }
 
     /// Returns the number of calls.
@@ -253,13 +253,13 @@ impl Load {
             sleep(5 * MS).await;
         }
         let (per_ms, deadline, lost) = (self.per_ms, self.store.0.settings.deadline, self.lost.time());
-        Samples { samples, mended: self.mended.unwrap_or(self.began), per_ms, deadline, lost }
+        Samples { samples, fixed: self.fixed.unwrap_or(self.began), per_ms, deadline, lost }
     }
 }
 
 struct Samples {
     samples: Vec<Sample>,
-    mended: Instant,
+    fixed: Instant,
     per_ms: usize,
     deadline: Duration,
     /// The time that the machine took.
@@ -289,7 +289,7 @@ impl Samples {
             waited: waited.saturating_sub(2 * self.per_ms * usize::try_from(self.lost.as_millis()).unwrap()),
             worst: times.last().copied().unwrap_or_default(),
             p99: times.get(times.len() * 99 / 100).copied().unwrap_or_default(),
-            recovery: last.map_or(Duration::ZERO, |last| last.saturating_duration_since(self.mended)),
+            recovery: last.map_or(Duration::ZERO, |last| last.saturating_duration_since(self.fixed)),
         };
         let ms = |time: Duration| time.as_secs_f64() * 1_000.0;
         println!(

@@ -13,7 +13,7 @@ async fn the_master_that_sentinels_name_is_used() {
         servers.servers[0].kill();
         servers.wait_for_replacement();
     });
-    load.mended();
+    load.fixed();
     sleep(2_000 * MS).await;
     load.end().await.check("sentinel: the master killed");
     assert!(counted(&servers.servers[1], "key") > 0, "the calls went to the other one");

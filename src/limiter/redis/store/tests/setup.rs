@@ -113,7 +113,7 @@ async fn a_server_that_comes_after_the_store_is_found() {
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(500 * MS).await;
     server.restart();
-    load.mended();
+    load.fixed();
     sleep(1_500 * MS).await;
     load.end().await.check("refused at start, then up");
 }
@@ -127,7 +127,7 @@ async fn a_port_that_accepts_and_never_answers_costs_little() {
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(1_500 * MS).await;
     proxy.hold(false);
-    load.mended();
+    load.fixed();
     sleep(2_000 * MS).await;
     let report = load.end().await.check("accepts, never answers, then does");
     assert!(report.waited < 20, "{} calls waited for a server that was never there", report.waited);

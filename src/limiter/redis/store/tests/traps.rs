@@ -21,7 +21,7 @@ async fn a_stopped_server_gathers_no_calls() {
     eventually("enough calls come", || load.sent() > 20_000).await;
     assert!(store.is_open(0));
     server.resume();
-    load.mended();
+    load.fixed();
     sleep(1_000 * MS).await;
     let report = load.end().await.check("SIGSTOP for 2 s at 20,000 a second");
     assert!(report.waited * 4 < report.calls, "{} calls reached fred and waited there", report.waited);
@@ -42,7 +42,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
             "quit" => drop(link(&store).client.quit().await), // a busy machine answers too late
             _ => link(&store).restart(),
         }
-        load.mended();
+        load.fixed();
         sleep(1_500 * MS).await;
         load.end().await.check(&format!("the connection's task ends: {end}"));
     }
