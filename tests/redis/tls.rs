@@ -73,8 +73,8 @@ impl Directory {
     }
 }
 
-/// Returns the answer in a process of its own that trusts this authority: variables of this one are nobody
-/// else's to change.
+/// Returns the answer in a process of its own that trusts this authority. Variables of this process are not
+/// changed.
 fn told(url: &str, trusted: &Path) -> String {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "tls::child_process_connects", "--nocapture"])
