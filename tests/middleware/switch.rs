@@ -297,11 +297,13 @@ fn refunded_if_it_fails(rule: Rule) -> Rule {
     rule.refund_when(|response| response.status == StatusCode::INTERNAL_SERVER_ERROR)
 }
 
+type Answered = Result<Response<Body>, Infallible>;
+
 /// Returns a service that changes the quota before it answers.
 fn during(
     quota: &QuotaSwitch,
     next: Quota,
-    then: fn(Request<Body>) -> Ready<Result<Response<Body>, Infallible>>,
+    then: fn(Request<Body>) -> Ready<Answered>,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send> + Clone {
     let quota = quota.clone();
     tower::service_fn(move |request: Request<Body>| {
