@@ -8,6 +8,7 @@ mod hostile;
 mod limits;
 mod nested;
 mod obey;
+#[cfg(feature = "conformance")]
 mod promises;
 mod queues;
 mod reload;
