@@ -3,8 +3,9 @@
 //! `cargo bench --features fast-clock --bench instructions` counts them with callgrind and compares them with
 //! `benches/instructions.txt`. More than 3 % above it is a failure; `-- --update` writes the file anew.
 //!
-//! Each case is counted twice in a process of its own, at two numbers of runs, so that what it takes to set up falls out.
-//! A compiler of another version makes other code: then the counts are shown beside the baseline, and nothing fails.
+//! Each case is counted twice in a process of its own, at two numbers of runs, so that what it takes to set up falls
+//! out. A compiler of another version makes other code: then the counts are shown beside the baseline, and nothing
+//! fails.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! Redis: checks per second beside `redis-benchmark` with the same script, a lone check beside a bare call through the same
-//! client, the server's time per decision beside textbook scripts, and what denied and leased keys cost.
+//! Redis: checks per second beside `redis-benchmark` with the same script, a lone check beside a bare call through the
+//! same client, the server's time per decision beside textbook scripts, and what denied and leased keys cost.
 //!
 //! Aims and results on two shared CPUs with nothing else to do, of some ten runs:
 //!
@@ -12,12 +12,13 @@
 //! | a denied key | no call until its wait is over | 1 call for a million checks |
 //! | a leased key at 100,000 a second | below 1,000 calls a second | 53 |
 //!
-//! Against the same figure, a bare call through fred did 1.70–1.92 at 200 in flight and 1.37–1.83 at 50. With one, two and three calls on the
-//! wire checks did 2.55, 2.56–2.97 and 2.71 at 200, and 1.93, 1.47–1.84 and 1.81 at 50: no difference that stands out of the noise.
+//! Against the same figure, a bare call through fred did 1.70–1.92 at 200 in flight and 1.37–1.83 at 50. With one, two
+//! and three calls on the wire checks did 2.55, 2.56–2.97 and 2.71 at 200, and 1.93, 1.47–1.84 and 1.81 at 50: no
+//! difference that stands out of the noise.
 //!
-//! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A lone
-//! check's is more for a log, which also tells the reset, the window and the wait; under load, where checks go together, every
-//! check's is less than half, or three quarters of a log's:
+//! The server's time for a decision was to be at most 1.25 times that of the leanest script known for its algorithm. A
+//! lone check's is more for a log, which also tells the reset, the window and the wait; under load, where checks go
+//! together, every check's is less than half, or three quarters of a log's:
 //!
 //! | decision | textbook | leanest | lone check | of 200 in flight | to the leanest |
 //! |---|---|---|---|---|---|
@@ -27,8 +28,9 @@
 //! | sliding window | 10.0 µs | 8.3 µs | 8.8 µs | 3.9 µs | 1.06, 0.47 |
 //! | log | 14.2 µs | 10.0 µs | 13.7 µs | 7.5 µs | 1.38, 0.76 |
 //!
-//! The figures below are of a script for each shape of request. Today one script decides all requests. Its instructions on
-//! the server, network included (callgrind, one key, the difference of two runs; a script that does nothing takes 15,100):
+//! The figures below are of a script for each shape of request. Today one script decides all requests. Its instructions
+//! on the server, network included (callgrind, one key, the difference of two runs; a script that does nothing takes
+//! 15,100):
 //!
 //! | call | instructions |
 //! |---|---|
@@ -39,12 +41,12 @@
 //! | three buckets of one caller | 143,000 to 146,000: 2.0 of one |
 //! | each of 64 buckets, or of 64 logs, in one call | 30,000, 56,100 |
 //!
-//! With the scripts before, which decided a lone charge and a set by code of their own, on the same machine: 71,400, 97,000 for
-//! a log, 172,000 for three buckets (2.4 of one), 28,900 and 53,200 for each of 64.
+//! With the scripts before, which decided a lone charge and a set by code of their own, on the same machine: 71,400,
+//! 97,000 for a log, 172,000 for three buckets (2.4 of one), 28,900 and 53,200 for each of 64.
 //!
-//! By instructions within `EVALSHA` (callgrind; a new server with this script alone, 400 calls for one key; a script that does
-//! nothing takes 6,400), beside a script which says as much, the server's time, the exact count, the wait, and when all is
-//! back, and beside the tersest, which answers with one number:
+//! By instructions within `EVALSHA` (callgrind; a new server with this script alone, 400 calls for one key; a script
+//! that does nothing takes 6,400), beside a script which says as much, the server's time, the exact count, the wait,
+//! and when all is back, and beside the tersest, which answers with one number:
 //!
 //! | decision | instructions | beside one that says as much | beside the tersest |
 //! |---|---|---|---|
@@ -54,18 +56,19 @@
 //! | sliding window, and denied | 46,100, 36,600 | 0.91, 1.06 | |
 //! | log, and denied | 67,400, 53,500 | 1.20, 0.98 | 1.51, 1.83 |
 //!
-//! The tersest anchored window never asks for the time, which costs some 7,000, and says neither when the window ends nor that the
-//! value was written under this quota; one that adds blindly (`INCRBY`, `PEXPIRE` at first) takes 16,500. The tersest log does
-//! not know how many of its entries still count. One that says as much, and makes texts of its numbers itself, since Redis 7.0
-//! is slow at it, takes 49,500: 1.36. Of a log's 67,400 the five commands take 15,700, what makes their replies Lua's 8,400,
-//! unpacking and packing 9,400, its own steps 8,800, the garbage collector 3,600: it reads two of the oldest entries at once,
-//! so that it seldom has to come back for more, where the other reads one. Where each check finds that one entry no longer
-//! counts, it takes 77,100; where they come ten at a time, and so many entries go, 71,500 (both with the time given).
+//! The tersest anchored window never asks for the time, which costs some 7,000, and says neither when the window ends
+//! nor that the value was written under this quota; one that adds blindly (`INCRBY`, `PEXPIRE` at first) takes 16,500.
+//! The tersest log does not know how many of its entries still count. One that says as much, and makes texts of its
+//! numbers itself, since Redis 7.0 is slow at it, takes 49,500: 1.36. Of a log's 67,400 the five commands take 15,700,
+//! what makes their replies Lua's 8,400, unpacking and packing 9,400, its own steps 8,800, the garbage collector 3,600:
+//! it reads two of the oldest entries at once, so that it seldom has to come back for more, where the other reads one.
+//! Where each check finds that one entry no longer counts, it takes 77,100; where they come ten at a time, and so many
+//! entries go, 71,500 (both with the time given).
 //!
 //! Each of 64 buckets in one call takes 0.50 of a lone one's instructions, the network included (27,000, 53,500).
 //!
-//! It starts its own `redis-server` (or that of `REDIS_SERVER`) on a free port, and runs `redis-benchmark` beside it. The
-//! contenders run in turn. The figures are medians.
+//! It starts its own `redis-server` (or that of `REDIS_SERVER`) on a free port, and runs `redis-benchmark` beside it.
+//! The contenders run in turn. The figures are medians.
 
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
@@ -254,7 +257,8 @@ where
     count as f64 / began.elapsed().as_secs_f64()
 }
 
-/// Calls per second of `redis-benchmark` without pipelining. It cannot send zero bytes, so the arguments stand in the script.
+/// Calls per second of `redis-benchmark` without pipelining. It cannot send zero bytes, so the arguments stand in the
+/// script.
 fn redis_benchmark(server: &Server, tasks: u64, count: u64, call: &Captured) -> f64 {
     let escaped = |arg: &Vec<u8>| format!("'{}'", arg.iter().map(|byte| format!("\\{byte:03}")).collect::<String>());
     let args: Vec<String> = call.args.iter().map(escaped).collect();
@@ -327,8 +331,8 @@ fn lone(runtime: &Runtime, server: &Server) {
     println!("  {:<44} {:>9.1} µs   {:>5.2}x", "tower-ratelimit", ours / 1e3, ours / theirs);
 }
 
-/// For each algorithm a textbook's script, and the leanest known: it answers as little as a limiter can do with, and its
-/// value does not say of what quota it is. `ARGV` is the cost and the limit, or what they come to in microseconds.
+/// For each algorithm a textbook's script, and the leanest known: it answers as little as a limiter can do with, and
+/// its value does not say of what quota it is. `ARGV` is the cost and the limit, or what they come to in microseconds.
 const SCRIPTS: [(&str, &str, &str); 5] = [
     (
         "bucket",

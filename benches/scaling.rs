@@ -4,29 +4,29 @@
 //!
 //! # The model, which is no measurement
 //!
-//! A check is work of its own, then a visit to its key's cache line: read, decide, compare and exchange. A line belongs to
-//! one core at a time; to get one that another core had last takes a transfer, and cores that want the same line get it one
-//! after the other. Some visits are cut short: the line goes to the next core before the state is exchanged, and the check
-//! has to get it back and decide again. Cores are alike, and all as far from each other. There is no other limit, of memory
-//! bandwidth, say.
+//! A check is work of its own, then a visit to its key's cache line: read, decide, compare and exchange. A line belongs
+//! to one core at a time; to get one that another core had last takes a transfer, and cores that want the same line get
+//! it one after the other. Some visits are cut short: the line goes to the next core before the state is exchanged, and
+//! the check has to get it back and decide again. Cores are alike, and all as far from each other. There is no other
+//! limit, of memory bandwidth, say.
 //!
 //! Measured: the time of a check on one thread; of a visit to a line of one's own; and of visits of two threads to one
 //! line, with how many were cut short. The transfer is chosen so that two cores of the model take as long as the two
 //! threads did. The two processors of a rented machine may be one core's two halves, which have their cache in common:
 //! therefore the hot key is told for two assumed transfers as well, to another core and to another socket.
 //!
-//! Whether the model is any good is seen where it was not fitted: it is printed beside the limiter itself on two threads.
-//! There it took 94 ns for a check of one key where the limiter took 212, 93 for 157 of 10k keys, and 225 for 261 of a million. So
-//! what it says of a single key is too good by more than twice: a check holds its line for longer than the bare visit that was
-//! measured.
+//! Whether the model is any good is seen where it was not fitted: it is printed beside the limiter itself on two
+//! threads. There it took 94 ns for a check of one key where the limiter took 212, 93 for 157 of 10k keys, and 225 for
+//! 261 of a million. So what it says of a single key is too good by more than twice: a check holds its line for longer
+//! than the bare visit that was measured.
 //!
 //! # What it says
 //!
-//! Different keys scale with the cores. A single key does not: all its checks together are as many as there are transfers,
-//! however many cores there are, and each then takes as long as all cores take turns: at 64 cores and 60 ns, 12 in a
-//! microsecond, and 5.5 µs each. Only fewer visits help: if each core takes sixteen units of the key at once and hands them
-//! out by itself, sixteen times as many checks pass. That costs exactness (what a core holds is refused to others), which
-//! is why the table does not do it. A denied check only reads, so cores may share the line.
+//! Different keys scale with the cores. A single key does not: all its checks together are as many as there are
+//! transfers, however many cores there are, and each then takes as long as all cores take turns: at 64 cores and 60 ns,
+//! 12 in a microsecond, and 5.5 µs each. Only fewer visits help: if each core takes sixteen units of the key at once
+//! and hands them out by itself, sixteen times as many checks pass. That costs exactness (what a core holds is refused
+//! to others), which is why the table does not do it. A denied check only reads, so cores may share the line.
 #![expect(clippy::disallowed_methods, reason = "a bench reads the clock")]
 
 mod support;
@@ -68,8 +68,8 @@ struct Line {
     busy_ns: u64,
 }
 
-/// Lets so many cores check keys, each of which is in one of so many lines, for a while. Of `batch` checks of a core one
-/// visits the line.
+/// Lets so many cores check keys, each of which is in one of so many lines, for a while. Of `batch` checks of a core
+/// one visits the line.
 fn simulate(costs: Costs, cores: usize, lines: usize, batch: u64) -> Simulated {
     let whole = |ns: f64| ns.max(1.0) as u64;
     let (own, visit, transfer) = (whole(costs.own), whole(costs.visit), whole(costs.transfer));

@@ -1,10 +1,12 @@
-//! Measures the time that `Stats` adds to a request: an axum router with a limit, called in process, with and without it.
+//! Measures the time that `Stats` adds to a request: an axum router with a limit, called in process, with and without
+//! it.
 //!
 //! `cargo bench --bench stats --features fast-clock`
 //!
 //! # What was found
 //!
-//! On two shared processors (Xeon, 2.5 GHz, rustc 1.95, LTO) that did little else, the ratios of three runs, the median in front:
+//! On two shared processors (Xeon, 2.5 GHz, rustc 1.95, LTO) that did little else, the ratios of three runs, the median
+//! in front:
 //!
 //! | | without | with `Stats` | with `Stats` and `FastClock` |
 //! |---|---|---|---|
@@ -13,8 +15,8 @@
 //! | allowed, no headers | 800 ns | 1.05 (1.05 to 1.07) | 1.03 (1.02 to 1.04) |
 //! | refused, headers (one run) | 980 ns | 1.11 | 1.09 |
 //!
-//! So the clock is three quarters of a count. There is no connection and no HTTP in these times; a served request takes ten
-//! times as long. An allowed request took 1.20 of the time while each outcome was made for the observer.
+//! So the clock is three quarters of a count. There is no connection and no HTTP in these times; a served request takes
+//! ten times as long. An allowed request took 1.20 of the time while each outcome was made for the observer.
 
 mod support;
 

@@ -1,25 +1,26 @@
-//! Two ways to keep one-word states, on one thread and on two: the table that the crate has, and the one it might have had.
+//! Two ways to keep one-word states, on one thread and on two: the table that the crate has, and the one it might have
+//! had.
 //!
 //! `cargo bench --bench tables`
 //!
 //! The two bare contenders do the same work on the same key: hash, find, one decision of a token bucket in whole
-//! microseconds, write. The clock is a number, so that only the tables differ. The third line is the crate's public path
-//! with all that it does besides: versions of policies, exact fractions, receipts, every figure of the decision.
+//! microseconds, write. The clock is a number, so that only the tables differ. The third line is the crate's public
+//! path with all that it does besides: versions of policies, exact fractions, receipts, every figure of the decision.
 //!
 //! # What was found, and why the flat table was kept
 //!
-//! On a busy machine of two shared processors (Xeon, 2.5 GHz, rustc 1.95, LTO), three runs, the flat table's time against the
-//! sharded one's:
+//! On a busy machine of two shared processors (Xeon, 2.5 GHz, rustc 1.95, LTO), three runs, the flat table's time
+//! against the sharded one's:
 //!
 //! | | hot key | 10k keys | 1M keys |
 //! |---|---|---|---|
 //! | one thread | 0.93 to 1.14 | 0.94 to 1.14 | 1.05 to 1.26 |
 //! | two threads | 0.54 to 0.97 | 0.83 to 1.20 | 0.99 to 1.05 |
 //!
-//! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the processor
-//! holds nobody up; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for each key at its
-//! bound whatever the key is; and an expired slot is free without anybody removing it. The sharded one grows by itself,
-//! and never forgets a live key.
+//! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the
+//! processor holds nobody up; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for
+//! each key at its bound whatever the key is; and an expired slot is free without anybody removing it. The sharded one
+//! grows by itself, and never forgets a live key.
 
 mod support;
 
@@ -82,8 +83,8 @@ impl Sharded {
     }
 }
 
-/// Lines of four slots of a fingerprint and an instant, in two of which a key may live: the crate's design, bare. What is
-/// expired is not taken over here: every key fits.
+/// Lines of four slots of a fingerprint and an instant, in two of which a key may live: the crate's design, bare. What
+/// is expired is not taken over here: every key fits.
 struct Flat {
     words: Vec<AtomicU64>,
     lines: usize,

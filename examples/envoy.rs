@@ -1,6 +1,6 @@
-//! Answers Envoy: a server of `envoy.service.ratelimit.v3.RateLimitService`, and an application that reads the same file.
-//! Both share one allowance, so a request counts once, whether Envoy asks about it or it comes to the application directly.
-//! The messages are written by hand, so there is no `.proto` file and no build step.
+//! Answers Envoy: a server of `envoy.service.ratelimit.v3.RateLimitService`, and an application that reads the same
+//! file. Both share one allowance, so a request counts once, whether Envoy asks about it or it comes to the application
+//! directly. The messages are written by hand, so there is no `.proto` file and no build step.
 //!
 //! ```sh
 //! cargo run --example envoy                    # or with the names of files, one for each domain
@@ -9,13 +9,14 @@
 //! Point Envoy's filter `envoy.filters.http.ratelimit` at port 8081, with the domain `edge`. The service does what
 //! envoyproxy/ratelimit does, except for:
 //!
-//! * A request that is over a limit is charged to none of the others, as with `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`.
+//! * A request that is over a limit is charged to none of the others, as with
+//!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`.
 //! * A descriptor with `hits_addend` 0 is over the limit if nothing remains.
 //! * Errors are `INVALID_ARGUMENT` and `UNAVAILABLE`. Envoy lets a request pass after `UNKNOWN`, whatever
 //!   `failure_mode_deny` says.
 //!
-//! A server for production also needs TLS or a private network, a health service, and `max_connection_age`, without which
-//! clients stay with the servers that they found first.
+//! A server for production also needs TLS or a private network, a health service, and `max_connection_age`, without
+//! which clients stay with the servers that they found first.
 
 use std::convert::Infallible;
 use std::error::Error;

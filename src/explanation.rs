@@ -53,7 +53,8 @@ labelled! {
 ///
 /// It prints in plain words, and [`to_json`](Self::to_json) returns the same for programs.
 ///
-/// Both contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys) replaces them.
+/// Both contain the request's keys, which may be secrets or personal data. [`mask_keys`](Self::mask_keys) replaces
+/// them.
 #[derive(Clone, Debug)]
 pub struct Explanation {
     outcome: Outcome,
@@ -93,8 +94,8 @@ impl Explanation {
     /// * What a policy that allows the request has left is what is left *after* the request. Nothing is
     ///   [taken](PolicyStatus::taken).
     /// * In a layer with an overflow, a request over a quota is
-    ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The overflow is not asked whether it is ready; if it is
-    ///   not, the request is refused.
+    ///   [`Overflowed`](crate::observe::OutcomeKind::Overflowed). The overflow is not asked whether it is ready; if it
+    ///   is not, the request is refused.
     /// * A request that would have to wait is [`Delayed`](crate::observe::OutcomeKind::Delayed), for
     ///   [`Outcome::delay`].
     #[must_use]
@@ -160,9 +161,10 @@ impl Explanation {
     /// | `settles` | whether the response may change the cost |
     /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
     ///
-    /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `remaining`, `reset_after_us`,
-    /// `retry_after_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`, `quota`, `unit`, `cost` and `limit`
-    /// are `null` if the limiter did not ask the quota, because another one is known to refuse the request.
+    /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `remaining`,
+    /// `reset_after_us`, `retry_after_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
+    /// `quota`, `unit`, `cost` and `limit` are `null` if the limiter did not ask the quota, because another one is
+    /// known to refuse the request.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();
@@ -197,8 +199,8 @@ impl RuleExplanation {
         self.not_charged
     }
 
-    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. Conditions in code have
-    /// none. Long ones are shortened.
+    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. Conditions in code
+    /// have none. Long ones are shortened.
     #[must_use]
     pub fn expected(&self) -> Option<&str> {
         self.expected.as_deref()

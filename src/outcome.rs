@@ -415,8 +415,8 @@ pub enum LimiterEvent {
     AnsweredLocally,
     /// A check that a store, such as Redis, decides has ended. Reported for each check.
     StoreChecked {
-        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its server is
-        /// believed dead.
+        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its
+        /// server is believed dead.
         duration: Duration,
         /// `None` if the store decided, otherwise the kind of error: `unavailable`, `timeout`, `overloaded`,
         /// `misconfigured` or `foreign`.

@@ -263,7 +263,8 @@ fn words(quota: &Quota) -> String {
     parts.join("-")
 }
 
-/// Returns the words, which are ASCII. If they are longer than `room`, returns the beginning of the words and their hash.
+/// Returns the words, which are ASCII. If they are longer than `room`, returns the beginning of the words and their
+/// hash.
 pub(crate) fn shortened(words: String, room: usize) -> String {
     const HASH: usize = 17; // with its dash
     if words.len() <= room || room <= HASH {

@@ -1,4 +1,5 @@
-//! Atomics and locks of the standard library, or of loom in tests that model interleavings; and the hint to load a cache line.
+//! Atomics and locks of the standard library, or of loom in tests that model interleavings; and the hint to load a
+//! cache line.
 
 use std::sync::TryLockError;
 
@@ -26,8 +27,8 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     }
 }
 
-/// Runs code of the application while a value is dropped. A panic of it ends here: one that leaves a destructor ends the
-/// process if the value is dropped because of a panic.
+/// Runs code of the application while a value is dropped. A panic of it ends here: one that leaves a destructor ends
+/// the process if the value is dropped because of a panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
 }
@@ -57,8 +58,8 @@ impl Backoff {
 #[inline(always)]
 pub(crate) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the hint reads nothing that the program can see, and never faults, whatever the address. Its instruction is
-    // part of SSE, which each x86-64 processor has.
+    // SAFETY: the hint reads nothing that the program can see, and never faults, whatever the address. Its instruction
+    // is part of SSE, which each x86-64 processor has.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(std::ptr::from_ref(value).cast());
     }

@@ -39,7 +39,8 @@ pub(crate) fn race(contenders: &mut [Contender<'_>]) -> Vec<f64> {
     let counts: Vec<u64> = contenders
         .iter_mut()
         .map(|contender| {
-            // Warm first: every key is there, the caches are what they will be, and the count is not one of a cold start.
+            // Warm first: every key is there, the caches are what they will be, and the count is not one of a cold
+            // start.
             let started = Instant::now();
             let mut count = 64;
             while started.elapsed() < warm {

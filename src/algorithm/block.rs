@@ -3,28 +3,30 @@
 //! # 1 Definition and laws
 //!
 //! Units taken are strikes. They are counted in a window of one period that begins with the first of them. The strike
-//! that makes `limit` closes the key for the block's length; then the count begins anew. If a block begins while the last
-//! one is remembered, it is longer by the factor, up to the longest. Half-open: free again at exactly `begin + length`.
+//! that makes `limit` closes the key for the block's length; then the count begins anew. If a block begins while the
+//! last one is remembered, it is longer by the factor, up to the longest. Half-open: free again at exactly
+//! `begin + length`.
 //!
-//! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit` times
-//! two and the whole spans in it of the period or the length, whichever is shorter. A request that is denied by a block
-//! changes nothing, unless denied requests count: then it begins the block anew, as long as it would be now. A forced
-//! charge takes what is left. Its decision says whether the key is closed after it.
+//! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit`
+//! times two and the whole spans in it of the period or the length, whichever is shorter. A request that is denied by a
+//! block changes nothing, unless denied requests count: then it begins the block anew, as long as it would be now. A
+//! forced charge takes what is left. Its decision says whether the key is closed after it.
 //!
-//! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period unpunished.
+//! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period
+//! unpunished.
 //!
 //! # 2 Parameters
 //!
-//! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest, and for how long after its end a
-//! block is remembered (0 where blocks do not grow).
+//! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest, and for how long after its end
+//! a block is remembered (0 where blocks do not grow).
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the instant at which all of it is forgotten, and a number of four parts (see [`pack`]): how many blocks are
-//! remembered, the strikes counted, and a span.
+//! A [`Pair`]: the instant at which all of it is forgotten, and a number of four parts (see [`pack`]): how many blocks
+//! are remembered, the strikes counted, and a span.
 //!
-//! * No strikes: there was a block. It ends the memory's length before that instant, and the span is how long it was, so
-//!   that a clock that steps back costs a key no more than that.
+//! * No strikes: there was a block. It ends the memory's length before that instant, and the span is how long it was,
+//!   so that a clock that steps back costs a key no more than that.
 //! * Strikes: the window and the memory of blocks end at different instants; the span is between them.
 //!
 //! A refund of strikes takes them off while their window counts. It never opens what is closed.
@@ -103,8 +105,8 @@ impl Block {
         Layout::Pair
     }
 
-    /// Returns the state of another block as one of this block, and whether that moved an instant or closed the key. A key
-    /// that is closed stays closed until the same instant.
+    /// Returns the state of another block as one of this block, and whether that moved an instant or closed the key. A
+    /// key that is closed stays closed until the same instant.
     pub(super) fn adopt(&self, other: &Self, state: Pair, now: u64) -> (Option<Pair>, bool) {
         let mut view = other.view(Some(state), now);
         let mut moved = view.moved;
@@ -324,8 +326,8 @@ impl PairAlgorithm for Block {
         counts & STRIKES_MAX < self.limit && span_us <= PERIOD_US_MAX
     }
 
-    /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the quota's
-    /// own, and is clamped by its own length.
+    /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the
+    /// quota's own, and is clamped by its own length.
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > PERIOD_US_MAX + self.lasting.memory_us
     }

@@ -1,12 +1,12 @@
 //! Dated entries, the states of sliding windows and logs, and when each entry stops to count.
 //!
 //! An entry is `(start, units)`: a sub-window of a sliding window, or an instant of a log. It counts in full until
-//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which meanwhile counts in part, in
-//! full, or not at all. So every question is answered by the oldest few entries and the total.
+//! `start + period`. Then the period's edge passes over a sliding window's sub-window, which meanwhile counts in part,
+//! in full, or not at all. So every question is answered by the oldest few entries and the total.
 //!
-//! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries come
-//! along, to the first sub-window that begins no earlier than now: all of them begin later, since entries that are older
-//! than the newest by more than they live are dropped whenever one is written. There they are one entry.
+//! If the clock steps back by less than a period, it stands still for the key. If it steps back further, the entries
+//! come along, to the first sub-window that begins no earlier than now: all of them begin later, since entries that are
+//! older than the newest by more than they live are dropped whenever one is written. There they are one entry.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Algorithm, Oldest, Spec};
@@ -77,8 +77,8 @@ pub(crate) struct EntryLog {
     period_us: u64,
     /// The length of a sub-window; 1 for the log.
     grain: Divisor,
-    /// Returns the units of an entry that count while the edge of the period passes over it. An entry of a log has no length,
-    /// so it is dropped.
+    /// Returns the units of an entry that count while the edge of the period passes over it. An entry of a log has no
+    /// length, so it is dropped.
     oldest: Oldest,
     log: bool,
     count_denied: bool,
@@ -116,8 +116,8 @@ impl EntryLog {
         self.limit + self.debt
     }
 
-    /// Returns how many entries one key needs for its whole quota: one for each unit of a log; one for each sub-window that
-    /// counts, with the oldest and the current one.
+    /// Returns how many entries one key needs for its whole quota: one for each unit of a log; one for each sub-window
+    /// that counts, with the oldest and the current one.
     pub(crate) fn entries_max(&self) -> u64 {
         if self.log { self.limit } else { self.period_us / self.grain_us() + 2 }
     }
@@ -255,8 +255,9 @@ impl EntryLog {
 
     /// Returns the entries of units that another quota counted.
     ///
-    /// Entries of the same grid stay as they are, or count for the same share. Other entries count as if they had been taken under this quota. Units
-    /// that were no entries count as if they had been taken a period before they come back, but no later than now.
+    /// Entries of the same grid stay as they are, or count for the same share. Other entries count as if they had been
+    /// taken under this quota. Units that were no entries count as if they had been taken a period before they come
+    /// back, but no later than now.
     pub(super) fn take_over(&self, carried: &Carried, now: u64) -> Vec<(u64, u64)> {
         if self.most() == 0 {
             return Vec::new();
@@ -295,8 +296,8 @@ impl EntryLog {
         entries
     }
 
-    /// Makes the oldest entry so large that the units in it are what it counts for, if only a part of it counts. What it
-    /// cannot hold goes to the next sub-window.
+    /// Makes the oldest entry so large that the units in it are what it counts for, if only a part of it counts. What
+    /// it cannot hold goes to the next sub-window.
     fn weigh_oldest(&self, entries: &mut Vec<(u64, u64)>, now: u64) {
         let Some((start, units)) = entries.first().copied() else { return };
         let edge = start + self.period_us;
@@ -417,8 +418,8 @@ impl EntryLog {
         }
     }
 
-    /// Returns the entries as they will be when those that count no longer are dropped and `added` units are counted now,
-    /// and only the newest `keep` units stay.
+    /// Returns the entries as they will be when those that count no longer are dropped and `added` units are counted
+    /// now, and only the newest `keep` units stay.
     #[inline]
     fn edited<'a, E: Entries>(&self, entries: &'a E, view: &View, added: u64, keep: u64) -> Edited<'a, E> {
         let sum = view.counted + added;

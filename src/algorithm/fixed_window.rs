@@ -2,12 +2,12 @@
 //!
 //! # 1 Definition and laws
 //!
-//! Windows begin at whole multiples of the period since the Unix epoch, or at the key's first request; they are half-open,
-//! so at exactly `start + period` the key is free again.
+//! Windows begin at whole multiples of the period since the Unix epoch, or at the key's first request; they are
+//! half-open, so at exactly `start + period` the key is free again.
 //!
-//! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known weakness:
-//! twice the limit can pass around an edge. Choose it for budgets per day or per hour. A period has a fixed length, so there
-//! are no windows of calendar months, or of days in another time zone than UTC.
+//! It guarantees: at most `limit` units in each window, hence at most `2·limit` in any period, which is the known
+//! weakness: twice the limit can pass around an edge. Choose it for budgets per day or per hour. A period has a fixed
+//! length, so there are no windows of calendar months, or of days in another time zone than UTC.
 //!
 //! # 2 Parameters
 //!
@@ -16,8 +16,8 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the window's end, and the count. A clock that steps back into an earlier window stays in the later one,
-//! if that begins within a period. Otherwise the count moves to the window that ends at the first edge at least a period
-//! away. Either costs a key at most one period, and neither lets it use the same time twice.
+//! if that begins within a period. Otherwise the count moves to the window that ends at the first edge at least a
+//! period away. Either costs a key at most one period, and neither lets it use the same time twice.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};

@@ -9,9 +9,9 @@
 //!
 //! * A **token bucket** of capacity `burst` is the same thing read the other way: `tokens = burst − backlog/interval`.
 //! * A **leaky bucket as a meter** has the level `backlog/interval` and rejects what would overflow `burst`.
-//! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained, less
-//!   the part that may pass at once. That part is `delay_after` units, less all units of the request but one. So each
-//!   request leaves its own cost's worth of spacing behind it, and the departures in any interval have at most
+//! * A **leaky bucket as a queue** gives each admitted request its departure: when the backlog before it has drained,
+//!   less the part that may pass at once. That part is `delay_after` units, less all units of the request but one. So
+//!   each request leaves its own cost's worth of spacing behind it, and the departures in any interval have at most
 //!   `length/interval + delay_after + 1` units, or the cost of one request if that is more.
 //!
 //! It guarantees: at most `burst + length/interval` units in any interval of that length; exactly `burst` at once from
@@ -21,8 +21,8 @@
 //!
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
 //! interval is rounded: reported waits are rounded up to a microsecond, `remaining` is rounded down. A bucket that is
-//! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later than
-//! it could. With a burst of 2 or more, a client that waits for `retry_after` gets the rate to the last unit.
+//! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later
+//! than it could. With a burst of 2 or more, a client that waits for `retry_after` gets the rate to the last unit.
 //!
 //! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
 //!
@@ -178,8 +178,8 @@ impl<N: Parts> Gcra<N> {
 
     // 4 decide ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns what a charge does to a state that is this far ahead of now. [`describe`](Self::describe) makes the decision
-    /// of it. It returns `None` if the state is further ahead than the quota can put it.
+    /// Returns what a charge does to a state that is this far ahead of now. [`describe`](Self::describe) makes the
+    /// decision of it. It returns `None` if the state is further ahead than the quota can put it.
     ///
     /// They are two functions so that a limiter first tries to write, and describes once.
     #[inline(always)]

@@ -1,8 +1,8 @@
 //! The oracle of the laws: each algorithm written from its definition, as plainly and slowly as it can be.
 //!
-//! It shares no code with `decide`. Everything in use is an exact integer of `units × scale`, where the scale of a fluid
-//! is the period, so that `limit` parts drain in each microsecond and nothing is ever rounded. Waits are not computed but
-//! searched for: the first microsecond at which the definition says yes.
+//! It shares no code with `decide`. Everything in use is an exact integer of `units × scale`, where the scale of a
+//! fluid is the period, so that `limit` parts drain in each microsecond and nothing is ever rounded. Waits are not
+//! computed but searched for: the first microsecond at which the definition says yes.
 
 mod closing;
 
@@ -385,7 +385,8 @@ impl Oracle {
         }
     }
 
-    // Answers ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+    // Answers
+    // ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     fn remaining(&self, now: u64) -> u64 {
         ((self.capacity() - self.used(now)).max(0) / self.scale()) as u64

@@ -1,8 +1,8 @@
 //! The laws of the algorithms, as properties over random schedules, and step for step against the oracle.
 //!
 //! A schedule mixes takes, looks, forced charges, refunds, changes of quota, and time that stands, creeps, jumps to the
-//! edges that were reported, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each step;
-//! laws that need a schedule of their own follow below.
+//! edges that were reported, idles for years, or steps back. [`run::Run`] plays it on one key and checks after each
+//! step; laws that need a schedule of their own follow below.
 
 mod drift;
 pub(crate) mod key;

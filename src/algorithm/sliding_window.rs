@@ -2,18 +2,18 @@
 //!
 //! # 1 Definition and laws
 //!
-//! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request of now
-//! counts in the current one. The period that ends now covers the oldest sub-window only in part, and that one counts
-//! [`Weighted`](crate::quota::Oldest::Weighted) (in proportion, rounded down), [`Dropped`](crate::quota::Oldest::Dropped) or
-//! [`Counted`](crate::quota::Oldest::Counted) (in full). One bucket, weighted, is the classic estimate from two counters that
-//! Cloudflare described in 2017; sixty are close to a log.
+//! The period is cut into `buckets` sub-windows at whole multiples of their length since the Unix epoch. A request of
+//! now counts in the current one. The period that ends now covers the oldest sub-window only in part, and that one
+//! counts [`Weighted`](crate::quota::Oldest::Weighted) (in proportion, rounded down),
+//! [`Dropped`](crate::quota::Oldest::Dropped) or [`Counted`](crate::quota::Oldest::Counted) (in full). One bucket,
+//! weighted, is the classic estimate from two counters that Cloudflare described in 2017; sixty are close to a log.
 //!
 //! It guarantees: `Counted`, never more than `limit` units in any trailing period; `Weighted` and `Dropped`, never more
 //! than `limit` in any trailing `period·(1 − 1/buckets)` and `2·limit` in any period.
 //!
 //! In the long run `Dropped` admits exactly `limit` per period, `Weighted` less by at most what the oldest sub-window
-//! weighs in its last microsecond (one unit, unless the limit is above the sub-window's microseconds), and `Counted`, as
-//! it must, `limit` for each `period·(1 + 1/buckets)`: give it many buckets.
+//! weighs in its last microsecond (one unit, unless the limit is above the sub-window's microseconds), and `Counted`,
+//! as it must, `limit` for each `period·(1 + 1/buckets)`: give it many buckets.
 //!
 //! # 2 Parameters
 //!
@@ -21,8 +21,8 @@
 //!
 //! # 3 State
 //!
-//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two: they fit a [`Pair`] of the
-//! instant at which both are past, and the two counts side by side.
+//! Dated counters, as an [`entry_log`](super::entry_log). With one bucket there are only two: they fit a [`Pair`] of
+//! the instant at which both are past, and the two counts side by side.
 
 use smallvec::SmallVec;
 

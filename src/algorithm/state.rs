@@ -146,8 +146,8 @@ pub(crate) enum Layout {
 
 /// A pair in one word: the instant's upper bits in units of `2^shift` µs, rounded up, and below them the number.
 ///
-/// The instant takes `49 − shift` bits, the number `15 + shift`. The shift is above 0 if instants lie on a grid. Then each
-/// unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
+/// The instant takes `49 − shift` bits, the number `15 + shift`. The shift is above 0 if instants lie on a grid. Then
+/// each unit of `2^shift` µs holds at most one point of the grid, so rounding loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WordLayout {
     pub(crate) shift: u32,
@@ -162,8 +162,8 @@ pub(crate) const NUMBER_BITS: u32 = 15;
 pub(crate) const WORD_AHEAD_US: u64 = 1 << 47;
 
 impl Layout {
-    /// Returns the layout for numbers of `number_bits` bits, and for instants at most `ahead_us` from now, which lie on a
-    /// grid or anywhere.
+    /// Returns the layout for numbers of `number_bits` bits, and for instants at most `ahead_us` from now, which lie on
+    /// a grid or anywhere.
     pub(super) fn of(number_bits: u32, grid_us: Option<u64>, ahead_us: u64) -> Self {
         let grid_us = grid_us.unwrap_or(1);
         let shift = grid_us.ilog2().min(40);

@@ -2,9 +2,9 @@
 //!
 //! # 1 Definition and laws
 //!
-//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`: what a refill process with
-//! a timer would do, computed when a request comes. Ticks lie at whole multiples of the period since the Unix epoch, or
-//! count from the key's first request after rest. A tick at exactly now has happened.
+//! `limit` tokens are added at each tick, one tick every `period`, up to the capacity `burst`: what a refill process
+//! with a timer would do, computed when a request comes. Ticks lie at whole multiples of the period since the Unix
+//! epoch, or count from the key's first request after rest. A tick at exactly now has happened.
 //!
 //! It guarantees: at most `burst + limit·ticks` units in any interval with this number of ticks, and exactly `burst` at
 //! once from rest.
@@ -15,8 +15,9 @@
 //!
 //! # 3 State
 //!
-//! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare. With
-//! `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is no state, and forgets its anchor.
+//! A [`Pair`]: the tick at which the bucket will be full again, and how many tokens that last tick will have to spare.
+//! With `j` ticks until then, `j·limit − spare` tokens are missing now. A full bucket is no state, and forgets its
+//! anchor.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Anchor, Spec};

@@ -16,8 +16,8 @@ impl Used {
         Self { parts: u128::from(units), of: 1 }
     }
 
-    /// Returns as large a part of a capacity of `to` as this is of one of `from`. It is rounded up to whole units first if
-    /// the exact product would not fit.
+    /// Returns as large a part of a capacity of `to` as this is of one of `from`. It is rounded up to whole units first
+    /// if the exact product would not fit.
     pub(crate) fn in_proportion(self, from: u64, to: u64) -> Self {
         let (from, to) = (u128::from(from.max(1)), u128::from(to)); // nothing is in use of nothing
         match self.parts.checked_mul(to) {
@@ -76,7 +76,8 @@ pub(crate) struct Carried {
     pub(super) share: Option<(u64, u64)>,
 }
 
-/// The settings that entries of a log or a sliding window are read by: period, sub-window, and how the oldest one counts.
+/// The settings that entries of a log or a sliding window are read by: period, sub-window, and how the oldest one
+/// counts.
 pub(super) type Grid = (u64, u64, Oldest);
 
 impl Carried {
@@ -100,8 +101,8 @@ impl Carried {
         Self { dated: slices.filter(|slice| slice.units > 0).collect(), ..self }
     }
 
-    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps what it counts for: if it kept all
-    /// its units, it would round down once more, and count for less than its share.
+    /// Keeps the share of a capacity of `from` as a share of one of `to`. An entry keeps what it counts for: if it kept
+    /// all its units, it would round down once more, and count for less than its share.
     pub(super) fn in_proportion(mut self, from: u64, to: u64) -> Self {
         self.dated.iter_mut().for_each(|dated| dated.whole = dated.units);
         Self { used: self.used.in_proportion(from, to), share: Some((from, to)), ..self }
@@ -112,8 +113,8 @@ impl Carried {
         self.dated.last().map_or(0, |dated| dated.back)
     }
 
-    /// Returns until when all of it counts in a window of one period: a period after the last of it was taken. That is at
-    /// most a period from now, and no earlier than it would have come back in that time.
+    /// Returns until when all of it counts in a window of one period: a period after the last of it was taken. That is
+    /// at most a period from now, and no earlier than it would have come back in that time.
     pub(super) fn until(&self, now: u64, period_us: u64) -> u64 {
         let last = self.dated.last();
         let taken = last.and_then(|last| last.taken).unwrap_or(now).min(now);

@@ -211,8 +211,9 @@ impl PartialEq for Key {
 impl Eq for Key {}
 
 impl Hash for Key {
-    /// Hashes a short key in words of 16 bytes, whatever its length: each word is one multiplication in the limiter in memory
-    /// (`benches/instructions.rs`). The bytes beyond the key's length are zeros, and its parts say how long they are.
+    /// Hashes a short key in words of 16 bytes, whatever its length: each word is one multiplication in the limiter in
+    /// memory (`benches/instructions.rs`). The bytes beyond the key's length are zeros, and its parts say how long they
+    /// are.
     #[inline(always)] // a call would keep the hash in memory
     fn hash<H: Hasher>(&self, state: &mut H) {
         let word = |bytes: &[u8]| bytes.try_into().map_or(0, u128::from_le_bytes);
@@ -327,8 +328,8 @@ pub trait IntoKey {
     fn into_key(self) -> Option<Key>;
 }
 
-/// Makes a key of one part. A short one is written in whole words: hashing reads it in words at once, and store forwarding
-/// would stall on bytes written in other pieces.
+/// Makes a key of one part. A short one is written in whole words: hashing reads it in words at once, and store
+/// forwarding would stall on bytes written in other pieces.
 #[inline(always)]
 fn single(kind: Kind, part: &[u8]) -> Key {
     if part.len() > INLINE - 2 {

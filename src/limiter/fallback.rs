@@ -255,8 +255,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
 }
 
 impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
-    /// Waits for both answers. An error of the first limiter is only reported: at once if it is known, because the caller may
-    /// drop the reply.
+    /// Waits for both answers. An error of the first limiter is only reported: at once if it is known, because the
+    /// caller may drop the reply.
     fn both(
         &self,
         first: Option<Reply<(), P::Error, P::Future<()>>>,

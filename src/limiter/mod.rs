@@ -151,8 +151,8 @@ pub trait Limiter: Send + Sync + 'static {
         let _ = observer;
     }
 
-    /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states are
-    /// elsewhere, or it does not count them. May take a millisecond for each million states.
+    /// Returns how full the limiter is, for [status pages](crate::observe::StatusPage). By default `None`: its states
+    /// are elsewhere, or it does not count them. May take a millisecond for each million states.
     fn occupancy(&self) -> Option<Occupancy> {
         None
     }

@@ -18,15 +18,16 @@ use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
 
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is known only
-    /// there: after the body was parsed, or the user was found.
+    /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is
+    /// known only there: after the body was parsed, or the user was found.
     ///
-    /// The rules read the request's head, so the handler puts what it knows into its extensions. The layer is not around any
-    /// service for this; it is kept in the application's state.
+    /// The rules read the request's head, so the handler puts what it knows into its extensions. The layer is not
+    /// around any service for this; it is kept in the application's state.
     ///
-    /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that has to
-    ///   [wait](Self::delay) waits here.
-    /// * There is no response that the layer sees. What was taken stays charged, unless the [`Admission`] says otherwise.
+    /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
+    ///   has to [wait](Self::delay) waits here.
+    /// * There is no response that the layer sees. What was taken stays charged, unless the [`Admission`] says
+    ///   otherwise.
     /// * Layers around the handler keep what they took, also if they [refund](Self::refund_nested) what an inner layer
     ///   refuses.
     /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
@@ -62,8 +63,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// protocol of the request.
     pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
         let layer = self.compiled();
-        // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which stalls
-        // on store forwarding.
+        // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which
+        // stalls on store forwarding.
         let mut open = OpenTicket::new(&layer, Ticket::new());
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
@@ -90,9 +91,9 @@ impl<L: Limiter> RateLimitLayer<L> {
         Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(response) })
     }
 
-    /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as the
-    /// request's headers, and its extensions. A handler does not know the call's path: the rules see `*`, and every rule of a
-    /// file applies, whatever path it names.
+    /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as
+    /// the request's headers, and its extensions. A handler does not know the call's path: the rules see `*`, and every
+    /// rule of a file applies, whatever path it names.
     ///
     /// ```
     /// use tonic::{Request, Response, Status};
@@ -125,8 +126,9 @@ impl<L: Limiter> RateLimitLayer<L> {
 /// Holds the charges of a request that a handler has [admitted](RateLimitLayer::admit).
 ///
 /// It stays charged. A rule that is [settled by usage](crate::Rule::settle_by_usage) is settled by
-/// [`settle`](Self::settle); what a rule does by a response's head or body has no effect here. An admission that is dropped
-/// is settled as an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted): by default its charge stays.
+/// [`settle`](Self::settle); what a rule does by a response's head or body has no effect here. An admission that is
+/// dropped is settled as an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted): by default its charge
+/// stays.
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,
@@ -183,8 +185,8 @@ impl fmt::Debug for Admission {
 
 /// A request that a layer refused in a handler: the response to return.
 ///
-/// With the feature `axum` it is a response of axum, so that handlers return `Result<_, Refused>`. With the feature `tonic` it
-/// becomes a `tonic::Status`.
+/// With the feature `axum` it is a response of axum, so that handlers return `Result<_, Refused>`. With the feature
+/// `tonic` it becomes a `tonic::Status`.
 #[derive(Debug)]
 pub struct Refused {
     outcome: Outcome,

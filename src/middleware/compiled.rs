@@ -54,7 +54,8 @@ pub(super) struct Compiled<L> {
     pub(super) version: u64,
     /// Holds the configuration that replaces this one, if quotas follow switches.
     pub(super) live: OnceLock<Weak<Live<L>>>,
-    /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no registry.
+    /// The layer's place among those that serve with its limiter, once it serves; `None` if the limiter keeps no
+    /// registry.
     pub(super) entered: OnceLock<Option<Entered>>,
 }
 
@@ -185,8 +186,8 @@ impl<L: Limiter> Compiled<L> {
         }
     }
 
-    /// Returns the state of a key, if the limiter answers at once. Returns `None` if the quota was replaced by a larger one,
-    /// because a request is answered under the quota that it was charged under.
+    /// Returns the state of a key, if the limiter answers at once. Returns `None` if the quota was replaced by a larger
+    /// one, because a request is answered under the quota that it was charged under.
     pub(super) fn peek_now(&self, policy: usize, key: &Key) -> Option<ChargeDecision> {
         let now = self.policy_now(policy).filter(|now| self.policy(policy) == Some(now))?;
         match self.limiter.peek(&[Charge::new(&now, key).cost(0)]) {
@@ -201,21 +202,23 @@ impl<L> Compiled<L> {
         self.policies.get(at)
     }
 
-    /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was replaced by a
-    /// larger one: if the smaller one has no room for what was used since, nothing is charged to it.
+    /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
+    /// replaced by a larger one: if the smaller one has no room for what was used since, nothing is charged to it.
     fn policy_now(&self, at: usize) -> Option<Policy> {
         self.largest_now(at, |_| true)
     }
 
-    /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to which the
-    /// receipt means the same can replace the one that was charged: a window does not know the instant of a bucket.
+    /// Returns the policy for refunding what was charged. As [`policy_now`](Self::policy_now), but only a quota to
+    /// which the receipt means the same can replace the one that was charged: a window does not know the instant of a
+    /// bucket.
     pub(super) fn policy_of_refunds(&self, at: usize) -> Option<Policy> {
         let own = self.policy(at)?.quota();
         self.largest_now(at, |now| now.reads_receipts_of(own))
     }
 
-    /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own. Otherwise
-    /// returns the policy. A quota that keeps the used share has room for what was used, and counts other units.
+    /// Returns the largest quota of a policy's name that is in force, if it has more room than the policy's own.
+    /// Otherwise returns the policy. A quota that keeps the used share has room for what was used, and counts other
+    /// units.
     fn largest_now(&self, at: usize, is_fit: impl Fn(&Quota) -> bool) -> Option<Policy> {
         let own = self.policy(at)?;
         let room = own.quota().capacity().saturating_add(own.quota().spec().debt);
@@ -240,8 +243,8 @@ impl<L> Compiled<L> {
         Some((self.settings.rules.first()?, self.policies.first()?))
     }
 
-    /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or charges
-    /// depend on it.
+    /// Returns whether a request's ticket is needed when its response has come: the response carries the outcome, or
+    /// charges depend on it.
     pub(super) fn needs_response(&self, kind: OutcomeKind) -> bool {
         self.keeps_tickets || kind.is_always_exposed()
     }

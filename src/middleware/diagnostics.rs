@@ -1,5 +1,5 @@
-//! Warnings about likely misconfigurations. A layer watches its first requests. After that, the watch costs each request
-//! two atomic loads.
+//! Warnings about likely misconfigurations. A layer watches its first requests. After that, the watch costs each
+//! request two atomic loads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -61,7 +61,8 @@ struct KeyWatch {
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
-        // A rule for some paths, or one that a source finds, may never be asked about, and the watch over it would never end.
+        // A rule for some paths, or one that a source finds, may never be asked about, and the watch over it would
+        // never end.
         let found = settings.finder().map_or(0, |(_, rules)| rules);
         let is_watched = |(at, bound): (usize, &BoundRule)| at >= found && bound.rule().paths.is_empty();
         let watch = |rule| KeyWatch { known: (!is_watched(rule)).into(), ..KeyWatch::default() };

@@ -26,9 +26,9 @@ use crate::outcome::{Outcome, OutcomeKind};
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
     ///
-    /// If it is dropped before it is ready, it keeps what its request took once the service was called: the service may have
-    /// done all the work. A request that still waited for its departure is refunded. Rules that settle may say otherwise, see
-    /// [`Rule::on_aborted`](crate::Rule::on_aborted).
+    /// If it is dropped before it is ready, it keeps what its request took once the service was called: the service may
+    /// have done all the work. A request that still waited for its departure is refunded. Rules that settle may say
+    /// otherwise, see [`Rule::on_aborted`](crate::Rule::on_aborted).
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, L, B, O = NoOverflow>
     where
@@ -105,8 +105,8 @@ where
         Self { state: State::Deciding { deciding } }
     }
 
-    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone takes its
-    /// place, so that what it holds while it is ready (a permit, say) is released.
+    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone
+    /// takes its place, so that what it holds while it is ready (a permit, say) is released.
     #[inline(never)]
     pub(super) fn decided(
         inner: &mut S,
@@ -137,8 +137,8 @@ where
         Self { state: State::Passing { response, after: After::headers(layer, rendered) } }
     }
 
-    /// Reports a request that passes, lets it carry on what the service, its handlers and inner layers need, and calls the
-    /// service. The ticket is kept if it is needed when the response has come.
+    /// Reports a request that passes, lets it carry on what the service, its handlers and inner layers need, and calls
+    /// the service. The ticket is kept if it is needed when the response has come.
     #[inline(never)]
     fn prepared(inner: &mut S, layer: &Arc<Compiled<L>>, mut parts: Parts, body: B, ticket: &mut Ticket) -> Self {
         let mut open = layer.needs_response(ticket.kind).then(|| OpenTicket::new(layer, ticket.take()));
@@ -227,8 +227,8 @@ impl<L: Limiter> After<L> {
         answered
     }
 
-    /// Finishes a response that carries the outcome or on which charges depend. What depends on its body too is settled when
-    /// that ends.
+    /// Finishes a response that carries the outcome or on which charges depend. What depends on its body too is settled
+    /// when that ends.
     #[inline(never)]
     fn finish_open<C: ResponseBody>(&mut self, response: Response<C>) -> Response<C> {
         let Self::Open(mut open) = std::mem::replace(self, Self::Nothing) else { return response };

@@ -76,8 +76,8 @@ struct Configuration<L> {
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Makes a layer with one rule. `rule` is a quota, a policy or a [`Rule`](crate::Rule). `extract` returns the key of a
-    /// request: it is a function of [`key`](crate::key), or a closure.
+    /// Makes a layer with one rule. `rule` is a quota, a policy or a [`Rule`](crate::Rule). `extract` returns the key
+    /// of a request: it is a function of [`key`](crate::key), or a closure.
     ///
     /// If the closure's result borrows from the request, wrap it: `|request| Key::of(request.uri.path())`.
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
@@ -136,15 +136,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.on_error = on_error)
     }
 
-    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter gets it
-    /// too, for its [events](crate::observe::LimiterEvent), unless it has one: set at its builder, or handed on by an earlier
-    /// layer.
+    /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter
+    /// gets it too, for its [events](crate::observe::LimiterEvent), unless it has one: set at its builder, or handed on
+    /// by an earlier layer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
 
-    /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes, and of its
-    /// response. Off by default; a refusal's response has it always.
+    /// Sets whether the [`Outcome`](crate::outcome::Outcome) is put into the extensions of every request that passes,
+    /// and of its response. Off by default; a refusal's response has it always.
     ///
     /// A response keeps the outcome of an inner layer that refused; otherwise the outermost layer's stays.
     ///
@@ -163,15 +163,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.mode = Some(mode))
     }
 
-    /// Looks up every request in a list before anything is charged, by the key that `extract` returns. Allowed clients are
-    /// exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The limiter is not
-    /// asked in either case. If the layer has several lists, the first one with an entry for the key decides. A request
-    /// without this key is in no list.
+    /// Looks up every request in a list before anything is charged, by the key that `extract` returns. Allowed clients
+    /// are exempt from this layer. Denied clients are refused with 403 (`PERMISSION_DENIED` over gRPC). The limiter is
+    /// not asked in either case. If the layer has several lists, the first one with an entry for the key decides. A
+    /// request without this key is in no list.
     ///
     /// If the list has networks, take an extractor that returns the whole address, such as
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
-    /// [`Prefixes::exact()`](crate::key::Prefixes::exact). [`key::peer_ip`](crate::key::peer_ip) returns the first address
-    /// of an IPv6 client's /64, so narrower networks of the list would not match the client.
+    /// [`Prefixes::exact()`](crate::key::Prefixes::exact). [`key::peer_ip`](crate::key::peer_ip) returns the first
+    /// address of an IPv6 client's /64, so narrower networks of the list would not match the client.
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
     where
         E: Fn(&Parts) -> K + Send + Sync + 'static,
@@ -181,9 +181,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.access.push(list))
     }
 
-    /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`. Off
-    /// by default, because anyone can send such requests. A CORS layer *outside* of this one is better: it answers them
-    /// before this layer sees them.
+    /// Sets whether CORS preflight requests are exempt: `OPTIONS` with `Origin` and `Access-Control-Request-Method`.
+    /// Off by default, because anyone can send such requests. A CORS layer *outside* of this one is better: it answers
+    /// them before this layer sees them.
     pub fn exempt_preflight(self, exempt_preflight: bool) -> Self {
         self.change(|settings| settings.exempt_preflight = exempt_preflight)
     }
@@ -191,18 +191,19 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets whether the layer refunds a request's charges if an inner layer refuses the request for its rate. Off by
     /// default: nested layers are independent, and each keeps what it took.
     ///
-    /// **The price:** a client that an inner limit refuses pays nothing here, so it can make the service do everything that
-    /// lies between the two layers, as often as it likes. Ask for a refund only if that costs little; never around a
-    /// password check or another service. Limits that belong together are better put into one layer by
+    /// **The price:** a client that an inner limit refuses pays nothing here, so it can make the service do everything
+    /// that lies between the two layers, as often as it likes. Ask for a refund only if that costs little; never around
+    /// a password check or another service. Limits that belong together are better put into one layer by
     /// [`and`](Self::and), which takes from all of them or from none.
     ///
     /// * A refusal counts if its outcome is [`Limited`](crate::outcome::OutcomeKind::Limited) or
     ///   [`Blocked`](crate::outcome::OutcomeKind::Blocked), at any depth and with any limiter. A missing
     ///   key, a denied client, a failed limiter or an error of the service refunds nothing.
-    /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The charge is
-    ///   kept if middleware in between replaces the extensions.
+    /// * The layers find each other by the extensions of the request: an inner layer may run in another task. The
+    ///   charge is kept if middleware in between replaces the extensions.
     /// * If middleware in between copies the request, for example to retry it, the charge is refunded only if a limit
-    ///   refused each copy. That also holds for a handler that calls another limited service with a copy of the extensions.
+    ///   refused each copy. That also holds for a handler that calls another limited service with a copy of the
+    ///   extensions.
     /// * The refund is made when the response arrives, even if middleware in between changed the response, or when the
     ///   response's future is dropped after the refusal, also if the service panics.
     /// * The headers report what is left after the refund: the limiter is asked again if it answers at once, else the
@@ -222,40 +223,42 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         self.change(|settings| settings.refund_nested = refund_nested)
     }
 
-    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, with a timer such
-    /// as `TokioTimer` (feature `tokio`). Without a timer, admitted requests pass at once, and only the length of the queue
-    /// is bounded.
+    /// Lets requests wait for the departure that a [leaky queue](crate::Quota::leaky_queue) gives them, with a timer
+    /// such as `TokioTimer` (feature `tokio`). Without a timer, admitted requests pass at once, and only the length of
+    /// the queue is bounded.
     ///
-    /// * A request departs at its departure time or later, never earlier. Requests of one key depart one interval of the
-    ///   quota apart, in the order in which they were admitted. If a request is charged to several queues, it departs at the
-    ///   latest of its departure times.
+    /// * A request departs at its departure time or later, never earlier. Requests of one key depart one interval of
+    ///   the quota apart, in the order in which they were admitted. If a request is charged to several queues, it
+    ///   departs at the latest of its departure times.
     /// * A waiting request holds no inner service: a clone is made ready after the wait.
-    /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and cost
-    ///   behind it in this layer move up by one. The last departure time of the line returns to the limiter. If another
-    ///   request, for example in another process, has queued behind it, that time stays unused and the spacing is kept.
+    /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
+    ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
+    ///   another request, for example in another process, has queued behind it, that time stays unused and the spacing
+    ///   is kept.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
-    /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode do not
-    ///   move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of the largest
-    ///   debt. If it steps forward, later requests depart as if the skipped time had passed.
+    /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
+    ///   do not move it. If the limiter's clock steps back, the queue admits no request for at most one full drain of
+    ///   the largest debt. If it steps forward, later requests depart as if the skipped time had passed.
     /// * The outcome is [`Delayed`](crate::observe::OutcomeKind::Delayed), reported at the departure, or
     ///   [`Abandoned`](crate::observe::OutcomeKind::Abandoned) if the request is dropped before.
     /// * A waiting request holds memory until it departs. A request that does not wait takes no lock.
     ///
-    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer with
-    /// a timer but without a queue is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
+    /// Queues in [shadow](crate::Mode::Shadow), or that [degrade](crate::Mode::Degrade), make no request wait. A layer
+    /// with a timer but without a queue is a [misconfiguration](crate::observe::SetupWarningKind::NoQueue), which
     /// [`check`](Self::check) returns.
     pub fn delay(self, timer: impl Timer + 'static) -> Self {
         self.change(|settings| settings.timer = Some(Arc::new(timer)))
     }
 
-    /// Sets how many requests of this layer may wait for their departure at a time, over all keys. The default is 1,000.
+    /// Sets how many requests of this layer may wait for their departure at a time, over all keys. The default is
+    /// 1,000.
     ///
-    /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for each.
-    /// At the bound, a request that would have to wait is refused as over the limit: it is not charged, its outcome is
-    /// [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have departed. A
-    /// request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay) the setting has no
-    /// effect, because no request waits.
+    /// Each waiting request holds its head, its body and its connection, and a client with many keys has one queue for
+    /// each. At the bound, a request that would have to wait is refused as over the limit: it is not charged, its
+    /// outcome is [`Limited`](crate::observe::OutcomeKind::Limited), and `Retry-After` is the time until it would have
+    /// departed. A request that does not have to wait passes. With 0 no request waits. Without a [timer](Self::delay)
+    /// the setting has no effect, because no request waits.
     pub fn max_waiting(self, max_waiting: usize) -> Self {
         self.change(|settings| settings.max_waiting = Some(max_waiting))
     }
@@ -275,14 +278,17 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// The overflow takes the same requests as the inner service, and may answer with any body. In an
     /// axum application, use a `Router` or a `tower::service_fn`.
     ///
-    /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
-    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless the
-    ///   overflow's service has set `Cache-Control`.
+    /// * The request carries its [`Outcome`](crate::outcome::Outcome), of the kind
+    ///   [`Overflowed`](crate::outcome::OutcomeKind::Overflowed).
+    /// * Its response gets the headers of a refusal, with `Retry-After`. It also gets `Cache-Control: no-store`, unless
+    ///   the overflow's service has set `Cache-Control`.
     /// * Its errors are returned as they are, like those of the service.
-    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled once: if
-    ///   it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request waits for it.
+    /// * It does not affect the readiness of the layer's service. When a request needs it, a clone of it is polled
+    ///   once: if it is not ready, the request is refused. So a concurrency limit around it bounds it, and no request
+    ///   waits for it.
     /// * Requests without a key, or refused because the limiter failed, do not go there.
-    /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that refusal.
+    /// * If a limit within the overflow's service refuses the request, the response carries the outcome of that
+    ///   refusal.
     ///
     /// ```
     /// use axum::body::Body;
@@ -354,8 +360,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Makes the switches of the rules and the source of rules know the layer, so that they refuse a quota that its limiter
-    /// does not support also before the layer serves.
+    /// Makes the switches of the rules and the source of rules know the layer, so that they refuse a quota that its
+    /// limiter does not support also before the layer serves.
     fn entered(self) -> Self {
         if self.settings.can_change() {
             self.configuration();
@@ -396,11 +402,12 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Checks for likely misconfigurations. Returns the first [warning](crate::observe::SetupWarningKind) about this layer's
-    /// setup, about other layers that serve with the same limiter, or about the requests that this layer has seen.
+    /// Checks for likely misconfigurations. Returns the first [warning](crate::observe::SetupWarningKind) about this
+    /// layer's setup, about other layers that serve with the same limiter, or about the requests that this layer has
+    /// seen.
     ///
-    /// Call it when everything is set up, and in tests after a request. The layer's [observer](Self::observer) gets every
-    /// warning.
+    /// Call it when everything is set up, and in tests after a request. The layer's [observer](Self::observer) gets
+    /// every warning.
     ///
     /// ```
     /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
@@ -423,9 +430,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 }
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
-    /// Returns the layer's policies as the limiter knows them, under the names that they have [in this layer](Self::and):
-    /// those of its rules, in their order, then the [blocks](crate::Rule::block) and [meters](crate::Rule::overage) that go
-    /// with them.
+    /// Returns the layer's policies as the limiter knows them, under the names that they have [in this
+    /// layer](Self::and): those of its rules, in their order, then the [blocks](crate::Rule::block) and
+    /// [meters](crate::Rule::overage) that go with them.
     #[must_use]
     pub fn policies(&self) -> Arc<[Policy]> {
         Arc::clone(&self.compiled().policies)
@@ -434,8 +441,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
     /// [plans](Policy::plans) has an entry for each plan.
     ///
-    /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only, use
-    /// [`Limiter::peek`].
+    /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,
+    /// use [`Limiter::peek`].
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -455,8 +462,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         }
     }
 
-    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. Its meters
-    /// are forgotten, too: bill them before.
+    /// Forgets what a key has used under each of the layer's [policies](Self::policies), and opens its blocks. Its
+    /// meters are forgotten, too: bill them before.
     ///
     /// The key is reset under every policy, whatever the extractor of its rule is. So [`Key::global`] resets what all
     /// clients share. To reset one policy only, use [`Limiter::reset`].

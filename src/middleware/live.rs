@@ -1,4 +1,5 @@
-//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled anew and replaced as a whole.
+//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled anew
+//! and replaced as a whole.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};

@@ -1,4 +1,5 @@
-//! The service. A request is decided in `call` if the limiter answers at once, so the service is called without a clone.
+//! The service. A request is decided in `call` if the limiter answers at once, so the service is called without a
+//! clone.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,9 +25,9 @@ use crate::limiter::Limiter;
 /// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
 ///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
 /// * Its errors are the inner service's own. A refusal is a response.
-/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner service
-///   was called, the charge is kept, also if the future is dropped before it was polled. What a rule settles after the
-///   response is settled once: by its head, or when its body has ended or was dropped.
+/// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
+///   service was called, the charge is kept, also if the future is dropped before it was polled. What a rule settles
+///   after the response is settled once: by its head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
     layer: Arc<Compiled<L>>,

@@ -60,8 +60,8 @@ impl Settings {
         Some((&**sourced.finder.as_ref()?, sourced.rules))
     }
 
-    /// Takes the rules and lists that the source has now, in the place of those that it had. Those of the program stay behind
-    /// them. Returns whether the source had a new version.
+    /// Takes the rules and lists that the source has now, in the place of those that it had. Those of the program stay
+    /// behind them. Returns whether the source had a new version.
     pub(super) fn follow_source(&mut self) -> bool {
         let Some(sourced) = &mut self.source else { return false };
         let now = sourced.source.current();
@@ -98,8 +98,8 @@ pub(super) struct Sourced {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OnError {
-    /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a limit
-    /// must not stop silently.
+    /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a
+    /// limit must not stop silently.
     #[default]
     Deny,
     /// Lets the request pass, without rate-limit headers.

@@ -3,8 +3,8 @@
 //! A request has one [`Ticket`]. It owns the charges with the limiter's answers and receipts. What was taken is kept,
 //! refunded or settled through it, and nothing else.
 //!
-//! The ticket of a usual request lives on the stack of `RateLimit::call` alone: nothing is settled after the response. Only
-//! a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
+//! The ticket of a usual request lives on the stack of `RateLimit::call` alone: nothing is settled after the response.
+//! Only a request that waits, or whose charges are open until the response has come, holds its ticket for longer.
 
 use std::cmp::Ordering;
 
@@ -65,8 +65,8 @@ pub(super) fn is_strike<L>(layer: &Compiled<L>, charged: &Charged) -> bool {
     matches!(charged.effect, Effect::OnRefusal { .. }) && algorithm == Some(Algorithm::Block)
 }
 
-/// The charges of one request, in the order of the layer's policies; a linked policy's comes last in its rule. No two are
-/// for the same policy and key, since the policies of a layer differ by name.
+/// The charges of one request, in the order of the layer's policies; a linked policy's comes last in its rule. No two
+/// are for the same policy and key, since the policies of a layer differ by name.
 pub(super) type Charges = SmallVec<[Charged; INLINE]>;
 
 /// The charges of a request, and what is known about them. Data: what was taken stays taken if it is dropped.

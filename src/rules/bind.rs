@@ -38,7 +38,8 @@ pub(super) struct Bound {
 /// The facts about earlier files that the next one needs.
 #[derive(Clone, Default)]
 pub(super) struct History {
-    /// The largest capacity that the quotas of a stored name have had: what was used under it needs room in a smaller quota.
+    /// The largest capacity that the quotas of a stored name have had: what was used under it needs room in a smaller
+    /// quota.
     largest: HashMap<Box<str>, u64>,
     /// The rules that had another name, and the name that their states are stored under.
     renamed: HashMap<Box<str>, Box<str>>,
@@ -85,7 +86,8 @@ struct Binder<'b, 't> {
 }
 
 impl Binder<'_, '_> {
-    /// Notes that a rule had another name. `first` is the name that this one's states are stored under, if it is another.
+    /// Notes that a rule had another name. `first` is the name that this one's states are stored under, if it is
+    /// another.
     fn renamed(&mut self, rule: &RuleSpec, was: &Name, first: Option<&str>) {
         if let Some(first) = first {
             // Not followed: a process that starts with this file could not know it.
@@ -175,8 +177,8 @@ impl Binder<'_, '_> {
         self.or_problem(place, policy)
     }
 
-    /// Returns the policy with its states stored under a name, and with the number of these rules: an earlier version of it,
-    /// under which requests are still decided, does not contradict it.
+    /// Returns the policy with its states stored under a name, and with the number of these rules: an earlier version
+    /// of it, under which requests are still decided, does not contradict it.
     fn kept(&self, policy: &Policy, stored: &str) -> Result<Policy, PolicyError> {
         policy.following(*policy.quota(), Arc::as_ptr(self.names).addr()).stored_as(stored)
     }
@@ -236,7 +238,8 @@ impl Binder<'_, '_> {
         made.map_err(|error| self.problems.add(RulesErrorKind::Value, place, error.to_string())).ok()
     }
 
-    /// Adds a rule with its key. A ready-made extractor keeps its type, by which the layer knows where addresses come from.
+    /// Adds a rule with its key. A ready-made extractor keeps its type, by which the layer knows where addresses come
+    /// from.
     fn add(&mut self, spec: &RuleSpec, rule: Rule) {
         let bound = match (spec.key.as_slice(), &self.names.proxies) {
             ([one], _) if one.value == KeySpec::PeerIp => BoundRule::new(rule, key::peer_ip()),
@@ -301,7 +304,8 @@ impl Binder<'_, '_> {
             let expected = either(host.iter().map(|Wildcard(host)| host));
             let holds = move |parts: &Parts| match key::host_of(parts) {
                 Ok(name) if is_plain_host(&name) => host.iter().any(|host| matches(host, &name, false)),
-                // A request that hides its host, or has several, must not escape the rule. Servers read `a.b:x` as `a.b`.
+                // A request that hides its host, or has several, must not escape the rule. Servers read `a.b:x` as
+                // `a.b`.
                 _ => true,
             };
             add(NotCharged::Host, expected, Arc::new(holds));
@@ -374,7 +378,8 @@ fn shortened(text: String) -> String {
     }
 }
 
-/// Returns whether all servers read a host alike: it is a name of letters, digits, `-`, `_` and `.`, or an address in brackets.
+/// Returns whether all servers read a host alike: it is a name of letters, digits, `-`, `_` and `.`, or an address in
+/// brackets.
 fn is_plain_host(host: &[u8]) -> bool {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.".contains(byte);
     match host {
@@ -387,7 +392,8 @@ fn has_value(parts: &Parts, name: &HeaderName, is_it: impl Fn(&[u8]) -> bool) ->
     parts.headers.get_all(name).iter().any(|value| is_it(value.as_bytes().trim_ascii()))
 }
 
-/// Returns the units that a request takes. A header may only raise them above 1, up to the bound: clients can send it, too.
+/// Returns the units that a request takes. A header may only raise them above 1, up to the bound: clients can send it,
+/// too.
 fn cost_of(spec: &CostSpec) -> impl Fn(&Parts) -> u64 + Send + Sync + 'static {
     let spec = spec.clone();
     move |parts| match &spec {
@@ -414,7 +420,8 @@ fn matches(Wildcard(pattern): &Wildcard, text: &[u8], ignores_case: bool) -> boo
     }
     let is_same = |a: u8, b: u8| if ignores_case { a.eq_ignore_ascii_case(&b) } else { a == b };
     let pattern = pattern.as_bytes();
-    // The places of the last `*` and of the text behind it. The `*` stands for one byte more each time the rest does not fit.
+    // The places of the last `*` and of the text behind it. The `*` stands for one byte more each time the rest does
+    // not fit.
     let (mut at, mut from, mut star) = (0, 0, None);
     while let Some(byte) = text.get(from) {
         match pattern.get(at) {

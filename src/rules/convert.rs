@@ -11,9 +11,9 @@ use crate::mode::Mode;
 
 /// Returns the rules of a file in Envoy's form as a file in the native form.
 ///
-/// It is a beginning: what Envoy's routes know and the file does not say is left to the program, and comments say what. The
-/// keys `remote_address`, `path`, `method` and `host` become what the crate calls so. Other keys become names that the
-/// program [registers](super::RulesBuilder::key), and other values [actions](super::RulesBuilder::action).
+/// It is a beginning: what Envoy's routes know and the file does not say is left to the program, and comments say what.
+/// The keys `remote_address`, `path`, `method` and `host` become what the crate calls so. Other keys become names that
+/// the program [registers](super::RulesBuilder::key), and other values [actions](super::RulesBuilder::action).
 ///
 /// ```
 /// let native = tower_ratelimit::rules::convert_envoy(
@@ -212,7 +212,8 @@ impl Rule {
     }
 }
 
-/// Returns the field of `match` for an entry's value, if there is one that says the same, and its value as it is written.
+/// Returns the field of `match` for an entry's value, if there is one that says the same, and its value as it is
+/// written.
 fn match_field(key: &str, value: &str) -> Option<(&'static str, String)> {
     let is_exact = !value.contains('*');
     match key {

@@ -57,14 +57,14 @@ impl DescriptorRequest {
 
     /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
     ///
-    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas along,
-    /// the usage is converted as that of [plans](crate::Policy::plans); of two in one request the first holds.
+    /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas
+    /// along, the usage is converted as that of [plans](crate::Policy::plans); of two in one request the first holds.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
 
-    /// Refunds the hits of a descriptor to the limit of the file that it matches. No more is refunded than is used. A fixed
-    /// window refunds what was used in it; a sliding window or a log only what was used in its newest part.
+    /// Refunds the hits of a descriptor to the limit of the file that it matches. No more is refunded than is used. A
+    /// fixed window refunds what was used in it; a sliding window or a log only what was used in its newest part.
     pub fn refund(self, descriptor: Descriptor) -> Self {
         self.and(Part { descriptor, quota: None, refunds: true })
     }
@@ -80,12 +80,12 @@ impl DescriptorRequest {
     }
 }
 
-/// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks the
-/// protocol of Envoy's rate limit service. Clones share everything.
+/// Decides about descriptors by the limits of a file in Envoy's form, without an HTTP request: for a server that speaks
+/// the protocol of Envoy's rate limit service. Clones share everything.
 ///
 /// It shares every allowance with the [layers](super::Rules::layer) of the same rules over the same limiter, so a unit
-/// counts alike whether it comes through Envoy or to the application directly. In two cases it answers as Envoy's service does,
-/// and a layer does not:
+/// counts alike whether it comes through Envoy or to the application directly. In two cases it answers as Envoy's
+/// service does, and a layer does not:
 ///
 /// * A descriptor without hits is over its limit if nothing remains.
 /// * A refused charge of several hits uses up a fixed window that has fewer left.
@@ -128,9 +128,9 @@ impl<L: Limiter> DescriptorLimits<L> {
         Self(core)
     }
 
-    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter takes it,
-    /// too, unless it has one. The head that the observer sees of a request is empty but for the path, which is that of the
-    /// method of Envoy's service.
+    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter takes
+    /// it, too, unless it has one. The head that the observer sees of a request is empty but for the path, which is
+    /// that of the method of Envoy's service.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         let Core { store, limiter, .. } = &*self.0;
@@ -148,8 +148,8 @@ impl<L: Limiter> DescriptorLimits<L> {
 
     /// Decides about all descriptors of a request together.
     ///
-    /// * A request is over the limit if one of its descriptors is. Then none is charged, except that a fixed window with fewer
-    ///   units left than the hits is used up, as in Envoy's service.
+    /// * A request is over the limit if one of its descriptors is. Then none is charged, except that a fixed window
+    ///   with fewer units left than the hits is used up, as in Envoy's service.
     /// * A descriptor without hits looks: it is over the limit if nothing remains.
     /// * A limit in shadow mode is counted and never over.
     /// * Descriptors that are charged to one counter are charged their sum.
@@ -157,8 +157,8 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// # Errors
-    /// Returns the limiter's error. Nothing is known then, and a server must not answer that the request may pass, unless it
-    /// is meant to.
+    /// Returns the limiter's error. Nothing is known then, and a server must not answer that the request may pass,
+    /// unless it is meant to.
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
@@ -216,10 +216,11 @@ impl<L: Limiter> Core<L> {
         self.use_up(plan, &charges).await
     }
 
-    /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of them
-    /// when they are spent, and its next look must be over.
+    /// Uses up the windows that have fewer units left than a refused charge asked for. A counter of tokens learns of
+    /// them when they are spent, and its next look must be over.
     ///
-    /// This is a second call, which may come when a window has ended and the next one has begun. It is refunded to that.
+    /// This is a second call, which may come when a window has ended and the next one has begun. It is refunded to
+    /// that.
     async fn use_up(&self, plan: &mut Plan, charges: &[usize]) -> Result<(), L::Error> {
         let falls_short = |at: &&usize| plan.counters.get(**at).is_some_and(Counter::falls_short);
         let short: Vec<usize> = charges.iter().filter(falls_short).copied().collect();
@@ -328,8 +329,8 @@ impl Counter {
         Charge::new(&self.policy, &self.key).cost(self.decision.remaining()).effect(Effect::Force)
     }
 
-    /// Whether a later charge was taken from a later window than the one that denied this counter's charge. The end of a
-    /// window only comes nearer, so a later end is that of another window.
+    /// Whether a later charge was taken from a later window than the one that denied this counter's charge. The end of
+    /// a window only comes nearer, so a later end is that of another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Readings of clocks may differ, but not by half a window.
         later.effective_window() > self.decision.effective_window() + self.policy.quota().period() / 2
@@ -543,8 +544,8 @@ impl DescriptorStatus {
         self.is_unlimited
     }
 
-    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited or matches no limit, and if another
-    /// limit replaces its own.
+    /// Returns the limit and what is left of it. `None` if the descriptor is unlimited or matches no limit, and if
+    /// another limit replaces its own.
     #[must_use]
     pub fn limit(&self) -> Option<&PolicyStatus> {
         self.limit.as_ref()

@@ -1,7 +1,7 @@
 //! A file as a tree in which every value has its place.
 //!
-//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and the depth of its tree,
-//! the number of its values and the bytes of their texts. Each alias counts as what it stands for.
+//! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and the depth of its
+//! tree, the number of its values and the bytes of their texts. Each alias counts as what it stands for.
 
 use std::borrow::Cow;
 use std::collections::HashMap;

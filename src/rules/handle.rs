@@ -37,12 +37,13 @@ use crate::middleware::layer::RateLimitLayer;
 ///
 /// # Reloading
 ///
-/// [`reload`](Self::reload) reads the file again, and [`RulesBuilder::reload_every`] does so by itself. A file with a problem
-/// changes nothing. A valid file replaces all rules at once:
+/// [`reload`](Self::reload) reads the file again, and [`RulesBuilder::reload_every`] does so by itself. A file with a
+/// problem changes nothing. A valid file replaces all rules at once:
 ///
 /// * A request is decided by one version of the rules from beginning to end.
-/// * What clients have used belongs to the rule's name and the key. A rule that did not change is not touched; a changed quota
-///   keeps what was used; `was` names the rule's former name. What was used under a removed rule stays until it expires.
+/// * What clients have used belongs to the rule's name and the key. A rule that did not change is not touched; a
+///   changed quota keeps what was used; `was` names the rule's former name. What was used under a removed rule stays
+///   until it expires.
 /// * Processes that share a Redis may reload at different times. Each converts what it reads, and no charge is counted
 ///   twice or lost.
 #[derive(Clone)]
@@ -76,8 +77,9 @@ impl Rules {
     /// charged behind those of the file, and reloading leaves them alone.
     ///
     /// # Errors
-    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their places in the file. Returns an
-    /// error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a request has.
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their places in the file.
+    /// Returns an error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a
+    /// request has.
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
         if self.0.tree().is_some() && !self.0.describes() {
             return Err(RulesError::of_file(
@@ -89,11 +91,12 @@ impl Rules {
         Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
     }
 
-    /// Makes what decides about descriptors by a file in Envoy's form, without an HTTP request. It uses the new limits when
-    /// they are replaced.
+    /// Makes what decides about descriptors by a file in Envoy's form, without an HTTP request. It uses the new limits
+    /// when they are replaced.
     ///
     /// # Errors
-    /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have Envoy's form.
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have
+    /// Envoy's form.
     pub fn descriptor_limits<L: Limiter>(&self, limiter: L) -> Result<DescriptorLimits<L>, RulesError> {
         if self.0.tree().is_none() {
             return Err(RulesError::of_file("only a file in Envoy's form, with `domain`, has limits for descriptors"));
@@ -102,18 +105,18 @@ impl Rules {
         Ok(DescriptorLimits::new(Arc::clone(&self.0), limiter))
     }
 
-    /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version). Call it
-    /// when the program receives `SIGHUP`, or from an endpoint for operators.
+    /// Reads the file again, and puts its rules in force if they have changed. Returns the [version](Self::version).
+    /// Call it when the program receives `SIGHUP`, or from an endpoint for operators.
     ///
     /// # Errors
-    /// Returns all problems of the file, including quotas that the limiter of a layer does not support, or that the rules are
-    /// not from a file. The rules stay as they were.
+    /// Returns all problems of the file, including quotas that the limiter of a layer does not support, or that the
+    /// rules are not from a file. The rules stay as they were.
     pub fn reload(&self) -> Result<u64, RulesError> {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
     }
 
-    /// Puts the rules of a text in force, in the place of those of the file. The next [`reload`](Self::reload) replaces them;
-    /// with [`reload_every`](RulesBuilder::reload_every) the next change of the file does.
+    /// Puts the rules of a text in force, in the place of those of the file. The next [`reload`](Self::reload) replaces
+    /// them; with [`reload_every`](RulesBuilder::reload_every) the next change of the file does.
     ///
     /// # Errors
     /// As [`reload`](Self::reload).
@@ -153,8 +156,8 @@ pub struct RulesBuilder {
 const EVERY_MIN: Duration = Duration::from_millis(100);
 
 impl RulesBuilder {
-    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in; another one is an
-    /// error of `from_file` and `from_text`. If a name is registered twice, the last extractor is used.
+    /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in; another one
+    /// is an error of `from_file` and `from_text`. If a name is registered twice, the last extractor is used.
     #[must_use]
     pub fn key<E, K>(mut self, name: impl Into<String>, extract: E) -> Self
     where
@@ -176,8 +179,8 @@ impl RulesBuilder {
         self
     }
 
-    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes. A request that names more
-    /// than 1,000 counters is over the limit, and nothing is charged.
+    /// Says which descriptors a request has, for files in Envoy's form. A request without any passes. A request that
+    /// names more than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// ```
     /// use tower_ratelimit::rules::{Descriptor, Rules};
@@ -197,16 +200,17 @@ impl RulesBuilder {
         self
     }
 
-    /// Sets the proxies whose reports of the client's address are believed, for `client-ip`, for `match: {client: …}` and for
-    /// access lists. Without it `client-ip` is an error, and the others use the peer's address.
+    /// Sets the proxies whose reports of the client's address are believed, for `client-ip`, for `match: {client: …}`
+    /// and for access lists. Without it `client-ip` is an error, and the others use the peer's address.
     #[must_use]
     pub fn trusted_proxies(mut self, proxies: TrustedProxies) -> Self {
         self.names.proxies = Some(proxies);
         self
     }
 
-    /// Looks at the file in this interval, at least 100 ms, and reloads it when its content has changed. A thread of its own
-    /// does this; it ends at its next look after the rules and their layers are dropped. By default nothing looks at the file.
+    /// Looks at the file in this interval, at least 100 ms, and reloads it when its content has changed. A thread of
+    /// its own does this; it ends at its next look after the rules and their layers are dropped. By default nothing
+    /// looks at the file.
     ///
     /// A change is taken only when two readings, 50 ms apart, are equal. To be sure that no half-written file is
     /// taken, rename a finished file into place.
@@ -216,9 +220,9 @@ impl RulesBuilder {
         self
     }
 
-    /// Checks rules without putting them in force, for tools and tests that do not know all names that the program registers.
-    /// Returns the names that the rules use and that are not registered here, in the order of their first uses. Otherwise
-    /// the rules are right.
+    /// Checks rules without putting them in force, for tools and tests that do not know all names that the program
+    /// registers. Returns the names that the rules use and that are not registered here, in the order of their first
+    /// uses. Otherwise the rules are right.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;

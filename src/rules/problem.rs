@@ -282,7 +282,8 @@ impl<'a> Problems<'a> {
         suggestion
     }
 
-    /// Notes a name that is not registered, unless it was noted before. The message is as in [`add_word`](Self::add_word).
+    /// Notes a name that is not registered, unless it was noted before. The message is as in
+    /// [`add_word`](Self::add_word).
     pub(crate) fn note_name<'w>(
         &mut self,
         kind: NameKind,
@@ -354,7 +355,8 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Replaces a character that could move the cursor of the terminal that shows the error, or turn the direction of its text.
+/// Replaces a character that could move the cursor of the terminal that shows the error, or turn the direction of its
+/// text.
 fn printable(c: char) -> char {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if c.is_control() || turns { '\u{fffd}' } else { c }

@@ -108,9 +108,9 @@ impl Store {
         self.put_in_force(content, None)
     }
 
-    /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no lock while
-    /// it calls limiters and observers, which are the application's code and may come back here. So it begins again if other
-    /// rules have come meanwhile.
+    /// Puts rules in force, unless they are from a reading of the file that is not the last one any more. It holds no
+    /// lock while it calls limiters and observers, which are the application's code and may come back here. So it
+    /// begins again if other rules have come meanwhile.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
         loop {
             let (before, domain, history, layers) = {

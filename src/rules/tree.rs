@@ -1,8 +1,8 @@
 //! The limits of a domain of Envoy's rate limit service, and which of them a descriptor matches.
 //!
-//! They are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level it takes the
-//! entry's exact value, else the first pattern that the value matches, else the key without a value. A limit counts only if
-//! the descriptor ends at its level.
+//! They are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level it takes
+//! the entry's exact value, else the first pattern that the value matches, else the key without a value. A limit counts
+//! only if the descriptor ends at its level.
 
 use std::collections::{HashMap, HashSet};
 
@@ -38,8 +38,8 @@ impl Descriptor {
         Self { entries: entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect(), hits: 1 }
     }
 
-    /// Sets the cost in units. 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) then says whether nothing is left; a
-    /// layer lets the request pass.
+    /// Sets the cost in units. 0 looks: a [`DescriptorLimits`](super::DescriptorLimits) then says whether nothing is
+    /// left; a layer lets the request pass.
     pub fn hits(self, hits: u64) -> Self {
         Self { hits, ..self }
     }
@@ -114,8 +114,8 @@ impl Level {
         exact.or_else(matching).or(values.other.as_ref())
     }
 
-    /// Returns the limit that a descriptor matches, and whose allowance it names. The time grows with the number of entries,
-    /// and for each with the patterns of its key and the length of its value.
+    /// Returns the limit that a descriptor matches, and whose allowance it names. The time grows with the number of
+    /// entries, and for each with the patterns of its key and the length of its value.
     fn limit(&self, entries: &[(String, String)]) -> Option<(&Limit, Key)> {
         let (last, parents) = entries.split_last()?;
         let mut level = self;
@@ -139,7 +139,8 @@ impl Level {
     }
 }
 
-/// The limits that the descriptors of a request match. `None` for those that match none, or whose limit another replaces.
+/// The limits that the descriptors of a request match. `None` for those that match none, or whose limit another
+/// replaces.
 pub(super) type Matched<'t> = SmallVec<[Option<(&'t Limit, Key)>; 4]>;
 
 impl Tree {
@@ -210,8 +211,8 @@ pub(super) fn encoded(text: &str) -> PercentEncode<'_> {
     utf8_percent_encode(text, ENCODED)
 }
 
-/// Returns the name of the limit's policy at the end of `path`: `edge:path=/upload,remote_address`. No two paths have a name
-/// in common, unless it is so long that it ends with a hash.
+/// Returns the name of the limit's policy at the end of `path`: `edge:path=/upload,remote_address`. No two paths have a
+/// name in common, unless it is so long that it ends with a hash.
 pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
     let parts: Vec<String> = path
         .iter()

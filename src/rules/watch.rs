@@ -1,7 +1,7 @@
 //! A thread that looks for a new version of a rules file.
 //!
-//! It polls: watchers of the operating system miss what Kubernetes does to mounted files, which are links to links that are
-//! replaced. It reads the file each time, since a rules file is small and its time stamp may stay the same.
+//! It polls: watchers of the operating system miss what Kubernetes does to mounted files, which are links to links that
+//! are replaced. It reads the file each time, since a rules file is small and its time stamp may stay the same.
 
 use std::io;
 use std::sync::Weak;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::store::Store;
 
-/// The pause between two readings of a file that has changed. Its rules are taken only if both are equal. If not, another
-/// process is still writing the file.
+/// The pause between two readings of a file that has changed. Its rules are taken only if both are equal. If not,
+/// another process is still writing the file.
 const SETTLES: Duration = Duration::from_millis(50);
 
 /// Starts the thread. It ends when the rules and all their layers and services are dropped.

@@ -26,8 +26,8 @@ struct Stripe {
     usual: [AtomicU64; 2],
 }
 
-/// The counters of a policy, about 4 KiB. Each addition is one relaxed atomic operation, so no count is lost; a reader sees
-/// counters that were read one after another.
+/// The counters of a policy, about 4 KiB. Each addition is one relaxed atomic operation, so no count is lost; a reader
+/// sees counters that were read one after another.
 #[derive(Default)]
 pub(super) struct Cells([Stripe; STRIPES]);
 

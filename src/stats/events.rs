@@ -127,8 +127,8 @@ impl EventCounts {
         &self.checks
     }
 
-    /// Iterates over the kinds of errors with which checks of a store ended, and how many did: `unavailable`, `timeout`,
-    /// `overloaded`, `misconfigured`, `foreign` and `other`.
+    /// Iterates over the kinds of errors with which checks of a store ended, and how many did: `unavailable`,
+    /// `timeout`, `overloaded`, `misconfigured`, `foreign` and `other`.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         STORE_ERRORS.iter().copied().zip(self.errors)
     }
@@ -151,7 +151,8 @@ impl EventCounts {
         self.evicted.iter().sum()
     }
 
-    /// Returns those of the [evicted](Self::evicted) keys that had no allowance left, so that their clients got a fresh one.
+    /// Returns those of the [evicted](Self::evicted) keys that had no allowance left, so that their clients got a fresh
+    /// one.
     #[must_use]
     pub fn evicted_throttled(&self) -> u64 {
         self.evicted[1]

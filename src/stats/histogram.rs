@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use crate::time::micros_ceil;
 
-/// The upper bounds of the buckets in microseconds, about three to a factor of ten, as Prometheus writes them in seconds.
+/// The upper bounds of the buckets in microseconds, about three to a factor of ten, as Prometheus writes them in
+/// seconds.
 pub(super) const BOUNDS: [(u64, &str); 11] = [
     (100, "0.0001"),
     (300, "0.0003"),
@@ -66,15 +67,15 @@ impl HistogramSnapshot {
         Duration::from_micros(self.sum_us)
     }
 
-    /// Iterates over the buckets: the longest duration that is counted in each, and the number of durations in it and in
-    /// all shorter ones. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on to 10 s; longer durations are in
+    /// Iterates over the buckets: the longest duration that is counted in each, and the number of durations in it and
+    /// in all shorter ones. The bounds are 0.1 ms, 0.3 ms, 1 ms and so on to 10 s; longer durations are in
     /// [`count`](Self::count) only.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         self.cumulative().map(|((bound, _), count)| (Duration::from_micros(*bound), count))
     }
 
-    /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` of a hundred
-    /// durations are no longer. Returns `None` if there is no duration, or if the percentile is above 10 s.
+    /// Returns the upper bound of the bucket that holds the given percentile, from 0 to 100: at least `percent` of a
+    /// hundred durations are no longer. Returns `None` if there is no duration, or if the percentile is above 10 s.
     #[must_use]
     pub fn percentile(&self, percent: u8) -> Option<Duration> {
         let wanted = u128::from(self.count()) * u128::from(percent.min(100));
@@ -82,8 +83,8 @@ impl HistogramSnapshot {
         found.map(|((bound, _), _)| Duration::from_micros(*bound))
     }
 
-    /// Iterates over the buckets: the bound of each, and how many durations it has got since an earlier snapshot. The bound
-    /// of the last one is the one before it.
+    /// Iterates over the buckets: the bound of each, and how many durations it has got since an earlier snapshot. The
+    /// bound of the last one is the one before it.
     #[cfg(feature = "metrics")]
     pub(super) fn since(&self, earlier: &Self) -> impl Iterator<Item = (Duration, u64)> {
         let last = BOUNDS.last().map_or(0, |(bound, _)| *bound);

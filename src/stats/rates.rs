@@ -1,7 +1,7 @@
 //! Rates of the last five minutes and of the last hour.
 //!
-//! No request adds to a bucket. The first request of a new five seconds compares the policy's totals with those of the last
-//! time, and puts the difference into the bucket that has ended.
+//! No request adds to a bucket. The first request of a new five seconds compares the policy's totals with those of the
+//! last time, and puts the difference into the bucket that has ended.
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ impl Counts {
         }
     }
 
-    /// Adds the difference between two totals. A counter that is read late may seem to step back; that is no difference.
+    /// Adds the difference between two totals. A counter that is read late may seem to step back; that is no
+    /// difference.
     fn add_difference(&mut self, now: &Self, before: &Self) {
         self.allowed += now.allowed.saturating_sub(before.allowed);
         self.near += now.near.saturating_sub(before.near);
@@ -90,8 +91,8 @@ impl Rates {
         Self { period, seen: Counts::default(), short: empty(), long: empty() }
     }
 
-    /// Puts what was counted since the last call into the bucket of that time, and begins the bucket of `period`. If the
-    /// clock stepped back by more than a bucket, the buckets start afresh.
+    /// Puts what was counted since the last call into the bucket of that time, and begins the bucket of `period`. If
+    /// the clock stepped back by more than a bucket, the buckets start afresh.
     pub(super) fn bring_up(&mut self, period: u64, totals: &Totals) {
         let now = Counts::of(totals);
         if period.saturating_add(1) < self.period {
@@ -159,8 +160,8 @@ impl RateBucket {
         self.counts.over
     }
 
-    /// Returns the requests that the policy refused: the part of those [over](Self::over) that its mode does not let pass,
-    /// and those that its block refused.
+    /// Returns the requests that the policy refused: the part of those [over](Self::over) that its mode does not let
+    /// pass, and those that its block refused.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.counts.refused

@@ -3,9 +3,9 @@
 //! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses one of 64
 //! sets, and each set is a sketch of eight counters. So a refusal looks at eight counters instead of 512.
 //!
-//! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never too
-//! small, and at most too large by the value that was taken over, which stands beside it. A key that has more than an
-//! eighth of its set's refusals has a counter.
+//! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never
+//! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
+//! an eighth of its set's refusals has a counter.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -40,7 +40,8 @@ struct Slot {
 
 /// The sketch. It holds no keys.
 pub(super) struct Sketch {
-    /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying all.
+    /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying
+    /// all.
     secret: RandomState,
     sets: Box<[Mutex<[Slot; WAYS]>]>,
     reveal: Option<Box<Reveal>>,
@@ -57,8 +58,8 @@ impl Sketch {
         self.secret.hash_one(key)
     }
 
-    /// Counts a refusal of a key, given its fingerprint. If another thread holds the key's set, it is not counted: the sketch
-    /// estimates anyway.
+    /// Counts a refusal of a key, given its fingerprint. If another thread holds the key's set, it is not counted: the
+    /// sketch estimates anyway.
     pub(super) fn count(&self, policy: &Arc<str>, fingerprint: u64, key: &Key) {
         let set = &self.sets[fingerprint as usize % SETS]; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
@@ -167,8 +168,8 @@ impl LimitedKey {
     }
 
     /// Returns about how often the key was refused, with older refusals counting less: the count is halved every five
-    /// minutes. It is too large by at most [`error`](Self::error). It is too small by the refusals that came while another
-    /// thread counted one, and by the rounding of halves.
+    /// minutes. It is too large by at most [`error`](Self::error). It is too small by the refusals that came while
+    /// another thread counted one, and by the rounding of halves.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count

@@ -15,7 +15,8 @@ use crate::time::Timestamp;
 
 /// The statistics at one time, made by [`Stats::snapshot`](super::Stats::snapshot).
 ///
-/// The counters are read one after another while requests are served, so two of them may differ by the requests between.
+/// The counters are read one after another while requests are served, so two of them may differ by the requests
+/// between.
 #[derive(Clone, Debug)]
 pub struct StatsSnapshot {
     pub(super) taken_at: Timestamp,
@@ -46,14 +47,15 @@ impl StatsSnapshot {
         self.policies.iter().map(|policy| policy.requests(outcome)).sum::<u64>() + self.requests_without_policy(outcome)
     }
 
-    /// Returns the requests with an outcome that no policy [binds](crate::observe::Outcome::binding): no rule applied, the
-    /// limiter failed, an access list decided, or all policies are in shadow mode.
+    /// Returns the requests with an outcome that no policy [binds](crate::observe::Outcome::binding): no rule applied,
+    /// the limiter failed, an access list decided, or all policies are in shadow mode.
     #[must_use]
     pub fn requests_without_policy(&self, outcome: OutcomeKind) -> u64 {
         self.without_policy.outcomes[outcome as usize]
     }
 
-    /// Returns the policies that were observed, by name. Of more than 200, the last to come are counted together as `other`.
+    /// Returns the policies that were observed, by name. Of more than 200, the last to come are counted together as
+    /// `other`.
     #[must_use]
     pub fn policies(&self) -> &[PolicySnapshot] {
         &self.policies

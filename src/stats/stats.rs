@@ -28,8 +28,8 @@ use crate::time::Timestamp;
 
 /// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
 ///
-/// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter, so
-/// the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together.
+/// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter,
+/// so the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, observe::Stats};
@@ -43,16 +43,17 @@ use crate::time::Timestamp;
 /// assert!(text.contains("# TYPE ratelimit_requests_total counter\n"));
 /// ```
 ///
-/// * No count is lost. A count is an addition to one of several copies of a counter, so threads seldom wait for each other.
+/// * No count is lost. A count is an addition to one of several copies of a counter, so threads seldom wait for each
+///   other.
 /// * A request allocates nothing, except the first one of each policy.
 /// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
 ///   microseconds more for each policy, to bring the rates up to date.
-/// * Memory is bounded: about 9 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for the
-///   keys that are refused most. The policies after the first 200 are counted together, as `other`.
+/// * Memory is bounded: about 9 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
+///   the keys that are refused most. The policies after the first 200 are counted together, as `other`.
 /// * Keys, paths and addresses are in no metric.
 ///
-/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another way as well,
-/// write an observer that calls the methods of a `Stats`.
+/// [Setup warnings](SetupWarning) are counted, and reported as without an observer. To see outcomes in another way as
+/// well, write an observer that calls the methods of a `Stats`.
 #[derive(Clone)]
 pub struct Stats(Arc<Inner>);
 
@@ -94,9 +95,9 @@ impl StatsBuilder {
     /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
     /// [fingerprint](super::LimitedKey::fingerprint).
     ///
-    /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see, or
-    /// `None`: for example an address without its last byte. The closure is called for a key that was refused at least twice.
-    /// It runs while a request is served. At most 128 bytes of a name are kept.
+    /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
+    /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
+    /// least twice. It runs while a request is served. At most 128 bytes of a name are kept.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -116,12 +117,12 @@ impl StatsBuilder {
 
     /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`.
     ///
-    /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and `key`,
-    ///   the key's [fingerprint](super::LimitedKey::fingerprint).
-    /// * What a policy refused in ten seconds is one event at the level `WARN`: `client: 1284 refused for at least 37 keys`,
-    ///   with the fields `policy`, `refused` and `keys`. At most 4,096 keys are distinguished. Nothing runs in the background:
-    ///   the summary is written with the next outcome after the ten seconds, or the next [snapshot](Stats::snapshot) or
-    ///   scrape.
+    /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and
+    ///   `key`, the key's [fingerprint](super::LimitedKey::fingerprint).
+    /// * What a policy refused in ten seconds is one event at the level `WARN`:
+    ///   `client: 1284 refused for at least 37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096
+    ///   keys are distinguished. Nothing runs in the background: the summary is written with the next outcome after the
+    ///   ten seconds, or the next [snapshot](Stats::snapshot) or scrape.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
     pub fn log_refusals(mut self) -> Self {
@@ -214,8 +215,8 @@ impl Stats {
 #[cfg(feature = "metrics")]
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
-    /// Hands the counts to the recorder of the crate `metrics`, under the same names as [`prometheus`](Self::prometheus).
-    /// Call it before each scrape, or at an interval. Requests cost no more by it.
+    /// Hands the counts to the recorder of the crate `metrics`, under the same names as
+    /// [`prometheus`](Self::prometheus). Call it before each scrape, or at an interval. Requests cost no more by it.
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
     /// [bucket](super::HistogramSnapshot::buckets), and those above 10 s as 10 s. So use one `Stats` for one recorder.
@@ -226,8 +227,8 @@ impl Stats {
 }
 
 impl Inner {
-    /// Puts what was counted into the bucket that has ended, and begins the next one. Halves the counts of refused keys, and
-    /// writes summaries, when it is time.
+    /// Puts what was counted into the bucket that has ended, and begins the next one. Halves the counts of refused
+    /// keys, and writes summaries, when it is time.
     #[cold]
     fn begin_bucket(&self, now_us: u64, mut halves: MutexGuard<'_, u64>) {
         let before_us = self.began_us.load(Ordering::Relaxed);

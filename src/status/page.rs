@@ -26,9 +26,10 @@ use crate::stats::Stats;
 
 /// A service that shows what layers do: a page for people, and JSON for programs that accept it and no HTML.
 ///
-/// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour, the
-/// shares that were near and over the limit, and the keys that are refused most. With the [layers](Self::layer) it also shows
-/// quotas, modes and setup warnings, how full a limiter in memory is, and explains what would happen to a request.
+/// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour,
+/// the shares that were near and over the limit, and the keys that are refused most. With the [layers](Self::layer) it
+/// also shows quotas, modes and setup warnings, how full a limiter in memory is, and explains what would happen to a
+/// request.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -46,17 +47,18 @@ use crate::stats::Stats;
 /// # Ok(()) }
 /// ```
 ///
-/// **It is for operators.** Mount it where clients do not come: it says what the limits are. It has no login of its own.
+/// **It is for operators.** Mount it where clients do not come: it says what the limits are. It has no login of its
+/// own.
 ///
-/// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields of a
-///   form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch` with `name` and
-///   `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …` explains in JSON, as
-///   [`Explanation::to_json`](crate::observe::Explanation::to_json).
-/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site may point
-///   its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps it out, and so does
-///   a proxy that checks `Host`.
-/// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are shown as
-///   text.
+/// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields
+///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch`
+///   with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
+///   explains in JSON, as [`Explanation::to_json`](crate::observe::Explanation::to_json).
+/// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
+///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps
+///   it out, and so does a proxy that checks `Host`.
+/// * It has no scripts, answers with `Cache-Control: no-store`, and cannot be framed. Names of policies and keys are
+///   shown as text.
 /// * A page takes some microseconds for each policy, and a millisecond for each million keys of a limiter in memory.
 #[derive(Clone)]
 pub struct StatusPage(Arc<Shown>);
@@ -84,8 +86,8 @@ impl StatusPage {
         }))
     }
 
-    /// Shows a layer under a title: its quotas, modes and setup warnings, how full its limiter is, and what it would do with a
-    /// request. Call this when the layer is set up: a setting that is made afterwards is not shown.
+    /// Shows a layer under a title: its quotas, modes and setup warnings, how full its limiter is, and what it would do
+    /// with a request. Call this when the layer is set up: a setting that is made afterwards is not shown.
     #[must_use]
     pub fn layer<L: Limiter, O>(mut self, title: impl Into<String>, layer: &RateLimitLayer<L, O>) -> Self
     where

@@ -31,8 +31,8 @@ pub(super) fn wants_json(headers: &HeaderMap) -> bool {
     accepts("application/json") && !accepts("text/html")
 }
 
-/// Refuses a form that another site made a browser send. A browser says where a request comes from: by `Sec-Fetch-Site`, or an
-/// older one by `Origin`. A program that sends neither acts for itself only.
+/// Refuses a form that another site made a browser send. A browser says where a request comes from: by
+/// `Sec-Fetch-Site`, or an older one by `Origin`. A program that sends neither acts for itself only.
 pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
     let text = |name: HeaderName| parts.headers.get(name).map(|value| value.to_str().unwrap_or(""));
     let is_own = match (text(HeaderName::from_static("sec-fetch-site")), text(ORIGIN)) {

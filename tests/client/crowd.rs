@@ -211,8 +211,8 @@ fn crowd_of_processes_uses_nearly_the_whole_limit() {
     }
 }
 
-/// Prints the figures of the guide, and draws its picture, if `CROWD=1` says so; without optimization that takes minutes.
-/// Otherwise it is a small crowd, and nothing is written.
+/// Prints the figures of the guide, and draws its picture, if `CROWD=1` says so; without optimization that takes
+/// minutes. Otherwise it is a small crowd, and nothing is written.
 #[test]
 fn crowds_with_and_without_the_layer_are_drawn() {
     let is_campaign = std::env::var_os("CROWD").is_some();
@@ -243,8 +243,8 @@ fn crowds_with_and_without_the_layer_are_drawn() {
     std::fs::write("src/guide/crowd.svg", drawn).unwrap();
 }
 
-/// Draws the requests of each second, a panel for each report: those that passed below, those that were refused above, hatched.
-/// The colour of its text is that of the page.
+/// Draws the requests of each second, a panel for each report: those that passed below, those that were refused above,
+/// hatched. The colour of its text is that of the page.
 fn picture(panels: &[(&str, &Report)]) -> String {
     const WIDTH: usize = 300;
     const HEIGHT: u64 = 150;

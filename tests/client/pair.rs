@@ -20,7 +20,8 @@ use crate::support::{every_algorithm, memory};
 type Sent = (u64, u16, Option<Duration>);
 
 /// Sends `count` requests, one after the other, and returns what happened. `change` may change a
-/// response on its way; it gets the time at which the server got the request. The client's clock is off by `skew` minutes.
+/// response on its way; it gets the time at which the server got the request. The client's clock is off by `skew`
+/// minutes.
 fn alone(
     limit: &RateLimitLayer<tower_ratelimit::MemoryLimiter>,
     mut world: World<()>,

@@ -77,8 +77,8 @@ fn flood_of_used_up_keys_forgets_none_before_twice_the_capacity() {
                 assert!(use_up(&limiter, &clock, kind, u64::MAX - n), "{}", kind.name);
             }
         }
-        // The keys of the flood that had come, in tenths of the capacity, when its first state was forgotten, and when half
-        // of its states were.
+        // The keys of the flood that had come, in tenths of the capacity, when its first state was forgotten, and when
+        // half of its states were.
         let mut forgotten = vec![(None, None); kinds.len()];
         let tenths = if goes_on { 60 } else { 20 };
         for tenth in 1..=tenths {
@@ -117,9 +117,9 @@ fn flood_of_meters_forgets_no_used_up_key() {
         .expect("the setup is possible");
     let kind = |name| kinds.iter().find(|kind| kind.name == name).expect("it is a kind");
     let (window, meter) = (kind("window, one word"), kind("meter"));
-    // Some lines have three of these keys, which are in the way of a line's second meter. Nearly always one of the three
-    // can move to its other line: the chance that none can is below 1 in 100,000 for each of about seven such lines, and
-    // then its other line has to be full as well.
+    // Some lines have three of these keys, which are in the way of a line's second meter. Nearly always one of the
+    // three can move to its other line: the chance that none can is below 1 in 100,000 for each of about seven such
+    // lines, and then its other line has to be full as well.
     let watched = CAPACITY / 8;
     for n in 0..watched {
         assert!(use_up(&limiter, &clock, window, u64::MAX - n));

@@ -60,8 +60,8 @@ fn rules_and_cli_change_no_dependency_of_others() {
         |name: &str| name == "rules" || name == "cli" || OF_RULES.contains(&name) || OF_CLI.contains(&name);
     let without = manifest(&text, |name| !is_of_rules(name));
     assert!(!without.contains("saphyr") && !without.contains("clap") && without.contains("dep:fred"), "{without}");
-    // A crate that never had these features. Cargo leaves the packages that it lacks out of its lock, which has the versions
-    // of this one.
+    // A crate that never had these features. Cargo leaves the packages that it lacks out of its lock, which has the
+    // versions of this one.
     let folder = std::env::temp_dir().join(format!("tower-ratelimit-features-{}", std::process::id()));
     fs::create_dir_all(folder.join("src")).expect("a folder can be made");
     fs::write(folder.join("src/lib.rs"), "").expect("a file can be written");

@@ -248,8 +248,8 @@ async fn process_with_a_smaller_quota_forgets_nothing() {
     }
 }
 
-/// Four processes serve while each replaces its rules at times of its own: the rule is renamed to and fro, other rules come and
-/// go, and at the end its limit is raised.
+/// Four processes serve while each replaces its rules at times of its own: the rule is renamed to and fro, other rules
+/// come and go, and at the end its limit is raised.
 #[tokio::test]
 async fn processes_that_reload_at_different_times_count_as_one() {
     let server = Server::start();

@@ -1,8 +1,8 @@
-//! A file of rules that changes under load, in one process and in four that share a server: what passes is exact, and nothing
-//! grows.
+//! A file of rules that changes under load, in one process and in four that share a server: what passes is exact, and
+//! nothing grows.
 //!
-//! Each process runs this binary anew, so that nothing else changes the memory that the system reports. Ten changes take about
-//! three seconds; `RATELIMIT_CAMPAIGN=10` makes it a hundred.
+//! Each process runs this binary anew, so that nothing else changes the memory that the system reports. Ten changes
+//! take about three seconds; `RATELIMIT_CAMPAIGN=10` makes it a hundred.
 
 use std::convert::Infallible;
 use std::fs;

@@ -250,8 +250,8 @@ async fn check_sent_twice_has_one_deadline() {
     let [mut first, mut second] = [server.connection(), server.connection()];
     // So that the check is sent with the script's hash, and again with its text.
     redis::cmd("SCRIPT").arg("FLUSH").exec(&mut first).unwrap();
-    // The second pause begins right after the first one, when the check has been sent once. A second deadline would end after
-    // it, and the check would be answered.
+    // The second pause begins right after the first one, when the check has been sent once. A second deadline would end
+    // after it, and the check would be answered.
     redis::cmd("CLIENT").arg(&["PAUSE", "1500"]).exec(&mut first).unwrap();
     let began = Instant::now();
     let check = tokio::spawn(async move { take(&limiter, &policy, "a", 1).await.map(drop) });

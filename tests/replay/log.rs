@@ -27,8 +27,8 @@ fn line(second: u64, client: &str, path: &str, status: u16) -> String {
     )
 }
 
-/// Three hours of a shop: 400 people, some behind one IPv6 network; a crawler that comes every two seconds; a client that sends 60
-/// requests within 3 seconds. Lines are up to 20 s out of order.
+/// Three hours of a shop: 400 people, some behind one IPv6 network; a crawler that comes every two seconds; a client
+/// that sends 60 requests within 3 seconds. Lines are up to 20 s out of order.
 pub(crate) fn shop() -> String {
     let mut random = Random(7);
     let mut lines: Vec<(u64, String)> = Vec::new();

@@ -132,7 +132,8 @@ fn structure_of_the_log_is_found() {
     assert_eq!(read["first_us"], log::epoch(0) * 1_000_000);
     assert_eq!(read["unreadable_samples"].as_array().unwrap().len(), 3);
     let policy = &report["policies"][0];
-    // The crawler stays at the rate of the quota, and the burst of 60 is over it by 29: a token comes back within its 3 s.
+    // The crawler stays at the rate of the quota, and the burst of 60 is over it by 29: a token comes back within its 3
+    // s.
     assert_eq!((&policy["refused"], &policy["touched"]), (&Value::from(29), &Value::from(1)));
     assert_eq!(policy["worst"][0]["client"], "203.0.113.0/24");
     let parts = policy["timeline"]["parts"].as_array().unwrap();

@@ -175,9 +175,9 @@ fn program() -> String {
 
 /// Returns a port at which nothing listens, of those that this process has for itself.
 ///
-/// It is below those that the system gives to connections. A client that tries again and again to reach a server that is away
-/// would otherwise get that very port for its own end some day: then it is connected with itself, and the server cannot have
-/// its port back.
+/// It is below those that the system gives to connections. A client that tries again and again to reach a server that
+/// is away would otherwise get that very port for its own end some day: then it is connected with itself, and the
+/// server cannot have its port back.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     // Servers of a cluster also use the port 10,000 above.

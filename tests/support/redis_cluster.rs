@@ -22,8 +22,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     pub(crate) const MASTERS: usize = 3;
 
-    /// Starts a cluster. A master that does not answer is replaced only after [`replace_soon`](Self::replace_soon), since a
-    /// busy machine stops each of them now and then. The others serve meanwhile.
+    /// Starts a cluster. A master that does not answer is replaced only after [`replace_soon`](Self::replace_soon),
+    /// since a busy machine stops each of them now and then. The others serve meanwhile.
     pub(crate) fn start() -> Self {
         let options = [
             "--cluster-enabled",

@@ -14,8 +14,8 @@ pub(crate) fn patient() -> RedisLimiterBuilder {
     RedisLimiter::builder().deadline(Duration::from_secs(20))
 }
 
-/// Connects, and waits until the server answers. `connect` itself does not wait for long, and a connection that is not there
-/// by then is no error.
+/// Connects, and waits until the server answers. `connect` itself does not wait for long, and a connection that is not
+/// there by then is no error.
 pub(crate) async fn connected(builder: RedisLimiterBuilder, url: &str) -> RedisLimiter {
     let limiter = builder.connect(url).await.expect("the server is there");
     let policy = Policy::new("connected", Quota::per_hour(1)).expect("the name is possible");

@@ -37,7 +37,8 @@ pub trait Contender: Sync {
 pub struct Setup {
     /// The number of keys that come. A bounded limiter has room for them.
     pub keys: usize,
-    /// Whether the quota is one in an hour, and so everything but a key's first request is denied; else it never runs dry.
+    /// Whether the quota is one in an hour, and so everything but a key's first request is denied; else it never runs
+    /// dry.
     pub denied: bool,
 }
 
@@ -50,8 +51,8 @@ pub struct LayerSetup {
 }
 
 impl LayerSetup {
-    /// The units that each key has in a second, and its burst: as common quotas are if there are many keys. A hot key has
-    /// more than requests can take.
+    /// The units that each key has in a second, and its burst: as common quotas are if there are many keys. A hot key
+    /// has more than requests can take.
     pub fn per_second(&self) -> u32 {
         (20_000_000 / self.keys.max(1) as u32).max(1_000)
     }

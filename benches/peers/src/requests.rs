@@ -38,14 +38,14 @@ impl<B: Default> Service<Request<B>> for Bare {
     }
 }
 
-/// Sends requests to an application as a server does. Axum turns the routes into services when it begins to serve; a bare
-/// router would make them, and their layers, anew for each request.
+/// Sends requests to an application as a server does. Axum turns the routes into services when it begins to serve; a
+/// bare router would make them, and their layers, anew for each request.
 pub fn drive_app(app: Router, setup: &LayerSetup) -> Requests {
     drive::<Body, _, _>(app.with_state::<()>(()), setup)
 }
 
-/// Sends requests from so many addresses to a service that answers at once, and makes sure that they pass, or are refused
-/// but for the first of an address. An error is a refusal too, with some.
+/// Sends requests from so many addresses to a service that answers at once, and makes sure that they pass, or are
+/// refused but for the first of an address. An error is a refusal too, with some.
 pub fn drive<B, C, S>(mut service: S, setup: &LayerSetup) -> Requests
 where
     S: Service<Request<B>, Response = Response<C>> + 'static,

@@ -52,7 +52,8 @@ fn bucket_admits_burst_and_rate_times_time_exactly() {
         (999_999_999_999_989, second, 999_999_999_999_999),
     ] {
         let quota = Quota::gcra(limit, period).and_then(|quota| quota.burst(burst)).unwrap();
-        // Looking again before the bucket is full, else what would overflow is lost, and rightly. Part of one may be left.
+        // Looking again before the bucket is full, else what would overflow is lost, and rightly. Part of one may be
+        // left.
         let full_us = (u128::from(burst - 1) * period.as_micros() / u128::from(limit)) as u64;
         for begin in [0, 1_790_000_000_000_001] {
             let length_us = (full_us * 20_000).clamp(20_000, 3_000_000_000_000_000 - 7);

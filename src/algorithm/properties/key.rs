@@ -133,7 +133,8 @@ impl State {
         (state, fit)
     }
 
-    /// Returns whether the key is out of allowance, for choosing which state to forget. Returns `None` if there is no state.
+    /// Returns whether the key is out of allowance, for choosing which state to forget. Returns `None` if there is no
+    /// state.
     pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
         match self {
             Self::Pair(_, None) => None,
@@ -207,8 +208,8 @@ impl Planned {
         }
     }
 
-    /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is further
-    /// ahead than it can put it; and nothing of what it could not keep.
+    /// Answers, and writes what is to be written: a quota that takes nothing writes only what it counts, or what is
+    /// further ahead than it can put it; and nothing of what it could not keep.
     pub(crate) fn decide(&mut self, quota: &Quota, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
         let (mut state, fit) = self.under(quota, now);
         let (decision, wrote) = state.decide(now, cost, force);

@@ -132,7 +132,8 @@ fn alternating_plans_do_not_change_the_end_of_a_block() {
     }
 }
 
-/// Plans of any two kinds: no order of changes locks a key out, and none gives more than the larger plan, up to its edges.
+/// Plans of any two kinds: no order of changes locks a key out, and none gives more than the larger plan, up to its
+/// edges.
 #[test]
 fn alternating_plans_neither_lend_nor_lock_a_key_out() {
     let alone = |plan: Quota| (passed([Some(&plan), None], 30), passed([Some(&plan), Some(&plan)], 30), plan);

@@ -11,8 +11,8 @@ use super::run::at_least;
 
 const TODAY: u64 = 1_790_000_000_000_000;
 
-/// Takes at these steps, of which the first three are refunded at later ones, the newest first. Of each step two numbers say
-/// how much later it is, and what it costs and whether it refunds.
+/// Takes at these steps, of which the first three are refunded at later ones, the newest first. Of each step two
+/// numbers say how much later it is, and what it costs and whether it refunds.
 fn refund_newest_first(quota: &Quota, steps: &[(u64, u64)]) {
     let (mut key, mut without) = (State::new(quota), State::new(quota));
     let (mut now, period_us) = (TODAY, quota.spec().period_us);

@@ -13,7 +13,8 @@ use crate::{exit, files};
 /// A problem is printed as `FILE:LINE:COLUMN: message`, with the line. Names of keys and actions that the program
 /// registers are not known here. They are warnings, unless --key or --action lists them.
 ///
-/// The exit code is 0 if all files are right, 1 if one has a problem, and 2 if one cannot be read or an option is wrong.
+/// The exit code is 0 if all files are right, 1 if one has a problem, and 2 if one cannot be read or an option is
+/// wrong.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// Files of rules; `-` is the standard input

@@ -26,8 +26,8 @@ use crate::{exit, files};
 /// Keys and actions that the program registers are not known here. Give their values by --key and --action. The output
 /// notes those that were not given.
 ///
-/// The exit code is 0 if the request was explained, 1 if the file has a problem, and 2 if it cannot be read or an option
-/// is wrong.
+/// The exit code is 0 if the request was explained, 1 if the file has a problem, and 2 if it cannot be read or an
+/// option is wrong.
 #[derive(clap::Args)]
 pub(crate) struct Options {
     /// The file of rules; `-` is the standard input

@@ -1,7 +1,7 @@
 //! The program `tower-ratelimit`: tools for rules and for choosing them.
 //!
-//! Each command is a module with its `Options` and a function `run`, which returns the exit code, or why the command could
-//! not do what it should. To add a command, add a variant to `Command` and an arm to `main`.
+//! Each command is a module with its `Options` and a function `run`, which returns the exit code, or why the command
+//! could not do what it should. To add a command, add a variant to `Command` and an arm to `main`.
 
 mod check;
 mod convert;

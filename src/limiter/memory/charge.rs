@@ -48,8 +48,8 @@ impl Store {
         (decided, has_room)
     }
 
-    /// Takes all charges or none, and returns whether it took them; or, if it does not take, whether it would. The charges
-    /// should be for different (policy, key) pairs.
+    /// Takes all charges or none, and returns whether it took them; or, if it does not take, whether it would. The
+    /// charges should be for different (policy, key) pairs.
     #[inline(never)]
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
         decisions.clear();

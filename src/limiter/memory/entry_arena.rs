@@ -1,12 +1,12 @@
 //! The arena of the states that are larger than a word: pairs of two words, and dated entries of logs and sub-windows.
 //!
-//! A state is a [`Chain`] of blocks of 128 bytes, of which a key may use as many as there are. The first block holds what
-//! belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that slot
-//! touches a chain.
+//! A state is a [`Chain`] of blocks of 128 bytes, of which a key may use as many as there are. The first block holds
+//! what belongs to the whole chain, and its number is the word of the key's slot. Only the thread that has locked that
+//! slot touches a chain.
 //!
-//! There are at least as many blocks as slots, so entries never run out. A chain that finds no free block *folds* its own
-//! entries: two neighbours become one entry of the later date. Folded entries count for longer than they should, never for
-//! less time, and no key is forgotten.
+//! There are at least as many blocks as slots, so entries never run out. A chain that finds no free block *folds* its
+//! own entries: two neighbours become one entry of the later date. Folded entries count for longer than they should,
+//! never for less time, and no key is forgotten.
 
 use crate::algorithm::Pair;
 use crate::algorithm::entry_log::{Edit, Entries};
@@ -264,8 +264,8 @@ impl EntryArena {
         }
     }
 
-    /// Drops the newest entries that hold no units: the newest entry left says when all of the quota is back. It walks the
-    /// chain once.
+    /// Drops the newest entries that hold no units: the newest entry left says when all of the quota is back. It walks
+    /// the chain once.
     fn drop_empty_newest(&self, owner: Fingerprint, chain: &mut Chain) {
         if self.view(chain).newest().is_none_or(|(_, units)| units > 0) {
             return;
@@ -284,8 +284,8 @@ impl EntryArena {
         (chain.last, chain.filled) = (block, filled);
     }
 
-    /// Frees a block of a chain at the price of its precision: two neighbouring blocks become one. Returns `false` if the
-    /// chain has a single block.
+    /// Frees a block of a chain at the price of its precision: two neighbouring blocks become one. Returns `false` if
+    /// the chain has a single block.
     pub(super) fn fold(&self, owner: Fingerprint, chain: &mut Chain) -> bool {
         if chain.first == chain.last {
             return false;
@@ -303,8 +303,8 @@ impl EntryArena {
         let until = if gone == chain.last { chain.filled } else { ENTRIES };
         let entries = (from..ENTRIES).map(|place| (block, place)).chain((0..until).map(|place| (gone, place)));
         let (folded, count) = self.folded(entries, 2);
-        // Each block but the last is filled to its end, and only the first may begin later: a fold of two full blocks is
-        // full itself.
+        // Each block but the last is filled to its end, and only the first may begin later: a fold of two full blocks
+        // is full itself.
         let begin = if gone == chain.last { 0 } else { ENTRIES - count };
         debug_assert!(begin == 0 || block == chain.first, "only the first block begins later");
         self.set_all(block, begin, &folded, count);
@@ -362,7 +362,8 @@ impl EntryArena {
 
     // Blocks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Returns the owner of a block that is drawn by lot, if the block was ever used. A free block names its last owner.
+    /// Returns the owner of a block that is drawn by lot, if the block was ever used. A free block names its last
+    /// owner.
     pub(super) fn draw_owner(&self) -> Option<Fingerprint> {
         let owner = self.word(self.draw() % self.last() + 1, OWNER);
         (owner != 0).then(|| Fingerprint::new(owner))
@@ -379,8 +380,8 @@ impl EntryArena {
         let block = self
             .take_free(own)
             .or_else(|| {
-                // Relaxed: the thread that gets a block is the first to touch it. Asked before, so that it does not grow for
-                // ever.
+                // Relaxed: the thread that gets a block is the first to touch it. Asked before, so that it does not
+                // grow for ever.
                 let left = self.untouched.load(Ordering::Relaxed) <= u64::from(self.last());
                 let block = if left { self.untouched.fetch_add(1, Ordering::Relaxed) } else { u64::MAX };
                 u32::try_from(block).ok().filter(|block| *block <= self.last())
@@ -446,8 +447,8 @@ impl EntryArena {
         }
     }
 
-    // Relaxed: a block's words are ordered by the lock of its owner's slot, those of a free one by that of its list. Only the
-    // owner is read without them, as a hint.
+    // Relaxed: a block's words are ordered by the lock of its owner's slot, those of a free one by that of its list.
+    // Only the owner is read without them, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
         self.blocks.get(block as usize).map_or(0, |words| words[word].load(Ordering::Relaxed))

@@ -8,8 +8,8 @@ use super::store::Store;
 /// The wait that is reported for a key that found no room.
 const FULL_RETRY_US: u64 = 1_000_000;
 
-/// Events that are reported when this is dropped. It is made before any lock is taken, so it outlives them: an observer may
-/// ask the limiter or panic.
+/// Events that are reported when this is dropped. It is made before any lock is taken, so it outlives them: an observer
+/// may ask the limiter or panic.
 pub(super) struct Events<'a> {
     store: &'a Store,
     events: Vec<LimiterEvent>,

@@ -1,11 +1,12 @@
-//! The lock-free path beside [`charge_all`](Store::charge_all): charges of states that are words and have their slots, which
-//! is the usual case of one charge and of a request's policies.
+//! The lock-free path beside [`charge_all`](Store::charge_all): charges of states that are words and have their slots,
+//! which is the usual case of one charge and of a request's policies.
 //!
-//! Each state is read and decided about, and replaced if it is still the same. This path waits for no other thread, and a
-//! denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](Store::charge_all) does the work.
+//! Each state is read and decided about, and replaced if it is still the same. This path waits for no other thread, and
+//! a denied charge only reads. Where it does not do, nothing was taken, and [`charge_all`](Store::charge_all) does the
+//! work.
 //!
-//! It halves the instructions of a check and of a set (`benches/instructions.rs`). Without it, threads that are denied the same
-//! key would take its cache line from each other (`benches/scaling.rs`).
+//! It halves the instructions of a check and of a set (`benches/instructions.rs`). Without it, threads that are denied
+//! the same key would take its cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, Verdict};
 use crate::algorithm::{Answer, How, Layout, Next, PairAlgorithm, PairRules, Rules, WordLayout, by_type};
@@ -92,16 +93,16 @@ impl Store {
         write_set(planned).then_some(true)
     }
 
-    /// Reads the slot of a charge whose state is a word; `None` if it has none, or another thread holds it. Reads the clock
-    /// before that, unless it was read.
+    /// Reads the slot of a charge whose state is a word; `None` if it has none, or another thread holds it. Reads the
+    /// clock before that, unless it was read.
     #[inline(always)]
     fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen<'_>, Now)> {
         let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
         let version = self.version(charge.policy);
         let key = self.fingerprint(charge.policy, charge.key);
         let line = self.table.prefetch(key)?;
-        // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which the line
-        // has to wait, is done before.
+        // Reading the clock takes as long as all the rest. So the key's line comes meanwhile, and the hash, for which
+        // the line has to wait, is done before.
         let now = match now {
             Some(now) => now,
             None => self.now(),

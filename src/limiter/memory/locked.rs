@@ -2,9 +2,10 @@
 //!
 //! # Order of locks
 //!
-//! First the stripes of the keys that have no slot, in order; then the slots, in order of their places. A thread that holds
-//! slots locks others out of order only if they are free at once (see [`room`](super::room)). The locks of the versions and
-//! of the arena's lists are taken last, and nothing is waited for under them. No lock is held while an observer is called.
+//! First the stripes of the keys that have no slot, in order; then the slots, in order of their places. A thread that
+//! holds slots locks others out of order only if they are free at once (see [`room`](super::room)). The locks of the
+//! versions and of the arena's lists are taken last, and nothing is waited for under them. No lock is held while an
+//! observer is called.
 
 use smallvec::SmallVec;
 
@@ -36,7 +37,8 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
         set
     }
 
-    /// Locks the stripes under which the keys without a slot would get one, and returns whether each other key has its slot.
+    /// Locks the stripes under which the keys without a slot would get one, and returns whether each other key has its
+    /// slot.
     #[cold]
     fn find_under_stripes(&mut self) -> bool {
         let missing = self.holds.as_mut().iter().filter(|hold| hold.place.is_none() && !hold.is_twice);
@@ -44,8 +46,8 @@ impl<'a, H: AsMut<[Hold<'a>]>> LockedSet<'a, H> {
         stripes.sort_unstable();
         stripes.dedup();
         self.stripes = stripes.iter().map(|stripe| self.store.lock_stripe(*stripe)).collect();
-        // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless another
-        // key lost its slot meanwhile.
+        // A key that was made or moved meanwhile is found now. The others have no slot as long as this lasts, unless
+        // another key lost its slot meanwhile.
         self.find();
         let is_held = |hold: &Hold<'_>| hold.place.is_some() || hold.is_twice || stripes.contains(&stripe_of(hold.key));
         self.holds.as_mut().iter().all(is_held)

@@ -1,4 +1,5 @@
-//! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is worth least.
+//! Room for a new key: a free slot, a slot whose key can move to its other line, or the slot of the key that is worth
+//! least.
 //!
 //! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
 
@@ -19,15 +20,15 @@ const ATTEMPTS: usize = 16;
 /// The slots of a line that may be pinned, so that other keys find room.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
-/// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty slots
-/// live one key in five finds none, so that many in a row never do.
+/// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty
+/// slots live one key in five finds none, so that many in a row never do.
 const CROWDED: u32 = 64;
 
 /// The number of blocks that one call draws at most when the arena is full.
 const DRAWS_MAX: usize = 16;
 
-/// The worth of a state. The state of least worth is forgotten: the one that has used the smallest part of its quota; if
-/// all are out of allowance, the one that expires first; and closed blocks last.
+/// The worth of a state. The state of least worth is forgotten: the one that has used the smallest part of its quota;
+/// if all are out of allowance, the one that expires first; and closed blocks last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Worth {
     rank: Rank,
@@ -76,8 +77,8 @@ impl Store {
                 let all = slots.clone();
                 slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
             }
-            // A slot that was never used, in the first line if there is one; else the slot that has been free longest, so that
-            // an idle key keeps its slot for a while.
+            // A slot that was never used, in the first line if there is one; else the slot that has been free longest,
+            // so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(place) = self.lock_and_empty(*seen) {
@@ -142,8 +143,8 @@ impl Store {
 
     /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty.
     ///
-    /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each eighth
-    /// looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
+    /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each
+    /// eighth looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<Place<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
@@ -162,8 +163,8 @@ impl Store {
         }
     }
 
-    /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and empty;
-    /// `deeper` moves a key of that line further if need be. Pinned states stay where they are.
+    /// Moves the key of a slot to a free slot of its other line, if there is one, and returns the slot, locked and
+    /// empty; `deeper` moves a key of that line further if need be. Pinned states stay where they are.
     pub(super) fn vacate<'a>(&self, seen: Seen<'a>, now: Now, deeper: bool) -> Option<Place<'a>> {
         if self.is_pinned(seen) {
             return None;
@@ -176,11 +177,11 @@ impl Store {
         self.move_key(seen, to)
     }
 
-    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If that fails, it unlocks
-    /// the other.
+    /// Moves a key to a slot that is locked and empty, and returns its own slot, locked and empty. If that fails, it
+    /// unlocks the other.
     ///
-    /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe. While
-    /// all slots are walked over no key moves, so that the walk meets each.
+    /// It takes the moved key's stripe: a thread that misses the key because it is moving looks again under the stripe.
+    /// While all slots are walked over no key moves, so that the walk meets each.
     fn move_key<'a>(&self, seen: Seen<'a>, to: Place<'_>) -> Option<Place<'a>> {
         let stripe = self.try_lock_stripe(Fingerprint::of_tag(seen.tag));
         // Relaxed: the stripe orders it, see `while_no_key_moves`.
@@ -218,8 +219,8 @@ impl Store {
         Some(Worth::new(rules, fullness, expires))
     }
 
-    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What has
-    /// expired is forgotten; of what counts two blocks are [folded](super::entry_arena::EntryArena::fold) into one.
+    /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What
+    /// has expired is forgotten; of what counts two blocks are [folded](super::entry_arena::EntryArena::fold) into one.
     pub(super) fn free_a_block(&self, now: Now) {
         let arena = self.arena();
         if arena.has_free() {

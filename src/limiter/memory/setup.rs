@@ -21,7 +21,8 @@ pub enum OnFull {
     Deny,
 }
 
-/// The clock that a limiter reads. It has a tag of its own, because one hidden in a clock's fields takes longer to read.
+/// The clock that a limiter reads. It has a tag of its own, because one hidden in a clock's fields takes longer to
+/// read.
 #[repr(u8)]
 pub(super) enum AnyClock {
     Monotonic(MonotonicClock),

@@ -1,16 +1,17 @@
 //! The table of all states: flat, set-associative, with a lock in each slot.
 //!
-//! A slot is two words: a tag (the key's fingerprint, and below it the number of the policy's [version](super::versions)) and
-//! a [word](super::word) (the state, or where it is in the arena). Four slots make a cache line of 64 bytes. A key lives in
-//! either of two lines. A slot whose state has expired is free, so nothing has to be removed and no sweep is needed.
+//! A slot is two words: a tag (the key's fingerprint, and below it the number of the policy's
+//! [version](super::versions)) and a [word](super::word) (the state, or where it is in the arena). Four slots make a
+//! cache line of 64 bytes. A key lives in either of two lines. A slot whose state has expired is free, so nothing has
+//! to be removed and no sweep is needed.
 //!
 //! # Locking
 //!
-//! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in since
-//!   the slot was found. Only the holder of a slot writes its tag, its word and its blocks in the arena.
+//! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in
+//!   since the slot was found. Only the holder of a slot writes its tag, its word and its blocks in the arena.
 //! * A thread that waits for a slot holds no slot of a later place. So waiting threads never form a circle.
-//! * A key gets a slot only under its stripe (a mutex of the store), so that no key ever has two. A thread that finds no slot
-//!   for a key looks again under the stripe.
+//! * A key gets a slot only under its stripe (a mutex of the store), so that no key ever has two. A thread that finds
+//!   no slot for a key looks again under the stripe.
 
 use smallvec::SmallVec;
 
@@ -106,8 +107,8 @@ impl<'a> Place<'a> {
         self.read_tagged(self.0[0].load(Ordering::Acquire))
     }
 
-    /// Reads the slot, of which the tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`: a
-    /// reader that sees a new tag sees its slot locked or later.
+    /// Reads the slot, of which the tag was just loaded. That was an Acquire, with the Release of the tag in `unlock`:
+    /// a reader that sees a new tag sees its slot locked or later.
     #[inline(always)]
     fn read_tagged(self, tag: u64) -> Option<Seen<'a>> {
         let [tags, words] = self.0;
@@ -208,8 +209,8 @@ pub(super) struct SlotTable {
 }
 
 impl SlotTable {
-    /// Makes a table for `keys` keys: five slots for two keys, so that of a million live keys fewer than ten are forgotten,
-    /// and twice as many keys still find room.
+    /// Makes a table for `keys` keys: five slots for two keys, so that of a million live keys fewer than ten are
+    /// forgotten, and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
         let slots = zeroed((lines + 1) * SLOTS_PER_LINE);
@@ -229,8 +230,8 @@ impl SlotTable {
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Has the processor load the line in which a key most likely is, while the caller does something else, and returns the
-    /// line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
+    /// Has the processor load the line in which a key most likely is, while the caller does something else, and returns
+    /// the line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
     #[inline(always)]
     pub(super) fn prefetch(&self, key: Fingerprint) -> Option<Line<'_>> {
         let line = self.line(self.first_line(key))?;
@@ -238,8 +239,8 @@ impl SlotTable {
         Some(line)
     }
 
-    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or changes
-    /// meanwhile. `first` is the key's first line.
+    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or
+    /// changes meanwhile. `first` is the key's first line.
     #[inline(always)]
     pub(super) fn look<'a>(&'a self, first: &Line<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);

@@ -1,9 +1,9 @@
 //! All live states as bytes, and back.
 //!
-//! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then the
-//! states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log has the
-//! number of its entries instead, and two numbers for each. The reader takes nothing on trust: it checks lengths before it
-//! allocates, and leaves out a state that its quota could not have made.
+//! Little-endian: a magic and a version; the two seeds; the policies, each with its name and its quota in words; then
+//! the states. A state is a word of its fingerprint and of its policy's number, and the two numbers of its pair; a log
+//! has the number of its entries instead, and two numbers for each. The reader takes nothing on trust: it checks
+//! lengths before it allocates, and leaves out a state that its quota could not have made.
 
 use std::collections::HashMap;
 
@@ -42,7 +42,8 @@ struct State {
 }
 
 impl Snapshot {
-    /// Copies the live states of a store: each that lives from the beginning to the end, as it was at an instant between.
+    /// Copies the live states of a store: each that lives from the beginning to the end, as it was at an instant
+    /// between.
     pub(super) fn of(store: &Store) -> Self {
         let now = store.now(); // not under a lock: the clock may be anybody's
         let mut snapshot = Self { seeds: store.seeds, policies: Vec::new(), states: Vec::new() };
@@ -74,7 +75,8 @@ impl Snapshot {
         Some(State { key: Fingerprint::of_tag(seen.tag), policy, entries })
     }
 
-    /// Puts the states into a new store. If a key was met twice, since it was forgotten and came back, the later state holds.
+    /// Puts the states into a new store. If a key was met twice, since it was forgotten and came back, the later state
+    /// holds.
     pub(super) fn fill(&self, store: &Store) {
         let now = store.now();
         let mut events = Events::of(store);

@@ -35,8 +35,8 @@ pub(super) struct Hold<'a> {
     change: Change,
 }
 
-/// A state as it is read. If another quota of the policy wrote it, it is converted, and the slot keeps the old state until
-/// this quota writes.
+/// A state as it is read. If another quota of the policy wrote it, it is converted, and the slot keeps the old state
+/// until this quota writes.
 #[derive(Debug)]
 pub(super) enum State {
     /// No state, or one that has expired.
@@ -141,8 +141,8 @@ impl Store {
         }
     }
 
-    /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the slot
-    /// must be locked.
+    /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the
+    /// slot must be locked.
     #[inline]
     pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Rules, now: Now) -> (Chain, State) {
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
@@ -242,8 +242,8 @@ impl Store {
 
     // Write ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there is no
-    /// room, it returns `false`, and the hold changes nothing.
+    /// Makes room for what a hold is to write: a slot if its key has none, and a block if its chain wants one. If there
+    /// is no room, it returns `false`, and the hold changes nothing.
     #[inline(always)]
     pub(super) fn make_room<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
         // A change that only removes units needs no block: neither the key itself nor another may suffer for it.

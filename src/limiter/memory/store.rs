@@ -42,7 +42,8 @@ pub(super) struct Store {
     pub(super) crowding: AtomicU32,
     /// The observer knows that no version is left.
     is_reported: AtomicBool,
-    /// Held by the thread that walks over all slots: the earliest instant at which unused versions may be looked for again.
+    /// Held by the thread that walks over all slots: the earliest instant at which unused versions may be looked for
+    /// again.
     walk: Mutex<u64>,
     /// A thread walks over all slots, and no key moves.
     pub(super) is_walked: AtomicBool,
@@ -94,15 +95,16 @@ impl Store {
 
     // Time ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// Reads the clock before the state is read. A thread that loses the processor in between finds a state that is newer. So
-    /// a decision by this reading is given up if the state is [ahead](crate::algorithm::PairRules::is_clamped) of it.
+    /// Reads the clock before the state is read. A thread that loses the processor in between finds a state that is
+    /// newer. So a decision by this reading is given up if the state is
+    /// [ahead](crate::algorithm::PairRules::is_clamped) of it.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
         Now::new(self.setup.clock.now_us(), self.base)
     }
 
-    /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it, the
-    /// clock has stepped back.
+    /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it,
+    /// the clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
         Now::new(self.setup.clock.now_us_in_order(), self.base)
     }
@@ -166,8 +168,8 @@ impl Store {
         version
     }
 
-    /// Frees the versions that no charge asked for since this was done last, and that have no live states. It returns `false`
-    /// if that is not long ago, or another thread is at it.
+    /// Frees the versions that no charge asked for since this was done last, and that have no live states. It returns
+    /// `false` if that is not long ago, or another thread is at it.
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();

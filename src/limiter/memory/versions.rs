@@ -1,10 +1,10 @@
 //! The versions of policies that a limiter has met: a number for each (policy, quota).
 //!
-//! A stored state names the version it was written under. So the limiter recognises and converts the state of a policy whose
-//! quota has changed, and judges the state of any key when it must make room.
+//! A stored state names the version it was written under. So the limiter recognises and converts the state of a policy
+//! whose quota has changed, and judges the state of any key when it must make room.
 //!
-//! A number is used again when it was not asked for during a whole [phase](Versions::begin_phase) and no live state has it.
-//! Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
+//! A number is used again when it was not asked for during a whole [phase](Versions::begin_phase) and no live state has
+//! it. Phases are [`PHASE_US`] long, so that no thread still holds a number that it was given before.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -17,8 +17,8 @@ use crate::policy::Policy;
 use super::slot_table::VERSION_BITS;
 use super::word::BLOCK_SHIFT;
 
-/// The version of states that name none: those of policies that found all 16,383 numbers in use. Such a state has its quota
-/// in its fingerprint, and lies in the arena.
+/// The version of states that name none: those of policies that found all 16,383 numbers in use. Such a state has its
+/// quota in its fingerprint, and lies in the arena.
 pub(super) const UNNAMED: u16 = 0;
 
 /// Versions that are found without the lock.
@@ -80,7 +80,8 @@ pub(super) fn word_layout(rules: &Rules, version: u16) -> Option<WordLayout> {
 
 /// The versions of policies that a limiter has met.
 pub(super) struct Versions {
-    /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits name.
+    /// The upper 50 bits of a version's fingerprint, and its number; at the place that the fingerprint's lower bits
+    /// name.
     cache: Box<[AtomicU64; CACHED]>,
     known: RwLock<Known>,
     /// For each number its [`Form`].
@@ -215,8 +216,8 @@ impl Versions {
         self.asked[usize::from(number)].load(Ordering::Relaxed) == phase
     }
 
-    /// Frees these numbers, of which no live state is left, except those that were asked for meanwhile; and begins the next
-    /// phase. From then on each policy that is used asks for its number again.
+    /// Frees these numbers, of which no live state is left, except those that were asked for meanwhile; and begins the
+    /// next phase. From then on each policy that is used asks for its number again.
     pub(super) fn begin_phase(&self, unused: &[Cell<bool>]) {
         let mut guard = self.known_mut();
         let known = &mut *guard;

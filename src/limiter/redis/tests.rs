@@ -13,8 +13,8 @@ use crate::limiter::{Charge, Limiter};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
-/// Connects, and waits until the server answers. `connect` itself does not wait for long, and a connection that is not there
-/// by then is no error.
+/// Connects, and waits until the server answers. `connect` itself does not wait for long, and a connection that is not
+/// there by then is no error.
 pub(super) async fn connected(builder: RedisLimiterBuilder, url: &str) -> RedisLimiter {
     let limiter = builder.connect(url).await.unwrap();
     let (policy, key) = (Policy::new("connected", Quota::per_hour(1)).unwrap(), Key::global());

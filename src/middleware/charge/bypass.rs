@@ -46,8 +46,8 @@ pub(super) enum Bypass<'a> {
 }
 
 impl<'a> Bypass<'a> {
-    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and whether the
-    /// request has its key.
+    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and whether
+    /// the request has its key.
     pub(super) fn of(settings: &'a Settings, parts: &Parts, looked_up: impl Fn(usize, bool)) -> Option<Self> {
         match access::ask(&settings.access, parts, looked_up) {
             Some((Access::Allow, list)) => Some(Self::Allowed(list)),

@@ -12,8 +12,8 @@ use crate::middleware::ticket::{Ticket, is_strike};
 use crate::outcome::OutcomeKind;
 
 impl Ticket {
-    /// Decides about a request as [`charge`](Self::charge) and [`answer`](Self::answer) do, but takes nothing and reports
-    /// nothing. The ticket is of no other use.
+    /// Decides about a request as [`charge`](Self::charge) and [`answer`](Self::answer) do, but takes nothing and
+    /// reports nothing. The ticket is of no other use.
     pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Explanation {
         let mut rules = self.look_at_rules(layer, parts);
         let mut failure = None;
@@ -60,8 +60,8 @@ impl Ticket {
         Explanation::new(outcome, rules.into_iter().map(|(_, rule)| rule).collect(), failure)
     }
 
-    /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under several
-    /// keys comes once for each.
+    /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under
+    /// several keys comes once for each.
     fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Vec<(usize, RuleExplanation)> {
         let bypass = Bypass::of(&layer.settings, parts, |_, _| ());
         let unasked = match &bypass {

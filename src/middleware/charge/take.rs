@@ -37,9 +37,9 @@ impl Ticket {
     ) -> Option<L::Future<Decision>> {
         let needs_no_ticket = may_be_quiet && !layer.keeps_tickets;
         let may_be_quiet = may_be_quiet && !layer.prepares;
-        // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed request.
-        // Key and decision stay where they were written, because a copy of words just written stalls on store forwarding
-        // (`benches/instructions.rs`, "layer, allowed, no header fields").
+        // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed
+        // request. Key and decision stay where they were written, because a copy of words just written stalls on store
+        // forwarding (`benches/instructions.rs`, "layer, allowed, no header fields").
         if let Some((bound, policy)) = layer.only_policy() {
             if !bound.applies(parts) {
                 return None;
@@ -159,8 +159,9 @@ impl Ticket {
         }
     }
 
-    /// Collects what the rules charge that a source finds. Returns how many rules it finds among, or `None` if the request is
-    /// refused because it has too many charges. If no rule that was found enforces, such a request is not charged to them.
+    /// Collects what the rules charge that a source finds. Returns how many rules it finds among, or `None` if the
+    /// request is refused because it has too many charges. If no rule that was found enforces, such a request is not
+    /// charged to them.
     #[inline]
     fn find<L>(
         &mut self,
@@ -244,8 +245,8 @@ impl Ticket {
         }
     }
 
-    /// Decides what becomes of the request. `take_nothing` reports the charges of rules whose block is closed but does not
-    /// enforce as not taken.
+    /// Decides what becomes of the request. `take_nothing` reports the charges of rules whose block is closed but does
+    /// not enforce as not taken.
     #[inline]
     pub(super) fn decide<L: Limiter>(
         &mut self,
@@ -284,8 +285,8 @@ impl Ticket {
     }
 }
 
-/// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is an
-/// observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
+/// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is
+/// an observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
 #[inline]
 fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, decision: &ChargeDecision) -> bool {
     layer.settings.observer.as_ref().is_none_or(|observer| {

@@ -1,6 +1,7 @@
 //! Rules with a linked policy: a block after refusals, or a meter for what is beyond the quota.
 //!
-//! The linked policy's charge stands behind those of its rule, and the limiter takes it only when one of them is refused.
+//! The linked policy's charge stands behind those of its rule, and the limiter takes it only when one of them is
+//! refused.
 
 use smallvec::SmallVec;
 
@@ -43,8 +44,8 @@ fn linked_to(charges: &[Charged], at: usize) -> Option<(&Charged, LinkedRole)> {
     (place - of <= at).then_some((charges.get(place)?, role))
 }
 
-/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy: the block's
-/// if that is closed for longer. Returns `None` for the charge of a linked policy.
+/// Returns whether the charge at `at` refuses its request, and the decision that clients get for its policy: the
+/// block's if that is closed for longer. Returns `None` for the charge of a linked policy.
 pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDecision)> {
     let charged = charges.get(at).filter(|charged| !matches!(charged.effect, Effect::OnRefusal { .. }))?;
     let own = &charged.decision;
@@ -102,8 +103,8 @@ impl Ticket {
         closed
     }
 
-    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block that
-    /// enforces would have let nothing be taken, so the rule goes on to decide as it would then.
+    /// Refunds the charges of rules whose block is closed but does not enforce, and reports them as refunded. A block
+    /// that enforces would have let nothing be taken, so the rule goes on to decide as it would then.
     #[cold]
     pub(crate) fn take_nothing_while_closed<L: Limiter>(&mut self, layer: &Compiled<L>) {
         let closed = self.closed();

@@ -22,8 +22,8 @@ pub(crate) fn makes_wait(charged: &Charged) -> bool {
 }
 
 impl Ticket {
-    /// Returns what becomes of a request that is taken. A rule that degrades comes before one in shadow, since the service
-    /// has to know of it.
+    /// Returns what becomes of a request that is taken. A rule that degrades comes before one in shadow, since the
+    /// service has to know of it.
     pub(crate) fn kind_of_taken<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let over = |mode| {
             let is_over = |charged: &Charged| charged.mode == mode && !charged.decision.is_allowed();

@@ -57,7 +57,8 @@ impl<S: Service<Request<B>>, B> Overflow<S, B> for NoOverflow {
     }
 }
 
-/// Requests that are over a quota go to this service; see [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow).
+/// Requests that are over a quota go to this service; see
+/// [`RateLimitLayer::overflow`](crate::RateLimitLayer::overflow).
 #[derive(Clone, Copy, Debug)]
 pub struct OverflowTo<T>(T);
 

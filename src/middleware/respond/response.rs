@@ -149,7 +149,8 @@ impl Ticket {
         }
     }
 
-    /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw again.
+    /// Returns the seed of a refusal's jitter. It is equal for all refusals of a key, so that a client cannot draw
+    /// again.
     fn seed<L>(&self, layer: &Compiled<L>) -> u64 {
         if !layer.headers.is_jittered() {
             return 0;

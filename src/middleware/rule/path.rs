@@ -39,8 +39,8 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern. It takes
-/// as long as the path has segments, and not longer with more rules that do not match.
+/// Finds the rules that may apply to a request: those whose pattern its path matches, and those without a pattern. It
+/// takes as long as the path has segments, and not longer with more rules that do not match.
 #[derive(Debug, Default)]
 pub(crate) struct PathIndex {
     root: Node,
@@ -62,8 +62,8 @@ struct Node {
 }
 
 impl PathIndex {
-    /// Makes an index of the patterns of rules, in their order. A rule applies to the paths of any of its patterns. Returns
-    /// `None` if no rule has a pattern.
+    /// Makes an index of the patterns of rules, in their order. A rule applies to the paths of any of its patterns.
+    /// Returns `None` if no rule has a pattern.
     pub(crate) fn new<'a>(rules: impl Iterator<Item = &'a [PathPattern]>) -> Option<Self> {
         let mut index = Self::default();
         let mut has_pattern = false;
@@ -80,8 +80,9 @@ impl PathIndex {
         has_pattern.then_some(index)
     }
 
-    /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also inside
-    /// of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern: it must not escape a rule.
+    /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also
+    /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern: it must not
+    /// escape a rule.
     pub(crate) fn rules(&self, parts: &Parts) -> SmallVec<[usize; 8]> {
         let Some(path) = original_uri(parts).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);

@@ -1,4 +1,5 @@
-//! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head says.
+//! Settling by a response's head: what is open is opened before the service is called, and closed as far as the head
+//! says.
 
 use http::response::Parts;
 use http::{Extensions, Method, StatusCode, header};
@@ -22,8 +23,8 @@ impl<L: Limiter> OpenTicket<L> {
     /// Opens what is settled after the response. Called before the service is called, with the request's method and
     /// extensions.
     ///
-    /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] also if nothing was charged, so that
-    /// handlers can rely on it.
+    /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] also if nothing was charged, so
+    /// that handlers can rely on it.
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
         let layer = &*self.layer;
         if !layer.settles {

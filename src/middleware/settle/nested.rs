@@ -1,8 +1,8 @@
 //! Nested layers: each keeps what it took, unless it is set to refund requests that an inner limit refuses.
 //!
-//! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it lets pass. A layer within that
-//! refuses the request for its rate spends the token. Only a refusal looks for a token, so a request that passes pays
-//! nothing for layers that do not refund.
+//! A layer that refunds puts a [`NestedToken`] into the extensions of each request that it lets pass. A layer within
+//! that refuses the request for its rate spends the token. Only a refusal looks for a token, so a request that passes
+//! pays nothing for layers that do not refund.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use crate::outcome::OutcomeKind;
 
-/// The token of the layers that refund, in a request's extensions: the counters of each, the outermost first. A copy of the
-/// request has a copy of the token.
+/// The token of the layers that refund, in a request's extensions: the counters of each, the outermost first. A copy of
+/// the request has a copy of the token.
 pub(crate) struct NestedToken(SmallVec<[Arc<Copies>; 2]>);
 
 /// Counts the copies of a request that no limit within a layer has refused.
@@ -55,8 +55,8 @@ impl Clone for NestedToken {
 }
 
 impl Copies {
-    /// Returns whether inner limits have refused every copy of the request. Once true it stays true, because no copy is left
-    /// to clone.
+    /// Returns whether inner limits have refused every copy of the request. Once true it stays true, because no copy is
+    /// left to clone.
     pub(crate) fn are_refused(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }

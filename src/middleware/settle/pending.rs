@@ -21,9 +21,9 @@ use crate::sync::contained;
 
 /// The ticket of a request whose response is still to come, with its layer.
 ///
-/// If it is dropped before the response's head has come, what the request took stays taken: the service may have done the
-/// work. Two settings say otherwise. A layer that refunds nested refusals refunds what a limit within has refused, and a
-/// rule that settles does what its [`OnAborted`] says.
+/// If it is dropped before the response's head has come, what the request took stays taken: the service may have done
+/// the work. Two settings say otherwise. A layer that refunds nested refusals refunds what a limit within has refused,
+/// and a rule that settles does what its [`OnAborted`] says.
 pub(crate) struct OpenTicket<L: Limiter> {
     pub(crate) layer: Arc<Compiled<L>>,
     pub(crate) ticket: Ticket,

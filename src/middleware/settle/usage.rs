@@ -17,8 +17,8 @@ const SETTLED: u64 = u64::MAX - 1;
 /// The most units that can be stated.
 const MOST: u64 = u64::MAX - 2;
 
-/// A handle with which a handler states what its request cost. It is in the extensions of each request that passes a layer
-/// with a rule that is [settled by usage](crate::Rule::settle_by_usage).
+/// A handle with which a handler states what its request cost. It is in the extensions of each request that passes a
+/// layer with a rule that is [settled by usage](crate::Rule::settle_by_usage).
 ///
 /// Clone it freely, for example into the stream that makes the response's body. The last statement counts. The cost is
 /// settled when the response's body has ended or was dropped; later statements have no effect. An
@@ -66,13 +66,14 @@ impl Usage {
         self.0.is_empty()
     }
 
-    /// States the whole cost of the request, in units; 0 refunds everything. Returns `false` if the cost was settled before.
+    /// States the whole cost of the request, in units; 0 refunds everything. Returns `false` if the cost was settled
+    /// before.
     pub fn set(&self, units: u64) -> bool {
         self.state(|_| units)
     }
 
-    /// Adds units to the stated cost. The first units replace the reservation, they are not added to it. Returns `false` if
-    /// the cost was settled before.
+    /// Adds units to the stated cost. The first units replace the reservation, they are not added to it. Returns
+    /// `false` if the cost was settled before.
     pub fn add(&self, units: u64) -> bool {
         self.state(|said| said.unwrap_or(0).saturating_add(units))
     }

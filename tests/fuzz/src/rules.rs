@@ -1,5 +1,5 @@
-//! Files of rules: read, or refused with problems that can be printed. What is read makes a layer. What is converted can be
-//! read, but for the names that a program would register.
+//! Files of rules: read, or refused with problems that can be printed. What is read makes a layer. What is converted
+//! can be read, but for the names that a program would register.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

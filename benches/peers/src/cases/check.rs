@@ -43,7 +43,8 @@ pub fn run(plan: &Plan) -> Vec<Case> {
             }
         }
     }
-    // The growth of the time with the number of keys, beside the hot key and the sizes above. Other peers would take long to fill.
+    // The growth of the time with the number of keys, beside the hot key and the sizes above. Other peers would take
+    // long to fill.
     for (keys, size) in [(100_000, "100k"), (10_000_000, "10M")] {
         let setup = Setup { keys: plan.scaled(keys), denied: false };
         let is_meant = |name: &str| name.starts_with(contenders::NAME) || name.starts_with(AGAINST);

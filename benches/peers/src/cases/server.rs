@@ -1,7 +1,7 @@
 //! A whole axum server under load, beside the same server without a layer: how much of its throughput is left.
 //!
-//! Servers and clients share the process, each side on a thread of its own, over the loopback interface. Every client sends
-//! its next request when it has the answer to the last, on a connection that stays open.
+//! Servers and clients share the process, each side on a thread of its own, over the loopback interface. Every client
+//! sends its next request when it has the answer to the last, on a connection that stays open.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};

@@ -15,7 +15,8 @@ use crate::requests::{Bare, drive};
 
 const AGAINST: &str = "three layers";
 
-/// The key of a policy: of one, the address. Of three, the port, and both, so that each is as many as there are addresses.
+/// The key of a policy: of one, the address. Of three, the port, and both, so that each is as many as there are
+/// addresses.
 fn key(policy: usize, keys: usize) -> impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static {
     move |parts| {
         let ConnectInfo(peer) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;

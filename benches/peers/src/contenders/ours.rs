@@ -1,4 +1,5 @@
-//! tower-ratelimit: the whole public path, that is a key, hashing, the clock, and a decision with remaining, reset and retry.
+//! tower-ratelimit: the whole public path, that is a key, hashing, the clock, and a decision with remaining, reset and
+//! retry.
 
 use std::net::IpAddr;
 

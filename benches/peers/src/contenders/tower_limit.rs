@@ -1,4 +1,5 @@
-//! tower's own rate limit: one for all, in one place of a stack. It cannot be cloned, so it races without an application.
+//! tower's own rate limit: one for all, in one place of a stack. It cannot be cloned, so it races without an
+//! application.
 
 use std::time::Duration;
 

@@ -15,7 +15,8 @@ use tower_ratelimit::key::TrustedProxies;
 ///
 ///   zcat access.log.*.gz | tower-ratelimit replay --quota "100 per minute" --html report.html -
 ///
-/// The exit code is 0 if the log was replayed, whatever was refused, and 2 if it could not be. Nothing leaves this machine.
+/// The exit code is 0 if the log was replayed, whatever was refused, and 2 if it could not be. Nothing leaves this
+/// machine.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Log files in the order of their time; `-` is the standard input
@@ -36,8 +37,8 @@ pub(crate) struct Options {
     /// Take the client from X-Forwarded-For, behind this many proxies
     #[arg(long, value_name = "N", value_parser = proxies)]
     pub(super) trusted_proxies: Option<TrustedProxies>,
-    /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, HAPROXY, GCP, ALB, ELB,
-    /// JSON, or the text of an nginx log_format; by default the first 100 lines decide
+    /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, HAPROXY, GCP, ALB,
+    /// ELB, JSON, or the text of an nginx log_format; by default the first 100 lines decide
     #[arg(long)]
     pub(super) format: Option<String>,
     /// The path of a field in a JSON log, such as client=request.client_ip; may be repeated

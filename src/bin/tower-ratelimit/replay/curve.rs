@@ -2,8 +2,9 @@
 //!
 //! The real limiter decides each of them, at the log's time. Two things make it quick:
 //!
-//! * A key that was idle for two periods and a refill has its whole allowance again, and no limit refuses the first units up to
-//!   its capacity. So requests are kept until a session has more, and then the limit is asked about all of them.
+//! * A key that was idle for two periods and a refill has its whole allowance again, and no limit refuses the first
+//!   units up to its capacity. So requests are kept until a session has more, and then the limit is asked about all of
+//!   them.
 //! * Only clients that a limit refused have a record of refusals.
 
 use tower_ratelimit::clock::{ManualClock, Timestamp};
@@ -105,8 +106,8 @@ pub(crate) struct Point {
 }
 
 impl Curve {
-    /// Makes a curve around a quota. Returns `None` if the quota has no limit that could be varied, or if none of the varied
-    /// quotas can be kept.
+    /// Makes a curve around a quota. Returns `None` if the quota has no limit that could be varied, or if none of the
+    /// varied quotas can be kept.
     pub(crate) fn new(policy: &Policy, limiter: CurveLimiter) -> Option<Self> {
         let quota = policy.quota();
         if quota.limit() == 0 || matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter) {
@@ -285,8 +286,8 @@ fn limited(policy: &Policy, at: usize, quota: Quota) -> Option<Policy> {
     Policy::new(format!("{name:x}-{quota_of:x}-{at}"), quota).ok()
 }
 
-/// Returns the limits to try: 1, 2, 3, 5, 7, then 10, 15, 20, 30, 50, 70 and so on, from a hundredth of the limit, if that is
-/// more than 1.
+/// Returns the limits to try: 1, 2, 3, 5, 7, then 10, 15, 20, 30, 50, 70 and so on, from a hundredth of the limit, if
+/// that is more than 1.
 fn grid(limit: u64) -> Vec<u64> {
     let decades = (0..18).map(|exponent| 10_u64.pow(exponent));
     let steps = decades.flat_map(|ten| [10, 15, 20, 30, 50, 70].map(|step| (step * ten) / 10));
@@ -296,8 +297,8 @@ fn grid(limit: u64) -> Vec<u64> {
     steps.into_iter().skip(begin).take(LIMITS).collect()
 }
 
-/// Returns the quota with another limit. Its burst or queue keeps its proportion to the limit, rounded up; everything else
-/// stays. Returns `None` if there is no such quota.
+/// Returns the quota with another limit. Its burst or queue keeps its proportion to the limit, rounded up; everything
+/// else stays. Returns `None` if there is no such quota.
 fn with_limit(quota: &Quota, limit: u64) -> Option<Quota> {
     let text = quota.to_string();
     let (_, rest) = text.split_once(' ')?;

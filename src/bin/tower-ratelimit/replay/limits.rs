@@ -160,8 +160,8 @@ impl Limits {
         result
     }
 
-    /// Repeats a decision at another instant. Returns whether the request is over the quota. The decision is the only one about
-    /// its request: then the layer would ask its limiter for nothing else.
+    /// Repeats a decision at another instant. Returns whether the request is over the quota. The decision is the only
+    /// one about its request: then the layer would ask its limiter for nothing else.
     pub(crate) fn repeat(&self, decision: &PolicyDecision, at_us: u64) -> bool {
         self.clock.set(Timestamp::from_micros(at_us));
         let policy = self.policies().get(decision.policy);

@@ -1,7 +1,7 @@
 //! The order of requests in time.
 //!
-//! Servers write a line when a response ends, and their workers write in turn, so lines are out of order. Stamps of whole seconds
-//! do not say when within the second a request came.
+//! Servers write a line when a response ends, and their workers write in turn, so lines are out of order. Stamps of
+//! whole seconds do not say when within the second a request came.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -23,8 +23,8 @@ const HELD: usize = 10;
 const WAITING_MAX: usize = 500_000;
 const WAITING_BYTES_MAX: usize = 64 << 20;
 
-/// The most requests of one second that are spread together, if the bytes of their texts fit, too. Later ones come at the
-/// second's end.
+/// The most requests of one second that are spread together, if the bytes of their texts fit, too. Later ones come at
+/// the second's end.
 const SPREAD_MAX: usize = 200_000;
 
 /// A request and its instants.

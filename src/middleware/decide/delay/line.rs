@@ -1,13 +1,13 @@
 //! The requests that wait in this process, in lines, and the departure of each.
 //!
-//! The limiter gives each admitted request a departure of its own, a *slot*. Requests of one policy, key and cost wait in
-//! one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all behind it move up
-//! by one and the last slot becomes free. Only the ends of the line change.
+//! The limiter gives each admitted request a departure of its own, a *slot*. Requests of one policy, key and cost wait
+//! in one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all behind it
+//! move up by one and the last slot becomes free. Only the ends of the line change.
 //!
 //! A waiter that is woken releases every waiter whose slot is due, so a task that does not run delays no other request.
 //! Each waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot
-//! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and a
-//! request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
+//! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and
+//! a request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -105,8 +105,8 @@ impl Lines {
         Turn { place, number }
     }
 
-    /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until which
-    /// the request sleeps unless it is woken before.
+    /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
+    /// which the request sleeps unless it is woken before.
     pub(super) fn poll(&self, turn: &Turn, now_us: u64, waker: &Waker) -> Result<Option<Receipt>, u64> {
         let waker = waker.clone();
         let polled = self.with_line(turn, now_us, |line, wakers| match line.departed.remove(&turn.number) {
@@ -170,8 +170,8 @@ impl Line {
         }
     }
 
-    /// Returns the instant until which a waiter sleeps, or `None` if it has departed. The line keeps its waker; an earlier
-    /// waker goes to `wakers`.
+    /// Returns the instant until which a waiter sleeps, or `None` if it has departed. The line keeps its waker; an
+    /// earlier waker goes to `wakers`.
     fn wait(&mut self, number: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
         let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
         let slot = place.map_or_else(|| self.slots.back(), |place| self.slots.get(place));

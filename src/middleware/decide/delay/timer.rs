@@ -5,14 +5,14 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-/// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another runtime
-/// or for tests.
+/// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another
+/// runtime or for tests.
 pub trait Timer: fmt::Debug + Send + Sync {
     /// Returns the time since an origin of the timer's choice. It never goes back.
     fn now(&self) -> Duration;
 
-    /// Returns a future that is ready when [`now`](Self::now) is `at` or later, never earlier. The task of the request polls
-    /// it.
+    /// Returns a future that is ready when [`now`](Self::now) is `at` or later, never earlier. The task of the request
+    /// polls it.
     fn sleep_until(&self, at: Duration) -> Sleep;
 }
 
@@ -21,8 +21,8 @@ pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 /// Tokio's timer. Its tick is a millisecond: requests depart up to one millisecond late, never early.
 ///
-/// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an admitted
-/// request passes at once.
+/// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an
+/// admitted request passes at once.
 #[cfg(feature = "tokio")]
 #[derive(Clone, Copy)]
 pub struct TokioTimer {

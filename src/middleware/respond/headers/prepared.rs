@@ -154,8 +154,8 @@ impl PreparedHeaders {
             let mut digits = [itoa::Buffer::new(); 2];
             let parts = item_parts(start, remaining, window, &mut digits);
             if views.len() == 1 && self.partition.is_none() {
-                // Written once, because the copy of a text just written stalls on store forwarding (bench "layer, allowed,
-                // header fields").
+                // Written once, because the copy of a text just written stalls on store forwarding (bench "layer,
+                // allowed, header fields").
                 return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
             }
             text.push_separator();

@@ -1,4 +1,5 @@
-//! A limiter as people write it by hand: a token bucket in a hash, four numbers as the answer, one script per check, through redis-rs.
+//! A limiter as people write it by hand: a token bucket in a hash, four numbers as the answer, one script per check,
+//! through redis-rs.
 
 use std::sync::Arc;
 

@@ -11,8 +11,9 @@ pub(crate) struct Stamp {
 
 const SECOND: u64 = 1_000_000;
 
-/// Reads a date in one of the forms that logs use: `17/May/2015:10:05:03 +0000`, `2015-05-17T10:05:03.123Z`, or a number of
-/// seconds, milliseconds, microseconds or nanoseconds since the epoch. Dates before 1970 and after 2149 are not read.
+/// Reads a date in one of the forms that logs use: `17/May/2015:10:05:03 +0000`, `2015-05-17T10:05:03.123Z`, or a
+/// number of seconds, milliseconds, microseconds or nanoseconds since the epoch. Dates before 1970 and after 2149 are
+/// not read.
 pub(crate) fn parse(text: &[u8]) -> Option<Stamp> {
     let text = text.strip_prefix(b"[").unwrap_or(text);
     let text = text.strip_suffix(b"]").unwrap_or(text);
@@ -141,7 +142,8 @@ fn number<const N: usize>(digits: &[u8; N]) -> Option<u64> {
     digits.iter().all(u8::is_ascii_digit).then_some(value)
 }
 
-/// Returns the days from 1970-01-01 to a day of the Gregorian calendar, or `None` if there is no such day or it is earlier.
+/// Returns the days from 1970-01-01 to a day of the Gregorian calendar, or `None` if there is no such day or it is
+/// earlier.
 ///
 /// Years begin in March here, so that the leap day is a year's last day.
 fn days(year: u64, month: u64, day: u64) -> Option<u64> {

@@ -45,9 +45,9 @@ const fn is(field: Field) -> Meaning {
 
 /// All named formats. If several read as many lines of a log, the first is taken.
 ///
-/// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf, Caddy's
-/// access logs, Traefik's access log fields, Envoy's and Istio's default format strings, HAProxy's HTTP log format, the access
-/// logs of AWS' classic and application load balancers, and GCP's HttpRequest.
+/// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf,
+/// Caddy's access logs, Traefik's access log fields, Envoy's and Istio's default format strings, HAProxy's HTTP log
+/// format, the access logs of AWS' classic and application load balancers, and GCP's HttpRequest.
 const FORMATS: &[Named] = &[
     (
         &["COMBINED", "NGINX", "APACHE"],
@@ -200,8 +200,8 @@ impl Format {
         }
     }
 
-    /// Returns the format that reads most of these lines, or `None` if none reads any. A line counts twice if a client's
-    /// address is where the format has it: formats with other fields in front would be read, too.
+    /// Returns the format that reads most of these lines, or `None` if none reads any. A line counts twice if a
+    /// client's address is where the format has it: formats with other fields in front would be read, too.
     pub(crate) fn detect<'l>(lines: &(impl Iterator<Item = &'l [u8]> + Clone)) -> Option<Self> {
         let worth = |request: Request| if request.client.is_some() { 2 } else { 1 };
         let read = |format: &Self| lines.clone().filter_map(|line| format.read(line, false)).map(worth).sum::<usize>();

@@ -58,8 +58,8 @@ impl Pattern {
     }
 }
 
-/// Splits a text at the first place where `end` stands. A byte after a backslash is part of the value. The last variable
-/// of a format has no end and takes the rest.
+/// Splits a text at the first place where `end` stands. A byte after a backslash is part of the value. The last
+/// variable of a format has no end and takes the rest.
 fn split<'a>(text: &'a [u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     let Some(first) = end.first() else { return Some((text, &[])) };
     let mut from = 0;
@@ -73,8 +73,8 @@ fn split<'a>(text: &'a [u8], end: &[u8]) -> Option<(&'a [u8], &'a [u8])> {
     }
 }
 
-/// Returns what stands behind a prefix. It compares byte by byte, because the prefixes are shorter than a call of `memcmp`
-/// is worth.
+/// Returns what stands behind a prefix. It compares byte by byte, because the prefixes are shorter than a call of
+/// `memcmp` is worth.
 fn behind<'a>(text: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let (begin, rest) = text.split_at_checked(prefix.len())?;
     begin.iter().zip(prefix).all(|(a, b)| a == b).then_some(rest)

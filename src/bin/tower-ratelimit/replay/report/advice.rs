@@ -65,8 +65,8 @@ pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: 
     })
 }
 
-/// Returns the limit at which the curve of touched clients bends most: the one furthest below the line between the curve's
-/// ends. Limits count by their logarithms. Returns `None` if the curve does not bend.
+/// Returns the limit at which the curve of touched clients bends most: the one furthest below the line between the
+/// curve's ends. Limits count by their logarithms. Returns `None` if the curve does not bend.
 pub(crate) fn knee(limits: &[CurveLimit]) -> Option<usize> {
     let (first, last) = (limits.first()?, limits.last()?);
     let touched = |limit: &CurveLimit| limit.all.touched as f64;

@@ -16,8 +16,8 @@ const CURVE_BOTTOM: f64 = 330.0;
 /// The shares with a line across the curve. Below the least one there is only 0.
 const SHARES: [(f64, &str); 5] = [(1.0, "100%"), (0.1, "10%"), (0.01, "1%"), (0.001, "0.1%"), (0.000_1, "0.01%")];
 
-/// Draws limits against the shares of clients touched and of requests refused, both by their logarithms. Returns the chart, and
-/// where each limit is on it.
+/// Draws limits against the shares of clients touched and of requests refused, both by their logarithms. Returns the
+/// chart, and where each limit is on it.
 pub(crate) fn curve(report: &CurveReport, own_limit: u64) -> (String, Vec<f64>) {
     let logarithm = |limit: u64| (limit.max(1) as f64).ln();
     let ends = report.limits.first().zip(report.limits.last());

@@ -1,5 +1,5 @@
-//! Text of the log, made harmless: it never becomes markup or a command to a terminal, and shows no whole address unless the user
-//! wants that.
+//! Text of the log, made harmless: it never becomes markup or a command to a terminal, and shows no whole address
+//! unless the user wants that.
 
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};

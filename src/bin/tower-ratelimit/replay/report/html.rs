@@ -1,7 +1,7 @@
 //! The report as one HTML file, which loads nothing.
 //!
-//! Every text goes through `html`. The only script moves the slider's line; it reads numbers and texts from an attribute and never
-//! makes markup of them.
+//! Every text goes through `html`. The only script moves the slider's line; it reads numbers and texts from an
+//! attribute and never makes markup of them.
 
 use std::fmt::Write as _;
 

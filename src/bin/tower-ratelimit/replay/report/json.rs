@@ -8,7 +8,8 @@ use super::text::NOTES;
 use super::{CurveLimit, CurveReport, PERCENTILES, PolicyReport, Report, WINDOW_NAMES};
 
 impl Report {
-    /// Returns the report. Instants are microseconds since the epoch, and texts are made harmless as in the other forms.
+    /// Returns the report. Instants are microseconds since the epoch, and texts are made harmless as in the other
+    /// forms.
     pub(crate) fn json(&self) -> Value {
         let read = &self.read;
         json!({

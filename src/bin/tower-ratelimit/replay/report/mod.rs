@@ -94,7 +94,8 @@ pub(crate) struct PolicyReport {
     pub(crate) touched: u64,
     /// All requests of the clients that were refused at least once.
     pub(crate) of_touched: u64,
-    /// Requests refused and clients touched if the requests of a second come at once. `None` if the log has finer stamps.
+    /// Requests refused and clients touched if the requests of a second come at once. `None` if the log has finer
+    /// stamps.
     pub(crate) as_burst: Option<(u64, u64)>,
     /// Requests of clients that were not followed.
     pub(crate) unfollowed: u64,

@@ -203,8 +203,9 @@ async fn taken_over(
 /// The end of one master costs the others nothing: each has a connection, a breaker and a
 /// deadline of its own.
 ///
-/// On a busy machine, though, some of their calls get no processor before the deadline, and when a few of these follow each
-/// other the master is believed dead until the next probe. So nothing is known if the machine takes as much as the deadline.
+/// On a busy machine, though, some of their calls get no processor before the deadline, and when a few of these follow
+/// each other the master is believed dead until the next probe. So nothing is known if the machine takes as much as the
+/// deadline.
 fn others_are_served(samples: &Samples, master: usize) {
     let report = samples.of("  the other masters' slots", |key| key != master);
     if samples.lost >= samples.deadline {

@@ -305,7 +305,8 @@ impl Samples {
         report
     }
 
-    /// Checks that each call ended in time, and that the server was used again soon, but for the time that the machine took.
+    /// Checks that each call ended in time, and that the server was used again soon, but for the time that the machine
+    /// took.
     fn check(&self, name: &str) -> Report {
         let report = self.of(name, |_| true);
         let (deadline, lost) = (self.deadline, self.lost);

@@ -168,8 +168,8 @@ async fn no_setting_is_too_short_or_too_long() {
     }
 }
 
-/// fred counts the calls in its queue, and flushes some commands only when it counts none. Calls that are in the queue when a
-/// connection is begun anew stay counted for ever.
+/// fred counts the calls in its queue, and flushes some commands only when it counts none. Calls that are in the queue
+/// when a connection is begun anew stay counted for ever.
 #[tokio::test]
 async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
     let server = Server::start();
