@@ -168,10 +168,14 @@ impl Problem {
     }
 }
 
-/// Prints `line:column: message`. In the alternate form (`{:#}`) the excerpt follows, with a mark below the place.
+/// Prints `line:column: message`; of a file that could not be read, the message alone. In the alternate form (`{:#}`) the
+/// excerpt follows, with a mark below the place.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.line(), self.column(), self.message)?;
+        if self.kind != RulesErrorKind::File {
+            write!(f, "{}:{}: ", self.line(), self.column())?;
+        }
+        f.write_str(&self.message)?;
         if f.alternate() && !self.excerpt.is_empty() {
             write!(f, "\n{}\n{:>2$}", self.excerpt, '^', self.mark)?;
         }

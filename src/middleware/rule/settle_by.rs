@@ -144,7 +144,8 @@ impl Rule {
     ///
     /// By default it costs at least its reservation, [`OnAborted::Keep`]. If disconnecting refunded
     /// the charge, an attacker could retry logins or start costly work forever. A request that
-    /// never reached the service is always refunded.
+    /// waited for its departure and never reached the service is always refunded. If the client
+    /// leaves while Redis decides, the charge may stay.
     ///
     /// ```
     /// use tower_ratelimit::{middleware::OnAborted, Policy, Quota};
