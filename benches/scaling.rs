@@ -68,8 +68,8 @@ struct Line {
     busy_ns: u64,
 }
 
-/// Lets so many cores check keys, each of which is in one of so many lines, for a while. Of `batch` checks of a core
-/// one visits the line.
+/// Simulates `cores` cores that check keys for a while. Each key is in one of `lines` lines. One of `batch` checks of a
+/// core visits the line.
 fn simulate(costs: Costs, cores: usize, lines: usize, batch: u64) -> Simulated {
     let whole = |ns: f64| ns.max(1.0) as u64;
     let (own, visit, transfer) = (whole(costs.own), whole(costs.visit), whole(costs.transfer));

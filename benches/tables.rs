@@ -18,8 +18,8 @@
 //! | two threads | 0.54 to 0.97 | 0.83 to 1.20 | 0.99 to 1.05 |
 //!
 //! So time does not decide between them. The rest does. The flat table takes no lock, so a thread that loses the
-//! processor holds nobody up; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for
-//! each key at its bound whatever the key is; and an expired slot is free without anybody removing it. The sharded one
+//! processor delays no other; a denied key only reads; it never grows, so it has no growth stall; it is 32 bytes for
+//! each key at its bound whatever the key is; and an expired slot is free without being removed. The sharded one
 //! grows by itself, and never forgets a live key.
 
 mod support;

@@ -18,7 +18,7 @@ const DEPTH_MAX: usize = 32;
 
 const NODES_MAX: usize = 250_000;
 
-/// The most bytes of all texts. Without aliases no file has so many.
+/// The most bytes of all texts. A file without aliases cannot reach this bound.
 const TEXTS_MAX: usize = 2 * BYTES_MAX;
 
 /// The most bytes of `[]{},?:`. The parser holds all tokens of a list in brackets at once, and these

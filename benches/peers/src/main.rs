@@ -6,9 +6,8 @@
 //! cargo run --release --manifest-path benches/peers/Cargo.toml -- --only '10k' --seconds 2
 //! ```
 //!
-//! The contenders take turns, A B C A B C …, so that what the machine does meanwhile befalls all alike; what is told is
-//! the median round, and the ratio to the contender that each case names as the one to beat. Nothing is left out
-//! because we lose it.
+//! The contenders take turns, A B C A B C …, so that other work of the machine slows all of them alike. The report has
+//! the median round, and the ratio to the contender that each case names as the one to beat. Lost cases are printed, too.
 //!
 //! A contender is a file in `contenders/`, and a line in its `all`.
 

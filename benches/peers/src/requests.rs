@@ -44,8 +44,8 @@ pub fn drive_app(app: Router, setup: &LayerSetup) -> Requests {
     drive::<Body, _, _>(app.with_state::<()>(()), setup)
 }
 
-/// Sends requests from so many addresses to a service that answers at once, and makes sure that they pass, or are
-/// refused but for the first of an address. An error is a refusal too, with some.
+/// Sends requests from `setup.keys` addresses to a service that answers at once. It makes sure that all pass, or that all
+/// but the first of an address are refused. Some contenders refuse with an error.
 pub fn drive<B, C, S>(mut service: S, setup: &LayerSetup) -> Requests
 where
     S: Service<Request<B>, Response = Response<C>> + 'static,

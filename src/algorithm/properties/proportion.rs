@@ -13,8 +13,8 @@ use crate::quota::Quota;
 /// Limit, period and burst of a toy, where being off by one shows.
 type Toy = (u64, u64, u64);
 
-/// The usage of a capacity by all keys: a whole number of parts, of which so many make one whole that all toys'
-/// units and intervals are whole numbers of them.
+/// The usage of a capacity by all keys, counted in parts. The number of parts in the whole is such that the units and
+/// intervals of all toys are whole numbers of parts.
 struct Shares {
     whole: u128,
     used: u128,
