@@ -455,6 +455,16 @@ pub enum LimiterEvent {
         /// The error.
         error: String,
     },
+    /// Checks succeed again after `StoreFailed` or `StoreMisconfigured`.
+    StoreRecovered,
+    /// A correction after the response did not reach the store: a refund, or the charge of what a request cost more
+    /// than it was charged. Reported for each call that was lost.
+    CorrectionLost {
+        /// The number of charges that were to be corrected.
+        charges: usize,
+        /// The kind of error, as in `StoreChecked`.
+        error: &'static str,
+    },
     /// A server answers, but an operator has to fix something before it can be used: a password, a
     /// right or a URL. Reported once a minute for each kind of error.
     StoreMisconfigured {

@@ -72,6 +72,8 @@ impl EventCells {
             LimiterEvent::Failed { .. }
             | LimiterEvent::StoreFailed { .. }
             | LimiterEvent::StoreMisconfigured { .. }
+            | LimiterEvent::StoreRecovered
+            | LimiterEvent::CorrectionLost { .. }
             | LimiterEvent::TooManyQuotas => {}
         }
     }
