@@ -108,6 +108,8 @@ pub mod quota;
 mod random;
 #[cfg(feature = "rules")]
 pub mod rules;
+#[cfg(test)]
+mod sampling;
 mod setup_warning;
 mod stats;
 mod status;

@@ -9,6 +9,9 @@ cd "$(dirname "$0")/.."
 # schedules of each algorithm, which pays for the optimisation.
 export CARGO_PROFILE_DEV_DEBUG=0 CARGO_PROFILE_TEST_DEBUG=0 CARGO_INCREMENTAL=0 CARGO_PROFILE_TEST_OPT_LEVEL=1
 
+# Every case of each test, where daily work tries a sample (src/sampling.rs).
+export RATELIMIT_CAMPAIGN=1
+
 # Properties are tested with the same cases each time. The campaigns, and tests that are run one by one, choose others.
 export PROPTEST_RNG_SEED=1
 

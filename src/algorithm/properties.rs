@@ -16,6 +16,7 @@ mod stories;
 use proptest::prelude::*;
 
 use crate::quota::{Algorithm, Anchor};
+use crate::sampling::config;
 
 use key::State;
 use quotas::{quota, shapes};
@@ -64,7 +65,7 @@ macro_rules! laws {
             const ANCHOR: Anchor = Anchor::$anchor;
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: SCHEDULES, failure_persistence: None, ..ProptestConfig::default() })]
+                #![proptest_config(config(SCHEDULES))]
 
                 #[test]
                 fn keeps_the_laws(shape in shapes(), begin in beginnings(), steps in steps(), mix in mixes()) {
@@ -73,7 +74,7 @@ macro_rules! laws {
             }
 
             proptest! {
-                #![proptest_config(ProptestConfig { cases: SCHEDULES / 5, failure_persistence: None, ..ProptestConfig::default() })]
+                #![proptest_config(config(SCHEDULES / 5))]
 
                 #[test]
                 fn passes_exactly_its_capacity_at_once_from_rest(shape in shapes(), now in beginnings()) {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::algorithm::properties::key::State;
 use crate::algorithm::properties::quotas::{quota, shapes};
+use crate::sampling::config;
 use crate::time::PERIOD_US_MAX;
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -100,7 +101,7 @@ fn names_the_fix(error: &QuotaError) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(10_000))]
 
     #[test]
     fn printed_quota_is_read_as_the_same_quota(
@@ -348,7 +349,7 @@ const OPTIONS: [Choice; 13] = [
 ];
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(20_000))]
 
     /// Each quota that can be written, and each share of it, is one that could have been written,
     /// and decides.

@@ -7,15 +7,17 @@ pub(crate) mod redis_cluster;
 pub(crate) mod redis_limiter;
 #[path = "redis.rs"]
 pub(crate) mod redis_server;
+#[path = "../../src/sampling.rs"]
+mod sampling;
 mod scripted;
 mod setup;
 pub(crate) mod shop;
 pub(crate) mod waiting;
 
-use proptest::prelude::ProptestConfig;
 use tower_ratelimit::MemoryLimiter;
 use tower_ratelimit::clock::ManualClock;
 
+pub(crate) use sampling::{cases, config, stride};
 pub(crate) use scripted::{Broken, Scripted};
 pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
 
@@ -23,18 +25,6 @@ pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
 /// million, as is the default, takes longer than most tests.
 pub(crate) fn memory(clock: &ManualClock) -> MemoryLimiter {
     MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("a thousand keys are possible")
-}
-
-/// Returns the number of cases of a property: the usual number, or a multiple of it if
-/// `RATELIMIT_CAMPAIGN` says so.
-pub(crate) fn cases(usual: u32) -> u32 {
-    std::env::var("RATELIMIT_CAMPAIGN").map_or(usual, |times| usual * times.parse::<u32>().expect("it is a number"))
-}
-
-/// Returns the settings of a property that is tested with this number of cases, and that writes no
-/// file of failures.
-pub(crate) fn config(usual: u32) -> ProptestConfig {
-    ProptestConfig { cases: cases(usual), failure_persistence: None, ..ProptestConfig::default() }
 }
 
 /// Returns the resident memory of this process in bytes, on Linux, without the pages of files such as its code.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::quota::{Anchor, Oldest, Quota};
+use crate::sampling::cases;
 
 use super::key::State;
 
@@ -113,7 +114,8 @@ fn steps_and_windows_admit_exactly_their_limit_for_each_edge() {
 #[test]
 fn a_log_admits_exactly_its_limit_for_each_period() {
     let quota = Quota::sliding_log(9, Duration::from_micros(1_000)).unwrap();
-    assert_eq!(greedy(&quota, 5, 5 + 1_000_000, |now| now + 1), 9 * 1_001);
+    let periods = u64::from(cases(1_000));
+    assert_eq!(greedy(&quota, 5, 5 + 1_000 * periods, |now| now + 1), 9 * (u128::from(periods) + 1));
 }
 
 /// Returns the units that a client gets in each sub-window if it asks at each microsecond.

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
+use crate::sampling::stride;
 
 use super::key::Planned;
 
@@ -66,7 +67,7 @@ fn alternating_plans_pass_what_lies_between_the_two() {
             (plan(small).holding(101), plan(large).holding(101))
         });
         let kinds = plans(small).into_iter().zip(plans(large)).chain(bursts);
-        for (small, large) in kinds {
+        for (small, large) in kinds.step_by(stride()) {
             for asked in [1, 2, 30] {
                 let [least, most] = [&a_second_longer(&small), &large].map(|plan| passed([Some(plan); 2], asked));
                 for order in [[&small, &large], [&large, &small]] {
@@ -84,7 +85,7 @@ fn alternating_plans_pass_what_lies_between_the_two() {
 /// A capacity above 1 lets a key wait for its larger plan, so it gets no less than under that plan alone.
 #[test]
 fn alternating_plans_pass_as_much_as_the_larger_plan() {
-    for (ten, twenty) in plans(10).iter().zip(&plans(20)) {
+    for (ten, twenty) in plans(10).iter().zip(&plans(20)).step_by(stride()) {
         if ten.capacity() == 1 || ten.algorithm() == Algorithm::Block {
             continue;
         }
@@ -138,27 +139,21 @@ fn alternating_plans_do_not_change_the_end_of_a_block() {
 fn alternating_plans_neither_lend_nor_lock_a_key_out() {
     let alone = |plan: Quota| (passed([Some(&plan), None], 30), passed([Some(&plan), Some(&plan)], 30), plan);
     let [tens, twenties] = [10, 20].map(|limit| plans(limit).into_iter().map(alone).collect::<Vec<_>>());
-    for others in [&tens, &twenties] {
-        for (one_least, one_most, one) in others {
-            for (other_least, other_most, other) in &twenties {
-                let passed = passed([Some(one), Some(other)], 30);
-                let least = one_least.min(other_least) / 3;
-                // A window whose oldest part counts in full gets less alone than its limit in each period.
-                let each_minute = 61 * one.capacity().max(other.capacity());
-                let most = *one_most.max(other_most).max(&each_minute);
-                assert!(
-                    (least..=most + most / 10).contains(&passed),
-                    "{passed}, not {least} to {most}: {one}, {other}"
-                );
-            }
-        }
+    let pairs = tens.iter().chain(&twenties).flat_map(|one| twenties.iter().map(move |other| (one, other)));
+    for ((one_least, one_most, one), (other_least, other_most, other)) in pairs.step_by(stride()) {
+        let passed = passed([Some(one), Some(other)], 30);
+        let least = one_least.min(other_least) / 3;
+        // A window whose oldest part counts in full gets less alone than its limit in each period.
+        let each_minute = 61 * one.capacity().max(other.capacity());
+        let most = *one_most.max(other_most).max(&each_minute);
+        assert!((least..=most + most / 10).contains(&passed), "{passed}, not {least} to {most}: {one}, {other}");
     }
 }
 
 /// A window dated all units of a bucket anew with each change: the larger the limit, the less of it passed.
 #[test]
 fn alternating_bucket_and_window_pass_a_third_at_any_limit() {
-    for limit in [50, 100, 400] {
+    for limit in [50, 100, 400].into_iter().step_by(stride()) {
         let bucket = Quota::token_bucket(limit, MINUTE).unwrap();
         let window = Quota::sliding_window(limit, MINUTE).unwrap();
         for window in [window, window.buckets(6).unwrap(), window.oldest(Oldest::Counted).unwrap()] {

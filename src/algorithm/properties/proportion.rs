@@ -9,6 +9,7 @@ use super::plans::plans;
 use super::run::at_least;
 use crate::algorithm::Used;
 use crate::quota::Quota;
+use crate::sampling::config;
 
 /// Limit, period and burst of a toy, where being off by one shows.
 type Toy = (u64, u64, u64);
@@ -41,7 +42,7 @@ fn toys() -> impl Strategy<Value = Vec<Toy>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(10_000))]
 
     /// The shares that a key takes in any time make at most one whole, and what has drained of them meanwhile under the
     /// quotas that it was under.
@@ -79,7 +80,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 50_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(50_000))]
 
     /// The share in use under one plan is in use under the next, rounded up by less than a unit of it.
     #[test]

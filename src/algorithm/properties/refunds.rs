@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use crate::decision::Receipt;
 use crate::quota::{Algorithm, Anchor, Quota};
+use crate::sampling::config;
 
 use super::key::State;
 use super::quotas::{quota, shapes};
@@ -42,7 +43,7 @@ fn refund_newest_first(quota: &Quota, steps: &[(u64, u64)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(config(20_000))]
 
     #[test]
     fn refunds_newest_first_are_never_laxer_than_no_takes(

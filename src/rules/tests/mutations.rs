@@ -10,6 +10,7 @@ use super::super::document::BYTES_MAX;
 use super::super::problem::RulesErrorKind;
 use super::super::read::{Names, read as read_any};
 use super::{accepted, refused, spec};
+use crate::sampling::{cases, stride};
 
 /// Pieces that mean something to YAML or to the reader.
 const PIECES: &[&str] = &[
@@ -143,11 +144,10 @@ fn reworded(text: &str, numbers: &mut Numbers) -> String {
     words.concat()
 }
 
-/// `RULES_MUTATIONS` sets the number of files.
 #[test]
 fn mutated_files_are_read_or_refused() {
-    let count = std::env::var("RULES_MUTATIONS").map_or(100_000, |count| count.parse().unwrap());
-    let texts = |cases: Vec<super::Case>| cases.into_iter().map(|case| case.text).collect::<Vec<String>>();
+    let count = u64::from(cases(100_000));
+    let texts = |found: Vec<super::Case>| found.into_iter().map(|case| case.text).collect::<Vec<String>>();
     let (good, bad) = (texts(accepted()), texts(refused()));
     let (next, read, refused) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -293,7 +293,7 @@ fn large_files() -> Vec<(&'static str, String)> {
 
 #[test]
 fn large_files_are_read_within_bounds() {
-    for (name, text) in large_files() {
+    for (name, text) in large_files().into_iter().step_by(stride()) {
         let mut outcome = None;
         let used = measure(|| outcome = Some(spec(&text).map(|_| ()).map_err(|error| error.problems().len())));
         println!("{name}: {} bytes, {outcome:?}, {} KiB", text.len(), used.bytes_max / 1024);

@@ -6,12 +6,13 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::TestRunner;
 
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
 use crate::limiter::{Charge, Effect, Limiter};
+use crate::sampling::config;
 use crate::{
     MemoryLimiter,
     clock::ManualClock,
@@ -84,7 +85,7 @@ fn deciding_key_by_key_equals_deciding_in_one_step() {
     redis.0.batcher.dispatch().splits.store(true, Ordering::Relaxed);
     let memory = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
     let keys = [Key::of("one").unwrap(), Key::of("two").unwrap()];
-    let mut runner = TestRunner::new(Config::with_cases(300));
+    let mut runner = TestRunner::new(config(300));
     let case = Cell::new(0);
     let cases = runner.run(&prop::collection::vec(set(), 1..12), |sets| {
         case.set(case.get() + 1);

@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::sampling::config;
 use crate::{MemoryLimiter, clock::ManualClock, quota::Quota};
 
 const MS: Duration = Duration::from_millis(1);
@@ -208,7 +209,7 @@ fn leased_unit_has_the_receipt_of_its_own_place() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(config(256))]
 
     #[test]
     fn leases_charge_what_was_used_once_all_are_refunded(

@@ -140,8 +140,7 @@ where
 {
     let bench = std::cell::RefCell::new((Bench::start(), 0));
     let test = std::cell::RefCell::new(&mut test);
-    let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
-    proptest::test_runner::TestRunner::new(config)
+    proptest::test_runner::TestRunner::new(crate::sampling::config(cases))
         .run(&strategy, |value| {
             let (bench, number) = &mut *bench.borrow_mut();
             *number += 1;
