@@ -18,7 +18,7 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-/// Logs when Redis goes away and returns.
+/// Logs when Redis goes away and returns. Metrics come from `Stats`, on the layer; see the example `observe`.
 struct Log;
 
 impl Observer for Log {

@@ -42,8 +42,8 @@ labelled! {
         Allowed = "allowed",
         /// The request was within every quota, waited for its departure from a queue, and passed.
         Delayed = "delayed",
-        /// The request waited for its departure from a queue and was dropped before, because the client
-        /// disconnected. Its charges are refunded.
+        /// The request was dropped before it reached a service, because the client disconnected: while the
+        /// limiter decided, or while the request waited for its departure from a queue.
         Abandoned = "abandoned",
         /// The request was over a quota and refused.
         Limited = "limited",
@@ -325,7 +325,8 @@ impl fmt::Debug for Observed<'_> {
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
 /// of an observer is an observer, so layers can share one. A layer hands its observer on to its
-/// limiter. [`Stats`](crate::observe::Stats) is an observer that counts.
+/// limiter, which reports each event to each observer that it got, once. [`Stats`](crate::observe::Stats)
+/// is an observer that counts.
 pub trait Observer: Send + Sync {
     /// Called when a request was decided.
     fn on_outcome(&self, observed: &Observed<'_>) {
@@ -359,6 +360,15 @@ pub trait Observer: Send + Sync {
     fn on_event(&self, event: &LimiterEvent) {
         let _ = event;
     }
+
+    /// Returns a number that tells this observer from others: by default the address of this value.
+    ///
+    /// A limiter reports each event once to observers with the same number, so several layers can hand the same
+    /// observer on. An observer whose clones share their state returns an address in that state, as
+    /// [`Stats`](crate::observe::Stats) does. An `Arc` of an observer returns the number of the observer in it.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(self).cast::<()>().addr()
+    }
 }
 
 #[warn(clippy::missing_trait_methods, reason = "a method that is not forwarded falls back to its default")]
@@ -377,6 +387,10 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
 
     fn on_event(&self, event: &LimiterEvent) {
         (**self).on_event(event);
+    }
+
+    fn identity(&self) -> usize {
+        (**self).identity()
     }
 }
 

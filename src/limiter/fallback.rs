@@ -4,10 +4,11 @@ use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::observers::Observers;
 use super::{Atomicity, Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision};
 use crate::key::Key;
@@ -45,7 +46,7 @@ pub struct FallbackLimiter<P, S> {
 struct Second<S> {
     limiter: S,
     processes: NonZeroU32,
-    observer: Arc<OnceLock<Arc<dyn Observer>>>,
+    observers: Arc<Observers>,
 }
 
 /// A charge that owns its policy and key.
@@ -63,14 +64,14 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     /// processes that share the quotas.
     #[must_use]
     pub fn new(first: P, second: S, processes: NonZeroU32) -> Self {
-        Self { first, second: Second { limiter: second, processes, observer: Arc::default() } }
+        Self { first, second: Second { limiter: second, processes, observers: Arc::default() } }
     }
 
-    /// Sets the observer that sees each use of the second limiter. Without it, the observer of the
-    /// first [layer](crate::RateLimitLayer::observer) that has one sees them.
+    /// Adds an observer, which sees each use of the second limiter. The observers of
+    /// [layers](crate::RateLimitLayer::observer) see them without that.
     #[must_use]
-    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.second.observer = Arc::new(OnceLock::from(Arc::new(observer) as Arc<dyn Observer>));
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        self.second.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
         self
     }
 
@@ -144,8 +145,8 @@ impl<S: Limiter> Second<S> {
     }
 
     fn tell(&self, error: &dyn std::error::Error) {
-        if let Some(observer) = self.observer.get() {
-            observer.on_event(&LimiterEvent::FellBack { error: error.to_string() });
+        if !self.observers.is_empty() {
+            self.observers.report(&LimiterEvent::FellBack { error: error.to_string() });
         }
     }
 
@@ -239,7 +240,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
 
     /// Gives the observer to both limiters, too.
     fn observe(&self, observer: &Arc<dyn Observer>) {
-        let _ = self.second.observer.set(Arc::clone(observer)); // unless it has one
+        self.second.observers.add(observer);
         self.first.observe(observer);
         self.second.limiter.observe(observer);
     }

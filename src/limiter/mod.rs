@@ -13,6 +13,7 @@ mod admin;
 mod boxed;
 mod fallback;
 pub mod memory;
+mod observers;
 mod occupancy;
 mod policy_registry;
 #[cfg(feature = "redis")]
@@ -145,8 +146,11 @@ pub trait Limiter: Send + Sync + 'static {
         Atomicity::Atomic
     }
 
-    /// Gives the limiter an observer for its [events](crate::observe::LimiterEvent), unless it has one. A layer
-    /// that has an observer calls this before its first request. By default nothing happens.
+    /// Adds an observer of the limiter's [events](crate::observe::LimiterEvent). A layer that has an observer calls
+    /// this before its first request. By default nothing happens.
+    ///
+    /// A limiter reports each event to each of its observers. It keeps one of those with the same
+    /// [identity](Observer::identity).
     fn observe(&self, observer: &Arc<dyn Observer>) {
         let _ = observer;
     }

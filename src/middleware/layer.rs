@@ -137,8 +137,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter
-    /// gets it too, for its [events](crate::observe::LimiterEvent), unless it has one: set at its builder, or handed on
-    /// by an earlier layer.
+    /// gets it too, when the layer makes its first service, and reports its [events](crate::observe::LimiterEvent) to
+    /// it. A limiter reports each event to each of its observers once, although several layers and its builder hand the
+    /// same one on; see [`Observer::identity`].
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }

@@ -336,6 +336,11 @@ impl Observer for Stats {
     fn on_event(&self, event: &LimiterEvent) {
         self.0.events.count(event);
     }
+
+    /// Clones are one observer.
+    fn identity(&self) -> usize {
+        std::ptr::from_ref(&*self.0).addr()
+    }
 }
 
 impl Default for Stats {

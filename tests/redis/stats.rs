@@ -1,5 +1,6 @@
 //! `Stats` sees through a layer what happens at Redis.
 
+use std::convert::Infallible;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use tower_ratelimit::observe::{OutcomeKind, Stats};
 use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, key as extract};
 
 use super::{connect, connected, eventually, policy};
+use crate::support::Events;
 use crate::support::redis_server::Server;
 
 async fn send<L: Limiter>(layer: &RateLimitLayer<L>, requests: usize) {
-    let answer = service_fn(async |_: Request<()>| Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
+    let answer = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(Body::empty())));
     for _ in 0..requests {
         layer.layer(answer).oneshot(Request::new(())).await.unwrap();
     }
@@ -39,7 +41,8 @@ async fn checks_and_local_answers_are_counted() {
 #[tokio::test]
 async fn server_that_is_away_is_counted_until_it_is_back() {
     let (mut server, stats) = (Server::start(), Stats::new());
-    let builder = || RedisLimiter::builder().deadline(Duration::from_secs(1));
+    // The observer of the limiter takes nothing away from that of the layer.
+    let builder = || RedisLimiter::builder().deadline(Duration::from_secs(1)).observer(Events::default());
     let redis = connected(builder(), &server.url()).await;
     let limiter = FallbackLimiter::new(redis, MemoryLimiter::new(), NonZeroU32::MIN);
     let layer = RateLimitLayer::new(limiter, policy("client", Quota::per_hour(1_000)), extract::global());
@@ -59,6 +62,9 @@ async fn server_that_is_away_is_counted_until_it_is_back() {
     assert_eq!(snapshot.events().fallbacks(), errors);
     assert_eq!(snapshot.requests(OutcomeKind::Allowed), checks + errors);
     assert_eq!(snapshot.events().checks().count(), checks, "checks that failed are not timed");
+    let late = Stats::new();
+    let _service = layer.clone().observer(late.clone()).layer(());
+    assert_eq!(late.snapshot().events().servers_down().count(), 1, "a layer that is made while the server is away");
     let other = {
         let limiter = builder().connect(&server.url()).await.unwrap();
         let (stats, policy) = (Stats::new(), policy("client", Quota::per_hour(1_000)));
@@ -71,5 +77,5 @@ async fn server_that_is_away_is_counted_until_it_is_back() {
     let none_is_down = |stats: &Stats| stats.snapshot().events().servers_down().count() == 0;
     eventually("its limiter was dropped", async || none_is_down(&other)).await;
     server.restart();
-    eventually("the server is back", async || none_is_down(&stats)).await;
+    eventually("the server is back", async || none_is_down(&stats) && none_is_down(&late)).await;
 }

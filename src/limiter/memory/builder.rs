@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::clock::Clock;
 use crate::outcome::Observer;
@@ -74,10 +74,10 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Reports keys that are forgotten or denied for want of room to this observer. Without it they are reported to
-    /// the observer of the first [layer](crate::RateLimitLayer::observer) that has one.
-    pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.setup.observer = OnceLock::from(Arc::new(observer) as Arc<dyn Observer>);
+    /// Adds an observer, which sees keys that are forgotten or denied for want of room. The observers of
+    /// [layers](crate::RateLimitLayer::observer) see them without that.
+    pub fn observer(self, observer: impl Observer + 'static) -> Self {
+        self.setup.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
         self
     }
 

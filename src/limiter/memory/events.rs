@@ -34,8 +34,6 @@ impl<'a> Events<'a> {
 
 impl Drop for Events<'_> {
     fn drop(&mut self) {
-        if let Some(observer) = self.store.setup.observer.get() {
-            self.events.iter().for_each(|event| observer.on_event(event));
-        }
+        self.events.iter().for_each(|event| self.store.setup.observers.report(event));
     }
 }

@@ -179,7 +179,7 @@ impl Limiter for MemoryLimiter {
     }
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
-        let _ = self.0.setup.observer.set(Arc::clone(observer)); // unless it has one
+        self.0.setup.observers.add(observer);
     }
 
     fn occupancy(&self) -> Option<Occupancy> {

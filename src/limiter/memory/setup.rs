@@ -1,9 +1,9 @@
 //! The settings of a limiter, which its builder collects.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use crate::clock::{Clock, MonotonicClock};
-use crate::outcome::Observer;
+use crate::limiter::observers::Observers;
 
 /// The least number of entries: a limiter for few keys may need many for one of them.
 const ENTRIES_MIN: usize = 1 << 16;
@@ -58,7 +58,7 @@ pub(super) struct Setup {
     pub(super) capacity: usize,
     pub(super) entries: usize,
     pub(super) on_full: OnFull,
-    pub(super) observer: OnceLock<Arc<dyn Observer>>,
+    pub(super) observers: Observers,
 }
 
 impl Default for Setup {
@@ -68,7 +68,7 @@ impl Default for Setup {
             capacity: 1_000_000,
             entries: ENTRIES_MIN,
             on_full: OnFull::Evict,
-            observer: OnceLock::new(),
+            observers: Observers::default(),
         }
     }
 }

@@ -161,9 +161,7 @@ impl Store {
             version = self.versions.look_up(policy);
         }
         if version == UNNAMED && !self.is_reported.swap(true, Ordering::Relaxed) {
-            if let Some(observer) = self.setup.observer.get() {
-                observer.on_event(&LimiterEvent::TooManyQuotas);
-            }
+            self.setup.observers.report(&LimiterEvent::TooManyQuotas);
         }
         version
     }

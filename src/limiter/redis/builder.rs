@@ -160,9 +160,9 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets the observer. It gets an event when a check has ended, when Redis stops answering, when
-    /// it answers again, and when it refuses a command. Without it, the observer of the first
-    /// [layer](crate::RateLimitLayer::observer) that has one gets them, from its first service on.
+    /// Sets an observer from the beginning. It gets an event when a check has ended, when Redis stops answering,
+    /// when it answers again, and when it refuses a command. The observers of
+    /// [layers](crate::RateLimitLayer::observer) get them without that, from the layer's first service on.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
         self.observer = Some(Arc::new(observer));
         self

@@ -133,7 +133,7 @@ impl Store {
         self.0.events.failed(error);
     }
 
-    /// Sets the observer of events, unless there is one.
+    /// Adds an observer of events.
     pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
         self.0.events.observe(observer);
     }

@@ -1,0 +1,109 @@
+//! The observers of a limiter.
+
+use std::sync::{Arc, OnceLock};
+
+use crate::outcome::{LimiterEvent, Observer};
+
+/// The most observers of a limiter: a program that makes layers all the time does not make it slow.
+const OBSERVERS_MAX: usize = 32;
+
+/// The observers of a limiter: that of its builder, and those of its layers. They are read without a lock.
+pub(crate) struct Observers(Box<[OnceLock<Arc<dyn Observer>>]>);
+
+impl Default for Observers {
+    fn default() -> Self {
+        Self((0..OBSERVERS_MAX).map(|_| OnceLock::new()).collect())
+    }
+}
+
+impl Observers {
+    /// Adds an observer, unless it is there or no room is left. Returns whether it is new.
+    pub(crate) fn add(&self, observer: &Arc<dyn Observer>) -> bool {
+        let identity = observer.identity();
+        for place in &self.0 {
+            let mut is_new = false;
+            let kept = place.get_or_init(|| {
+                is_new = true;
+                Arc::clone(observer)
+            });
+            if is_new || kept.identity() == identity {
+                return is_new;
+            }
+        }
+        false
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    pub(crate) fn report(&self, event: &LimiterEvent) {
+        self.iter().for_each(|observer| observer.on_event(event));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {
+        self.0.iter().map_while(OnceLock::get)
+    }
+}
+
+impl From<Option<Arc<dyn Observer>>> for Observers {
+    fn from(first: Option<Arc<dyn Observer>>) -> Self {
+        let observers = Self::default();
+        if let Some(first) = &first {
+            observers.add(first);
+        }
+        observers
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::stats::Stats;
+
+    #[derive(Default)]
+    struct Count(AtomicUsize);
+
+    impl Observer for Count {
+        fn on_event(&self, _: &LimiterEvent) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn every_observer_gets_each_event_once() {
+        let observers = Observers::default();
+        assert!(observers.is_empty());
+        let (stats, counts) = (Stats::new(), [Arc::new(Count::default()), Arc::new(Count::default())]);
+        for _ in 0..2 {
+            // As layers do: each wraps what it got.
+            observers.add(&(Arc::new(stats.clone()) as Arc<dyn Observer>));
+            observers.add(&(Arc::new(Arc::clone(&counts[0])) as Arc<dyn Observer>));
+            observers.add(&(Arc::clone(&counts[1]) as Arc<dyn Observer>));
+        }
+        observers.report(&LimiterEvent::Full);
+        assert_eq!(stats.snapshot().events().full(), 1);
+        assert_eq!(counts.map(|count| count.0.load(Ordering::Relaxed)), [1, 1]);
+    }
+
+    #[test]
+    fn observers_are_bounded() {
+        let observers = Observers::default();
+        let added = (0..100).filter(|_| observers.add(&(Arc::new(Stats::new()) as Arc<dyn Observer>)));
+        assert_eq!(added.count(), OBSERVERS_MAX);
+        assert_eq!(observers.iter().count(), OBSERVERS_MAX);
+    }
+
+    #[test]
+    fn observer_that_threads_add_at_once_is_there_once() {
+        let (observers, stats) = (Observers::default(), Stats::new());
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| observers.add(&(Arc::new(stats.clone()) as Arc<dyn Observer>)));
+            }
+        });
+        assert_eq!(observers.iter().count(), 1);
+    }
+}
