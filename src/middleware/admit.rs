@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{Extensions, Method, Response};
 
 use super::body::RefusalBody;
+use super::compiled::Compiled;
 use super::decide::delay::Delayed;
 use super::layer::RateLimitLayer;
 #[cfg(feature = "tonic")]
@@ -70,7 +71,11 @@ impl<L: Limiter> RateLimitLayer<L> {
             layer.look_at_setup(); // as when a layer makes its first service
         }
         if let Some(answer) = open.ticket.charge(&layer, request, false) {
-            open.ticket.answer(&layer, &mut answer.await);
+            let mut asked = Asked(Some((&layer, request, &mut open.ticket)));
+            let mut answer = answer.await;
+            if let Some((layer, _, ticket)) = asked.0.take() {
+                ticket.answer(layer, &mut answer);
+            }
         }
         if let Some(place) = open.ticket.place_to_wait(&layer) {
             let head = http::Request::from_parts(request.clone(), ());
@@ -120,6 +125,17 @@ impl<L: Limiter> RateLimitLayer<L> {
         head.headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static("application/grpc"));
         head.extensions = call.extensions().clone();
         async move { self.admit(&head).await.map_err(tonic::Status::from) }
+    }
+}
+
+/// A request that the limiter decides about. If it is dropped meanwhile, the observer sees that.
+struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Parts, &'a mut Ticket)>);
+
+impl<L> Drop for Asked<'_, L> {
+    fn drop(&mut self) {
+        if let Some((layer, request, ticket)) = self.0.take() {
+            ticket.report_dropped(layer, request);
+        }
     }
 }
 

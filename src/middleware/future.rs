@@ -73,6 +73,18 @@ pin_project! {
         layer: Arc<Compiled<L>>,
         held: Option<(Request<B>, Ticket)>,
     }
+
+    impl<S, L, B, O> PinnedDrop for Deciding<S, L, B, O>
+    where
+        L: Limiter,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            let this = this.project();
+            if let Some((request, mut ticket)) = this.held.take() {
+                ticket.report_dropped(this.layer, &request.into_parts().0);
+            }
+        }
+    }
 }
 
 /// The work that is left when the service has answered. Nothing that a usual request charged is copied into its future.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::{Arc, Weak};
 
+use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
@@ -20,6 +21,7 @@ use crate::mode::Mode;
 use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
+use crate::sync::contained;
 
 /// Descriptors to decide about together, as a request to Envoy's rate limit service has them.
 ///
@@ -128,9 +130,13 @@ impl<L: Limiter> DescriptorLimits<L> {
         Self(core)
     }
 
-    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter takes
-    /// it, too, unless it has one. The head that the observer sees of a request is empty but for the path, which is
-    /// that of the method of Envoy's service.
+    /// Sets the observer, which sees every outcome, every failure of the limiter and every reload. The limiter reports
+    /// its events to it, too. The head that the observer sees of a request is empty but for the path, which is that of
+    /// the method of Envoy's service.
+    ///
+    /// A request that the limiter fails to decide has the outcome [`FailedClosed`](OutcomeKind::FailedClosed), although
+    /// a proxy may be configured to let it pass. One that is dropped meanwhile has
+    /// [`Abandoned`](OutcomeKind::Abandoned).
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         let Core { store, limiter, .. } = &*self.0;
@@ -162,16 +168,18 @@ impl<L: Limiter> DescriptorLimits<L> {
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
+        let mut undecided = Undecided { observer: core.observer.as_deref(), kind: OutcomeKind::Abandoned };
         if plan.counters.len() > FOUND_MAX {
             plan.is_over = true;
         } else if let Err(error) = core.carry_out(&mut plan).await {
+            undecided.kind = OutcomeKind::FailedClosed;
             core.report_event(&LimiterEvent::Failed { error: error.to_string() });
             return Err(error);
         }
+        undecided.observer = None;
         let answer = plan.answer();
         if let Some(observer) = &core.observer {
-            let (mut head, ()) = http::Request::new(()).into_parts();
-            head.uri = http::Uri::from_static(METHOD);
+            let head = head();
             let keys = answer.keys.iter().zip(answer.outcome.policies()).map(|(key, status)| (status.policy(), key));
             observer.on_outcome(&Observed::new(&answer.outcome, &head, keys));
         }
@@ -181,6 +189,27 @@ impl<L: Limiter> DescriptorLimits<L> {
 
 /// The method of Envoy's rate limit service.
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Returns the head that an observer sees of each request.
+fn head() -> Parts {
+    let (mut head, ()) = http::Request::new(()).into_parts();
+    head.uri = http::Uri::from_static(METHOD);
+    head
+}
+
+/// A request without a decision. When it is dropped, the observer sees what became of the request.
+struct Undecided<'a> {
+    observer: Option<&'a dyn Observer>,
+    kind: OutcomeKind,
+}
+
+impl Drop for Undecided<'_> {
+    fn drop(&mut self) {
+        let Some(observer) = self.observer else { return };
+        let outcome = Outcome::new(self.kind, SmallVec::new());
+        contained(|| observer.on_outcome(&Observed::new(&outcome, &head(), std::iter::empty())));
+    }
+}
 
 impl<L: Limiter> Core<L> {
     async fn carry_out(&self, plan: &mut Plan) -> Result<(), L::Error> {

@@ -7,6 +7,7 @@ use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
 use crate::outcome::{Observed, Outcome, OutcomeKind, PolicyStatus};
+use crate::sync::contained;
 
 impl Ticket {
     pub(crate) fn outcome<L>(&self, layer: &Compiled<L>) -> Outcome {
@@ -36,6 +37,14 @@ impl Ticket {
         let outcome = self.outcome(layer);
         self.observe(layer, request, &outcome);
         carries.then_some(outcome)
+    }
+
+    /// Reports that the request was dropped before the limiter answered. What the application's observer does wrong
+    /// ends here, because this is called while a value is dropped.
+    #[cold]
+    pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Parts) {
+        self.kind = OutcomeKind::Abandoned;
+        contained(|| self.observe(layer, request, &self.outcome(layer)));
     }
 
     #[inline(never)]
