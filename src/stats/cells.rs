@@ -1,4 +1,4 @@
-//! The counters of one policy, striped so that threads on several processors seldom share a cache line.
+//! The counters of outcomes and of one policy, striped so that threads on several processors seldom share a cache line.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -13,11 +13,19 @@ pub(super) const KINDS: usize = OutcomeKind::ALL.len();
 pub(super) const STATES: usize = PolicyState::ALL.len();
 const MODES: usize = Mode::ALL.len();
 
-/// The counters that one thread, or a few, add to.
+/// The outcomes that one thread, or a few, count.
+#[derive(Default)]
+#[repr(align(64))]
+struct OutcomeStripe([AtomicU64; KINDS]);
+
+/// The counters of outcomes, about 2 KiB, without those that a policy counts as [usual](Totals::usual).
+#[derive(Default)]
+pub(super) struct OutcomeCells([OutcomeStripe; STRIPES]);
+
+/// The counters of a policy that one thread, or a few, add to.
 #[derive(Default)]
 #[repr(align(64))]
 struct Stripe {
-    outcomes: [AtomicU64; KINDS],
     states: [[AtomicU64; STATES]; MODES],
     refused: AtomicU64,
     units: AtomicU64,
@@ -26,7 +34,7 @@ struct Stripe {
     usual: [AtomicU64; 2],
 }
 
-/// The counters of a policy, about 4 KiB. Each addition is one relaxed atomic operation, so no count is lost; a reader
+/// The counters of a policy, about 2 KiB. Each addition is one relaxed atomic operation, so no count is lost; a reader
 /// sees counters that were read one after another.
 #[derive(Default)]
 pub(super) struct Cells([Stripe; STRIPES]);
@@ -38,10 +46,11 @@ pub(super) struct StripeIndex(usize);
 /// Sums over all stripes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Totals {
-    pub(super) outcomes: [u64; KINDS],
     pub(super) states: [[u64; STATES]; MODES],
     pub(super) refused: u64,
     pub(super) units: u64,
+    /// Allowed requests whose outcome is counted here only.
+    pub(super) usual: u64,
 }
 
 impl StripeIndex {
@@ -58,23 +67,32 @@ fn add(cell: &AtomicU64, count: u64) {
     cell.fetch_add(count, Ordering::Relaxed);
 }
 
+fn sum(into: &mut u64, cell: &AtomicU64) {
+    *into = into.wrapping_add(cell.load(Ordering::Relaxed));
+}
+
+impl OutcomeCells {
+    pub(super) fn count(&self, StripeIndex(at): StripeIndex, kind: OutcomeKind) {
+        add(&self.0[at % STRIPES].0[kind as usize], 1);
+    }
+
+    pub(super) fn totals(&self) -> [u64; KINDS] {
+        let mut totals = [0; KINDS];
+        for stripe in &self.0 {
+            totals.iter_mut().zip(&stripe.0).for_each(|(into, cell)| sum(into, cell));
+        }
+        totals
+    }
+}
+
 impl Cells {
     fn stripe(&self, StripeIndex(at): StripeIndex) -> &Stripe {
         &self.0[at % STRIPES]
     }
 
-    /// Counts an allowed request of an enforced policy.
-    pub(super) fn count_allowed(&self, stripe: StripeIndex, units: u64, is_near: bool) {
-        if units == 1 {
-            return add(&self.stripe(stripe).usual[usize::from(is_near)], 1);
-        }
-        self.count_outcome(stripe, OutcomeKind::Allowed);
-        self.count_state(stripe, Mode::Enforce, if is_near { PolicyState::Near } else { PolicyState::Within });
-        self.count_units(stripe, units);
-    }
-
-    pub(super) fn count_outcome(&self, stripe: StripeIndex, kind: OutcomeKind) {
-        add(&self.stripe(stripe).outcomes[kind as usize], 1);
+    /// Counts an allowed request of one unit of an enforced policy, and its outcome.
+    pub(super) fn count_usual(&self, stripe: StripeIndex, is_near: bool) {
+        add(&self.stripe(stripe).usual[usize::from(is_near)], 1);
     }
 
     pub(super) fn count_state(&self, stripe: StripeIndex, mode: Mode, state: PolicyState) {
@@ -91,15 +109,13 @@ impl Cells {
 
     pub(super) fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        let sum = |into: &mut u64, cell: &AtomicU64| *into = into.wrapping_add(cell.load(Ordering::Relaxed));
         for stripe in &self.0 {
-            totals.outcomes.iter_mut().zip(&stripe.outcomes).for_each(|(into, cell)| sum(into, cell));
             let (into, cells) = (totals.states.iter_mut().flatten(), stripe.states.iter().flatten());
             into.zip(cells).for_each(|(into, cell)| sum(into, cell));
             sum(&mut totals.refused, &stripe.refused);
             sum(&mut totals.units, &stripe.units);
             for (usual, state) in stripe.usual.iter().zip([PolicyState::Within, PolicyState::Near]) {
-                sum(&mut totals.outcomes[OutcomeKind::Allowed as usize], usual);
+                sum(&mut totals.usual, usual);
                 sum(&mut totals.states[Mode::Enforce as usize][state as usize], usual);
                 sum(&mut totals.units, usual);
             }
@@ -128,13 +144,14 @@ mod tests {
 
     #[test]
     fn counts_of_64_threads_are_exact() {
-        let cells = Cells::default();
+        let (cells, outcomes) = (Cells::default(), OutcomeCells::default());
         std::thread::scope(|scope| {
             for _ in 0..64 {
                 scope.spawn(|| {
                     for _ in 0..1_000 {
                         let stripe = StripeIndex::of_thread();
-                        cells.count_outcome(stripe, OutcomeKind::Limited);
+                        outcomes.count(stripe, OutcomeKind::Limited);
+                        cells.count_usual(stripe, true);
                         cells.count_state(stripe, Mode::Shadow, PolicyState::Over);
                         cells.count_units(stripe, 3);
                     }
@@ -142,8 +159,8 @@ mod tests {
             }
         });
         let totals = cells.totals();
-        assert_eq!(totals.outcomes[OutcomeKind::Limited as usize], 64_000);
-        assert_eq!((totals.in_state(PolicyState::Over), totals.in_state(PolicyState::Within)), (64_000, 0));
-        assert_eq!((totals.units, totals.refused), (192_000, 0));
+        assert_eq!(outcomes.totals()[OutcomeKind::Limited as usize], 64_000);
+        assert_eq!([PolicyState::Over, PolicyState::Near].map(|state| totals.in_state(state)), [64_000; 2]);
+        assert_eq!((totals.units, totals.refused, totals.usual), (256_000, 0, 64_000));
     }
 }

@@ -20,6 +20,8 @@ const TEXT_MAX: usize = 4_096;
 pub(super) struct EventCells {
     checks: Histogram,
     errors: [AtomicU64; STORE_ERRORS.len()],
+    corrections_lost: [AtomicU64; STORE_ERRORS.len()],
+    recoveries: AtomicU64,
     local_answers: AtomicU64,
     fallbacks: AtomicU64,
     evicted: [AtomicU64; 2],
@@ -38,12 +40,15 @@ impl EventCells {
         let add = |cell: &AtomicU64| {
             cell.fetch_add(1, Ordering::Relaxed);
         };
+        let kind =
+            |error: &str| STORE_ERRORS.iter().position(|known| *known == error).unwrap_or(STORE_ERRORS.len() - 1);
         match event {
             LimiterEvent::StoreChecked { duration, error: None } => self.checks.record(*duration),
-            LimiterEvent::StoreChecked { error: Some(error), .. } => {
-                let at = STORE_ERRORS.iter().position(|known| known == error);
-                add(&self.errors[at.unwrap_or(STORE_ERRORS.len() - 1)]);
+            LimiterEvent::StoreChecked { error: Some(error), .. } => add(&self.errors[kind(error)]),
+            LimiterEvent::CorrectionLost { charges, error } => {
+                self.corrections_lost[kind(error)].fetch_add(*charges as u64, Ordering::Relaxed);
             }
+            LimiterEvent::StoreRecovered => add(&self.recoveries),
             LimiterEvent::AnsweredLocally => add(&self.local_answers),
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
@@ -72,8 +77,6 @@ impl EventCells {
             LimiterEvent::Failed { .. }
             | LimiterEvent::StoreFailed { .. }
             | LimiterEvent::StoreMisconfigured { .. }
-            | LimiterEvent::StoreRecovered
-            | LimiterEvent::CorrectionLost { .. }
             | LimiterEvent::TooManyQuotas => {}
         }
     }
@@ -85,6 +88,8 @@ impl EventCells {
         EventCounts {
             checks: self.checks.snapshot(),
             errors: self.errors.each_ref().map(read),
+            corrections_lost: self.corrections_lost.each_ref().map(read),
+            recoveries: read(&self.recoveries),
             local_answers: read(&self.local_answers),
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
@@ -110,6 +115,8 @@ fn bounded(text: &str) -> Box<str> {
 pub struct EventCounts {
     checks: HistogramSnapshot,
     errors: [u64; STORE_ERRORS.len()],
+    corrections_lost: [u64; STORE_ERRORS.len()],
+    recoveries: u64,
     local_answers: u64,
     fallbacks: u64,
     evicted: [u64; 2],
@@ -133,6 +140,18 @@ impl EventCounts {
     /// `timeout`, `overloaded`, `misconfigured`, `foreign` and `other`.
     pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
         STORE_ERRORS.iter().copied().zip(self.errors)
+    }
+
+    /// Iterates over the kinds of errors, as of [`errors`](Self::errors), and how many charges could not be corrected
+    /// after the response: their refund, or the charge of what a request cost more, did not reach the store.
+    pub fn corrections_lost(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        STORE_ERRORS.iter().copied().zip(self.corrections_lost)
+    }
+
+    /// Returns how often checks of a store succeeded again after an error.
+    #[must_use]
+    pub fn recoveries(&self) -> u64 {
+        self.recoveries
     }
 
     /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
@@ -217,6 +236,9 @@ mod tests {
             checked(None),
             checked(Some("timeout")),
             checked(Some("a new kind")),
+            LimiterEvent::CorrectionLost { charges: 3, error: "unavailable" },
+            LimiterEvent::CorrectionLost { charges: 2, error: "a new kind" },
+            LimiterEvent::StoreRecovered,
             LimiterEvent::AnsweredLocally,
             LimiterEvent::FellBack { error: text() },
             LimiterEvent::Evicted { throttled: true },
@@ -231,6 +253,8 @@ mod tests {
         let counts = cells.snapshot();
         assert_eq!((counts.checks().count(), counts.local_answers(), counts.fallbacks()), (1, 1, 1));
         assert_eq!(counts.errors().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("timeout", 1), ("other", 1)]);
+        let lost: Vec<_> = counts.corrections_lost().filter(|(_, count)| *count > 0).collect();
+        assert_eq!((lost, counts.recoveries()), (vec![("unavailable", 3), ("other", 2)], 1));
         assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);

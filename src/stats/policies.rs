@@ -46,8 +46,6 @@ impl Entry {
 
 /// The policies, each with its counters. They are found without a lock. None is ever removed.
 pub(super) struct Policies {
-    /// For requests that no policy decided.
-    pub(super) none: Box<Entry>,
     other: Box<Entry>,
     slots: Box<[OnceLock<Box<Entry>>]>,
     /// The number of policies. Held while one is added.
@@ -58,7 +56,6 @@ pub(super) struct Policies {
 impl Policies {
     pub(super) fn new(period: u64) -> Self {
         Self {
-            none: Box::new(Entry::new("", period)),
             other: Box::new(Entry::new(OTHER, period)),
             slots: (0..SLOTS).map(|_| OnceLock::new()).collect(),
             known: Mutex::new(0),

@@ -23,51 +23,29 @@ pub(super) enum Kind {
     Histogram,
 }
 
-/// The outcomes of requests that a policy decides, which are written from zero on once it has decided one. Others are
-/// written once they occur. A policy in shadow mode decides none.
-const ALWAYS: [OutcomeKind; 2] = [OutcomeKind::Allowed, OutcomeKind::Limited];
-
-/// The outcomes of requests that no policy decides, which are written from zero on: an alert sees the first one only if
-/// there was a zero before.
-const ALWAYS_WITHOUT_POLICY: [OutcomeKind; 5] = [
-    OutcomeKind::Exempt,
-    OutcomeKind::Denied,
-    OutcomeKind::KeyMissing,
-    OutcomeKind::FailedOpen,
-    OutcomeKind::FailedClosed,
-];
-
 /// Hands over every series of every metric.
 pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     let (policies, events) = (stats.policies(), stats.events());
 
-    to.begin("ratelimit_requests_total", Kind::Counter, "Requests by outcome, and by the policy that decided.");
+    // All from zero on: an alert sees the first one only if there was a zero before.
+    to.begin("ratelimit_requests_total", Kind::Counter, "Requests by outcome. Each layer counts a request once.");
     for kind in OutcomeKind::ALL {
-        let count = stats.requests_without_policy(*kind);
-        if count > 0 || ALWAYS_WITHOUT_POLICY.contains(kind) {
-            to.sample(&[("outcome", kind.as_str())], count);
-        }
-    }
-    let decides = |policy: &&PolicySnapshot| OutcomeKind::ALL.iter().any(|kind| policy.requests(*kind) > 0);
-    for policy in policies.iter().filter(decides) {
-        for kind in OutcomeKind::ALL {
-            let count = policy.requests(*kind);
-            if count > 0 || ALWAYS.contains(kind) {
-                to.sample(&[("outcome", kind.as_str()), ("policy", policy.name())], count);
-            }
-        }
+        to.sample(&[("outcome", kind.as_str())], stats.requests(*kind));
     }
 
     to.begin(
         "ratelimit_policy_requests_total",
         Kind::Counter,
-        "Requests that a policy applied to, by the policy's mode, and whether they were within, near or over its quota.",
+        "Requests that a policy decided, by the policy's mode, and whether they were within, near or over its quota.",
     );
     for policy in policies {
         for (mode, state, count) in policy.states() {
             to.sample(&[("policy", policy.name()), ("mode", mode), ("state", state.as_str())], count);
         }
     }
+
+    to.begin("ratelimit_policy_refused_total", Kind::Counter, "Requests that a policy refused.");
+    each(to, policies, PolicySnapshot::refused);
 
     to.begin("ratelimit_policy_units_total", Kind::Counter, "Units that passing requests took, before refunds.");
     each(to, policies, PolicySnapshot::units);
@@ -88,7 +66,21 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         to.sample(&[("error_type", error)], count);
     }
 
+    to.begin(
+        "ratelimit_limiter_corrections_lost_total",
+        Kind::Counter,
+        "Charges whose refund or settlement did not reach the store.",
+    );
+    for (error, count) in events.corrections_lost() {
+        to.sample(&[("error_type", error)], count);
+    }
+
     let counts = [
+        (
+            "ratelimit_limiter_recoveries_total",
+            "Times that checks of a store succeeded again after an error.",
+            events.recoveries(),
+        ),
         (
             "ratelimit_limiter_fallbacks_total",
             "Uses of the second limiter because the first failed.",

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::cells::Totals;
+use super::cells::{KINDS, Totals};
 use super::events::EventCounts;
 use super::histogram::HistogramSnapshot;
 use super::rates::RateBucket;
@@ -21,7 +21,7 @@ use crate::time::Timestamp;
 pub struct StatsSnapshot {
     pub(super) taken_at: Timestamp,
     pub(super) started_at: Timestamp,
-    pub(super) without_policy: Totals,
+    pub(super) outcomes: [u64; KINDS],
     pub(super) policies: Vec<PolicySnapshot>,
     pub(super) most_limited: Vec<LimitedKey>,
     pub(super) events: EventCounts,
@@ -41,17 +41,10 @@ impl StatsSnapshot {
         self.started_at
     }
 
-    /// Returns the requests with an outcome.
+    /// Returns the requests with an outcome. Each layer counts a request that it gets, once.
     #[must_use]
     pub fn requests(&self, outcome: OutcomeKind) -> u64 {
-        self.policies.iter().map(|policy| policy.requests(outcome)).sum::<u64>() + self.requests_without_policy(outcome)
-    }
-
-    /// Returns the requests with an outcome that no policy [binds](crate::observe::Outcome::binding): no rule applied,
-    /// the limiter failed, an access list decided, or all policies are in shadow mode.
-    #[must_use]
-    pub fn requests_without_policy(&self, outcome: OutcomeKind) -> u64 {
-        self.without_policy.outcomes[outcome as usize]
+        self.outcomes[outcome as usize]
     }
 
     /// Returns the policies that were observed, by name. Of more than 200, the last to come are counted together as
@@ -61,7 +54,8 @@ impl StatsSnapshot {
         &self.policies
     }
 
-    /// Returns the keys that were refused most often of late, the most refused first: at most 512.
+    /// Returns the keys that were refused most often of late, the most refused first: at most 512. Only refusals count:
+    /// a key that stays just under its limit is not among them, however many requests it sends.
     #[must_use]
     pub fn most_limited(&self) -> &[LimitedKey] {
         &self.most_limited
@@ -97,12 +91,6 @@ impl PolicySnapshot {
         &self.name
     }
 
-    /// Returns the requests with an outcome that this policy [binds](crate::observe::Outcome::binding).
-    #[must_use]
-    pub fn requests(&self, outcome: OutcomeKind) -> u64 {
-        self.totals.outcomes[outcome as usize]
-    }
-
     /// Returns the requests that found the policy in a state while its rule was in a mode.
     #[must_use]
     pub fn decided(&self, mode: Mode, state: PolicyState) -> u64 {
@@ -118,7 +106,8 @@ impl PolicySnapshot {
         })
     }
 
-    /// Returns the requests that the policy refused. Several policies may have refused one request.
+    /// Returns the requests that the policy refused, with those that went to an overflow. Several policies may have
+    /// refused one request.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.totals.refused

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::cells::StripeIndex;
+use super::cells::{OutcomeCells, StripeIndex};
 use super::events::EventCells;
 #[cfg(feature = "tracing")]
 use super::log;
@@ -20,7 +20,7 @@ use super::state::PolicyState;
 use crate::clock::{Clock, MonotonicClock};
 use crate::key::Key;
 use crate::mode::Mode;
-use crate::outcome::{LimiterEvent, Observed, Observer};
+use crate::outcome::{LimiterEvent, Observed, Observer, OutcomeKind};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -29,7 +29,9 @@ use crate::time::Timestamp;
 /// Counts what layers and limiters do: an [`Observer`] for metrics and status pages.
 ///
 /// Set it on each layer by [`observer`](crate::RateLimitLayer::observer). A layer hands its observer on to its limiter,
-/// so the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together.
+/// so the events of the limiter, of Redis, of a fallback and of files of rules are counted, too. Clones count together,
+/// and an event of a limiter once, whichever layers and builders have the clones. A request that passes through several
+/// layers is counted by each.
 ///
 /// ```
 /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, observe::Stats};
@@ -48,7 +50,7 @@ use crate::time::Timestamp;
 /// * A request allocates nothing, except the first one of each policy.
 /// * A count takes about 0.1 µs, most of it to read the clock. The first request of every five seconds takes some
 ///   microseconds more for each policy, to bring the rates up to date.
-/// * Memory is bounded: about 9 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
+/// * Memory is bounded: about 7 KiB for each policy, of which at most 200 are counted apart, and at most 100 KiB for
 ///   the keys that are refused most. The policies after the first 200 are counted together, as `other`.
 /// * Keys, paths and addresses are in no metric.
 ///
@@ -62,6 +64,7 @@ struct Inner {
     started_at: Timestamp,
     /// When the current short bucket of the rates began.
     began_us: AtomicU64,
+    outcomes: OutcomeCells,
     policies: Policies,
     sketch: Sketch,
     events: EventCells,
@@ -139,6 +142,7 @@ impl StatsBuilder {
         Stats(Arc::new(Inner {
             started_at,
             began_us: AtomicU64::new(now_us - now_us % SHORT_US),
+            outcomes: OutcomeCells::default(),
             policies: Policies::new(now_us / SHORT_US),
             sketch: Sketch::new(self.reveal),
             events: EventCells::default(),
@@ -186,17 +190,17 @@ impl Stats {
                 hour: rates.long(),
             }
         });
-        let is_seen = |policy: &PolicySnapshot| {
-            policy.totals.outcomes.iter().chain(policy.totals.states.as_flattened()).any(|count| *count > 0)
-        };
+        let is_seen = |policy: &PolicySnapshot| policy.totals.states.as_flattened().iter().any(|count| *count > 0);
         let mut policies: Vec<PolicySnapshot> = policies.filter(is_seen).collect();
+        let mut outcomes = inner.outcomes.totals();
+        outcomes[OutcomeKind::Allowed as usize] += policies.iter().map(|policy| policy.totals.usual).sum::<u64>();
         policies.sort_by(|a, b| a.name.cmp(&b.name));
         let warnings = SetupWarningKind::ALL.iter().zip(&inner.setup_warnings);
         let warnings = warnings.map(|(kind, count)| (*kind, count.load(Ordering::Relaxed)));
         StatsSnapshot {
             taken_at,
             started_at: inner.started_at,
-            without_policy: inner.policies.none.cells.totals(),
+            outcomes,
             policies,
             most_limited: inner.sketch.read(),
             events: inner.events.snapshot(),
@@ -269,22 +273,24 @@ impl Inner {
     fn count_allowed(&self, policy: &Policy, taken: u64, is_near: bool) {
         let (now_us, stripe) = (self.now_us(), StripeIndex::of_thread());
         let cells = &self.policies.find(policy.name(), || now_us / SHORT_US).cells;
-        cells.count_allowed(stripe, taken, is_near);
+        if taken == 1 {
+            return cells.count_usual(stripe, is_near);
+        }
+        self.outcomes.count(stripe, OutcomeKind::Allowed);
+        cells.count_state(stripe, Mode::Enforce, if is_near { PolicyState::Near } else { PolicyState::Within });
+        cells.count_units(stripe, taken);
     }
 
     fn count(&self, observed: &Observed<'_>) {
         let now_us = self.now_us();
         let (outcome, stripe) = (observed.outcome(), StripeIndex::of_thread());
+        #[cfg(feature = "tracing")]
         let binding = outcome.binding().map(std::ptr::from_ref);
-        let mut bound = &*self.policies.none;
         for (at, status) in outcome.policies().iter().enumerate() {
-            let entry = self.policies.find(status.policy().name(), || now_us / SHORT_US);
-            if binding == Some(std::ptr::from_ref(status)) {
-                bound = entry;
-            }
             if !status.decision().is_known() {
                 continue;
             }
+            let entry = self.policies.find(status.policy().name(), || now_us / SHORT_US);
             let state = match () {
                 () if status.is_exceeded() => PolicyState::Over,
                 () if status.is_near() => PolicyState::Near,
@@ -314,7 +320,7 @@ impl Inner {
                 }
             }
         }
-        bound.cells.count_outcome(stripe, outcome.kind());
+        self.outcomes.count(stripe, outcome.kind());
     }
 }
 

@@ -205,6 +205,10 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
         tile(html, Count(errors), format!("checks failed {}", kinds.join(", ")), errors > 0)?;
         tile(html, Count(events.local_answers()), "answered without the store", false)?;
     }
+    let lost: u64 = events.corrections_lost().map(|(_, count)| count).sum();
+    if lost > 0 {
+        tile(html, Count(lost), "corrections lost: refunds and settlements that did not reach the store", true)?;
+    }
     if events.fallbacks() > 0 {
         tile(html, Count(events.fallbacks()), "answered by the fallback", true)?;
     }

@@ -53,6 +53,12 @@ pub(super) fn render(view: &View) -> String {
             events.errors().for_each(|(kind, count)| errors.plain(kind, count));
             errors.end();
         }
+        {
+            let mut lost = Object::begin(limiter.field("corrections_lost"));
+            events.corrections_lost().for_each(|(kind, count)| lost.plain(kind, count));
+            lost.end();
+        }
+        limiter.plain("recoveries", events.recoveries());
         limiter.plain("local_answers", events.local_answers());
         limiter.plain("fallbacks", events.fallbacks());
         limiter.list("servers_down", events.servers_down(), push_string);

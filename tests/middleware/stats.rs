@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::num::NonZeroU32;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -10,10 +11,8 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
-use tower_ratelimit::observe::{
-    LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
-};
-use tower_ratelimit::rules::{Descriptor, Rules};
+use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot};
+use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
 
 use crate::support::shop::{MS, Shop, queue};
@@ -112,19 +111,20 @@ async fn requests_are_counted_by_outcome_and_policy() {
 
     let snapshot = stats.snapshot();
     let client = of(&snapshot, "client");
-    assert_eq!(client.requests(OutcomeKind::Allowed), 1);
-    assert_eq!(client.requests(OutcomeKind::ShadowLimited), 2);
-    assert_eq!(client.requests(OutcomeKind::Limited), 2);
     assert_eq!((client.refused(), client.units()), (2, 3));
     let decided = |state| client.decided(Mode::Enforce, state);
     assert_eq!([PolicyState::Within, PolicyState::Near, PolicyState::Over].map(decided), [1, 2, 2]);
     let trial = of(&snapshot, "trial");
     assert_eq!((trial.decided(Mode::Shadow, PolicyState::Over), trial.refused(), trial.units()), (4, 0, 1));
-    assert_eq!(snapshot.requests(OutcomeKind::Limited), 2);
+    use OutcomeKind::{Allowed, Limited, ShadowLimited};
+    assert_eq!([Allowed, ShadowLimited, Limited].map(|kind| snapshot.requests(kind)), [1, 2, 2]);
 
     let text = stats.prometheus();
-    let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome), ("policy", "client")]);
-    assert_eq!((requests("allowed"), requests("limited"), requests("blocked")), (Some(1.0), Some(2.0), None));
+    let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
+    let outcomes = ["allowed", "shadow_limited", "limited", "blocked"].map(requests);
+    assert_eq!(outcomes, [1.0, 2.0, 2.0, 0.0].map(Some), "an alert sees the first one of each");
+    let refused = |policy| value(&text, "ratelimit_policy_refused_total", &[("policy", policy)]);
+    assert_eq!((refused("client"), refused("trial")), (Some(2.0), Some(0.0)));
     let over = [("policy", "trial"), ("mode", "shadow"), ("state", "over")];
     assert_eq!(value(&text, "ratelimit_policy_requests_total", &over), Some(4.0));
     assert_eq!(value(&text, "ratelimit_policy_units_total", &[("policy", "client")]), Some(3.0));
@@ -154,12 +154,12 @@ async fn usual_requests_are_counted_as_their_outcomes_say() {
     assert_eq!(quick.prometheus(), slow.prometheus());
     let snapshot = quick.snapshot();
     let client = of(&snapshot, "client");
-    assert_eq!(client.requests(OutcomeKind::Allowed), 1_500);
+    assert_eq!(snapshot.requests(OutcomeKind::Allowed), 1_500);
     assert_eq!((client.decided(Mode::Enforce, PolicyState::Near), client.units()), (900, 1_500));
 }
 
 #[tokio::test]
-async fn requests_that_no_policy_decided_have_no_policy() {
+async fn requests_that_no_policy_decided_are_counted() {
     let stats = Stats::new();
     let policy = policy("client", 9);
     let broken = RateLimitLayer::new(failing(), policy.clone(), key::header("key")).observer(stats.clone());
@@ -169,14 +169,13 @@ async fn requests_that_no_policy_decided_have_no_policy() {
     send(&exempt.observer(stats.clone()), &["a"]).await;
     let snapshot = stats.snapshot();
     assert!(snapshot.policies().is_empty());
-    assert_eq!(snapshot.requests_without_policy(OutcomeKind::FailedClosed), 2);
+    assert_eq!(snapshot.requests(OutcomeKind::FailedClosed), 2);
     let text = stats.prometheus();
     let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
     assert_eq!(
         (requests("failed_closed"), requests("failed_open"), requests("exempt")),
         (Some(2.0), Some(1.0), Some(1.0))
     );
-    assert_eq!(requests("denied"), Some(0.0), "an alert sees the first one");
 }
 
 #[test]
@@ -193,8 +192,8 @@ fn counts_of_64_threads_are_exact_through_a_layer() {
     });
     let snapshot = stats.snapshot();
     let client = of(&snapshot, "client");
-    assert_eq!(client.requests(OutcomeKind::Allowed), 1_000);
-    assert_eq!(client.requests(OutcomeKind::Limited), 64 * 50 - 1_000);
+    assert_eq!(snapshot.requests(OutcomeKind::Allowed), 1_000);
+    assert_eq!(snapshot.requests(OutcomeKind::Limited), 64 * 50 - 1_000);
     assert_eq!((client.units(), client.refused()), (1_000, 64 * 50 - 1_000));
 }
 
@@ -209,7 +208,7 @@ async fn hostile_names_and_keys_do_not_break_the_text() {
     let keys = ["\"", "\\", "} 1", "ratelimit_requests_total", "\t", "ü", "<b>"];
     send(&layer, &keys.repeat(5)).await;
     let text = stats.prometheus();
-    assert_eq!(value(&text, "ratelimit_requests_total", &[("outcome", "limited"), ("policy", name)]), Some(28.0));
+    assert_eq!(value(&text, "ratelimit_policy_refused_total", &[("policy", name)]), Some(28.0));
     assert!(!text.contains("script>ü"), "revealed names are in no metric");
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.most_limited().len(), keys.len());
@@ -225,10 +224,11 @@ async fn policies_beyond_the_bound_are_one_series() {
     }
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.policies().len(), 201);
-    assert_eq!(of(&snapshot, "other").requests(OutcomeKind::Allowed), 100);
-    let of_requests = |name: &str| name == "ratelimit_requests_total";
-    let series = samples(&stats.prometheus()).keys().filter(|(name, _)| of_requests(name)).count();
-    assert_eq!(series, 201 * 2 + 5);
+    assert_eq!(of(&snapshot, "other").decided(Mode::Enforce, PolicyState::Within), 100);
+    assert_eq!(snapshot.requests(OutcomeKind::Allowed), 300);
+    let of_policies = |name: &str| name == "ratelimit_policy_requests_total";
+    let series = samples(&stats.prometheus()).keys().filter(|(name, _)| of_policies(name)).count();
+    assert_eq!(series, 201 * 3);
 }
 
 #[tokio::test]
@@ -290,14 +290,81 @@ async fn layer_hands_its_observer_to_its_limiter() {
 }
 
 #[tokio::test]
-async fn limiter_keeps_the_observer_of_its_builder() {
-    let (stats, own) = (Stats::new(), Events::default());
-    let limiter = MemoryLimiter::builder().capacity(1).observer(own.clone()).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, policy("client", 1), key::header("key")).observer(stats.clone());
+async fn limiter_reports_each_event_to_every_observer_once() {
+    let ([shared, own], [of_memory, of_fallback]) =
+        ([(); 2].map(|()| Stats::new()), [(); 2].map(|()| Events::default()));
+    let second = MemoryLimiter::builder().capacity(1).observer(of_memory.clone()).observer(shared.clone());
+    let limiter = FallbackLimiter::new(failing(), second.build().unwrap(), NonZeroU32::MIN);
+    let limiter = limiter.observer(of_fallback.clone()).observer(shared.clone());
+    let layers = [&shared, &shared, &own].map(|stats| {
+        RateLimitLayer::new(limiter.clone(), policy("client", 1), key::header("key")).observer(stats.clone())
+    });
+    // Each layer makes a service, and so hands its observer on.
+    send_through(&layers, &[]).await;
     let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
-    send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    assert_eq!(stats.snapshot().events().evicted(), 0);
-    assert!(own.lock().contains(&LimiterEvent::Evicted { throttled: true }));
+    send_through(&layers, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    let count = |stats: &Stats| {
+        let snapshot = stats.snapshot();
+        (snapshot.events().fallbacks(), snapshot.events().evicted())
+    };
+    let evicted = of_memory.lock().len() as u64;
+    assert!(evicted > 0);
+    assert_eq!(count(&shared), (300, evicted));
+    assert_eq!(count(&own), (300, evicted));
+    assert_eq!(of_fallback.lock().len(), 300);
+}
+
+/// Sends requests through each of several layers.
+async fn send_through<L: Limiter>(layers: &[RateLimitLayer<L>], keys: &[&str]) {
+    for layer in layers {
+        send(layer, keys).await;
+    }
+}
+
+#[tokio::test]
+async fn layers_that_share_statistics_each_count_a_request() {
+    let stats = Stats::new();
+    let layer =
+        |name| RateLimitLayer::new(memory(&ManualClock::new()), policy(name, 1), key::global()).observer(stats.clone());
+    let answer = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
+    let service = layer("outer").layer(layer("inner").layer(answer));
+    service.oneshot(Request::new(Body::empty())).await.unwrap();
+    let snapshot = stats.snapshot();
+    assert_eq!(snapshot.requests(OutcomeKind::Allowed), 2);
+    let decided = |name| of(&snapshot, name).decided(Mode::Enforce, PolicyState::Within);
+    assert_eq!((decided("outer"), decided("inner")), (1, 1));
+}
+
+/// Polls a future once, and drops it before it is ready.
+fn begin(future: impl Future) {
+    let mut future = std::pin::pin!(future);
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+#[tokio::test]
+async fn request_dropped_while_the_limiter_decides_is_abandoned() {
+    let stats = Stats::new();
+    let layer = RateLimitLayer::new(Scripted::new().later(), policy("client", 9), key::global());
+    let layer = layer.observer(stats.clone());
+    let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()))));
+    begin(service.clone().oneshot(Request::new(Body::empty())));
+    let (head, ()) = Request::new(()).into_parts();
+    begin(layer.admit(&head));
+    let file = "{domain: edge, descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]}";
+    let limiter = Scripted::new().later();
+    let limits = Rules::from_text(file).unwrap().descriptor_limits(limiter.clone()).unwrap().observer(stats.clone());
+    let request = DescriptorRequest::new("edge").charge(Descriptor::new([("user", "a")]));
+    begin(limits.decide(&request));
+    let count = |kinds: [OutcomeKind; 3]| kinds.map(|kind| stats.snapshot().requests(kind));
+    use OutcomeKind::{Abandoned, Allowed, FailedClosed};
+    assert_eq!(count([Abandoned, Allowed, FailedClosed]), [3, 0, 0]);
+    // A request that is decided has one outcome, too.
+    service.oneshot(Request::new(Body::empty())).await.unwrap();
+    limits.decide(&request).await.unwrap();
+    assert!(layer.admit(&head).await.is_ok());
+    limiter.fail(true);
+    limits.decide(&request).await.unwrap_err();
+    assert_eq!(count([Abandoned, Allowed, FailedClosed]), [3, 3, 1]);
 }
 
 #[tokio::test]
@@ -358,7 +425,7 @@ async fn delays_are_those_of_requests_that_wait() {
             .observer(stats.clone());
     send(&layer, &[""; 3]).await;
     let snapshot = stats.snapshot();
-    assert_eq!(of(&snapshot, "queue").requests(OutcomeKind::ShadowLimited), 3);
+    assert_eq!(snapshot.requests(OutcomeKind::ShadowLimited), 3);
     assert_eq!(of(&snapshot, "queue").delay().count(), 0, "the layer has no timer");
 }
 
@@ -375,7 +442,7 @@ fn waiting_requests_are_counted_until_they_depart_or_leave() {
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.events().waiting(), 0);
     let [queue] = snapshot.policies() else { panic!("{snapshot:?}") };
-    assert_eq!((queue.requests(OutcomeKind::Delayed), queue.requests(OutcomeKind::Abandoned)), (2, 1));
+    assert_eq!((snapshot.requests(OutcomeKind::Delayed), snapshot.requests(OutcomeKind::Abandoned)), (2, 1));
     assert_eq!((queue.delay().count(), queue.delay().sum()), (2, Duration::from_millis(30)));
     assert_eq!(queue.units(), 3, "the units of a request that left are refunded");
 }
