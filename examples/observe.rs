@@ -1,5 +1,5 @@
-//! Metrics for Prometheus, and a status page for people. `examples/observe/` has a Grafana dashboard, alerts, and a
-//! configuration of Prometheus for this program.
+//! Metrics for Prometheus, and a status page for people. `examples/observe/` has a Grafana dashboard, alerts with their
+//! tests, and a configuration of Prometheus for this program.
 //!
 //! ```sh
 //! cargo run --example observe

@@ -63,6 +63,7 @@ rust=(ca-certificates cargo rustc rustfmt rust-clippy)
 if grep -qs '^VERSION_CODENAME=bookworm' /etc/os-release; then
     rust=(ca-certificates cargo-web rustc-web rustfmt-web rust-web-clippy)
 fi
+need 'Prometheus' 'command -v "${PROMETHEUS:-prometheus}" && command -v "${PROMTOOL:-promtool}"' prometheus
 need 'OpenSSL' 'command -v openssl' openssl
 need 'valgrind' 'valgrind --version' valgrind
 # Debian keeps it where only root's shell looks by itself.

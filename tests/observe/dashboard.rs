@@ -1,0 +1,159 @@
+//! Every query of the dashboard, on a service whose requests are counted beside it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use axum::Router;
+use serde_json::Value;
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::limiter::memory::OnFull;
+use tower_ratelimit::middleware::TokioTimer;
+use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
+use tower_ratelimit::{MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, RedisLimiter, key};
+
+use crate::prometheus::{Prometheus, Sample, of_totals};
+use crate::redis_server::Server;
+use crate::{behind, metrics, send, serve};
+
+const DASHBOARD: &str = include_str!("../../examples/observe/grafana.json");
+
+/// Returns the title, the name of the query and the query of each target of each panel.
+fn targets() -> Vec<(String, String, String)> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().unwrap().iter().map(move |one| (panel, one)));
+    targets.map(|(panel, one)| (text(&panel["title"]), text(&one["refId"]), text(&one["expr"]))).collect()
+}
+
+fn filled_in(query: &str) -> String {
+    query.replace("$job", "shop").replace("$policy", ".*").replace("$__rate_interval", "10m")
+}
+
+/// Returns the values by the values of their labels, for those that are not zero.
+fn table(samples: &[Sample]) -> BTreeMap<String, f64> {
+    let name = |labels: &BTreeMap<String, String>| labels.values().cloned().collect::<Vec<_>>().join(" ");
+    samples.iter().filter(|(_, value)| *value != 0.0).map(|(labels, value)| (name(labels), *value)).collect()
+}
+
+fn memory(clock: &ManualClock) -> MemoryLimiter {
+    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap()
+}
+
+fn policy(name: &str, limit: u32) -> Policy {
+    Policy::new(name, Quota::per_hour(limit)).unwrap()
+}
+
+/// 100 requests, of which `rare` refuses 2: 2 %, although it decides the outcome of few requests. `trial` is over its
+/// quota for 90, and is in shadow mode.
+fn three_policies(clock: &ManualClock, stats: &Stats) -> Router {
+    let layer = RateLimitLayer::new(memory(clock), policy("client", 100).warn_at_percent(10), key::global())
+        .and(policy("rare", 98), key::global())
+        .and(policy("trial", 10).mode(Mode::Shadow), key::global());
+    behind("/three", layer.observer(stats.clone()))
+}
+
+/// A queue that lets a request pass each 10 ms.
+fn queue(clock: &ManualClock, stats: &Stats) -> Router {
+    let queue = Policy::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap()).unwrap();
+    let layer = RateLimitLayer::new(memory(clock), queue, key::global()).delay(TokioTimer::new());
+    behind("/queue", layer.observer(stats.clone()))
+}
+
+/// A limiter that has room for few keys, and turns others away.
+fn crowded(clock: &ManualClock, stats: &Stats) -> Router {
+    let limiter = MemoryLimiter::builder().capacity(1).on_full(OnFull::Deny).clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, policy("crowded", 9), key::header("key"));
+    behind("/crowded", layer.observer(stats.clone()))
+}
+
+#[test]
+fn every_query_of_the_dashboard_counts_to_the_unit() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let _in_runtime = runtime.enter();
+    let (redis, stats, clock) = (Server::start(), Stats::new(), ManualClock::new());
+    let builder = RedisLimiter::builder().deadline(crate::LONG / 2);
+    let limiter = runtime.block_on(builder.connect(&redis.url())).unwrap();
+    let layer = RateLimitLayer::new(limiter, policy("redis", 1_000), key::global()).observer(stats.clone());
+    let app = Router::new()
+        .merge(three_policies(&clock, &stats))
+        .merge(queue(&clock, &stats))
+        .merge(crowded(&clock, &stats))
+        .merge(behind("/redis", layer))
+        .merge(metrics("/metrics", &stats));
+    let port = serve(&runtime, app);
+    let prometheus = Prometheus::start(&[("shop".to_owned(), port, "/metrics".to_owned())]);
+
+    // Twice, with a scrape between: Prometheus sees no rate in a counter that was never smaller.
+    let half = |first: bool| {
+        let statuses = send(port, "/three", 0..50);
+        assert_eq!(statuses.iter().filter(|status| **status == 429).count(), if first { 0 } else { 2 });
+        assert!(send(port, "/redis", 0..10).iter().all(|status| *status == 200));
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| assert_eq!(send(port, "/queue", [0]), [200]));
+            }
+        });
+        clock.advance(Duration::from_secs(1)); // the queue is empty again, and less than a unit of the others is back
+        // Until Redis produces them.
+        stats.on_event(&LimiterEvent::CorrectionLost { charges: 3, error: "unavailable" });
+        stats.on_event(&LimiterEvent::StoreChecked { duration: Duration::ZERO, error: Some("timeout") });
+        stats.on_event(&LimiterEvent::Evicted { throttled: true });
+        let full = send(port, "/crowded", 0..200).iter().filter(|status| **status == 429).count();
+        prometheus.scrape();
+        full as f64
+    };
+    let full = half(true) + half(false);
+    assert!(full > 0.0);
+
+    let row = |name: &str, value: f64| (name.to_owned(), value);
+    let expected = BTreeMap::from([
+        (("Refused share by policy", "A"), vec![row("rare", 0.02), row("crowded", full / 400.0)]),
+        (
+            ("Requests by outcome", "A"),
+            vec![
+                row("allowed", 10.0 + 20.0 + 2.0 + 400.0 - full),
+                row("delayed", 2.0),
+                row("shadow_limited", 88.0),
+                row("limited", 2.0 + full),
+            ],
+        ),
+        // Requests 90 to 98 leave 10 to 2 of `client`, and find 2 when `rare` refuses.
+        (("Near the limit", "A"), vec![row("client", 11.0)]),
+        (("Over a quota that is not enforced", "A"), vec![row("shadow trial", 90.0)]),
+        (("Delay", "A"), vec![row("", 0.0065)]),
+        (("Delay", "B"), vec![row("", 0.00993)]),
+        (("Delay", "C"), vec![]),
+        (("Checks of Redis", "C"), vec![row("timeout", 2.0)]),
+        (("When the limiter fails", "A"), vec![]),
+        (("When the limiter fails", "B"), vec![]),
+        (("When the limiter fails", "C"), vec![]),
+        (("When the limiter fails", "D"), vec![row("", 6.0)]),
+        (("Memory", "A"), vec![row("true", 2.0)]),
+        (("Memory", "B"), vec![row("", full)]),
+    ]);
+    let mut seen = BTreeSet::new();
+    for (title, name, query) in targets() {
+        let samples = prometheus.query(&filled_in(&query));
+        assert!(!samples.is_empty(), "{title} {name} has no data: {query}");
+        let totals = table(&prometheus.query(&filled_in(&of_totals(&query))));
+        // The time of checks of Redis is what it is.
+        if title == "Checks of Redis" && name != "C" {
+            assert!(totals[""] > 0.0 && totals[""] < 10.0, "{title} {name}: {totals:?}");
+            continue;
+        }
+        let expected = expected.get(&(title.as_str(), name.as_str())).expect("each query has an expectation");
+        let is_near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-9;
+        let expected: BTreeMap<String, f64> = expected.iter().cloned().collect();
+        assert!(totals.keys().eq(expected.keys()), "{title} {name}: {totals:?}, not {expected:?}");
+        assert!(totals.values().zip(expected.values()).all(is_near), "{title} {name}: {totals:?}, not {expected:?}");
+        let rates = table(&samples);
+        assert!(rates.keys().eq(expected.keys()), "{title} {name}: {rates:?}, not {expected:?}");
+        seen.insert((title, name));
+    }
+    assert_eq!(seen.len(), expected.len(), "each expectation has a query");
+    assert_eq!(prometheus.value("sum(ratelimit_limiter_duration_seconds_count)"), 20.0);
+    assert_eq!(prometheus.value("sum(ratelimit_policy_units_total{policy=\"client\"})"), 98.0);
+    // What `limited` says by outcome cannot be divided by policy, because the series has no such label.
+    assert!(prometheus.query("ratelimit_requests_total{policy!=\"\"}").is_empty());
+}
