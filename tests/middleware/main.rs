@@ -22,6 +22,7 @@ mod layers;
 mod modes;
 mod nested;
 mod overflow;
+mod queue_leaving;
 mod readiness;
 mod refusals;
 mod retries;

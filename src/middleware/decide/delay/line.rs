@@ -4,12 +4,16 @@
 //! in one line: the first waiter has the first slot, the second waiter the second. If a waiter leaves, all behind it
 //! move up by one and the last slot becomes free. Only the ends of the line change.
 //!
+//! The limiter accepts the refund of a slot only while no later slot is taken. So the free slots of a line are refunded
+//! newest first, by one thread at a time: a thread that leaves while another one refunds leaves its slot to that thread.
+//! The lock is not held meanwhile, because the limiter is the application's code. A request that joins before its slot
+//! is refunded makes use of it.
+//!
 //! A waiter that is woken releases every waiter whose slot is due, so a task that does not run delays no other request.
 //! Each waiter sets its timer for the slot that it has when it joins. The foremost waiters are woken when their slot
 //! becomes earlier than their timer, and set their timers anew. So no request departs later than the limiter said, and
 //! a request that moved up departs in its new slot unless the tasks of all foremost waiters do not run.
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::task::Waker;
 
@@ -17,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::decision::Receipt;
 use crate::key::Key;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Mutex, contained, lock};
 
 /// The number of foremost waiters, whose timers are set to the slots that they have now.
 const FOREMOST: usize = 8;
@@ -60,15 +64,18 @@ impl Wakers {
     }
 }
 
-/// It has one slot for each waiter.
 #[derive(Debug, Default)]
 struct Line {
-    /// Sorted by departure.
+    /// Sorted by departure. The first ones belong to the waiters, one to each; the others are free.
     slots: VecDeque<Slot>,
     /// By turn number, so in the order in which they joined.
     waiters: BTreeMap<u64, Waiter>,
     /// The receipts of the slots in which waiters depart that do not know it yet, by turn number.
     departed: BTreeMap<u64, Option<Receipt>>,
+    /// The receipts of slots that are over and were not used, by turn number.
+    unused: BTreeMap<u64, Receipt>,
+    /// Whether a thread refunds the free slots.
+    is_refunding: bool,
 }
 
 #[derive(Debug)]
@@ -98,11 +105,28 @@ impl Lines {
         waiting.turns += 1;
         let number = waiting.turns;
         let line = waiting.lines.entry(place.clone()).or_default();
-        // Answers of a remote limiter may arrive in another order than it gave them.
-        let at = line.slots.partition_point(|slot| slot.departs_us <= departs_us);
-        line.slots.insert(at, Slot { departs_us, receipt });
+        line.add(Slot { departs_us, receipt });
         line.waiters.insert(number, Waiter { armed_us: u64::MAX, waker: None });
         Turn { place, number }
+    }
+
+    /// Adds the slot of a request that does not wait for it. A waiter may move up to it. The slots that are free then
+    /// are refunded, as when a waiter [leaves](Self::leave).
+    pub(super) fn decline(
+        &self,
+        place: &Place,
+        departs_us: u64,
+        receipt: Option<Receipt>,
+        refund: impl FnMut(Vec<Receipt>),
+    ) {
+        let mut wakers = Wakers::default();
+        let mut waiting = lock(&self.0);
+        let line = waiting.lines.entry(place.clone()).or_default();
+        line.add(Slot { departs_us, receipt });
+        line.wake_foremost(&mut wakers);
+        drop(waiting);
+        contained(|| wakers.release());
+        self.refund_free(place, refund);
     }
 
     /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
@@ -119,40 +143,86 @@ impl Lines {
         polled.unwrap_or(Ok(None))
     }
 
-    /// Leaves the line. Returns the receipt of the slot that becomes free: the last one, or its own if that is over.
-    pub(super) fn leave(&self, turn: &Turn, now_us: u64) -> Option<Receipt> {
-        let freed = self.with_line(turn, now_us, |line, wakers| {
-            let departed = line.departed.remove(&turn.number);
-            departed.unwrap_or_else(|| line.leave(turn.number, wakers).and_then(|slot| slot.receipt))
-        });
-        freed.flatten()
+    /// Leaves the line. The slot that becomes free is the last one, or its own if that is over. `refund` is called with
+    /// the receipts of free slots, newest first, unless another thread refunds them.
+    pub(super) fn leave(&self, turn: &Turn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
+        let leave = |line: &mut Line, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
+            Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
+            None => line.leave(turn.number, wakers),
+        };
+        contained(|| self.with_line(turn, now_us, leave).unwrap_or_default());
+        self.refund_free(&turn.place, refund);
+    }
+
+    /// Refunds the free slots of a line until it has none, unless another thread does.
+    fn refund_free(&self, place: &Place, mut refund: impl FnMut(Vec<Receipt>)) {
+        let mut is_mine = false;
+        loop {
+            let mut waiting = lock(&self.0);
+            let Some(line) = waiting.lines.get_mut(place) else { return };
+            if line.is_refunding && !is_mine {
+                return;
+            }
+            let free = line.take_free();
+            is_mine = !free.is_empty();
+            line.is_refunding = is_mine;
+            if !is_mine {
+                waiting.remove_if_over(place);
+                return;
+            }
+            drop(waiting);
+            contained(|| refund(free));
+        }
     }
 
     /// Changes a request's line, after the waiters that are due were released.
     fn with_line<T>(&self, turn: &Turn, now_us: u64, change: impl FnOnce(&mut Line, &mut Wakers) -> T) -> Option<T> {
         let mut wakers = Wakers::default();
         let mut waiting = lock(&self.0);
-        let lines = &mut waiting.lines;
-        let Entry::Occupied(mut entry) = lines.entry(turn.place.clone()) else { return None };
-        let line = entry.get_mut();
+        let line = waiting.lines.get_mut(&turn.place)?;
         line.release(now_us, &mut wakers);
         let changed = change(line, &mut wakers);
-        if line.waiters.is_empty() && line.departed.is_empty() {
-            entry.remove();
-            if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
-                lines.shrink_to_fit();
-            }
-        }
+        waiting.remove_if_over(&turn.place);
         drop(waiting);
         wakers.release();
         Some(changed)
     }
 }
 
+impl Waiting {
+    /// Removes a line in which no request waits and no slot is free.
+    fn remove_if_over(&mut self, place: &Place) {
+        let lines = &mut self.lines;
+        if lines.get(place).is_some_and(Line::is_over) {
+            lines.remove(place);
+            if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
+                lines.shrink_to_fit();
+            }
+        }
+    }
+}
+
 impl Line {
+    fn is_over(&self) -> bool {
+        self.slots.is_empty() && self.departed.is_empty() && self.unused.is_empty() && !self.is_refunding
+    }
+
+    fn add(&mut self, slot: Slot) {
+        // Answers of a remote limiter may arrive in another order than it gave them.
+        let at = self.slots.partition_point(|earlier| earlier.departs_us <= slot.departs_us);
+        self.slots.insert(at, slot);
+    }
+
+    /// Takes out the receipts of the free slots, newest first.
+    fn take_free(&mut self) -> Vec<Receipt> {
+        let free = self.slots.drain(self.waiters.len().min(self.slots.len())..).rev();
+        let free = free.filter_map(|slot| slot.receipt);
+        free.chain(std::mem::take(&mut self.unused).into_values().rev()).collect()
+    }
+
     /// Releases the waiters whose slots are due.
     fn release(&mut self, now_us: u64, wakers: &mut Wakers) {
-        while self.slots.front().is_some_and(|slot| slot.departs_us <= now_us) {
+        while !self.waiters.is_empty() && self.slots.front().is_some_and(|slot| slot.departs_us <= now_us) {
             let (Some(slot), Some((number, waiter))) = (self.slots.pop_front(), self.waiters.pop_first()) else {
                 return;
             };
@@ -174,7 +244,7 @@ impl Line {
     /// earlier waker goes to `wakers`.
     fn wait(&mut self, number: u64, now_us: u64, waker: Waker, wakers: &mut Wakers) -> Option<u64> {
         let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
-        let slot = place.map_or_else(|| self.slots.back(), |place| self.slots.get(place));
+        let slot = self.slots.get(place.unwrap_or(self.waiters.len().saturating_sub(1)));
         let (Some(slot), Some(waiter)) = (slot, self.waiters.get_mut(&number)) else {
             wakers.to_drop.push(waker);
             return None;
@@ -188,11 +258,9 @@ impl Line {
         Some(until_us)
     }
 
-    fn leave(&mut self, number: u64, wakers: &mut Wakers) -> Option<Slot> {
-        wakers.to_drop.extend(self.waiters.remove(&number)?.waker);
-        let freed = self.slots.pop_back();
+    fn leave(&mut self, number: u64, wakers: &mut Wakers) {
+        wakers.to_drop.extend(self.waiters.remove(&number).and_then(|waiter| waiter.waker));
         self.wake_foremost(wakers);
-        freed
     }
 }
 
@@ -211,7 +279,7 @@ mod tests {
         assert_eq!(sizes(), 10_000);
         // Half of the requests leave, the other half depart.
         let departing = waiting.split_off(5_000);
-        waiting.iter().for_each(|turn| assert!(lines.leave(turn, 0).is_none()));
+        waiting.iter().for_each(|turn| lines.leave(turn, 0, drop));
         assert_eq!(sizes(), 5_000);
         departing.iter().for_each(|turn| assert_eq!(lines.poll(turn, 100, Waker::noop()), Ok(None)));
         assert_eq!(sizes(), 0);
@@ -230,18 +298,18 @@ mod tests {
 
     impl Drop for Holder {
         fn drop(&mut self) {
-            self.lines.leave(&self.turn, 0);
+            self.lines.leave(&self.turn, 0, drop);
         }
     }
 
     #[test]
     fn wakers_are_dropped_when_the_lock_is_released() {
-        type End = fn(&Lines, &Turn) -> bool;
+        type End = fn(&Lines, &Turn);
         let ends: [(&str, End); 4] = [
-            ("polled by another task", |lines, turn| lines.poll(turn, 0, Waker::noop()).is_err()),
-            ("due", |lines, turn| lines.poll(turn, 100, Waker::noop()).is_ok()),
-            ("left", |lines, turn| lines.leave(turn, 0).is_none()),
-            ("left when due", |lines, turn| lines.leave(turn, 100).is_none()),
+            ("polled by another task", |lines, turn| assert!(lines.poll(turn, 0, Waker::noop()).is_err())),
+            ("due", |lines, turn| assert!(lines.poll(turn, 100, Waker::noop()).is_ok())),
+            ("left", |lines, turn| lines.leave(turn, 0, drop)),
+            ("left when due", |lines, turn| lines.leave(turn, 100, drop)),
         ];
         for (name, end) in ends {
             let (done, ended) = std::sync::mpsc::channel();
@@ -252,12 +320,73 @@ mod tests {
                 let holder = Waker::from(Arc::new(Holder { lines: Arc::clone(&lines), turn: other }));
                 let _ = lines.poll(&turn, 0, &holder);
                 drop(holder);
-                assert!(end(&lines, &turn), "{name}");
+                end(&lines, &turn);
                 let _ = lines.poll(&turn, 300, Waker::noop());
                 done.send(lines.0.lock().unwrap().lines.len()).unwrap();
             });
             let left = ended.recv_timeout(std::time::Duration::from_secs(20));
             assert_eq!(left, Ok(0), "{name}: the other request has left");
         }
+    }
+
+    fn receipt(at_us: u64) -> Option<Receipt> {
+        Some(Receipt::new(1, at_us, 0))
+    }
+
+    fn place() -> Place {
+        Place { policy: 0, key: Key::global(), cost: 1 }
+    }
+
+    fn instants(receipts: &[Receipt]) -> Vec<u64> {
+        receipts.iter().map(Receipt::at_us).collect()
+    }
+
+    #[test]
+    fn slots_freed_during_a_refund_are_refunded_after_it() {
+        let lines = Lines::default();
+        let turns = [1, 2, 3, 4].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let mut refunded = Vec::new();
+        lines.leave(&turns[0], 0, |slots| {
+            refunded.push(instants(&slots));
+            if refunded.len() == 1 {
+                // What another thread does meanwhile. A panic of the limiter does not stop the refunds.
+                lines.leave(&turns[2], 0, |_| panic!("two threads refund"));
+                lines.leave(&turns[1], 0, |_| panic!("two threads refund"));
+                panic!("the limiter fails");
+            }
+        });
+        assert_eq!(refunded, [vec![4], vec![3, 2]]);
+        lines.leave(&turns[3], 0, |slots| refunded.push(instants(&slots)));
+        assert_eq!(refunded[2], [1]);
+        assert!(lines.0.lock().unwrap().lines.is_empty());
+    }
+
+    #[test]
+    fn request_that_joins_during_a_refund_uses_the_free_slot() {
+        let lines = Lines::default();
+        let turns = [1, 2, 3].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let (mut refunded, mut last) = (Vec::new(), None);
+        lines.leave(&turns[0], 0, |slots| {
+            refunded.extend(instants(&slots));
+            if last.is_none() {
+                lines.leave(&turns[1], 0, drop);
+                last = Some(lines.join(place(), 400, receipt(4)));
+            }
+        });
+        assert_eq!(refunded, [3, 4], "and not slot 2, behind which slot 4 is taken");
+        assert_eq!(lines.poll(&turns[2], 100, Waker::noop()), Ok(receipt(1)));
+        assert_eq!(lines.poll(&last.unwrap(), 200, Waker::noop()), Ok(receipt(2)));
+    }
+
+    #[test]
+    fn unused_slots_are_refunded_after_later_ones() {
+        let lines = Lines::default();
+        let turns = [1, 2, 3].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let mut refunded = Vec::new();
+        lines.leave(&turns[2], 0, |slots| {
+            refunded.extend(instants(&slots));
+            turns[..2].iter().for_each(|turn| lines.leave(turn, 100, drop));
+        });
+        assert_eq!(refunded, [3, 2, 1]);
     }
 }

@@ -14,7 +14,8 @@ use super::delays::{Counted, Delays};
 use super::line::{Place, Turn};
 use super::timer::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
-use crate::limiter::Limiter;
+use crate::key::Key;
+use crate::limiter::{Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::mode::makes_wait;
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
@@ -43,9 +44,26 @@ impl Ticket {
     fn place_or_refusal<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Arc<Delays>) -> Option<Counted> {
         let counted = delays.count();
         if counted.is_none() {
-            self.refuse_to_wait(|ticket| ticket.take_back(layer));
+            self.refuse_to_wait(|ticket| {
+                ticket.decline_slots(layer, delays);
+                ticket.take_back(layer);
+            });
         }
         counted
+    }
+
+    /// Refunds the slots of a request that has to wait and does not, in order with those of its lines.
+    fn decline_slots<L: Limiter>(&mut self, layer: &Compiled<L>, delays: &Delays) {
+        let now_us = delays.now_us();
+        for at in 0..self.charges.len() {
+            let Some(charged) = self.charges.get_mut(at).filter(|charged| makes_wait(charged)) else { continue };
+            let (place, departs_us) = (place_of(layer, charged), departure(now_us, &charged.decision));
+            let (policy, units) = (charged.policy, charged.decision.taken());
+            let receipt = charged.decision.take_receipt();
+            let refund = |slots| refund_slots(layer, policy, &place.key, slots);
+            delays.lines.decline(&place, departs_us, receipt, refund);
+            self.update(layer, at, units, 0);
+        }
     }
 
     /// Refuses a request that has to wait. `take_back` reports its charges as not taken.
@@ -69,6 +87,23 @@ impl Ticket {
             charged.decision.put_receipt(receipt);
         }
     }
+}
+
+/// Returns the place in which a charge waits.
+fn place_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> Place {
+    let policy = layer.policy(charged.policy).map_or(0, Policy::fingerprint);
+    Place { policy, key: charged.key.clone(), cost: charged.cost }
+}
+
+/// Returns the instant of the timer at which a charge departs.
+fn departure(now_us: u64, decision: &ChargeDecision) -> u64 {
+    now_us.saturating_add(micros_ceil(decision.delay()))
+}
+
+/// Refunds slots of a queue, in this order.
+fn refund_slots<L: Limiter>(layer: &Compiled<L>, policy: usize, key: &Key, slots: Vec<Receipt>) {
+    let Some(policy) = layer.policy_of_refunds(policy) else { return };
+    layer.refund(slots.into_iter().map(|slot| Refund::new(policy.clone(), key.clone(), slot)).collect());
 }
 
 /// A request that waits for its departures: several if several of its policies are queues.
@@ -109,11 +144,8 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
         for (at, charged) in ticket.charges.iter_mut().enumerate().filter(|(_, charged)| makes_wait(charged)) {
-            let Charged { policy, key, cost, decision, .. } = charged;
-            let departs_us = now_us.saturating_add(micros_ceil(decision.delay()));
-            let place =
-                Place { policy: layer.policy(*policy).map_or(0, Policy::fingerprint), key: key.clone(), cost: *cost };
-            turns.push((at, delays.lines.join(place, departs_us, decision.take_receipt())));
+            let (place, departs_us) = (place_of(layer, charged), departure(now_us, &charged.decision));
+            turns.push((at, delays.lines.join(place, departs_us, charged.decision.take_receipt())));
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted) })
@@ -165,7 +197,9 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
             let mut now_us = 0;
             contained(|| now_us = delays.now_us());
             for (at, turn) in self.turns.drain(..) {
-                contained(|| ticket.put_receipt(at, delays.lines.leave(&turn, now_us)));
+                let Some(Charged { policy, key, .. }) = ticket.charges.get(at) else { continue };
+                let refund = |slots| refund_slots(&self.layer, *policy, key, slots);
+                contained(|| delays.lines.leave(&turn, now_us, refund));
             }
         }
         let is_waiting = self.counted.take().is_some();

@@ -1,0 +1,155 @@
+//! Requests that leave a leaky queue at the same moment on several threads free all of its slots.
+
+use std::convert::Infallible;
+use std::future::{Future, ready};
+use std::pin::Pin;
+use std::sync::Barrier;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use http::{Request, Response, StatusCode};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, service_fn};
+use tower_ratelimit::{
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, clock::ManualClock, key, middleware::TokioTimer,
+};
+
+use crate::support::memory;
+use crate::support::shop::{Body, queue};
+use crate::support::waiting::ManualTimer;
+
+const THREADS: usize = 8;
+const ROUNDS: usize = 200;
+
+type Sent = Pin<Box<dyn Future<Output = StatusCode> + Send>>;
+
+struct Queue {
+    clock: ManualClock,
+    limiter: MemoryLimiter,
+    policy: Policy,
+    layer: RateLimitLayer<MemoryLimiter>,
+}
+
+impl Queue {
+    fn new(quota: Quota) -> Self {
+        let clock = ManualClock::new();
+        let (limiter, policy) = (memory(&clock), Policy::new("queue", quota).unwrap());
+        let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(ManualTimer::default());
+        Self { clock, limiter, policy, layer }
+    }
+
+    /// Sends a request. Its task runs once.
+    fn send(&self) -> Sent {
+        let mut sent = self.send_unpolled();
+        let _ = sent.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        sent
+    }
+
+    /// Sends a request, whose future is not polled.
+    fn send_unpolled(&self) -> Sent {
+        let mut service = self.layer.layer(service_fn(|_: Request<Body>| {
+            ready(Ok::<_, Infallible>(Response::new(Body::default())))
+        }));
+        let response = tower::Service::call(&mut service, Request::new(Body::default()));
+        Box::pin(async move { response.await.unwrap().status() })
+    }
+
+    fn remaining(&self) -> u64 {
+        self.limiter.peek_one(&self.policy, &Key::global(), 0).remaining()
+    }
+}
+
+/// Runs what each thread has to do, at the same moment.
+fn at_once(work: Vec<Box<dyn FnOnce() + Send + '_>>) {
+    let barrier = Barrier::new(work.len());
+    std::thread::scope(|scope| {
+        for work in work {
+            scope.spawn(|| {
+                barrier.wait();
+                work();
+            });
+        }
+    });
+}
+
+/// Returns what several threads do that drop these.
+fn drops(sent: Vec<Sent>) -> Vec<Box<dyn FnOnce() + Send>> {
+    let mut shares: Vec<Vec<Sent>> = (0..THREADS).map(|_| Vec::new()).collect();
+    sent.into_iter().enumerate().for_each(|(at, sent)| shares[at % THREADS].push(sent));
+    shares.into_iter().map(|share| Box::new(move || drop(share)) as Box<dyn FnOnce() + Send>).collect()
+}
+
+#[test]
+fn waiters_that_leave_on_several_threads_free_all_slots() {
+    let queue = Queue::new(queue(199));
+    for round in 0..ROUNDS {
+        drop(queue.send()); // it departs at once
+        let alone = queue.remaining();
+        let sent = (0..199).map(|at| if at % 7 == 0 { queue.send_unpolled() } else { queue.send() }).collect();
+        assert_eq!((queue.layer.waiting(), queue.remaining()), (199, 0));
+        at_once(drops(sent));
+        assert_eq!((queue.layer.waiting(), queue.remaining()), (0, alone), "in round {round}");
+        queue.clock.advance(Duration::from_millis(10));
+    }
+}
+
+/// A request that finds no place to wait in has taken a slot for a moment.
+#[test]
+fn waiters_that_leave_beside_requests_without_a_place_free_all_slots() {
+    let mut queue = Queue::new(queue(199));
+    queue.layer = queue.layer.max_waiting(50);
+    for round in 0..ROUNDS {
+        drop(queue.send());
+        let alone = queue.remaining();
+        let waiting = (0..50).map(|_| queue.send()).collect();
+        let refused: Vec<Sent> = (0..9).map(|_| queue.send()).collect();
+        assert_eq!((queue.layer.waiting(), queue.remaining()), (50, alone - 50), "the others took nothing");
+        drop(refused);
+        at_once(drops(waiting));
+        assert_eq!((queue.layer.waiting(), queue.remaining()), (0, alone), "in round {round}");
+        queue.clock.advance(Duration::from_millis(10));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn clients_that_hang_up_keep_no_other_client_waiting() {
+    const CLIENTS: usize = 200;
+    let quota = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(CLIENTS as u64).unwrap();
+    let limiter = MemoryLimiter::builder().capacity(1_000).build().unwrap();
+    let policy = Policy::new("queue", quota).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(TokioTimer::new());
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let app = axum::Router::new().route("/", axum::routing::get(|| async { "served" })).layer(layer.clone());
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let send = async || {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(b"GET / HTTP/1.1\r\nhost: shop\r\n\r\n").await.unwrap();
+        stream
+    };
+    let mut first = [0; 12];
+    send().await.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+
+    let mut clients = Vec::new();
+    for _ in 0..CLIENTS {
+        clients.push(send().await);
+    }
+    until("all clients wait", || layer.waiting() == CLIENTS).await;
+    drop(clients);
+    until("no client waits", || layer.waiting() == 0).await;
+    // The next request waits for the only one that was served.
+    let next = || limiter.peek_one(&policy, &Key::global(), 1).delay();
+    until("all slots are free", || next() <= Duration::from_secs(60)).await;
+    server.abort();
+}
+
+async fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let is = async {
+        while !is() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), is).await.unwrap_or_else(|_| panic!("{what}"));
+}
