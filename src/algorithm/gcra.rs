@@ -271,6 +271,17 @@ impl<N: Parts> Gcra<N> {
         (span.us as f64, if self.queue.is_some() { -1.0 - num } else { num })
     }
 
+    /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
+    #[cfg(feature = "redis")]
+    pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
+        let (span, l) = (self.span(units.min(self.most())), self.l.get());
+        // Without numerators, the number of a pair means nothing.
+        let num = |pair: Pair| pair.n.min(l - 1);
+        let sum = num(end) + span.num;
+        let (carry, sum) = if sum < l { (0, sum) } else { (1, sum - l) };
+        end.at.saturating_add(span.us + carry) == own.at && sum == num(own)
+    }
+
     // Arithmetic ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Returns how far the state is ahead of now, and whether that was more than the quota allows.

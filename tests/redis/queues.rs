@@ -12,7 +12,11 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Policy, Quota, RateLimitLayer, RedisLimiter, clock::MonotonicClock, key, middleware::TokioTimer,
+    Key, Policy, Quota, RateLimitLayer, RedisLimiter,
+    clock::MonotonicClock,
+    key,
+    limiter::{Charge, Limiter},
+    middleware::TokioTimer,
 };
 
 use super::{LONG, connected, patient, policy};
@@ -111,4 +115,40 @@ async fn stopped_server_keeps_no_request_waiting() {
     all_pass(sent).await;
     keep_the_rate(begin, process.departures());
     server.resume();
+}
+
+/// Waits until the next request would wait for no longer than this.
+async fn next_waits(limiter: &RedisLimiter, policy: &Policy, at_most: Duration) {
+    let began = Instant::now();
+    loop {
+        let decision = limiter.peek(&[Charge::new(policy, &Key::global())]).await.expect("Redis answers");
+        let wait = decision.charges()[0].delay();
+        if wait <= at_most {
+            return;
+        }
+        assert!(began.elapsed() < LONG, "the next request waits for {wait:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn requests_that_leave_on_several_threads_free_all_slots() {
+    let (server, clock) = (Server::start(), MonotonicClock::new());
+    let minute = Duration::from_secs(60);
+    let quota = Quota::leaky_queue(1, minute).and_then(|quota| quota.queue(200)).expect("the quota is possible");
+    let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
+    for round in 0..20 {
+        let policy = policy(&format!("queue-{round}"), quota);
+        let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(TokioTimer::new());
+        let process = Process { layer, departures: Arc::default() };
+        all_pass([process.send()]).await;
+        let sent: Vec<_> = (0..150).map(|_| process.send()).collect();
+        process.until_admitted(151).await;
+        sent.iter().for_each(JoinHandle::abort);
+        for sent in sent {
+            assert!(sent.await.is_err(), "it was aborted");
+        }
+        assert_eq!(process.layer.waiting(), 0);
+        next_waits(&limiter, &policy, minute).await;
+    }
 }

@@ -12,6 +12,7 @@ use super::error::{RedisError, RedisErrorKind};
 use super::keys::{CallerKeys, KeySpace, SLOTS};
 use super::leases::{HELD, Leases};
 use super::limiter::{Inner, RedisLimiter};
+use super::queue_refunds::QueueRefunds;
 use super::store::{Settings, Store};
 use super::tag::Tags;
 use crate::clock::{Clock, MonotonicClock};
@@ -229,6 +230,7 @@ impl RedisLimiterBuilder {
             denials: DenialCache::new(self.denials, tags.clone(), clock),
             tags,
             leases,
+            queue_refunds: QueueRefunds::default(),
             registry: PolicyRegistry::new(),
             in_slots,
         });

@@ -24,8 +24,9 @@ use super::dispatch::Dispatcher;
 use super::error::{RedisError, RedisErrorKind};
 use super::keys::KeySpace;
 use super::leases::{Leases, Wanted};
+use super::queue_refunds::{Due, QueueRefunds, Refunded, keep_order};
 use super::set::{self, Pending, Places, Set};
-use super::tag::Tags;
+use super::tag::{Tag, Tags};
 use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense};
 
 /// A future of a [`RedisLimiter`]'s answer.
@@ -58,6 +59,7 @@ pub(super) struct Inner {
     pub(super) tags: Tags,
     pub(super) denials: DenialCache,
     pub(super) leases: Option<Arc<Leases>>,
+    pub(super) queue_refunds: QueueRefunds,
     pub(super) registry: PolicyRegistry,
     /// Whether it is a cluster, where charges of one set can be in different slots.
     pub(super) in_slots: bool,
@@ -177,10 +179,47 @@ impl Inner {
 
     /// Sends the refunds of a refused or failed set. Units whose refund cannot be sent return as
     /// they drain.
-    pub(super) fn give_back(&self, refunds: Vec<Refund>) {
+    pub(super) fn give_back(self: &Arc<Self>, refunds: Vec<Refund>) {
         for refund in refunds {
-            let _ = self.send(self.refund(refund), drop);
+            drop(self.send_refund(refund));
         }
+    }
+
+    /// Sends a refund at once, or after the earlier ones of its queue. The result may be waited for.
+    fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded> + use<>, RedisError> {
+        let result = if keep_order(refund.policy.quota()) {
+            let tag = self.tags.of(&refund.policy, &refund.key);
+            let (is_first, result) = self.queue_refunds.add(tag, refund);
+            if is_first {
+                self.send_next_refund(tag)?;
+            }
+            result
+        } else {
+            let (sender, result) = oneshot::channel();
+            self.send(self.refund(refund), |answer| drop(sender.send(done(answer))))?; // the caller may have gone
+            result
+        };
+        let lost = || RedisError::new(RedisErrorKind::Unavailable, "the refund was not sent");
+        Ok(async move { result.await.unwrap_or_else(|_| Err(lost())) })
+    }
+
+    /// Sends the next refund of a queue. Its answer sends the one after it.
+    fn send_next_refund(self: &Arc<Self>, tag: Tag) -> Result<(), RedisError> {
+        let mut result = Ok(());
+        while let Some((refund, callers)) = self.queue_refunds.next(tag).map(Due::into_parts) {
+            let inner = Arc::downgrade(self);
+            let sent = self.send(self.refund(refund), move |answer| {
+                Due::report(callers, &done(answer));
+                if let Some(inner) = inner.upgrade() {
+                    let _ = inner.send_next_refund(tag); // the errors are reported
+                }
+            });
+            match sent {
+                Ok(()) => return result,
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        result
     }
 
     fn refund(&self, refund: Refund) -> Request {
@@ -314,12 +353,12 @@ impl Limiter for RedisLimiter {
     }
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
-        let sent = refunds.into_iter().map(|refund| self.0.send_now(self.0.refund(refund)));
+        let sent = refunds.into_iter().map(|refund| self.0.send_refund(refund));
         let answers = match sent.collect::<Result<Vec<_>, _>>() {
             Ok(answers) => answers,
             Err(error) => return Reply::Now(Err(error)),
         };
-        Reply::Later(Box::pin(async move { join_all(answers).await.into_iter().try_for_each(done) }))
+        Reply::Later(Box::pin(async move { join_all(answers).await.into_iter().collect() }))
     }
 
     /// Sends the charges before it returns. Forced charges do not use leases, which keep their

@@ -9,6 +9,7 @@ mod error;
 mod keys;
 mod leases;
 pub(crate) mod limiter;
+mod queue_refunds;
 #[cfg(test)]
 #[path = "../../../tests/support/redis.rs"]
 mod redis_server;

@@ -10,7 +10,7 @@ use crate::policy::Policy;
 
 /// The name of a (policy, key) pair: a hash with a secret of the process. Policies with different
 /// quotas have different tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Tag(u64);
 
 impl Tag {
