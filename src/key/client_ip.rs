@@ -126,9 +126,12 @@ fn entries(field: &Field, headers: &HeaderMap) -> impl Iterator<Item = Result<Op
     let lines = headers.get_all(name);
     let is_twice = is_single && lines.iter().nth(1).is_some();
     let entries = lines.iter().rev().flat_map(move |line| split(line.as_bytes())).enumerate();
-    entries.filter(move |(_, entry)| is_single || *entry != Some(b"")).map(move |(at, entry)| match entry {
-        Some(entry) if at < ENTRIES_MAX && !is_twice => Ok(address(entry)),
-        _ => Err(Unreadable),
+    // Empty entries count, so that a line of commas is not read to its end.
+    entries.filter(move |(at, entry)| is_single || *at >= ENTRIES_MAX || *entry != Some(b"")).map(move |(at, entry)| {
+        match entry {
+            Some(entry) if at < ENTRIES_MAX && !is_twice => Ok(address(entry)),
+            _ => Err(Unreadable),
+        }
     })
 }
 
@@ -186,6 +189,8 @@ mod tests {
         assert_eq!(x(1, &["203.0.113.9, ,"]), known("203.0.113.9"));
         assert_eq!(x(1, &["203.0.113.9", &"a".repeat(5_000)]), unreadable(PEER));
         assert_eq!(x(1, &["203.0.113.9", &",".repeat(64)]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9", &",".repeat(63)]), unreadable(PEER));
+        assert_eq!(x(1, &["203.0.113.9", &",".repeat(62)]), known("203.0.113.9"));
         assert_eq!(x(1, &[]), unnamed(PEER));
     }
 
@@ -207,6 +212,22 @@ mod tests {
         let mut lines = vec!["6.6.6.6"; 10_000];
         lines.push("198.51.100.7, 10.0.0.2");
         assert_eq!(client(&proxies, PEER, "x-forwarded-for", &lines), known("198.51.100.7"));
+    }
+
+    #[test]
+    fn entries_beyond_the_last_64_are_not_read() {
+        let one = TrustedProxies::count(1).unwrap();
+        for (name, proxies) in [("x-forwarded-for", one.clone()), ("forwarded", one.forwarded())] {
+            for line in [",".repeat(400_000), " , ".repeat(100_000), "\\".repeat(400_000) + "\""] {
+                let parts = parts(PEER, name, &[&line]);
+                assert_eq!(find_client(&proxies, &parts), unreadable(PEER), "{name}: {}", &line[..3]);
+                let read = entries(&proxies.field, &parts.headers).take_while(Result::is_ok).count();
+                assert_eq!(read, 0, "{name}: {}", &line[..3]);
+            }
+        }
+        let empty = vec![""; 10_000];
+        let parts = parts(PEER, "x-forwarded-for", &empty);
+        assert_eq!(find_client(&TrustedProxies::count(1).unwrap(), &parts), unreadable(PEER));
     }
 
     #[test]

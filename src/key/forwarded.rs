@@ -57,7 +57,8 @@ impl<'a> Iterator for Split<'a> {
 
 /// Whether an odd number of backslashes stands before the byte.
 fn is_escaped(line: &[u8], at: usize) -> bool {
-    line.iter().take(at).rev().take_while(|byte| **byte == b'\\').count() % 2 == 1
+    // A part with more backslashes than that is too long to be read.
+    line.iter().take(at).rev().take(PART_MAX).take_while(|byte| **byte == b'\\').count() % 2 == 1
 }
 
 /// The address in the `for` parameter of an element, if it has just one such parameter and it is an

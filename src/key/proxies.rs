@@ -43,8 +43,8 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///   * The header cannot be read: the entry is not an address (`unknown`, `_name`, text), a quote
 ///     is left open, a header of one address comes twice, an entry is longer than 1,024 bytes, or
 ///     the client is not among the last 64 entries.
-/// * Lines of the header are read in their order as one list, and empty entries are skipped. Ports,
-///   brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
+/// * Lines of the header are read in their order as one list. Empty entries are skipped, but count
+///   among the 64. Ports, brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
 /// * Only the entries that are needed are read, from the right, so a client cannot change the
 ///   meaning of what a proxy appends, nor make the header expensive to read.
 #[derive(Clone, Debug, PartialEq, Eq)]

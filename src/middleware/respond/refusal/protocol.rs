@@ -77,6 +77,9 @@ fn of_type(media_type: &[u8]) -> Protocol {
     TYPES.iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map_or(Protocol::Http, |(_, protocol)| *protocol)
 }
 
+/// The number of members of a list that are read: a client can send many.
+const MEMBERS_MAX: usize = 64;
+
 /// Whether a token of RFC 9110 may contain this byte.
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
@@ -85,13 +88,13 @@ fn is_token(byte: u8) -> bool {
 /// Whether the client reads trailers: gRPC's HTTP/2 mapping demands that clients say so.
 fn has_te_trailers(headers: &HeaderMap) -> bool {
     let mut members = headers.get_all(TE).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+    members.by_ref().take(MEMBERS_MAX).any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
 /// Whether the client asked for a text answer; `None` if it named neither kind.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
     let accepted = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let texts = accepted.filter_map(|media_type| match of_type(media_type) {
+    let texts = accepted.take(MEMBERS_MAX).filter_map(|media_type| match of_type(media_type) {
         Protocol::GrpcWeb { text } => Some(text),
         _ => None,
     });
@@ -192,5 +195,16 @@ mod tests {
         assert!(!text("application/grpc-web-text", "application/grpc-web"));
         assert!(!text("application/grpc-web", "*/*"));
         assert!(text("application/grpc-web-text", "*/*"));
+    }
+
+    #[test]
+    fn lists_are_read_as_far_as_64_members() {
+        let (few, many) = (",".repeat(63), ",".repeat(64));
+        let te =
+            |commas: &str| post("application/grpc").version(Version::HTTP_11).header(TE, format!("{commas}trailers"));
+        assert_eq!([te(&few), te(&many)].map(protocol), [Protocol::Grpc, Protocol::Http]);
+        let accept =
+            |commas: &str| post("application/grpc-web").header(ACCEPT, format!("{commas}application/grpc-web-text"));
+        assert_eq!([accept(&few), accept(&many)].map(protocol), [WEB_TEXT, WEB]);
     }
 }
