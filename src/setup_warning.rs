@@ -26,7 +26,8 @@ labelled! {
     SetupWarningKind,
     /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
     /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
-    /// `peer-unknown`, `never-applies`, `key-never-found`, `no-debt`, `no-timer`, `no-queue`.
+    /// `peer-unknown`, `never-applies`, `key-never-found`, `client-not-reported`, `no-debt`,
+    /// `no-timer`, `no-queue`.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
         /// looks for this in its first 256 requests.
@@ -57,6 +58,10 @@ labelled! {
         /// if requests without a key are exempt. Or none of the first 1,000 requests had the key of an
         /// access list.
         KeyNeverFound = "key-never-found",
+        /// A rule counts by [`key::client_ip`](crate::key::client_ip), and the trusted proxies reported
+        /// the client of none of the first 256 requests. If the first 32 requests had a
+        /// forwarding header, it is reported after those.
+        ClientNotReported = "client-not-reported",
         /// A rule settles costs after the response, and its quota allows no debt.
         NoDebt = "no-debt",
         /// A rule's quota is a leaky queue, and its layer has no timer, so no request waits.

@@ -101,6 +101,11 @@ impl Key {
         self.kinds().any(|kind| kind == Kind::Unreadable as u8)
     }
 
+    /// Returns whether a part of the key stands for clients that their proxy did not report.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.kinds().any(|kind| kind == Kind::Unnamed as u8)
+    }
+
     /// Returns whether a part of the key stands for several values.
     pub(crate) fn is_ambiguous(&self) -> bool {
         self.kinds().any(|kind| kind == Kind::Ambiguous as u8)

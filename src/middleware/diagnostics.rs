@@ -10,7 +10,7 @@ use http::request::Parts;
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, LinkedRole, MissingKey};
 use super::settings::Settings;
-use crate::key::{Key, peer_address};
+use crate::key::{Key, Prefixes, peer_address};
 use crate::outcome::{Observer, Outcome};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
@@ -24,6 +24,10 @@ const APPLIES_TO_NONE: u32 = 1_000;
 
 /// A rule is reported if it applies to this many requests and none of them has a key.
 const KEYLESS: u32 = 32;
+
+/// [`KEYLESS`] for clients that a proxy does not report, if their requests have no forwarding header: a proxy's health
+/// checks have none.
+const UNREPORTED: u32 = 256;
 
 /// [`KEYLESS`] for a rule that exempts requests without a key, because they may be usual.
 const KEYLESS_EXEMPT: u32 = 1_000;
@@ -127,6 +131,12 @@ fn forwarding_header(parts: &Parts) -> Option<HeaderName> {
     FORWARDING.into_iter().find(|name| parts.headers.contains_key(name))
 }
 
+/// Returns whether a key is that of the peer's address.
+fn is_of_peer(key: Option<&Key>, parts: &Parts) -> bool {
+    let peer = peer_address(parts);
+    peer.is_some_and(|peer| [peer, Prefixes::default().group(peer)].into_iter().any(|own| key == Key::of(own).as_ref()))
+}
+
 impl Diagnostics {
     pub(super) fn notice(&self, kind: SetupWarningKind, text: impl FnOnce() -> String) {
         // Not reported under the lock.
@@ -176,19 +186,47 @@ impl Diagnostics {
         });
     }
 
+    fn client_is_not_reported(&self, policy: &str, requests: u32, parts: &Parts) {
+        self.notice(SetupWarningKind::ClientNotReported, || {
+            let found = match forwarding_header(parts) {
+                Some(name) => format!("a request has the header {name}"),
+                None => "a request has no forwarding header".to_owned(),
+            };
+            format!(
+                "none of the first {requests} requests that the policy {policy:?} applies to had the header in which \
+                 key::client_ip expects the client, or it had fewer entries than there are proxies, and {found}; all \
+                 clients of a proxy share one allowance: name the header that your proxy sends \
+                 (TrustedProxies::forwarded, or TrustedProxies::single_header(\"x-real-ip\")), correct the count of \
+                 proxies, or take key::peer_ip if there is no proxy; if these were health checks of the proxy, there is \
+                 nothing to do"
+            )
+        });
+    }
+
     /// Watches what a rule makes of a request.
     #[cold]
-    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>) {
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>, parts: &Parts) {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
-        let has_key = key.is_some_and(|key| *key != Key::keyless());
+        let is_unreported = bound.is_by_proxies() && key.is_some_and(Key::is_unnamed);
+        let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        // A peer that is no trusted proxy is itself the client, and says nothing about the proxies.
+        if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, parts) {
+            return;
+        }
         let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
         let missing_key = bound.rule().missing_key;
         let keyless = if missing_key == MissingKey::Exempt { KEYLESS_EXEMPT } else { KEYLESS };
+        let unreported = if forwarding_header(parts).is_some() { KEYLESS } else { UNREPORTED };
         let finding = if has_key || asked >= RULE_LOOKED_AT {
             None
+        } else if is_unreported {
+            if applied < unreported {
+                return;
+            }
+            Some(SetupWarningKind::ClientNotReported)
         } else if applied >= keyless {
             Some(SetupWarningKind::KeyNeverFound)
         } else if applied == 0 && asked >= APPLIES_TO_NONE {
@@ -208,6 +246,7 @@ impl Diagnostics {
                      key::original_uri(request) instead; if such requests are rare, there is nothing to do"
                 )
             }),
+            Some(SetupWarningKind::ClientNotReported) => self.client_is_not_reported(name, applied, parts),
             Some(_) if bound.needs_peer() => self.peer_is_unknown("a rule counts by the address of the client"),
             Some(_) => self.notice(SetupWarningKind::KeyNeverFound, || {
                 let fate = match missing_key {
@@ -228,7 +267,8 @@ impl Diagnostics {
 
     /// Watches whether a request has the key of a list.
     #[cold]
-    pub(super) fn look_at_list(&self, at: usize, has_key: bool) {
+    pub(super) fn look_at_list(&self, at: usize, key: Option<&Key>) {
+        let has_key = key.is_some_and(|key| !key.is_unnamed());
         let Some(list) = self.lists.get(at).filter(|list| !list.known.load(Ordering::Relaxed)) else {
             return;
         };

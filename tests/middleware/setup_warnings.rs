@@ -257,6 +257,59 @@ fn queue_without_timer_and_timer_without_queue_are_reported() {
 }
 
 #[tokio::test]
+async fn proxy_that_reports_no_client_is_reported() {
+    let one = || TrustedProxies::count(1).unwrap();
+    let known = || TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+    let two = TrustedProxies::count(2).unwrap();
+    let real_ip = || one().single_header("x-real-ip").unwrap();
+    let reported = Some(SetupWarningKind::ClientNotReported);
+    for (proxies, header, count, expected) in [
+        (one(), &["x-real-ip"][..], 32, reported),
+        (known(), &["x-real-ip"], 32, reported),
+        (one(), &["forwarded"], 32, reported),
+        (real_ip(), &["x-forwarded-for"], 32, reported),
+        (two, &["x-forwarded-for"], 32, reported), // too few entries
+        (one(), &[], 256, reported),
+        (known(), &[], 256, reported),
+        // Not yet, or correct.
+        (one(), &["x-real-ip"], 31, None),
+        (one(), &[], 255, None),
+        (one(), &["x-forwarded-for"], 300, None),
+        (known(), &["x-forwarded-for"], 300, None),
+        (real_ip(), &["x-real-ip"], 300, None),
+        (TrustedProxies::networks(["10.9.0.0/16"]).unwrap(), &["x-real-ip"], 300, None), // the peer is the client
+    ] {
+        let log = Log::default();
+        let by = key::client_ip(proxies.clone());
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 9), by).observer(log.clone());
+        serve(&layer, (0..count).map(|_| request(header, true))).await;
+        let case = format!("{proxies:?} {header:?} {count}");
+        assert_eq!(log.kinds(), Vec::from_iter(expected), "{case}");
+        assert_eq!(layer.check().map_err(|misuse| misuse.kind()).err(), expected, "{case}");
+    }
+    // One request whose client is reported ends the watch. A client that connects directly does not.
+    let log = Log::default();
+    let by = key::client_ip(known());
+    let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 9), by).observer(log.clone());
+    let direct = || {
+        let mut request = request(&[], false);
+        request.extensions_mut().insert(SocketAddr::from(([203, 0, 113, 9], 1)));
+        request
+    };
+    serve(&layer, [direct(), direct()]).await;
+    serve(&layer, (0..31).map(|_| request(&["x-real-ip"], true))).await;
+    assert_eq!(log.kinds(), []);
+    let other = layer.clone().observer(log.clone());
+    serve(&other, (0..32).map(|_| request(&["x-real-ip"], true))).await;
+    assert_eq!(log.kinds(), [SetupWarningKind::ClientNotReported]);
+    let text = other.check().unwrap_err().to_string();
+    assert!(text.contains("\"api\"") && text.contains("the header x-real-ip"), "{text}");
+    serve(&layer, [request(&["x-forwarded-for"], true)]).await;
+    serve(&layer, (0..300).map(|_| request(&["x-real-ip"], true))).await;
+    assert_eq!(layer.check(), Ok(()));
+}
+
+#[tokio::test]
 async fn rule_that_never_applies_is_noticed() {
     let log = Log::default();
     let never = named("export", 9).when(|request| request.uri.path().starts_with("/api/export"));

@@ -306,15 +306,15 @@ impl BoundList {
 }
 
 /// Returns the entry of the first list that has one, and that list. `looked_up` gets each list's
-/// index and whether the request has the list's key.
+/// index and the list's key.
 pub(crate) fn ask<'a>(
     lists: &'a [BoundList],
     parts: &Parts,
-    looked_up: impl Fn(usize, bool),
+    looked_up: impl Fn(usize, Option<&Key>),
 ) -> Option<(Access, &'a BoundList)> {
     lists.iter().enumerate().find_map(|(at, bound)| {
         let key = (bound.extract)(parts);
-        looked_up(at, key.is_some());
+        looked_up(at, key.as_ref());
         Some((bound.list.of_key(&key?)?, bound))
     })
 }

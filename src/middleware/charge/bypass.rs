@@ -4,6 +4,7 @@ use http::request::Parts;
 use http::{Method, header};
 
 use super::access::{self, Access, BoundList};
+use crate::key::Key;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::settings::Settings;
 use crate::outcome::OutcomeKind;
@@ -26,9 +27,9 @@ fn bypassed<L>(layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
         diagnostics.look_at_request(settings, parts);
     }
     let looks_for_keys = diagnostics.looks_for_keys();
-    let looked_up = |at, has_key| {
+    let looked_up = |at, key: Option<&Key>| {
         if looks_for_keys {
-            diagnostics.look_at_list(at, has_key);
+            diagnostics.look_at_list(at, key);
         }
     };
     let bypass = Bypass::of(settings, parts, looked_up)?;
@@ -46,9 +47,9 @@ pub(super) enum Bypass<'a> {
 }
 
 impl<'a> Bypass<'a> {
-    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and whether
-    /// the request has its key.
-    pub(super) fn of(settings: &'a Settings, parts: &Parts, looked_up: impl Fn(usize, bool)) -> Option<Self> {
+    /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and its
+    /// key.
+    pub(super) fn of(settings: &'a Settings, parts: &Parts, looked_up: impl Fn(usize, Option<&Key>)) -> Option<Self> {
         match access::ask(&settings.access, parts, looked_up) {
             Some((Access::Allow, list)) => Some(Self::Allowed(list)),
             Some((Access::Deny, _)) => Some(Self::Denied),

@@ -69,7 +69,7 @@ impl Ticket {
             let looks = layer.diagnostics.looks_for_keys();
             self.plan(layer, parts, |at, bound, unmet, key| {
                 if looks {
-                    layer.diagnostics.look_at_rule(at, bound, unmet.is_none(), key);
+                    layer.diagnostics.look_at_rule(at, bound, unmet.is_none(), key, parts);
                 }
             })
         });

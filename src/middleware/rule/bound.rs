@@ -56,6 +56,10 @@ impl BoundRule {
         self.by == AddressSource::Peer
     }
 
+    pub(crate) fn is_by_proxies(&self) -> bool {
+        self.by == AddressSource::Proxies
+    }
+
     /// Whether the key is missing only if the peer's address is.
     pub(crate) fn needs_peer(&self) -> bool {
         self.by != AddressSource::Other
