@@ -178,6 +178,10 @@ impl Refusals {
     /// Answers all refusals over plain HTTP with a response of your own. gRPC clients still get
     /// gRPC statuses.
     ///
+    /// Any client can claim to be gRPC's, with the headers that [`Protocol::Grpc`] names. In a
+    /// service without gRPC, add [`.grpc(false)`](Self::grpc): your response then answers every
+    /// refusal.
+    ///
     /// The body may be any [`http_body::Body`] of [`Bytes`]: a `String`, axum's `Body`, or that of
     /// [`Refusal::default_response`], which follows the other settings. The layer sends its frames,
     /// trailers among them, as the service's own [body type](crate::middleware::ResponseBody). An
@@ -272,9 +276,10 @@ impl Refusals {
         self
     }
 
-    /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form. On by default. Switch it
-    /// off in a service without gRPC: refusals are then plain HTTP, which gRPC
-    /// clients cannot read.
+    /// Sets whether gRPC and gRPC-Web requests are refused in gRPC's form, which has the HTTP status
+    /// 200. On by default. Switch it off in a service without gRPC: refusals are then plain HTTP,
+    /// which gRPC clients cannot read, and a response of your own ([`with`](Self::with)) answers
+    /// every one.
     #[must_use]
     pub fn grpc(mut self, on: bool) -> Self {
         self.grpc = on;
