@@ -18,6 +18,7 @@ mod explain;
 mod frameworks;
 mod grpc;
 mod grpc_python;
+mod h2_resets;
 mod layers;
 mod modes;
 mod nested;
