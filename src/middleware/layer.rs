@@ -234,8 +234,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * A waiting request holds no inner service: a clone is made ready after the wait.
     /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
-    ///   another request, for example in another process, has queued behind it, that time stays unused and the spacing
-    ///   is kept.
+    ///   many requests are dropped at once, on any number of threads, all of their times return, the last one first.
+    /// * A departure time behind which another request has queued does not return: a request of another process or
+    ///   layer, or one that the limiter has admitted and that is not in its line yet. It stays unused, as do the
+    ///   earlier ones that return after it, and the spacing is kept.
+    /// * If the process stalls, requests whose departure times have passed meanwhile depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
     /// * The departure time of a waiting request is fixed: later changes of the limiter's clock or of the rule's mode
