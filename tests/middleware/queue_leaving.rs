@@ -12,7 +12,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, clock::ManualClock, key, middleware::TokioTimer,
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer,
+    clock::ManualClock,
+    key,
+    middleware::{QuotaSwitch, TokioTimer},
 };
 
 use crate::support::memory;
@@ -48,9 +51,8 @@ impl Queue {
 
     /// Sends a request, whose future is not polled.
     fn send_unpolled(&self) -> Sent {
-        let mut service = self.layer.layer(service_fn(|_: Request<Body>| {
-            ready(Ok::<_, Infallible>(Response::new(Body::default())))
-        }));
+        let mut service =
+            self.layer.layer(service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::default())))));
         let response = tower::Service::call(&mut service, Request::new(Body::default()));
         Box::pin(async move { response.await.unwrap().status() })
     }
@@ -109,6 +111,44 @@ fn waiters_that_leave_beside_requests_without_a_place_free_all_slots() {
         at_once(drops(waiting));
         assert_eq!((queue.layer.waiting(), queue.remaining()), (0, alone), "in round {round}");
         queue.clock.advance(Duration::from_millis(10));
+    }
+}
+
+/// Waiters of the old and of the new quota leave together.
+#[test]
+fn waiters_that_leave_after_a_quota_switch_free_all_slots() {
+    for round in 0..ROUNDS / 4 {
+        let switch = QuotaSwitch::new(queue(199));
+        let mut queue_now = Queue::new(queue(299));
+        queue_now.layer =
+            RateLimitLayer::new(queue_now.limiter.clone(), Policy::switched("queue", &switch).unwrap(), key::global())
+                .delay(ManualTimer::default());
+        drop(queue_now.send());
+        let mut waiting: Vec<Sent> = (0..100).map(|_| queue_now.send()).collect();
+        switch.set(queue(299)).unwrap();
+        waiting.extend((0..100).map(|_| queue_now.send()));
+        // The new ones are behind the old ones, so they leave first.
+        let new = waiting.split_off(100);
+        assert_eq!((queue_now.layer.waiting(), queue_now.remaining()), (200, 99));
+        at_once(drops(new));
+        assert_eq!((queue_now.layer.waiting(), queue_now.remaining()), (100, 199), "in round {round}");
+        at_once(drops(waiting));
+        assert_eq!((queue_now.layer.waiting(), queue_now.remaining()), (0, 299), "in round {round}");
+    }
+}
+
+#[test]
+fn waiters_that_leave_after_a_reset_refund_nothing() {
+    let queue = Queue::new(queue(199));
+    for round in 0..ROUNDS / 4 {
+        let old: Vec<Sent> = (0..100).map(|_| queue.send()).collect();
+        queue.limiter.reset_now(&queue.policy, &Key::global());
+        let new: Vec<Sent> = (0..10).map(|_| queue.send()).collect();
+        at_once(drops(old.into_iter().chain(new).collect()));
+        assert_eq!(queue.layer.waiting(), 0);
+        // The slots of the two queues are one line, so not all of them go back. None goes back twice.
+        assert!((190..200).contains(&queue.remaining()), "{} left in round {round}", queue.remaining());
+        queue.limiter.reset_now(&queue.policy, &Key::global());
     }
 }
 
