@@ -313,6 +313,25 @@ impl IntoResponse for AppError {
     }
 }
 
+/// A responder that was moved from a limiter without gRPC answers every refusal.
+#[tokio::test]
+async fn responder_without_grpc_answers_every_shape() {
+    let own = |_: &Refusal<'_>| {
+        Response::builder().status(StatusCode::TOO_MANY_REQUESTS).body("slow down".to_owned()).unwrap()
+    };
+    for (refusals, answers_grpc) in [(Refusals::with(own).grpc(false), true), (Refusals::with(own), false)] {
+        for shape in shapes() {
+            let layer = RateLimitLayer::new(memory(), named("none", Quota::per_hour(0)), key::global());
+            let service = stack(layer, (refusals.clone(), Headers::none()));
+            let response = service.oneshot(shape.request()).await.unwrap();
+            let is_own = response.status() == StatusCode::TOO_MANY_REQUESTS;
+            assert_eq!(is_own, answers_grpc || !shape.is_grpc, "{:?} {:?}", shape.version, shape.fields);
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            assert_eq!(body == "slow down", is_own);
+        }
+    }
+}
+
 #[tokio::test]
 async fn responder_answers_with_an_axum_error_type() {
     let own = |refusal: &Refusal<'_>| AppError(refusal.retry_after_seconds().unwrap()).into_response();
