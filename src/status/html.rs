@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::chart;
 use super::view::{Row, Sums, View};
+use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
 use crate::stats::StatsSnapshot;
@@ -22,6 +23,9 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
 
 /// The most keys that are listed.
 const KEYS_MAX: usize = 20;
+
+/// The most layers that have tiles of their own, and that a policy's row names.
+const LAYERS_MAX: usize = 4;
 
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
 struct Text<'a>(&'a str);
@@ -147,6 +151,7 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     problems(html, view)?;
     tiles(html, view)?;
     policies(html, view)?;
+    keys_of_layers(html, view)?;
     most_limited(html, view)?;
     switches(html, view)?;
     explain(html, view)?;
@@ -182,12 +187,19 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
     html.push_str("<div class=\"tiles\">");
     tile(html, Count(requests), "requests", false)?;
     tile(html, Count(refused), "refused", false)?;
-    for layer in &view.layers {
-        if let Some(occupancy) = layer.occupancy {
-            let label =
-                format!("keys of {} in memory, at most {}", Text(&layer.title), Count(occupancy.capacity() as u64));
-            tile(html, Count(occupancy.keys() as u64), label, occupancy.keys() >= occupancy.capacity())?;
+    let occupied = occupied(view);
+    let (shown, of_all) = match occupied.len() {
+        ..=LAYERS_MAX => (occupied.as_slice(), String::new()),
+        // The others are in a table below the policies.
+        layers => {
+            let fullest = occupied.iter().max_by_key(|(_, occupancy)| per_mille_full(*occupancy));
+            (fullest.map_or(&[][..], std::slice::from_ref), format!("; the fullest of {layers} layers"))
         }
+    };
+    for (title, occupancy) in shown {
+        let most = Count(occupancy.capacity() as u64);
+        let label = format!("keys of {} in memory, at most {most}{of_all}", Text(title));
+        tile(html, Count(occupancy.keys() as u64), label, occupancy.keys() >= occupancy.capacity())?;
     }
     if events.evicted() + events.full() > 0 {
         let label =
@@ -231,6 +243,40 @@ fn tiles(html: &mut String, view: &View) -> fmt::Result {
     Ok(())
 }
 
+/// Returns the layers whose limiters are in memory.
+fn occupied(view: &View) -> Vec<(&str, Occupancy)> {
+    view.layers.iter().filter_map(|layer| Some((layer.title.as_str(), layer.occupancy?))).collect()
+}
+
+fn per_mille_full(occupancy: Occupancy) -> u128 {
+    occupancy.keys() as u128 * 1_000 / occupancy.capacity().max(1) as u128
+}
+
+/// Lists the keys of many layers, which would crowd the tiles.
+fn keys_of_layers(html: &mut String, view: &View) -> fmt::Result {
+    let occupied = occupied(view);
+    if occupied.len() <= LAYERS_MAX {
+        return Ok(());
+    }
+    write!(
+        html,
+        "<details><summary>Keys in memory, of {} layers</summary><table><thead><tr><th>layer</th><th class=\"num\">keys</th>\
+         <th class=\"num\">at most</th></tr></thead><tbody>",
+        occupied.len()
+    )?;
+    for (title, occupancy) in occupied {
+        write!(
+            html,
+            "<tr><td class=\"name\">{}</td><td class=\"num\" data-of=\"keys\">{}</td><td class=\"num\" data-of=\"at most\">{}</td></tr>",
+            Text(title),
+            Count(occupancy.keys() as u64),
+            Count(occupancy.capacity() as u64)
+        )?;
+    }
+    html.push_str("</tbody></table></details>");
+    Ok(())
+}
+
 fn policies(html: &mut String, view: &View) -> fmt::Result {
     html.push_str("<h2>Policies</h2>");
     if view.rows.is_empty() {
@@ -264,7 +310,10 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
     }
     let quotas: Vec<String> = row.quotas.iter().map(|quota| Text(quota).to_string()).collect();
     let several = if row.quotas.len() > 1 && row.layers.len() == 1 { "plans: " } else { "" };
-    let layers = row.layers.join(", ");
+    let mut layers = row.layers.get(..LAYERS_MAX).unwrap_or(&row.layers).join(", ");
+    if let more @ 1.. = row.layers.len().saturating_sub(LAYERS_MAX) {
+        layers += &format!(" and {more} more");
+    }
     let of = (view.layers.len() > 1 && !layers.is_empty()).then(|| format!(" · {}", Text(&layers)));
     write!(html, "<div class=\"quota\">{several}{}{}</div></td>", quotas.join(" · "), of.unwrap_or_default())?;
     let (recent, hour) = (Sums::of(row.five_minutes()), Sums::of(row.hour()));

@@ -212,6 +212,27 @@ async fn policy_of_several_layers_is_one_row() {
 }
 
 #[tokio::test]
+async fn page_of_fifty_layers_begins_with_the_policies() {
+    let world = World::new();
+    world.send(6).await;
+    let mut page = StatusPage::new(world.stats.clone());
+    for n in 0..49 {
+        let own = Policy::new(format!("policy-{n}"), Quota::per_hour(7)).unwrap();
+        let shared = Policy::new("client", Quota::per_minute(4)).unwrap();
+        let layer = RateLimitLayer::new(memory(&world.clock), own, key::peer_ip()).and(shared, key::peer_ip());
+        page = page.layer(&format!("layer-{n}"), &layer);
+    }
+    let page = page.layer("api", &world.layer);
+    let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
+    let (tiles, below) = html.split_once("<h2>Policies</h2>").unwrap();
+    assert!(tiles.contains("keys of api in memory") && tiles.contains("the fullest of 50 layers"), "{tiles}");
+    assert_eq!(tiles.matches("class=\"tile\"").count(), 3);
+    assert!(below.contains("layer-0, layer-1, layer-2, layer-3 and 46 more"), "{below}");
+    let (_, list) = below.split_once("<summary>Keys in memory, of 50 layers</summary>").unwrap();
+    assert!((0..49).all(|n| list.contains(&format!("<td class=\"name\">layer-{n}</td>"))));
+}
+
+#[tokio::test]
 async fn page_of_ten_thousand_rules_is_bounded() {
     let world = World::new();
     let rule = |n| format!("  - {{name: rule-{n}, quota: 5/s, key: peer-ip, match: {{path: /{n}}}}}\n");
