@@ -102,7 +102,10 @@ impl Advice {
     ///   latest.
     /// * A wait of zero is none. The server has then not said how long to wait.
     ///
-    /// The wait may be long, because quotas can last for a month. Cap it before you wait.
+    /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.
+    ///
+    /// A wait in the response's body is not read. One in gRPC's trailers is, if you give them to
+    /// [`read`](Self::read).
     #[must_use]
     pub fn wait(&self) -> Option<Duration> {
         self.retry_after.filter(|wait| !wait.is_zero()).or_else(|| self.latest_reset())

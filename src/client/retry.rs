@@ -30,7 +30,8 @@ use crate::middleware::{Sleep, Timer};
 /// * It retries idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT, DELETE; see
 ///   [`any_method`](Self::any_method). The request's body has to be `Clone`.
 /// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
-///   lengthened by 0 to 10 percent at random.
+///   lengthened by 0 to 10 percent at random. A time that stands only in the body, or in gRPC's trailers
+///   after messages, is not read.
 /// * It gives up at once, and hands on the response, if the wait is longer than
 ///   [`max_wait`](Self::max_wait), after [`max_retries`](Self::max_retries), if the
 ///   [budget](Self::budget) is used up, or if a gRPC server forbids it.
