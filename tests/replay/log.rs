@@ -21,9 +21,11 @@ impl Random {
 }
 
 fn line(second: u64, client: &str, path: &str, status: u16) -> String {
-    let (hour, minute, of_minute) = (10 + second / 3_600, second / 60 % 60, second % 60);
+    let (day, second) = ((10 + second / 3_600) / 24, second + 36_000);
+    let (hour, minute, of_minute) = (second / 3_600 % 24, second / 60 % 60, second % 60);
+    let (day, month) = if day < 15 { (17 + day, "May") } else { (day - 14, "Jun") };
     format!(
-        "{client} - - [17/May/2015:{hour:02}:{minute:02}:{of_minute:02} +0000] \"GET {path} HTTP/1.1\" {status} 512 \"-\" \"agent {client}\""
+        "{client} - - [{day:02}/{month}/2015:{hour:02}:{minute:02}:{of_minute:02} +0000] \"GET {path} HTTP/1.1\" {status} 512 \"-\" \"agent {client}\""
     )
 }
 
@@ -62,6 +64,30 @@ pub(crate) fn shop() -> String {
         let _ = writeln!(log, "{}", line(second, "192.0.2.1", "/late", 200));
     }
     log
+}
+
+/// The days of [`rotated`], and its files.
+pub(crate) const DAYS: u64 = 37;
+pub(crate) const FILES: usize = 9;
+
+/// The log of 37 days, with a busy client each week, as one text and as 9 files from the oldest to the newest. Lines are
+/// up to 20 s out of order, also from file to file.
+pub(crate) fn rotated() -> (String, Vec<String>) {
+    let mut random = Random(9);
+    let mut lines: Vec<(u64, String)> = Vec::new();
+    for _ in 0..6_000 {
+        let second = random.below(DAYS * 86_400);
+        let client = format!("192.0.2.{}", random.below(20) * random.below(12));
+        lines.push((second, line(second, &client, "/article", 200)));
+    }
+    for week in 0..5 {
+        let from = week * 7 * 86_400 + 40_000;
+        lines.extend((0..120).map(|n| (from + n / 2, line(from + n / 2, "203.0.113.5", "/login", 401))));
+    }
+    lines.sort_by_cached_key(|(second, _)| second + random.below(20));
+    let lines: Vec<String> = lines.into_iter().map(|(_, line)| line + "\n").collect();
+    let files = lines.chunks(lines.len().div_ceil(FILES)).map(<[String]>::concat).collect();
+    (lines.concat(), files)
 }
 
 /// Returns the date of a line that is this many seconds after the log's start, as seconds since the epoch.

@@ -2,6 +2,8 @@
 
 mod log;
 
+mod rotated;
+
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -41,7 +43,7 @@ fn run_with(args: &[&str], input: &[u8]) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let _ = program.stdin.take().unwrap().write_all(input); // an error ends the program before it has read all
+    let _ = program.stdin.take().unwrap().write_all(input); // the program may end before it has read all
     program.wait_with_output().unwrap()
 }
 
@@ -205,7 +207,8 @@ access: {allow: [192.0.2.200]}
     assert_eq!(outcomes["exempt"], 8);
     // A user and a referer may be personal data; a client is shown by its network.
     assert!(policies[2]["worst"][0]["client"].as_str().unwrap().starts_with("key "));
-    assert_eq!(policies[1]["worst"][0]["client"], "192.0.2.0/24");
+    // Another client of the network was refused, too.
+    assert_eq!(policies[1]["worst"][0]["client"], "192.0.2.0/24 #2");
     let whole = json(&[&args[..], &["--show-addresses"]].concat());
     assert!(whole["policies"][2]["worst"][0]["client"].as_str().unwrap().contains("ann"));
     assert_eq!(whole["policies"][1]["worst"][0]["client"], "192.0.2.2");
@@ -252,7 +255,7 @@ fn hostile_lines_never_become_markup_or_terminal_commands() {
     let folder = Folder::new("hostile");
     let mut log = String::new();
     for path in HOSTILE {
-        for _ in 0..3 {
+        for _ in 0..10 {
             log.push_str(&format!(
                 "192.0.2.1 - {path} [17/May/2015:10:05:03 +0000] \"GET {path} HTTP/1.1\" 200 1 \"{path}\" \"{path}\"\n"
             ));
@@ -305,7 +308,7 @@ fn trouble_is_reported_with_a_way_out() {
     for (args, input, expected) in [
         (&["/no/such/file"][..], &b""[..], "/no/such/file"),
         (&[folder.0.to_str().unwrap()], b"", "folder"),
-        (&["-"], b"\x1f\x8b\x08\0", "zcat"),
+        (&["-"], b"BZh91AY", "bzcat"),
         (&["-"], b"\x28\xb5\x2f\xfd\0", "zstdcat"),
         (&["-"], b"\xfd7zXZ\0", "xzcat"),
         (&["-"], b"\xff\xfe1\x009\x002\x00", "UTF-16"),
@@ -340,7 +343,49 @@ fn lines_of_any_kind_are_counted_and_passed_over() {
     assert_eq!(read["requests"], 201);
     assert_eq!((&read["unreadable"], &read["too_long"]), (&Value::from(8), &Value::from(1)));
     assert_eq!((&read["late"], &read["dated_ahead"]), (&Value::from(1), &Value::from(1)));
+    let warnings = report["warnings"].to_string();
+    for one in ["Left out: 1 line more than", "Left out: 1 line dated", "longer than 64 KiB: 1."] {
+        assert!(warnings.contains(one), "{warnings}");
+    }
     assert_eq!(report["policies"][0]["refused"], 0);
+}
+
+#[test]
+fn names_of_hosts_are_clients() {
+    let folder = Folder::new("hosts");
+    let mut log = String::new();
+    for n in 0..60 {
+        let client = ["p-192-0-2-1.pool.isp.example", "P-192-0-2-2.pool.isp.example", "192.0.2.3"][n % 3];
+        log.push_str(&format!(
+            "{client} - - [17/May/2015:10:05:{n:02} +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"\n"
+        ));
+    }
+    let log = folder.file("access.log", log);
+    let clients = |report: &Value| {
+        let worst = report["policies"][0]["worst"].as_array().unwrap();
+        worst.iter().map(|worst| (worst["client"].to_string(), worst["refused"].as_u64().unwrap())).collect::<Vec<_>>()
+    };
+    let report = json(&["--quota", "10 per hour", &log]);
+    assert_eq!((&report["read"]["without_address"], &report["read"]["addresses"]), (&Value::from(0), &Value::from(3)));
+    let mut masked = clients(&report);
+    masked.sort();
+    let expected = [("\"*.isp.example #1\"", 10), ("\"*.isp.example #2\"", 10), ("\"192.0.2.0/24\"", 10)];
+    assert_eq!(masked, expected.map(|(client, refused)| (client.to_owned(), refused)));
+    assert!(report["warnings"].to_string().contains("name in place of its address in 40 requests"), "{report}");
+    let whole = clients(&json(&["--quota", "10 per hour", "--show-addresses", &log]));
+    assert!(whole.iter().any(|(client, _)| client == "\"p-192-0-2-2.pool.isp.example\""), "{whole:?}");
+}
+
+#[test]
+fn slider_begins_at_the_quota() {
+    let folder = Folder::new("slider");
+    let (log, html) = (folder.file("access.log", log::shop()), folder.file("report.html", ""));
+    let report = json(&["--quota", "25 per minute", "--html", &html, &log]);
+    let limits = report["policies"][0]["curve"]["limits"].as_array().unwrap();
+    let own = limits.iter().position(|limit| limit["limit"] == 25).unwrap();
+    // The curve and the report ask different limiters.
+    assert_eq!(limits[own]["all"]["refused"], report["policies"][0]["refused"]);
+    assert!(fs::read_to_string(&html).unwrap().contains(&format!("value=\"{own}\"")));
 }
 
 #[test]

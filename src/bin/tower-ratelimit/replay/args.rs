@@ -13,13 +13,15 @@ use tower_ratelimit::key::TrustedProxies;
 ///
 ///   tower-ratelimit replay --rules rules.yaml access.log
 ///
-///   zcat access.log.*.gz | tower-ratelimit replay --quota "100 per minute" --html report.html -
+///   tower-ratelimit replay --quota "100 per minute" --html report.html access.log*
 ///
-/// The exit code is 0 if the log was replayed, whatever was refused, and 2 if it could not be. Nothing leaves this
-/// machine.
+/// Files are read in the order of their times, and gunzipped if need be. The files of several servers are merged.
+///
+/// The exit code is 0 if the log was replayed, whatever was refused. It is 2 if the log could not be replayed, or if
+/// more than a tenth of its lines had to be left out: then there is no report. Nothing leaves this machine.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
-    /// Log files in the order of their time; `-` is the standard input
+    /// Log files in any order, also compressed by gzip; `-` is the standard input
     #[arg(required = true, value_name = "LOG")]
     pub(super) logs: Vec<PathBuf>,
     /// A file of rules

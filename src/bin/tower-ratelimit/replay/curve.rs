@@ -286,15 +286,20 @@ fn limited(policy: &Policy, at: usize, quota: Quota) -> Option<Policy> {
     Policy::new(format!("{name:x}-{quota_of:x}-{at}"), quota).ok()
 }
 
-/// Returns the limits to try: 1, 2, 3, 5, 7, then 10, 15, 20, 30, 50, 70 and so on, from a hundredth of the limit, if
-/// that is more than 1.
+/// Returns the limits to try: this one, and 1, 2, 3, 5, 7, then 10, 15, 20, 30, 50, 70 and so on, from a hundredth of
+/// it, if that is more than 1.
 fn grid(limit: u64) -> Vec<u64> {
     let decades = (0..18).map(|exponent| 10_u64.pow(exponent));
     let steps = decades.flat_map(|ten| [10, 15, 20, 30, 50, 70].map(|step| (step * ten) / 10));
     let mut steps: Vec<u64> = steps.collect();
     steps.dedup();
     let begin = steps.iter().rposition(|step| *step <= (limit / 100).max(1)).unwrap_or(0);
-    steps.into_iter().skip(begin).take(LIMITS).collect()
+    let mut limits: Vec<u64> = steps.into_iter().skip(begin).take(LIMITS).collect();
+    if let Err(at) = limits.binary_search(&limit) {
+        limits.insert(at, limit);
+        limits.truncate(LIMITS);
+    }
+    limits
 }
 
 /// Returns the quota with another limit. Its burst or queue keeps its proportion to the limit, rounded up; everything
@@ -416,6 +421,8 @@ mod tests {
         assert_eq!((all.len(), all[23]), (LIMITS, 10_000));
         assert_eq!(grid(5)[0], 1);
         assert_eq!(grid(100_000)[..3], [1_000, 1_500, 2_000]);
+        let odd = grid(25);
+        assert_eq!((odd.len(), &odd[6..10]), (LIMITS, &[15, 20, 25, 30][..]));
         let quota: Quota = "100 per minute, burst 20".parse().unwrap();
         assert_eq!(with_limit(&quota, 150).unwrap().to_string(), "150 per minute, burst 30, token bucket");
         assert_eq!(with_limit(&quota, 1).unwrap().to_string(), "1 per minute, token bucket");

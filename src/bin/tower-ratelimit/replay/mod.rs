@@ -30,10 +30,16 @@ use self::limits::{Head, Limits};
 use self::order::{Order, Timed};
 use self::read::format::Format;
 use self::read::log::Log;
-use self::report::{Counted, Paste, Report};
-use self::tally::{Addresses, Tally};
+use self::read::request::is_of_host;
+use self::report::{Counted, FileRead, Paste, Report};
+use self::tally::{Addresses, Hosts, Tally};
 use crate::exit;
 use crate::output::Output;
+
+/// The longest log. A limiter's time ends 12 years after the limiter was built.
+const REACH_US: u64 = 11 * 366 * 86_400_000_000;
+
+const WEEK_US: u64 = 7 * 86_400_000_000;
 
 /// The most policies that get a curve.
 const CURVES_MAX: usize = 32;
@@ -72,37 +78,40 @@ fn replay(options: &Options) -> Result<Report, String> {
     };
     let mut log = Log::open(&options.logs, format)?;
     let mut replay = Replay::new(options, &log)?;
-    let mut order = Order::new(u64::try_from(options.window.as_micros()).unwrap_or(u64::MAX), log.around_us);
+    let window_us = u64::try_from(options.window.as_micros()).unwrap_or(u64::MAX);
+    let mut order = Order::new(window_us, log.files.iter().map(|file| file.first_us.unwrap_or(log.first_us())));
     let progress = io::stderr().is_terminal();
-    while let Some(request) = log.next(replay.needs_texts)? {
-        order.take(request, &mut |timed| replay.take(&timed));
-        if progress && log.reading.lines % (1 << 17) == 0 {
-            eprint!("\r{} lines ", report::numbers::count(log.reading.lines));
+    let mut lines: u64 = 0;
+    while let Some(file) = order.next_file() {
+        match log.next(file, replay.needs_texts)? {
+            Some(request) => order.take(file, request, &mut |timed| replay.take(&timed)),
+            None => order.end(file),
+        }
+        replay.check_span()?;
+        lines += 1;
+        if progress && lines % (1 << 17) == 0 {
+            eprint!("\r{} requests ", report::numbers::count(lines));
         }
     }
     order.finish(&mut |timed| replay.take(&timed));
+    replay.check_span()?;
     if progress {
         eprint!("\r\x1b[K");
     }
-    if replay.counted.requests == 0 {
-        let sample = log.reading.samples.first().map(|line| report::Shown::sample(line, options.show_addresses).0);
-        return Err(format!(
-            "no line of {} could be read as {}; the first is: {}",
-            log.reading.lines,
-            log.format.name,
-            sample.unwrap_or_default()
-        ));
-    }
+    let files = log.files.iter().zip(&order.files).map(|(file, order)| FileRead::new(file, order)).collect();
     let counted = Counted {
         format: log.format.name.clone(),
-        reading: log.reading.clone(),
-        odd: order.odd,
-        window_us: u64::try_from(options.window.as_micros()).unwrap_or(u64::MAX),
+        reading: log.reading(),
+        files,
+        crowded: order.crowded,
+        is_coarse: order.is_coarse,
+        window_us,
         notes: replay.spread.notes(),
         outcomes: replay.outcomes.into_iter().collect(),
         curve_forgotten: replay.forgotten.0.load(Ordering::Relaxed),
         ..replay.counted
     };
+    report::check_left_out(&counted, options.show_addresses)?;
     Ok(Report::new(&counted, options.show_addresses, &paste(&options.through()?, options.trusted_proxies.is_some())))
 }
 
@@ -145,7 +154,9 @@ impl Replay {
     fn new(options: &Options, log: &Log) -> Result<Self, String> {
         let (through, proxies, max_clients) =
             (options.through()?, options.trusted_proxies.as_ref(), options.max_clients());
-        let limits = || Limits::new(&through, proxies, max_clients, log.around_us);
+        // The first requests may have begun long before their lines were written.
+        let start_us = log.first_us().saturating_sub(WEEK_US);
+        let limits = || Limits::new(&through, proxies, max_clients, start_us);
         let (spread, burst) = (limits()?, limits()?);
         let forgotten = Forgotten::default();
         let tallies = spread.policies().iter().map(|policy| Tally::new(policy.clone(), None)).collect();
@@ -155,7 +166,7 @@ impl Replay {
             head: Head::new(log.format.headers(), proxies),
             spread,
             burst,
-            curves: CurveLimiter::new(log.around_us, forgotten.clone())?,
+            curves: CurveLimiter::new(start_us, forgotten.clone())?,
             curves_left: CURVES_MAX,
             forgotten,
             clients_left: max_clients,
@@ -163,7 +174,9 @@ impl Replay {
             counted: Counted {
                 format: String::new(),
                 reading: read::log::Reading::default(),
-                odd: order::Odd::default(),
+                files: Vec::new(),
+                crowded: 0,
+                is_coarse: false,
                 window_us: 0,
                 requests: 0,
                 first_us: u64::MAX,
@@ -171,6 +184,7 @@ impl Replay {
                 without_address: 0,
                 limited_before: 0,
                 addresses: Addresses::default(),
+                hosts: Hosts::default(),
                 outcomes: Vec::new(),
                 notes: limits::Notes::default(),
                 curve_forgotten: 0,
@@ -182,6 +196,19 @@ impl Replay {
         })
     }
 
+    /// Fails if the log is longer than the limiter's time.
+    fn check_span(&self) -> Result<(), String> {
+        let Counted { first_us, last_us, .. } = self.counted;
+        if last_us.saturating_sub(first_us) <= REACH_US {
+            return Ok(());
+        }
+        let (first, last) = (report::numbers::instant(first_us), report::numbers::instant(last_us));
+        Err(format!(
+            "the log is from {first} to {last}, and a limiter's time ends after 11 years: replay each year by itself, or \
+             remove the lines with wrong dates"
+        ))
+    }
+
     fn take(&mut self, timed: &Timed) {
         let Timed { request, spread_us, burst_us } = timed;
         self.head.set(request);
@@ -191,7 +218,12 @@ impl Replay {
         counted.last_us = counted.last_us.max(*spread_us);
         counted.limited_before += u64::from(request.status == 429);
         match self.head.client() {
-            Some(client) => counted.addresses.count(client, self.max_clients),
+            Some(client) => {
+                counted.addresses.count(client, self.max_clients);
+                if let Some(host) = request.host.as_ref().filter(|_| is_of_host(client)) {
+                    counted.hosts.count(client, host, self.max_clients);
+                }
+            }
             None => counted.without_address += 1,
         }
         self.current.clear();

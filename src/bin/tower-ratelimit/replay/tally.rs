@@ -294,6 +294,22 @@ impl Addresses {
     }
 }
 
+/// The names of the clients that the log has no addresses of, by the addresses that stand for them.
+#[derive(Default)]
+pub(crate) struct Hosts {
+    pub(crate) names: HashMap<IpAddr, Box<str>, RandomState>,
+    pub(crate) requests: u64,
+}
+
+impl Hosts {
+    pub(crate) fn count(&mut self, address: IpAddr, name: &str, most: usize) {
+        self.requests += 1;
+        if self.names.len() < most && !self.names.contains_key(&address) {
+            self.names.insert(address, name.into());
+        }
+    }
+}
+
 /// Returns the network that stands for an address in a report: a /24 or a /48.
 pub(crate) fn network(address: IpAddr) -> (IpAddr, u8) {
     match address {

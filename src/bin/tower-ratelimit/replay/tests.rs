@@ -80,7 +80,7 @@ fn mutated_lines_are_read_or_refused() {
     for facts in FACTS {
         let own = Format::named(facts.format, &[]).unwrap();
         let mut head = Head::new(own.headers(), None);
-        let mut order = Order::new(60_000_000, facts.at_us);
+        let mut order = Order::new(60_000_000, [facts.at_us]);
         for n in 0..3_000 {
             let line = mutated(facts.line.as_bytes(), &mut random);
             let shown = Shown::sample(&line, false).0;
@@ -96,7 +96,7 @@ fn mutated_lines_are_read_or_refused() {
             assert!(request.at_us <= request.stamp_us);
             head.set(&request);
             assert_eq!(head.client(), request.client.map(|client: IpAddr| client.to_canonical()));
-            order.take(request, &mut |timed| assert!(timed.burst_us <= timed.spread_us));
+            order.take(0, request, &mut |timed| assert!(timed.burst_us <= timed.spread_us));
         }
         order.finish(&mut |timed| assert!(timed.burst_us <= timed.spread_us));
     }

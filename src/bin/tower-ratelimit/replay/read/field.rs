@@ -13,6 +13,8 @@ pub(crate) enum Field {
     /// The address at the other end of the connection, for logs without a client's address.
     Peer,
     User,
+    /// The name by RFC 1413, which hardly any client has. An address there shows that the line has another format.
+    Ident,
     /// A request line, such as `GET / HTTP/1.1`.
     RequestLine,
     Method,

@@ -201,9 +201,10 @@ impl Format {
     }
 
     /// Returns the format that reads most of these lines, or `None` if none reads any. A line counts twice if a
-    /// client's address is where the format has it: formats with other fields in front would be read, too.
+    /// client's address is where the format has it: formats with other fields in front would be read, too. A name
+    /// there may be a virtual host.
     pub(crate) fn detect<'l>(lines: &(impl Iterator<Item = &'l [u8]> + Clone)) -> Option<Self> {
-        let worth = |request: Request| if request.client.is_some() { 2 } else { 1 };
+        let worth = |request: Request| if request.client.is_some() && request.host.is_none() { 2 } else { 1 };
         let read = |format: &Self| lines.clone().filter_map(|line| format.read(line, false)).map(worth).sum::<usize>();
         let mut best = None;
         for named in FORMATS {

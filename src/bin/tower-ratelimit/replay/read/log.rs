@@ -1,18 +1,23 @@
-//! A log: files or the standard input, read as requests.
+//! A log: one file or several, in the order of their times, read as requests.
 
-use std::collections::VecDeque;
-use std::fs::File;
-use std::io::{self, BufRead, BufReader};
-use std::path::PathBuf;
+use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 
+use super::super::report::Shown;
 use super::format::Format;
+use super::input::{self, Bytes, Input};
 use super::lines::{Line, Lines};
-use super::request::Request;
+use super::request::{Request, hash};
 
-/// The number of lines that the detection reads.
+/// The number of lines of a file that are looked at before it is read.
 const LOOKED_AT: usize = 100;
 
 const SAMPLES: usize = 3;
+
+/// A line that is this much later than all before it is believed if [`ROW`] such lines come in a row.
+pub(crate) const JUMP_US: u64 = 8 * 86_400_000_000;
+
+pub(crate) const ROW: usize = 10;
 
 /// The counts of lines that were read so far.
 #[derive(Clone, Debug, Default)]
@@ -27,61 +32,146 @@ pub(crate) struct Reading {
 }
 
 pub(crate) struct Log {
-    /// The files that are not read yet, with the first on top.
-    rest: Vec<PathBuf>,
-    open: Option<(PathBuf, Lines<Box<dyn BufRead>>)>,
-    /// Lines that were looked at, and whether they are whole.
-    ahead: VecDeque<(Vec<u8>, bool)>,
     pub(crate) format: Format,
-    /// The time in the middle of the lines that were looked at.
-    pub(crate) around_us: u64,
+    /// The files in the order of their first times.
+    pub(crate) files: Vec<LogFile>,
+}
+
+/// A file of a log, or the standard input.
+pub(crate) struct LogFile {
+    pub(crate) name: Shown,
+    /// The earliest time of the first lines, without absurd ones. `None` if none of them can be read.
+    pub(crate) first_us: Option<u64>,
     pub(crate) reading: Reading,
+    input: Input,
+    lines: Option<Lines<Bytes>>,
+    /// Lines of a pipe that were looked at, and whether they are whole.
+    ahead: VecDeque<(Vec<u8>, bool)>,
 }
 
 impl Log {
     /// Opens a log, and detects its format unless one is given.
-    pub(crate) fn open(files: &[PathBuf], format: Option<Format>) -> Result<Self, String> {
-        for file in files.iter().filter(|file| file.as_os_str() != "-") {
-            let data = file.metadata().map_err(|error| format!("{}: {error}", file.display()))?;
-            if data.is_dir() {
-                return Err(format!("{}: it is a folder; name the log files in it", file.display()));
+    pub(crate) fn open(paths: &[PathBuf], format: Option<Format>) -> Result<Self, String> {
+        let mut files = paths.iter().map(|path| LogFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+        let format = match format {
+            Some(format) => format,
+            None => detect(&mut files)?,
+        };
+        let mut heads: HashMap<u64, usize> = HashMap::new();
+        for at in 0..files.len() {
+            let Some(file) = files.get_mut(at) else { break };
+            let head = file.head(LOOKED_AT)?;
+            file.first_us = first_us(&head, &format);
+            if head.is_empty() {
+                continue;
+            }
+            let lines: Vec<&[u8]> = head.iter().map(|(line, _)| line.as_slice()).collect();
+            if let Some(other) = heads.insert(hash(&lines.join(&b'\n')), at).and_then(|other| files.get(other)) {
+                let name = files.get(at).map(|file| &file.name.0);
+                return Err(format!(
+                    "{} and {} begin with the same lines: name each log only once",
+                    other.name,
+                    name.map_or("", |name| name)
+                ));
             }
         }
-        let mut log = Self {
-            rest: files.iter().rev().cloned().collect(),
-            open: None,
-            ahead: VecDeque::new(),
-            format: Format::nothing(),
-            around_us: 0,
-            reading: Reading::default(),
-        };
-        let mut ahead = VecDeque::new();
-        while ahead.len() < LOOKED_AT {
-            let Some((line, is_whole)) = log.line()? else { break };
-            ahead.push_back((line.to_vec(), is_whole));
+        if heads.is_empty() {
+            return Err(if files.len() == 1 { "the log is empty" } else { "all logs are empty" }.to_owned());
         }
-        let whole = || ahead.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line.as_slice());
-        if ahead.is_empty() {
-            return Err("the log is empty".to_owned());
-        }
-        log.format = match format {
-            Some(format) => format,
-            None => Format::detect(&whole()).ok_or_else(|| {
-                "no known format reads any of the first lines: name the format by --format, with nginx's log_format if it is \
-                 your own"
-                    .to_owned()
-            })?,
-        };
-        let mut times: Vec<u64> =
-            whole().filter_map(|line| log.format.read(line, false)).map(|request| request.stamp_us).collect();
-        times.sort_unstable();
-        log.around_us = times.get(times.len() / 2).copied().unwrap_or(0);
-        log.ahead = ahead;
-        Ok(log)
+        // The sort is stable: files without a time are read first, in their order.
+        files.sort_by_key(|file| file.first_us);
+        Ok(Self { format, files })
     }
 
-    /// Returns the next request, or `None` at the end.
-    pub(crate) fn next(&mut self, with_texts: bool) -> Result<Option<Request>, String> {
+    /// Returns when the log begins.
+    pub(crate) fn first_us(&self) -> u64 {
+        self.files.iter().find_map(|file| file.first_us).unwrap_or(0)
+    }
+
+    /// Returns the next request of a file, or `None` at its end.
+    pub(crate) fn next(&mut self, file: usize, with_texts: bool) -> Result<Option<Request>, String> {
+        match self.files.get_mut(file) {
+            Some(file) => file.next(&self.format, with_texts),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the counts of all files.
+    pub(crate) fn reading(&self) -> Reading {
+        let mut all = Reading::default();
+        for Reading { lines, unreadable, too_long, samples } in self.files.iter().map(|file| &file.reading) {
+            all.lines += lines;
+            all.unreadable += unreadable;
+            all.too_long += too_long;
+            all.samples.extend(samples.iter().take(SAMPLES - all.samples.len()).cloned());
+        }
+        all
+    }
+}
+
+/// Finds the format by the first lines of the first files that have any of a known format.
+fn detect(files: &mut [LogFile]) -> Result<Format, String> {
+    let (mut looked_at, mut is_empty) = (Vec::new(), true);
+    let last = files.len().saturating_sub(1);
+    for (at, file) in files.iter_mut().enumerate() {
+        looked_at.extend(file.head(LOOKED_AT - looked_at.len())?);
+        is_empty &= looked_at.is_empty();
+        if looked_at.len() < LOOKED_AT && at < last {
+            continue;
+        }
+        let whole = looked_at.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line.as_slice());
+        if let Some(format) = Format::detect(&whole) {
+            return Ok(format);
+        }
+        looked_at.clear();
+    }
+    if is_empty {
+        return Ok(Format::nothing()); // there is nothing to read
+    }
+    Err("no known format reads any of the first lines: name the format by --format, with nginx's log_format if it is your own"
+        .to_owned())
+}
+
+/// Returns when a file begins, by its first lines. A few dates that are long before the others are absurd.
+fn first_us(head: &[(Vec<u8>, bool)], format: &Format) -> Option<u64> {
+    let whole = head.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line);
+    let mut times: Vec<u64> =
+        whole.filter_map(|line| format.read(line, false)).map(|request| request.stamp_us).collect();
+    times.sort_unstable();
+    let (before, after) = times.split_at(times.len() / 2);
+    let mut first = *after.first()?;
+    for (earlier, time) in before.iter().enumerate().rev() {
+        if first - time > JUMP_US && earlier + 1 < ROW {
+            break;
+        }
+        first = *time;
+    }
+    Some(first)
+}
+
+impl LogFile {
+    fn open(path: &Path) -> Result<Self, String> {
+        let name = input::name(path);
+        let input = Input::open(path).map_err(|error| format!("{name}: {error}"))?;
+        Ok(Self { name, first_us: None, reading: Reading::default(), input, lines: None, ahead: VecDeque::new() })
+    }
+
+    /// Returns the file's first lines, and whether they are whole. They are read again later.
+    fn head(&mut self, most: usize) -> Result<Vec<(Vec<u8>, bool)>, String> {
+        while self.ahead.len() < most {
+            let Some((line, is_whole)) = self.line()? else { break };
+            let line = (line.to_vec(), is_whole);
+            self.ahead.push_back(line);
+        }
+        if !self.input.is_repeatable {
+            return Ok(self.ahead.iter().take(most).cloned().collect());
+        }
+        // The buffers of a thousand files are not kept.
+        self.lines = None;
+        Ok(std::mem::take(&mut self.ahead).into())
+    }
+
+    fn next(&mut self, format: &Format, with_texts: bool) -> Result<Option<Request>, String> {
         loop {
             let kept;
             let (line, is_whole) = match self.ahead.pop_front() {
@@ -89,13 +179,16 @@ impl Log {
                     kept = line;
                     (kept.as_slice(), is_whole)
                 }
-                None => match next_line(&mut self.rest, &mut self.open)? {
+                None => match next_line(&mut self.lines, &mut self.input, &self.name)? {
                     Some(line) => line,
-                    None => return Ok(None),
+                    None => {
+                        self.lines = None;
+                        return Ok(None);
+                    }
                 },
             };
             self.reading.lines += 1;
-            if let Some(request) = self.format.read(line, with_texts).filter(|_| is_whole) {
+            if let Some(request) = format.read(line, with_texts).filter(|_| is_whole) {
                 return Ok(Some(request));
             }
             self.reading.unreadable += 1;
@@ -107,26 +200,24 @@ impl Log {
     }
 
     fn line(&mut self) -> Result<Option<(&[u8], bool)>, String> {
-        next_line(&mut self.rest, &mut self.open)
+        next_line(&mut self.lines, &mut self.input, &self.name)
     }
 }
 
-type Open = Option<(PathBuf, Lines<Box<dyn BufRead>>)>;
-
 /// Returns the next line that is neither empty nor a comment, and whether it is whole.
-fn next_line<'o>(rest: &mut Vec<PathBuf>, open: &'o mut Open) -> Result<Option<(&'o [u8], bool)>, String> {
+fn next_line<'l>(
+    lines: &'l mut Option<Lines<Bytes>>,
+    input: &mut Input,
+    name: &Shown,
+) -> Result<Option<(&'l [u8], bool)>, String> {
+    let named = |error| format!("{name}: {error}");
+    let lines = match lines {
+        Some(lines) => lines,
+        None => lines.insert(Lines::new(input.read().map_err(named)?)),
+    };
     loop {
-        let (file, lines) = match open {
-            Some(open) => open,
-            None => {
-                let Some(file) = rest.pop() else { return Ok(None) };
-                let input = input(&file).map_err(|error| format!("{}: {error}", file.display()))?;
-                open.insert((file, Lines::new(input)))
-            }
-        };
-        if lines.advance().map_err(|error| format!("{}: {error}", file.display()))?.is_none() {
-            *open = None;
-            continue;
+        if lines.advance().map_err(named)?.is_none() {
+            return Ok(None);
         }
         let is_wanted = match lines.line() {
             Line::Whole(line) => !line.is_empty() && !line.starts_with(b"#"),
@@ -136,24 +227,28 @@ fn next_line<'o>(rest: &mut Vec<PathBuf>, open: &'o mut Open) -> Result<Option<(
             break;
         }
     }
-    Ok(open.as_ref().map(|(_, lines)| match lines.line() {
+    Ok(Some(match lines.line() {
         Line::Whole(line) => (line, true),
         Line::TooLong(line) => (line, false),
     }))
 }
 
-fn input(file: &PathBuf) -> io::Result<Box<dyn BufRead>> {
-    let mut input: Box<dyn BufRead> = if file.as_os_str() == "-" {
-        Box::new(BufReader::with_capacity(1 << 16, io::stdin()))
-    } else {
-        Box::new(BufReader::with_capacity(1 << 16, File::open(file)?))
-    };
-    let (what, program) = match input.fill_buf()? {
-        [0x1f, 0x8b, ..] => ("compressed", "zcat"),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => ("compressed", "zstdcat"),
-        [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("compressed", "xzcat"),
-        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => ("UTF-16", "iconv -f UTF-16 -t UTF-8"),
-        _ => return Ok(input),
-    };
-    Err(io::Error::other(format!("it is {what}: run {program} FILE | tower-ratelimit replay ... -")))
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absurd_dates_are_not_when_a_log_begins() {
+        let format = Format::named("$msec $status", &[]).unwrap();
+        let first = |days: &[u64]| {
+            let line = |day: &u64| (format!("{} 200", day * 86_400).into_bytes(), true);
+            Some(first_us(&days.iter().map(line).collect::<Vec<_>>(), &format)? / (86_400 * 1_000_000))
+        };
+        let usual: Vec<u64> = (100..150).collect();
+        assert_eq!(first(&[&[0, 1, 60_000], &usual[..], &[3]].concat()), Some(100));
+        // A log with few lines a month, and one with gaps between its years.
+        assert_eq!(first(&(100..150).map(|n| n * 7).collect::<Vec<_>>()), Some(700));
+        assert_eq!(first(&(0..60).map(|n| 1_000 + n / 20 * 365).collect::<Vec<_>>()), Some(1_000));
+        assert_eq!((first(&[]), first(&[7])), (None, Some(7)));
+    }
 }

@@ -1,8 +1,9 @@
-//! Reading logs: lines, formats, requests.
+//! Reading logs: files, lines, formats, requests.
 
 pub(crate) mod date;
 mod field;
 pub(crate) mod format;
+pub(crate) mod input;
 mod json;
 mod lines;
 pub(crate) mod log;

@@ -1,7 +1,7 @@
 //! A request as a log line describes it.
 
 use std::hash::{BuildHasher, Hasher};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use foldhash::quality::FixedState;
 use http::HeaderName;
@@ -19,7 +19,10 @@ pub(crate) struct Request {
     pub(crate) stamp_us: u64,
     /// Whether the log writes whole seconds only.
     pub(crate) is_coarse: bool,
+    /// The client's address, or the one that [stands for its name](host_address).
     pub(crate) client: Option<IpAddr>,
+    /// The client's name, if the log has that in place of its address.
+    pub(crate) host: Option<Box<str>>,
     /// 0 if the log does not say.
     pub(crate) status: u16,
     /// A hash of the user agent, or 0.
@@ -94,6 +97,8 @@ impl Request {
         // A proxy appends the address that it sees to the list.
         let forwarded = || named("x-forwarded-for").rsplit(|byte| *byte == b',').next().and_then(self::address);
         let client = address(Field::Client).or_else(|| address(Field::Peer)).or_else(forwarded);
+        let named_client = || fields.get(Field::Client).and_then(host_name).filter(|_| address(Field::Ident).is_none());
+        let host = if client.is_none() { named_client() } else { None };
         let status = fields.get(Field::Status).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
         let agent = named(USER_AGENT.as_str());
         let texts = with_texts.then(|| {
@@ -109,7 +114,8 @@ impl Request {
             at_us: stamp.us.saturating_sub(duration),
             stamp_us: stamp.us,
             is_coarse: stamp.is_coarse,
-            client,
+            client: client.or_else(|| host.as_deref().map(host_address)),
+            host,
             status: status.unwrap_or(0),
             agent: if agent.is_empty() { 0 } else { hash(agent) | 1 },
             texts,
@@ -134,6 +140,29 @@ fn address(text: &[u8]) -> Option<IpAddr> {
     plain.parse().ok().or_else(with_port).or_else(without_brackets).map(|address: IpAddr| address.to_canonical())
 }
 
+/// Reads the name of a host. Apache writes it in place of the address, if it looks names up.
+fn host_name(text: &[u8]) -> Option<Box<str>> {
+    let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+    let is_name = text.len() <= 253
+        && text.first().is_some_and(u8::is_ascii_alphanumeric)
+        && text.iter().any(u8::is_ascii_alphabetic)
+        && text.iter().all(is_part)
+        && !text.eq_ignore_ascii_case(b"unknown");
+    is_name.then(|| String::from_utf8_lossy(text).to_ascii_lowercase().into())
+}
+
+/// Returns the address that stands for a host's name: its hash as an IPv6 network of 01::/8, which is reserved, so it
+/// is no client's and in no rule's networks.
+fn host_address(name: &str) -> IpAddr {
+    let hash = hash(name.as_bytes()) >> 8;
+    Ipv6Addr::from_bits(u128::from(1_u64 << 56 | hash) << 64).into()
+}
+
+/// Returns whether an address stands for a host's name.
+pub(crate) fn is_of_host(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.octets().first() == Some(&1))
+}
+
 /// Splits a request line into its method and its target.
 fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut words = line.splitn(2, |byte| *byte == b' ');
@@ -148,6 +177,8 @@ fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use tower_ratelimit::key::Prefixes;
+
     use super::*;
 
     #[test]
@@ -165,6 +196,27 @@ mod tests {
         ] {
             assert_eq!(address(text.as_bytes()), expected.map(|text| text.parse().unwrap()), "{text}");
         }
+    }
+
+    #[test]
+    fn host_name_is_a_client() {
+        let format = super::super::format::Format::named("combined", &[]).unwrap();
+        let read = |client: &str| {
+            let line = format!("{client} - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 20 \"-\" \"curl/8\"");
+            let request = format.read(line.as_bytes(), false).unwrap();
+            assert_eq!(request.host.is_some(), request.client.is_some_and(is_of_host));
+            (request.host.map(String::from), request.client)
+        };
+        let (name, address) = read("Host-1.Example.org -");
+        assert_eq!(name.as_deref(), Some("host-1.example.org"));
+        assert_eq!(read("host-1.example.org -").1, address);
+        assert_ne!(read("host-2.example.org -").1, address);
+        assert_eq!(Prefixes::default().group(address.unwrap()), address.unwrap());
+        // A name, and the client's address behind it: this is a format with a virtual host.
+        for text in ["shop.example 192.0.2.1", "shop.example:443 -", "unknown -", "unix: -", "-a -", "17 -"] {
+            assert_eq!(read(text), (None, None), "{text}");
+        }
+        assert_eq!(read("192.0.2.1 ann").1, Some("192.0.2.1".parse().unwrap()));
     }
 
     #[test]

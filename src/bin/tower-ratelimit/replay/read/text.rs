@@ -157,6 +157,7 @@ fn field_of(name: &str, headers: &mut HeaderNames) -> Field {
         "remote_addr" => Field::Client,
         "realip_remote_addr" => Field::Peer,
         "remote_user" => Field::User,
+        "ident" => Field::Ident,
         "time_local" | "time_iso8601" | "msec" => Field::End,
         // This one is not nginx's. Formats of servers that log the arrival are written with it.
         "time_start" => Field::Start,

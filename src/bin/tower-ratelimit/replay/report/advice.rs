@@ -52,17 +52,35 @@ fn advice(limits: &[CurveLimit], one_of: u64, target: &'static str) -> Advice {
     Advice { target, limit: Some(behind), words }
 }
 
+/// A rule to begin with.
+pub(crate) struct Suggested {
+    /// The target that its quota meets.
+    target: &'static str,
+    pub(crate) text: String,
+}
+
+impl Suggested {
+    /// Returns what the reader should know of it.
+    pub(crate) fn words(&self) -> String {
+        format!(
+            "This is the quota that touches {}. At first it only observes. Multiply it by 1.5 to 2 if your traffic grows:",
+            self.target
+        )
+    }
+}
+
 /// Returns the rule to begin with, in shadow mode: that of the second target, or else of the first.
-pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: &Paste) -> Option<String> {
-    let of = |at: usize| advice.get(at)?.limit.and_then(|limit| limits.get(limit));
-    let quota = &of(1).or_else(|| of(0))?.quota;
-    Some(match paste {
+pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: &Paste) -> Option<Suggested> {
+    let of = |at: usize| advice.get(at).and_then(|advice| Some((advice.target, limits.get(advice.limit?)?)));
+    let (target, CurveLimit { quota, .. }) = of(1).or_else(|| of(0))?;
+    let text = match paste {
         Paste::Rule(key) => {
             format!("rules:\n  - name: {name}\n    quota: {quota}\n    key: {key}\n    mode: shadow\n")
         }
         // A candidate is observed beside the quota in force, which is what a shadow is to a new rule.
         Paste::Candidate => format!("# in the rule of the policy {name}\n    candidate: {quota}\n"),
-    })
+    };
+    Some(Suggested { target, text })
 }
 
 /// Returns the limit at which the curve of touched clients bends most: the one furthest below the line between the
@@ -129,8 +147,9 @@ mod tests {
         let limits = limits(&[(500, 500), (0, 0)]);
         let advice = advise(&limits);
         let rule = rule(&advice, &limits, "client", &Paste::Rule("peer-ip".to_owned())).unwrap();
-        tower_ratelimit::rules::Rules::from_text(rule).unwrap();
-        let candidate = super::rule(&advice, &limits, "client", &Paste::Candidate).unwrap();
+        assert!(rule.words().contains("touches at most 0.1% of the clients."), "{}", rule.words());
+        tower_ratelimit::rules::Rules::from_text(rule.text).unwrap();
+        let candidate = super::rule(&advice, &limits, "client", &Paste::Candidate).unwrap().text;
         let (_, candidate) = candidate.split_once('\n').unwrap();
         let rule = format!("rules:\n  - name: client\n    quota: 5 per minute\n    key: peer-ip\n{candidate}");
         tower_ratelimit::rules::Rules::from_text(rule).unwrap();

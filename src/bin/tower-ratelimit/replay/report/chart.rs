@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::escape::html;
-use super::numbers::{count, instant, share};
+use super::numbers::{count, counted, instant, share};
 use super::{CurveReport, Hours};
 
 const WIDTH: f64 = 720.0;
@@ -143,12 +143,12 @@ pub(crate) fn hours(hours: &Hours) -> String {
             let height = (value as f64 / most as f64 * HOURS_HEIGHT).max(1.5);
             let _ = write!(
                 svg,
-                r#"<rect class="{class} bar" x="{:.1}" y="{:.1}" width="{:.1}" height="{height:.1}"><title>{}: {} requests, {} refused ({})</title></rect>"#,
+                r#"<rect class="{class} bar" x="{:.1}" y="{:.1}" width="{:.1}" height="{height:.1}"><title>{}: {}, {} refused ({})</title></rect>"#,
                 x(*at),
                 base - height,
                 (width - 0.6).max(0.8),
                 html(&instant(*at)),
-                count(*requests),
+                counted(*requests, "request"),
                 count(*refused),
                 share(*refused, *requests),
             );

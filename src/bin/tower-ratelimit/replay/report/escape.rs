@@ -1,10 +1,12 @@
 //! Text of the log, made harmless: it never becomes markup or a command to a terminal, and shows no whole address
 //! unless the user wants that.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 
-use super::super::tally::{Who, network};
+use super::super::read::request::{hash, is_of_host};
+use super::super::tally::{Hosts, Who, network};
 
 /// The longest text of a log in a report, in characters.
 const LONGEST: usize = 160;
@@ -20,13 +22,19 @@ impl fmt::Display for Shown {
 }
 
 impl Shown {
+    /// Returns a text, cut if it is long.
     pub(crate) fn text(text: &str) -> Self {
+        let mut shown = Self::whole(text.char_indices().nth(LONGEST).map_or(text, |(end, _)| text.split_at(end).0));
+        if text.chars().count() > LONGEST {
+            shown.0.push('…');
+        }
+        shown
+    }
+
+    /// Returns a text that is not cut, such as a file's name.
+    pub(crate) fn whole(text: &str) -> Self {
         let mut shown = String::with_capacity(text.len());
-        for (at, c) in text.chars().enumerate() {
-            if at == LONGEST {
-                shown.push('…');
-                break;
-            }
+        for c in text.chars() {
             if is_harmless(c) {
                 shown.push(c);
             } else {
@@ -36,22 +44,10 @@ impl Shown {
         Self(shown)
     }
 
-    pub(crate) fn address(address: IpAddr, show_addresses: bool) -> Self {
-        if show_addresses {
-            return Self(address.to_string());
-        }
+    /// Returns the network of an address.
+    fn network(address: IpAddr) -> Self {
         let (network, bits) = network(address);
         Self(format!("{network}/{bits}"))
-    }
-
-    pub(crate) fn who(who: &Who, show_addresses: bool) -> Self {
-        match who {
-            Who::Address(address) => Self::address(*address, show_addresses),
-            Who::Text(text) => Self::text(text),
-            Who::All => Self("all requests".to_owned()),
-            Who::Other(_, text) if show_addresses => Self::text(text),
-            Who::Other(hash, _) => Self(format!("key {hash:08x}")),
-        }
     }
 
     /// A line of the log, in which addresses are replaced by their networks.
@@ -68,7 +64,7 @@ impl Shown {
             let (word, after) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
             let socket = word.parse::<SocketAddr>().map(|address| address.ip());
             match word.parse::<IpAddr>().or(socket) {
-                Ok(address) => masked.push_str(&Self::address(address, false).0),
+                Ok(address) => masked.push_str(&Self::network(address).0),
                 // An address may stand in it, beside other letters.
                 Err(_) if may_have_address(word) => masked.push_str(&word.replace(is_digit, "x")),
                 Err(_) => masked.push_str(word),
@@ -84,6 +80,67 @@ impl Shown {
     /// Returns the text for HTML, also within quotes.
     pub(crate) fn html(&self) -> String {
         html(&self.0)
+    }
+}
+
+/// How clients are shown: whole, or masked.
+pub(crate) struct Names<'c> {
+    hosts: &'c Hosts,
+    show_addresses: bool,
+    /// For each masked text the clients that it stands for, in the order in which the report has them.
+    masked: HashMap<String, Vec<&'c Who>>,
+}
+
+impl<'c> Names<'c> {
+    /// `shown` are the clients of the report. Those with the same masked text get numbers, the same in each policy.
+    pub(crate) fn new(hosts: &'c Hosts, show_addresses: bool, shown: impl Iterator<Item = &'c Who>) -> Self {
+        let mut names = Self { hosts, show_addresses, masked: HashMap::new() };
+        for who in shown.filter(|_| !show_addresses) {
+            let text = names.plain(who).0;
+            let same = names.masked.entry(text).or_default();
+            if !same.contains(&who) {
+                same.push(who);
+            }
+        }
+        names
+    }
+
+    pub(crate) fn who(&self, who: &Who) -> Shown {
+        let Shown(text) = self.plain(who);
+        let same = self.masked.get(&text).filter(|same| same.len() > 1);
+        match same.and_then(|same| same.iter().position(|one| *one == who)) {
+            Some(at) => Shown(format!("{text} #{}", at + 1)),
+            None => Shown(text),
+        }
+    }
+
+    pub(crate) fn address(&self, address: IpAddr) -> Shown {
+        self.who(&Who::Address(address))
+    }
+
+    fn plain(&self, who: &Who) -> Shown {
+        match who {
+            Who::Address(address) if is_of_host(*address) => self.host(*address),
+            Who::Address(address) if self.show_addresses => Shown(address.to_string()),
+            Who::Address(address) => Shown::network(*address),
+            Who::Text(text) => Shown::text(text),
+            Who::All => Shown("all requests".to_owned()),
+            Who::Other(_, text) if self.show_addresses => Shown::text(text),
+            Who::Other(hash, _) => Shown(format!("key {hash:08x}")),
+        }
+    }
+
+    /// Returns a host's name. Providers write addresses into names, so only the last two of more parts are shown.
+    fn host(&self, address: IpAddr) -> Shown {
+        let name = self.hosts.names.get(&address).map_or("a host", |name| name);
+        if self.show_addresses {
+            return Shown::text(name);
+        }
+        let mut parts = name.trim_end_matches('.').rsplitn(3, '.');
+        match (parts.next(), parts.next(), parts.next()) {
+            (Some(last), Some(domain), Some(_)) => Shown::text(&format!("*.{domain}.{last}")),
+            _ => Shown(format!("host {:08x}", hash(name.as_bytes()) as u32)),
+        }
     }
 }
 
@@ -117,6 +174,8 @@ fn is_harmless(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv6Addr;
+
     use super::*;
 
     #[test]
@@ -129,6 +188,44 @@ mod tests {
     #[test]
     fn markup_is_escaped() {
         assert_eq!(Shown::text("<b onclick='x'>\"&").html(), "&lt;b onclick=&#39;x&#39;&gt;&quot;&amp;");
+    }
+
+    #[test]
+    fn clients_of_one_network_are_numbered() {
+        let mut hosts = Hosts::default();
+        let clients: Vec<Who> = (1..5_u128)
+            .map(|n| {
+                let address = Ipv6Addr::from_bits(1 << 120 | n << 64).into();
+                hosts.count(
+                    address,
+                    ["a", "p-192-0-2-1.pool.isp.example", "b.isp.example", "x.e.org."][n as usize - 1],
+                    9,
+                );
+                Who::Address(address)
+            })
+            .chain(["192.0.2.7", "192.0.2.8", "198.51.100.7"].map(|text| Who::Address(text.parse().unwrap())))
+            .chain(["/a", "/b"].map(|path| Who::Text(path.into())))
+            .collect();
+        let shown = |show_addresses: bool| {
+            let twice = clients.iter().chain(&clients);
+            let names = Names::new(&hosts, show_addresses, twice);
+            clients.iter().map(|who| names.who(who).0).collect::<Vec<_>>()
+        };
+        let masked = shown(false);
+        assert!(masked[0].starts_with("host "), "{masked:?}");
+        let expected = [
+            "*.isp.example #1",
+            "*.isp.example #2",
+            "*.e.org",
+            "192.0.2.0/24 #1",
+            "192.0.2.0/24 #2",
+            "198.51.100.0/24",
+            "/a",
+            "/b",
+        ];
+        assert_eq!(masked[1..], expected);
+        let whole = ["a", "p-192-0-2-1.pool.isp.example", "b.isp.example", "x.e.org.", "192.0.2.7"];
+        assert_eq!(shown(true)[..5], whole);
     }
 
     #[test]

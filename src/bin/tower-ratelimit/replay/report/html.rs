@@ -68,6 +68,30 @@ impl Report {
             }
             page.push_str("</ul>");
         }
+        if read.files.len() > 1 {
+            page.push_str("<details><summary>Files, in the order of their times</summary>");
+            let head =
+                ["file", "lines", "requests", "not read", "out of order", "dated ahead", "first (UTC)", "last (UTC)"];
+            table(
+                page,
+                &head,
+                read.files.iter().map(|file| {
+                    let time =
+                        |time: fn((u64, u64)) -> u64| file.span_us.map_or("-".to_owned(), |span| instant(time(span)));
+                    vec![
+                        file.name.0.clone(),
+                        count(file.lines),
+                        count(file.requests),
+                        count(file.unreadable),
+                        count(file.late),
+                        count(file.ahead),
+                        time(|(first, _)| first),
+                        time(|(_, last)| last),
+                    ]
+                }),
+            );
+            page.push_str("</details>");
+        }
         if !read.samples.is_empty() {
             page.push_str("<details><summary>Lines that could not be read</summary>");
             for sample in &read.samples {
@@ -100,18 +124,30 @@ fn tiles(page: &mut String, tiles: &[(&str, String, String)]) {
     page.push_str("</dl>");
 }
 
-/// A table. The first column is text, the others are numbers.
+/// A table. The first column is text, the others are numbers. On a narrow page, a table with words becomes a list.
 fn table(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    page.push_str("<div class=\"wide\"><table class=\"words\"><thead><tr>");
+    rows_of(page, head, rows);
+}
+
+/// A table of short numbers, which fits on a narrow page.
+fn number_table(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     page.push_str("<div class=\"wide\"><table><thead><tr>");
+    rows_of(page, head, rows);
+}
+
+fn rows_of(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     for name in head {
         let _ = write!(page, "<th scope=\"col\">{}</th>", html(name));
     }
     page.push_str("</tr></thead><tbody>");
     for row in rows {
         page.push_str("<tr>");
-        for (at, cell) in row.iter().enumerate() {
-            let (open, close) = if at == 0 { ("<th scope=\"row\">", "</th>") } else { ("<td>", "</td>") };
-            let _ = write!(page, "{open}{}{close}", html(cell));
+        for (at, (cell, name)) in row.iter().zip(head).enumerate() {
+            let _ = match at {
+                0 => write!(page, "<th scope=\"row\">{}</th>", html(cell)),
+                _ => write!(page, "<td data-of=\"{}\">{}</td>", html(name), html(cell)),
+            };
         }
         page.push_str("</tr>");
     }
@@ -147,7 +183,7 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
         (
             "refused",
             count(policy.refused),
-            format!("{} of {} requests", share(policy.refused, policy.requests), count(policy.requests)),
+            format!("{} of {}", share(policy.refused, policy.requests), counted(policy.requests, "request")),
         ),
         (
             "clients touched",
@@ -178,7 +214,7 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
     );
     let head: Vec<&str> = ["within"].into_iter().chain(PERCENTILES.map(|(_, name)| name)).collect();
     let rows = WINDOW_NAMES.iter().zip(&policy.peaks);
-    table(
+    number_table(
         page,
         &head,
         rows.map(|(name, row)| {
@@ -222,11 +258,11 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
         serde_json::json!([x, words])
     });
     let points: serde_json::Value = points.collect();
-    let begin = curve.limits.iter().rposition(|limit| limit.limit <= policy.limit).unwrap_or(0);
+    let begin = curve.limits.iter().position(|limit| limit.limit == policy.limit).unwrap_or(0);
     let _ = write!(
         page,
         "<h3>Other limits</h3><p class=\"remark\">Both shares by their logarithms: each line up is ten times more.</p>\
-         <figure class=\"curve\" data-points=\"{}\">{svg}<label>limit <input type=\"range\" min=\"0\" max=\"{}\" value=\"{begin}\">\
+         <figure class=\"curve\" data-points=\"{}\">{svg}<label>limit <input type=\"range\" min=\"0\" max=\"{}\" value=\"{begin}\" autocomplete=\"off\">\
          </label><output aria-live=\"polite\"></output></figure>",
         html(&points.to_string()),
         curve.limits.len().saturating_sub(1),
@@ -234,11 +270,20 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
     page.push_str("<details><summary>All limits as a table</summary>");
     table(
         page,
-        &["quota", "clients touched", "", "requests refused", "", "first half touched", "second half touched"],
+        &[
+            "quota",
+            "clients touched",
+            "of all",
+            "requests refused",
+            "of all",
+            "first half touched",
+            "second half touched",
+        ],
         curve.limits.iter().enumerate().map(|(at, limit)| {
-            let mark = if curve.knee == Some(at) { " (knee)" } else { "" };
+            let own = if limit.limit == policy.limit { " (this quota)" } else { "" };
+            let knee = if curve.knee == Some(at) { " (knee)" } else { "" };
             vec![
-                format!("{}{mark}", limit.quota),
+                format!("{}{own}{knee}", limit.quota),
                 count(limit.all.touched),
                 share(limit.all.touched, limit.all.clients),
                 count(limit.all.refused),
@@ -274,10 +319,6 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
     let head = ["touch", "quota", "first half touched", "second half touched", "requests refused", "most of them"];
     table(page, &head, rows);
     if let Some(rule) = &curve.rule {
-        let _ = write!(
-            page,
-            "<p>Multiply by 1.5 to 2 if your traffic grows. Begin in shadow mode:</p><pre>{}</pre>",
-            html(rule)
-        );
+        let _ = write!(page, "<p>{}</p><pre>{}</pre>", html(&rule.words()), html(&rule.text));
     }
 }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::curve::Point;
 use super::numbers::instant;
 use super::text::NOTES;
-use super::{CurveLimit, CurveReport, PERCENTILES, PolicyReport, Report, WINDOW_NAMES};
+use super::{CurveLimit, CurveReport, FileRead, PERCENTILES, PolicyReport, Report, WINDOW_NAMES};
 
 impl Report {
     /// Returns the report. Instants are microseconds since the epoch, and texts are made harmless as in the other
@@ -15,6 +15,7 @@ impl Report {
         json!({
             "read": {
                 "format": read.format,
+                "files": read.files.iter().map(file).collect::<Vec<_>>(),
                 "lines": read.lines,
                 "requests": read.requests,
                 "unreadable": read.unreadable,
@@ -39,6 +40,19 @@ impl Report {
             "policies": self.policies.iter().map(policy).collect::<Vec<_>>(),
         })
     }
+}
+
+fn file(file: &FileRead) -> Value {
+    json!({
+        "name": file.name.0,
+        "lines": file.lines,
+        "requests": file.requests,
+        "unreadable": file.unreadable,
+        "late": file.late,
+        "dated_ahead": file.ahead,
+        "first_us": file.span_us.map(|(first, _)| first),
+        "last_us": file.span_us.map(|(_, last)| last),
+    })
 }
 
 fn policy(policy: &PolicyReport) -> Value {
@@ -106,6 +120,6 @@ fn curve(curve: &CurveReport) -> Value {
         "limits": curve.limits.iter().map(limit).collect::<Vec<_>>(),
         "knee": curve.knee.and_then(|at| curve.limits.get(at)).map(|limit| limit.limit),
         "suggestions": advice.collect::<Vec<_>>(),
-        "rule": curve.rule,
+        "rule": curve.rule.as_ref().map(|rule| &rule.text),
     })
 }

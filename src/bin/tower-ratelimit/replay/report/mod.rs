@@ -12,12 +12,15 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use self::advice::Advice;
+use self::escape::Names;
 pub(crate) use self::escape::Shown;
+use self::numbers::{count, counted, share};
 use super::curve::Point;
 use super::limits::Notes;
-use super::order::Odd;
-use super::read::log::Reading;
-use super::tally::{Addresses, Client, Tally, WINDOWS, network};
+use super::order::FileOrder;
+use super::read::log::{LogFile, Reading};
+use super::read::request::is_of_host;
+use super::tally::{Addresses, Client, Hosts, Tally, WINDOWS, Who, network};
 
 /// The names of [`WINDOWS`].
 pub(crate) const WINDOW_NAMES: [&str; WINDOWS.len()] = ["1 s", "1 min", "1 h", "1 day"];
@@ -28,14 +31,16 @@ pub(crate) const PERCENTILES: [(u64, &str); 6] =
 
 const WORST: usize = 10;
 
-/// A limiter's time ends 12 years after the limiter was built.
-const LIMITER_REACH_US: u64 = 11 * 366 * 86_400_000_000;
+/// A report leaves out at most one line in this many. A limit that is chosen by fewer lines is chosen by chance.
+const LEFT_OUT_MAX: u64 = 10;
 
 /// Everything that was counted while the log was read.
 pub(crate) struct Counted {
     pub(crate) format: String,
     pub(crate) reading: Reading,
-    pub(crate) odd: Odd,
+    pub(crate) files: Vec<FileRead>,
+    pub(crate) crowded: u64,
+    pub(crate) is_coarse: bool,
     pub(crate) window_us: u64,
     pub(crate) requests: u64,
     pub(crate) first_us: u64,
@@ -43,6 +48,7 @@ pub(crate) struct Counted {
     pub(crate) without_address: u64,
     pub(crate) limited_before: u64,
     pub(crate) addresses: Addresses,
+    pub(crate) hosts: Hosts,
     /// The kinds of outcomes and how often they were.
     pub(crate) outcomes: Vec<(&'static str, u64)>,
     pub(crate) notes: Notes,
@@ -54,6 +60,93 @@ pub(crate) struct Counted {
     pub(crate) tallies: Vec<Tally>,
 }
 
+/// What was read of a file, and what was left out.
+#[derive(Clone)]
+pub(crate) struct FileRead {
+    pub(crate) name: Shown,
+    pub(crate) lines: u64,
+    pub(crate) requests: u64,
+    pub(crate) unreadable: u64,
+    pub(crate) late: u64,
+    pub(crate) ahead: u64,
+    /// The first and the last time of its requests.
+    pub(crate) span_us: Option<(u64, u64)>,
+}
+
+impl FileRead {
+    pub(crate) fn new(file: &LogFile, order: &FileOrder) -> Self {
+        Self {
+            name: file.name.clone(),
+            lines: file.reading.lines,
+            requests: order.requests,
+            unreadable: file.reading.unreadable,
+            late: order.late,
+            ahead: order.ahead,
+            span_us: order.span_us,
+        }
+    }
+
+    pub(crate) fn left_out(&self) -> u64 {
+        self.unreadable + self.late + self.ahead
+    }
+}
+
+/// Fails if too many lines were left out, or all lines of a file.
+pub(crate) fn check_left_out(all: &Counted, show_addresses: bool) -> Result<(), String> {
+    let Reading { lines, unreadable, samples, .. } = &all.reading;
+    let sample = samples.first().map(|line| Shown::sample(line, show_addresses).0).unwrap_or_default();
+    let format = &all.format;
+    if all.requests == 0 {
+        return Err(format!("no line of {} could be read as {format}; the first is: {sample}", count(*lines)));
+    }
+    let empty = |file: &&FileRead| file.lines > 0 && file.unreadable == file.lines;
+    if let Some(FileRead { name, lines, .. }) = all.files.iter().find(empty) {
+        return Err(format!(
+            "{name}: none of its {} could be read as {format}: leave the file out, or replay it by itself",
+            counted(*lines, "line")
+        ));
+    }
+    let sum = |of: fn(&FileRead) -> u64| all.files.iter().map(of).sum::<u64>();
+    let (left_out, late, ahead) = (sum(FileRead::left_out), sum(|file| file.late), sum(|file| file.ahead));
+    if left_out * LEFT_OUT_MAX <= *lines {
+        return Ok(());
+    }
+    let mut error = format!(
+        "{} of {} ({}) had to be left out, so there is no report",
+        count(left_out),
+        counted(*lines, "line"),
+        share(left_out, *lines)
+    );
+    if late > 0 {
+        let window = numbers::duration(all.window_us);
+        error += &format!(
+            "\n  {}: more than {window} out of order. Name all files of a rotated log, also those in .gz, and they are read in \
+             the order of their times; `zcat access.log.*` puts the newest first. If the lines of a file are out of order, sort them, \
+             or raise --window",
+            counted(late, "line")
+        );
+    }
+    if *unreadable > 0 {
+        error += &format!(
+            "\n  {}: not of the format {format}. Name the right one by --format, or leave them out yourself. The first \
+             is: {sample}",
+            counted(*unreadable, "line")
+        );
+    }
+    if ahead > 0 {
+        error +=
+            &format!("\n  {}: dated more than 8 days after the lines before them. Remove them", counted(ahead, "line"));
+    }
+    if all.files.len() > 1 {
+        let mut worst: Vec<&FileRead> = all.files.iter().filter(|file| file.left_out() > 0).collect();
+        worst.sort_by_key(|file| std::cmp::Reverse(file.left_out()));
+        for file in worst.iter().take(WORST) {
+            error += &format!("\n  {}: {} of {}", file.name, count(file.left_out()), counted(file.lines, "line"));
+        }
+    }
+    Err(error)
+}
+
 pub(crate) struct Report {
     pub(crate) read: Read,
     /// Warnings, which the reader should see first.
@@ -63,6 +156,7 @@ pub(crate) struct Report {
 
 pub(crate) struct Read {
     pub(crate) format: String,
+    pub(crate) files: Vec<FileRead>,
     pub(crate) lines: u64,
     pub(crate) requests: u64,
     pub(crate) unreadable: u64,
@@ -135,7 +229,7 @@ pub(crate) struct CurveReport {
     pub(crate) knee: Option<usize>,
     pub(crate) advice: Vec<Advice>,
     /// The rule of the advice that is taken, ready to paste.
-    pub(crate) rule: Option<String>,
+    pub(crate) rule: Option<advice::Suggested>,
 }
 
 pub(crate) struct CurveLimit {
@@ -156,151 +250,150 @@ pub(crate) enum Paste {
 }
 
 impl Report {
-    pub(crate) fn new(counted: &Counted, show_addresses: bool, paste: &Paste) -> Self {
-        let neighbours = Neighbours::new(&counted.addresses);
+    pub(crate) fn new(all: &Counted, show_addresses: bool, paste: &Paste) -> Self {
+        let neighbours = Neighbours::new(&all.addresses);
         let read = Read {
-            format: counted.format.clone(),
-            lines: counted.reading.lines,
-            requests: counted.requests,
-            unreadable: counted.reading.unreadable,
-            too_long: counted.reading.too_long,
-            samples: counted.reading.samples.iter().map(|line| Shown::sample(line, show_addresses)).collect(),
-            late: counted.odd.late,
-            ahead: counted.odd.ahead,
-            crowded: counted.odd.crowded,
-            is_coarse: counted.odd.is_coarse,
-            first_us: counted.first_us,
-            last_us: counted.last_us,
-            addresses: counted.addresses.counts.len() as u64,
-            has_more_addresses: counted.addresses.others > 0,
-            without_address: counted.without_address,
-            limited_before: counted.limited_before,
-            outcomes: counted.outcomes.clone(),
+            format: all.format.clone(),
+            files: all.files.clone(),
+            lines: all.reading.lines,
+            requests: all.requests,
+            unreadable: all.reading.unreadable,
+            too_long: all.reading.too_long,
+            samples: all.reading.samples.iter().map(|line| Shown::sample(line, show_addresses)).collect(),
+            late: all.files.iter().map(|file| file.late).sum(),
+            ahead: all.files.iter().map(|file| file.ahead).sum(),
+            crowded: all.crowded,
+            is_coarse: all.is_coarse,
+            first_us: all.first_us,
+            last_us: all.last_us,
+            addresses: all.addresses.counts.len() as u64,
+            has_more_addresses: all.addresses.others > 0,
+            without_address: all.without_address,
+            limited_before: all.limited_before,
+            outcomes: all.outcomes.clone(),
         };
-        let span_us = counted.last_us.saturating_sub(counted.first_us);
-        let policies = counted.tallies.iter();
+        let span_us = all.last_us.saturating_sub(all.first_us);
+        let policies = all.tallies.iter();
+        let worst: Vec<Vec<&Client>> = policies.clone().map(worst).collect();
+        let names = Names::new(&all.hosts, show_addresses, worst.iter().flatten().map(|client| &client.who));
         let policies = policies
-            .map(|tally| policy(tally, span_us, counted.odd.is_coarse, show_addresses, &neighbours, paste))
+            .zip(&worst)
+            .map(|(tally, worst)| {
+                let worst = worst.iter().map(|client| worst_client(client, &names, &neighbours)).collect();
+                policy(tally, worst, span_us, all.is_coarse, paste)
+            })
             .collect();
-        let warnings = warnings(counted, &read, show_addresses);
+        let warnings = warnings(all, &read, &names);
         Self { read, warnings, policies }
     }
 }
 
-fn warnings(counted: &Counted, read: &Read, show_addresses: bool) -> Vec<String> {
-    use self::numbers::{count, share};
+fn warnings(all: &Counted, read: &Read, names: &Names<'_>) -> Vec<String> {
     let mut warnings = Vec::new();
-    let top = counted.addresses.counts.iter().max_by_key(|(address, count)| (**count, **address));
+    let top = all.addresses.counts.iter().max_by_key(|(address, count)| (**count, **address));
     if let Some((address, requests)) = top.filter(|(_, requests)| u64::from(**requests) * 2 > read.requests) {
         warnings.push(format!(
             "One address, {}, sent {} of all requests. If it is a proxy or a load balancer, the log has its address instead of \
              the clients': log the client's address, or use --trusted-proxies.",
-            Shown::address(*address, show_addresses).0,
+            names.address(*address).0,
             share(u64::from(*requests), read.requests)
         ));
     }
     if read.unreadable > 0 {
         warnings.push(format!(
-            "{} of {} lines ({}) could not be read as {}{}.",
+            "{} of {} ({}) could not be read as {}{}.",
             count(read.unreadable),
-            count(read.lines),
+            counted(read.lines, "line"),
             share(read.unreadable, read.lines),
             read.format,
-            if read.too_long > 0 {
-                format!("; {} of them are longer than 64 KiB", count(read.too_long))
-            } else {
-                String::new()
-            }
+            if read.too_long > 0 { format!("; longer than 64 KiB: {}", count(read.too_long)) } else { String::new() }
         ));
     }
     if read.late > 0 {
         warnings.push(format!(
-            "{} lines came more than {} after later ones and were left out. Sort the log, give the files in the order of their \
-             time, or raise --window.",
-            count(read.late),
-            numbers::duration(counted.window_us)
+            "Left out: {} more than {} out of order. Sort the log, or raise --window.",
+            counted(read.late, "line"),
+            numbers::duration(all.window_us)
         ));
     }
     if read.ahead > 0 {
-        warnings.push(format!(
-            "{} lines are dated more than 8 days after the others and were left out.",
-            count(read.ahead)
-        ));
+        warnings
+            .push(format!("Left out: {} dated more than 8 days after the lines before.", counted(read.ahead, "line")));
     }
     if read.crowded > 0 {
         warnings.push(format!(
-            "{} requests were not put in order over the whole window, because too many fell into it.",
-            count(read.crowded)
+            "Put into order over less than the whole window, because too many fell into it: {}.",
+            counted(read.crowded, "request")
         ));
     }
     if read.limited_before > 0 {
         warnings.push(format!(
-            "{} requests were answered with 429, so the log was limited already. Without that limit their clients might have \
-             sent more.",
-            count(read.limited_before)
+            "The log was limited already: it has {} answered with 429. Without that limit their clients might have sent more.",
+            counted(read.limited_before, "request")
         ));
     }
     if read.without_address > 0 {
-        warnings.push(format!("{} requests have no client's address that could be read.", count(read.without_address)));
+        warnings.push(format!(
+            "Without a client's address that can be read: {}.",
+            counted(read.without_address, "request")
+        ));
+    }
+    if all.hosts.requests > 0 {
+        warnings.push(format!(
+            "The log has the client's name in place of its address in {}. Each name counts as one client here, and matches no \
+             network of a rule; your service sees addresses.",
+            counted(all.hosts.requests, "request")
+        ));
     }
     let keyless = read.outcomes.iter().find(|(kind, _)| *kind == "key_missing").map_or(0, |(_, requests)| *requests);
     if keyless > 0 {
         warnings.push(format!(
-            "{} requests have no key for a rule, which refuses them with 400. The log may lack what the key is made of.",
-            count(keyless)
+            "Refused with 400, because there is no key for a rule: {}. The log may lack what the key is made of.",
+            counted(keyless, "request")
         ));
     }
-    let unfollowed: u64 = counted.tallies.iter().map(|tally| tally.unfollowed).sum();
+    let unfollowed: u64 = all.tallies.iter().map(|tally| tally.unfollowed).sum();
     if unfollowed > 0 {
         warnings.push(format!(
-            "The first {} clients were followed one by one (--max-clients). {} requests of others are only in the totals of \
-             requests and refusals.",
-            count(counted.max_clients as u64),
-            count(unfollowed)
+            "Followed one by one: the first {} (--max-clients). Only in the totals of requests and refusals: {} of others.",
+            counted(all.max_clients as u64, "client"),
+            counted(unfollowed, "request")
         ));
     }
     if read.has_more_addresses {
-        warnings.push(format!("The log has more addresses than the {} that were counted.", count(read.addresses)));
+        warnings.push(format!("The log has more addresses than the {} that were all.", count(read.addresses)));
     }
-    let forgotten = counted.notes.forgotten;
+    let forgotten = all.notes.forgotten;
     if forgotten > 0 {
         warnings.push(format!(
-            "The limiter forgot {} clients that were at their limits, because it had too many to keep. Raise --max-clients.",
-            count(forgotten)
+            "The limiter had too many clients, and forgot {} at their limits. Raise --max-clients.",
+            counted(forgotten, "client")
         ));
     }
-    if counted.curve_forgotten > 0 {
+    if all.curve_forgotten > 0 {
         warnings.push(format!(
-            "The curves' limiter forgot {} clients that were at their limits, so the curves show too few refusals.",
-            count(counted.curve_forgotten)
+            "The curves' limiter forgot {} at their limits, so the curves show too few refusals.",
+            counted(all.curve_forgotten, "client")
         ));
     }
-    if counted.without_curve > 0 {
-        warnings.push(format!("{} further policies have no curve and no suggestions.", count(counted.without_curve)));
+    if all.without_curve > 0 {
+        warnings.push(format!("Further policies, without curves and suggestions: {}.", count(all.without_curve)));
     }
-    if read.last_us.saturating_sub(read.first_us) > LIMITER_REACH_US {
-        warnings.push(
-            "The log is longer than 11 years, and the limiter's time reaches no further. Split the log.".to_owned(),
-        );
-    }
-    warnings.extend(counted.notes.warnings.iter().map(|warning| Shown::text(warning).0));
+    warnings.extend(all.notes.warnings.iter().map(|warning| Shown::text(warning).0));
     warnings
 }
 
-fn policy(
-    tally: &Tally,
-    span_us: u64,
-    is_coarse: bool,
-    show_addresses: bool,
-    neighbours: &Neighbours,
-    paste: &Paste,
-) -> PolicyReport {
-    let clients = &tally.clients;
-    let touched = || clients.iter().filter(|client| client.over > 0);
-    let mut worst: Vec<&Client> = touched().collect();
+/// Returns the clients that a policy refused most.
+fn worst(tally: &Tally) -> Vec<&Client> {
+    let mut worst: Vec<&Client> = tally.clients.iter().filter(|client| client.over > 0).collect();
     worst.sort_by_key(|client| std::cmp::Reverse((client.over, client.requests)));
-    let worst = worst.into_iter().take(WORST).map(|client| Worst {
-        who: Shown::who(&client.who, show_addresses),
+    worst.truncate(WORST);
+    worst
+}
+
+fn worst_client(client: &Client, names: &Names<'_>, neighbours: &Neighbours) -> Worst {
+    Worst {
+        who: names.who(&client.who),
         requests: client.requests.into(),
         refused: client.over.into(),
         longest_run: client.longest_run.into(),
@@ -308,10 +401,15 @@ fn policy(
         answered_well: client.answered_well.into(),
         agents: client.agents(),
         neighbours: match &client.who {
-            super::tally::Who::Address(address) => Some(neighbours.of(*address)),
+            Who::Address(address) if !is_of_host(*address) => Some(neighbours.of(*address)),
             _ => None,
         },
-    });
+    }
+}
+
+fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste: &Paste) -> PolicyReport {
+    let clients = &tally.clients;
+    let touched = || clients.iter().filter(|client| client.over > 0);
     let has_status = clients.iter().any(|client| client.answered > 0);
     let windows = span_us / u64::try_from(tally.quota().period().as_micros()).unwrap_or(u64::MAX).max(1) + 1;
     let likely_false = has_status.then(|| {
@@ -359,7 +457,7 @@ fn policy(
                 .map(|(part, (all, over))| (part * tally.hours.length_us, *all, *over))
                 .collect(),
         },
-        worst: worst.collect(),
+        worst,
         peaks,
         curve: curve(tally, paste),
     }

@@ -18,6 +18,16 @@ impl fmt::Display for Report {
         writeln!(f, "What was read")?;
         writeln!(f, "  format     {}", read.format)?;
         writeln!(f, "  lines      {}, of which {} could not be read", count(read.lines), count(read.unreadable))?;
+        if read.files.len() > 1 {
+            writeln!(f, "  files      {}, in the order of their times", count(read.files.len() as u64))?;
+            for file in read.files.iter().filter(|file| file.left_out() > 0) {
+                let reasons = [(file.unreadable, "not read"), (file.late, "out of order"), (file.ahead, "dated ahead")];
+                let reasons = reasons.iter().filter(|(lines, _)| *lines > 0);
+                let reasons: Vec<String> =
+                    reasons.map(|(lines, reason)| format!("{} {reason}", count(*lines))).collect();
+                writeln!(f, "    {}: {}, {}", file.name, counted(file.lines, "line"), reasons.join(", "))?;
+            }
+        }
         writeln!(f, "  requests   {}", count(read.requests))?;
         if read.requests > 0 {
             let span = duration(read.last_us.saturating_sub(read.first_us));
@@ -135,10 +145,11 @@ fn write_policy(f: &mut impl Write, policy: &PolicyReport) -> fmt::Result {
     writeln!(f, "    {:>10}{:>12}{:>12}{:>12}{:>12}", "limit", "touched", "", "refused", "")?;
     for (at, limit) in curve.limits.iter().enumerate() {
         let all = &limit.all;
-        let mark = if curve.knee == Some(at) { "  knee" } else { "" };
+        let own = if limit.limit == policy.limit { "  this quota" } else { "" };
+        let knee = if curve.knee == Some(at) { "  knee" } else { "" };
         writeln!(
             f,
-            "    {:>10}{:>12}{:>12}{:>12}{:>12}{mark}",
+            "    {:>10}{:>12}{:>12}{:>12}{:>12}{own}{knee}",
             count(limit.limit),
             count(all.touched),
             share(all.touched, all.clients),
@@ -155,8 +166,8 @@ fn write_policy(f: &mut impl Write, policy: &PolicyReport) -> fmt::Result {
         writeln!(f, "    {}", advice.words)?;
     }
     if let Some(rule) = &curve.rule {
-        writeln!(f, "    Multiply by 1.5 to 2 if your traffic grows. Begin in shadow mode:\n")?;
-        for line in rule.lines() {
+        writeln!(f, "    {}\n", rule.words())?;
+        for line in rule.text.lines() {
             writeln!(f, "      {line}")?;
         }
     }
