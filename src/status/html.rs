@@ -27,6 +27,9 @@ const KEYS_MAX: usize = 20;
 /// The most layers that have tiles of their own, and that a policy's row names.
 const LAYERS_MAX: usize = 4;
 
+/// Up to this many policies are listed openly, even those without requests.
+const ROWS_OPEN: usize = 10;
+
 /// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
 struct Text<'a>(&'a str);
 
@@ -286,13 +289,21 @@ fn policies(html: &mut String, view: &View) -> fmt::Result {
     html.push_str(
         "<p class=\"soft key\">Requests <i class=\"a\"></i>within the limit \
          <i class=\"b\"></i>near it \
-         <i class=\"c\"></i>over it</p>\
-         <table><thead><tr><th>policy</th><th class=\"chart\">five minutes</th><th class=\"chart\">an hour</th>\
-         <th class=\"num\">requests/s</th><th class=\"num\">near</th><th class=\"num\">over</th><th class=\"num\">refused</th>\
-         <th class=\"num\">last refused</th></tr></thead><tbody>",
+         <i class=\"c\"></i>over it</p>",
     );
-    view.rows.iter().try_for_each(|row| policy(html, row, view))?;
-    html.push_str("</tbody></table>");
+    let is_idle = |row: &&Row| Sums::of(row.hour()).all() == 0;
+    let (idle, busy): (Vec<&Row>, Vec<&Row>) = view.rows.iter().partition(is_idle);
+    if view.rows.len() <= ROWS_OPEN || busy.is_empty() {
+        rows(html, &view.rows.iter().collect::<Vec<_>>(), view)?;
+    } else {
+        rows(html, &busy, view)?;
+        if !idle.is_empty() {
+            let policies = if idle.len() == 1 { "policy" } else { "policies" };
+            write!(html, "<details><summary>{} {policies} without a request in the last hour</summary>", idle.len())?;
+            rows(html, &idle, view)?;
+            html.push_str("</details>");
+        }
+    }
     if view.more > 0 {
         write!(
             html,
@@ -300,6 +311,17 @@ fn policies(html: &mut String, view: &View) -> fmt::Result {
             Count(view.more as u64)
         )?;
     }
+    Ok(())
+}
+
+fn rows(html: &mut String, rows: &[&Row], view: &View) -> fmt::Result {
+    html.push_str(
+        "<table><thead><tr><th>policy</th><th class=\"chart\">five minutes</th><th class=\"chart\">an hour</th>\
+         <th class=\"num\">requests/s</th><th class=\"num\">near</th><th class=\"num\">over</th><th class=\"num\">refused</th>\
+         <th class=\"num\">last refused</th></tr></thead><tbody>",
+    );
+    rows.iter().try_for_each(|row| policy(html, row, view))?;
+    html.push_str("</tbody></table>");
     Ok(())
 }
 

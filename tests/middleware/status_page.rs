@@ -220,7 +220,7 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
         let own = Policy::new(format!("policy-{n}"), Quota::per_hour(7)).unwrap();
         let shared = Policy::new("client", Quota::per_minute(4)).unwrap();
         let layer = RateLimitLayer::new(memory(&world.clock), own, key::peer_ip()).and(shared, key::peer_ip());
-        page = page.layer(&format!("layer-{n}"), &layer);
+        page = page.layer(format!("layer-{n}"), &layer);
     }
     let page = page.layer("api", &world.layer);
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
@@ -228,6 +228,8 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
     assert!(tiles.contains("keys of api in memory") && tiles.contains("the fullest of 50 layers"), "{tiles}");
     assert_eq!(tiles.matches("class=\"tile\"").count(), 3);
     assert!(below.contains("layer-0, layer-1, layer-2, layer-3 and 46 more"), "{below}");
+    let (busy, idle) = below.split_once("<summary>49 policies without a request in the last hour</summary>").unwrap();
+    assert!(busy.contains(">candidate<") && !busy.contains(">policy-0<") && idle.contains(">policy-0<"));
     let (_, list) = below.split_once("<summary>Keys in memory, of 50 layers</summary>").unwrap();
     assert!((0..49).all(|n| list.contains(&format!("<td class=\"name\">layer-{n}</td>"))));
 }
