@@ -319,6 +319,7 @@ fn trouble_is_reported_with_a_way_out() {
         (&["--format", "combinde", &log], b"", "COMBINED"),
         (&["--format", "$remote_addr", &log], b"", "time"),
         (&["--html", "/no/such/folder/report.html", &log], b"", "/no/such/folder"),
+        (&["--html", &log, &log], b"", "overwrite"),
     ] {
         let error = error(&[&quota[..], args].concat(), input);
         assert!(error.contains(expected), "{args:?}: {error}");

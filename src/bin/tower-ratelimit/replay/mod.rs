@@ -18,6 +18,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::io::{self, IsTerminal};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +46,9 @@ const WEEK_US: u64 = 7 * 86_400_000_000;
 const CURVES_MAX: usize = 32;
 
 pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> {
+    if let Some(file) = options.html.as_ref().filter(|file| is_log(file, options)) {
+        return Err(format!("error: {}: --html would overwrite this log", file.display()));
+    }
     let report = replay(options).map_err(|trouble| format!("error: {trouble}"))?;
     if let Some(file) = &options.html {
         std::fs::write(file, report.html()).map_err(|error| format!("error: {}: {error}", file.display()))?;
@@ -55,6 +59,12 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
         output.line(report.to_string().trim_end());
     }
     Ok(exit::FINE)
+}
+
+fn is_log(file: &Path, options: &Options) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    let file = whole(file);
+    file.is_some() && options.logs.iter().any(|log| whole(log) == file)
 }
 
 /// Counts limited keys that the limiter of the curves had to forget.
