@@ -37,12 +37,14 @@ const SECOND: u64 = 1_000_000;
 /// All arithmetic is in integers: whole microseconds and, if the interval between two units is not
 /// whole, an exact numerator over the reduced limit. No rate drifts.
 ///
-/// * Limits, bursts and other numbers of units go up to 999,999,999,999,999.
+/// * Limits, bursts and other numbers of units are `u64`, and go up to 999,999,999,999,999.
 /// * Periods go from one microsecond to 366 days, in whole microseconds.
 /// * A full bucket may take up to 2^48 µs (about 8.9 years) to drain.
 ///
 /// So rates from one per 366 days to billions per second and byte quotas of terabytes a month are
-/// possible. A quota outside of this range is an error when it is made, not when a request comes.
+/// possible. A quota outside of this range is an error when it is made, not when a request comes. Only
+/// [`per_second`](Self::per_second), `per_minute`, `per_hour` and `per_day` cannot fail: a larger limit
+/// counts as the largest one.
 ///
 /// A quota with a limit of 0 lets nothing pass.
 #[derive(Clone, Copy)]
@@ -55,25 +57,25 @@ pub struct Quota {
 impl Quota {
     /// Makes a token bucket of `limit` per second with a burst of `limit`.
     #[must_use]
-    pub fn per_second(limit: u32) -> Self {
+    pub fn per_second(limit: u64) -> Self {
         Self::simple(limit, SECOND)
     }
 
     /// Makes a token bucket of `limit` per minute with a burst of `limit`.
     #[must_use]
-    pub fn per_minute(limit: u32) -> Self {
+    pub fn per_minute(limit: u64) -> Self {
         Self::simple(limit, 60 * SECOND)
     }
 
     /// Makes a token bucket of `limit` per hour with a burst of `limit`.
     #[must_use]
-    pub fn per_hour(limit: u32) -> Self {
+    pub fn per_hour(limit: u64) -> Self {
         Self::simple(limit, 3_600 * SECOND)
     }
 
     /// Makes a token bucket of `limit` per day of 24 hours with a burst of `limit`.
     #[must_use]
-    pub fn per_day(limit: u32) -> Self {
+    pub fn per_day(limit: u64) -> Self {
         Self::simple(limit, 86_400 * SECOND)
     }
 
@@ -261,7 +263,8 @@ impl Quota {
             return Err(QuotaError::new(
                 Period,
                 format!(
-                    "{period_us} µs do not divide into {buckets} buckets of whole microseconds: choose a number of buckets                      that divides the period, such as {}",
+                    "{period_us} µs do not divide into {buckets} buckets of whole microseconds: choose a number of \
+                     buckets that divides the period, such as {}",
                     (1..=buckets).rev().find(divides).unwrap_or(1),
                 ),
             ));
@@ -393,10 +396,10 @@ impl Quota {
         self.fingerprint
     }
 
-    fn simple(limit: u32, period_us: u64) -> Self {
-        // Every u32 is in range: the longest drain is one period, the shortest interval a fraction
-        // of a microsecond.
-        Self::from_spec(Spec::new(u64::from(limit), period_us, Algorithm::TokenBucket))
+    fn simple(limit: u64, period_us: u64) -> Self {
+        // Every other limit is in range: the longest drain is one period, the shortest interval a
+        // fraction of a microsecond.
+        Self::from_spec(Spec::new(limit.min(UNITS_MAX), period_us, Algorithm::TokenBucket))
     }
 
     pub(super) fn build(limit: u64, period: Duration, algorithm: Algorithm) -> Result<Self, QuotaError> {

@@ -3,13 +3,25 @@
 use crate::error::kind_and_message;
 
 use super::builder::Quota;
+use super::error::QuotaError;
 
 /// The longest name of a policy or a unit, in characters.
 pub(crate) const NAME_MAX: usize = 128;
 
 kind_and_message! {
-    /// The error of an invalid policy: its name or unit cannot be part of a header, or its quotas
-    /// cannot be combined.
+    /// The error of an invalid policy: its name or unit cannot be part of a header, its quotas
+    /// cannot be combined, or a quota is invalid.
+    ///
+    /// A [`QuotaError`] becomes a `PolicyError`, so one `?` serves both:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Policy, Quota, quota::PolicyError};
+    ///
+    /// fn search() -> Result<Policy, PolicyError> {
+    ///     Policy::new("search", Quota::per_minute(100).burst(20)?)
+    /// }
+    /// # assert_eq!(search().unwrap().quota().capacity(), 20);
+    /// ```
     PolicyError, PolicyErrorKind
 }
 
@@ -27,6 +39,15 @@ pub enum PolicyErrorKind {
     Duplicate,
     /// The policies cannot be combined.
     Combination,
+    /// A quota is invalid: its [`QuotaError`] became this error.
+    Quota,
+}
+
+impl From<QuotaError> for PolicyError {
+    /// Keeps the text. The [kind](QuotaError::kind) of the quota's error is lost.
+    fn from(error: QuotaError) -> Self {
+        Self::new(PolicyErrorKind::Quota, error.to_string())
+    }
 }
 
 impl PolicyError {

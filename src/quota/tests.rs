@@ -198,10 +198,13 @@ fn constructor_takes_both_ends_of_its_range() {
     assert!(Quota::sliding_log(1_000_000, DAY).is_ok());
     let error = Quota::sliding_log(1_000_001, DAY).unwrap_err();
     assert!(error.kind() == QuotaErrorKind::Units && names_the_fix(&error), "{error}");
-    for limit in [0, 1, u32::MAX] {
+    for limit in [0, 1, u64::from(u32::MAX) + 1, UNITS_MAX, UNITS_MAX + 1, u64::MAX] {
         let simple =
             [Quota::per_second(limit), Quota::per_minute(limit), Quota::per_hour(limit), Quota::per_day(limit)];
-        assert!(simple.iter().all(|quota| quota.capacity() == u64::from(limit)));
+        for quota in simple {
+            assert_eq!(quota.capacity(), limit.min(UNITS_MAX), "{quota}");
+            assert_eq!(Quota::new(quota.limit(), quota.period()), Ok(quota), "in the range of all quotas");
+        }
     }
 }
 

@@ -14,7 +14,7 @@ fn processes(n: u32) -> NonZeroU32 {
     NonZeroU32::new(n).unwrap()
 }
 
-fn policy(limit: u32) -> Policy {
+fn policy(limit: u64) -> Policy {
     Policy::new("test", Quota::per_day(limit)).unwrap()
 }
 

@@ -29,11 +29,11 @@ const MS: u64 = 1_000;
 #[derive(Clone)]
 struct Rows(u64);
 
-fn rows(limit: u32) -> Policy {
+fn rows(limit: u64) -> Policy {
     Policy::new("rows", Quota::per_hour(limit)).unwrap()
 }
 
-fn by_rows(limit: u32) -> Rule {
+fn by_rows(limit: u64) -> Rule {
     rows(limit).cost(|request: &Parts| request.extensions.get().map_or(1, |Rows(rows)| *rows))
 }
 

@@ -25,7 +25,7 @@ struct Application {
     limited: RateLimit<Router, Scripted>,
 }
 
-fn limit(quota: u32) -> RateLimitLayer<Scripted> {
+fn limit(quota: u64) -> RateLimitLayer<Scripted> {
     RateLimitLayer::new(Scripted::new(), Quota::per_minute(quota), key::global())
 }
 

@@ -30,7 +30,7 @@ async fn send<L: Limiter + 'static>(layer: &RateLimitLayer<L>, user: Option<&str
     layer.layer(tower::service_fn(name_outcome)).oneshot(request).await.unwrap()
 }
 
-fn policy(name: &str, limit: u32) -> Policy {
+fn policy(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_minute(limit)).unwrap()
 }
 

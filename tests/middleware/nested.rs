@@ -112,7 +112,7 @@ impl Handler {
     }
 }
 
-fn hourly(limit: u32) -> Quota {
+fn hourly(limit: u64) -> Quota {
     Quota::per_hour(limit)
 }
 

@@ -20,7 +20,7 @@ use tower_ratelimit::{
 
 use crate::support::Scripted;
 
-fn limit<L: Limiter + Clone>(limiter: L, quota: u32) -> RateLimitLayer<L> {
+fn limit<L: Limiter + Clone>(limiter: L, quota: u64) -> RateLimitLayer<L> {
     RateLimitLayer::new(limiter, Policy::new("api", Quota::per_minute(quota)).unwrap(), key::global())
 }
 

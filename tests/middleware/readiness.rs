@@ -15,7 +15,7 @@ use tower_ratelimit::{Headers, Quota, RateLimitLayer, key, middleware::RateLimit
 
 use crate::support::Scripted;
 
-fn limit(limiter: Scripted, quota: u32) -> RateLimitLayer<Scripted> {
+fn limit(limiter: Scripted, quota: u64) -> RateLimitLayer<Scripted> {
     RateLimitLayer::new(limiter, Quota::per_minute(quota), key::global())
 }
 

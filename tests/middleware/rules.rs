@@ -30,7 +30,7 @@ fn with(name: &'static str, value: &str) -> Request<Body> {
     Request::builder().header(name, value).body(Body::default()).unwrap()
 }
 
-fn policy(name: &str, limit: u32) -> Policy {
+fn policy(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_minute(limit)).unwrap()
 }
 

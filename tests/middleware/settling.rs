@@ -363,7 +363,7 @@ struct Ending {
 
 /// Returns rules that reserve 100 units. The response's head states a cost of 30, and its body has
 /// 60 bytes.
-fn ways_of_settling(limit: u32) -> [(&'static str, Rule, Option<u64>); 7] {
+fn ways_of_settling(limit: u64) -> [(&'static str, Rule, Option<u64>); 7] {
     let rule = |name| policy(name, Quota::per_hour(limit)).cost(|_| 100);
     let told = |response: &http::response::Parts| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok();
     [

@@ -50,7 +50,7 @@ fn request(forwarded: &[&'static str], peer: bool) -> Request<Body> {
     request
 }
 
-fn named(name: &str, limit: u32) -> Policy {
+fn named(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_hour(limit)).unwrap()
 }
 

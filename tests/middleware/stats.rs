@@ -33,11 +33,11 @@ fn failing() -> Scripted {
     limiter
 }
 
-fn policy(name: &str, limit: u32) -> Policy {
+fn policy(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_hour(limit)).unwrap()
 }
 
-fn layer(limit: u32, stats: &Stats) -> RateLimitLayer<MemoryLimiter> {
+fn layer(limit: u64, stats: &Stats) -> RateLimitLayer<MemoryLimiter> {
     RateLimitLayer::new(memory(&ManualClock::new()), policy("client", limit), key::header("key"))
         .observer(stats.clone())
 }

@@ -108,3 +108,26 @@ fn words_are_found_as_words() {
     assert!(!stands_in("the_clock", "clock"));
     assert!(!stands_in("use Instantly;", "Instant"));
 }
+
+/// A literal that was joined by hand keeps the blanks of its second line. Indented text after a line's end is meant.
+#[test]
+fn texts_have_no_two_blanks_in_a_row() {
+    let has_two = |text: &str| {
+        text.match_indices("  ").any(|(at, _)| {
+            let (before, after) = (&text[..at], text[at..].trim_start());
+            !before.is_empty() && !before.ends_with([' ', '"']) && !before.ends_with("\\n") && !after.starts_with(['"', '\\'])
+        })
+    };
+    let mut found = Vec::new();
+    for source in sources() {
+        for (number, line) in &source.code {
+            // From the first quote to the last one: between two literals of a line stand single blanks.
+            let text = line.find('"').zip(line.rfind('"')).map_or("", |(start, end)| &line[start..end]);
+            if has_two(text) {
+                found.push(format!("src/{}:{number}: {}", source.path, line.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "two blanks in a row:\n{}", found.join("\n"));
+    assert!(has_two("\"of buckets                      that divides"));
+}

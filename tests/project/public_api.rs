@@ -163,6 +163,8 @@ fn errors_name_their_kind_and_take_one_line() {
     is(Policy::all_of("a", []), PolicyError::kind, PolicyErrorKind::NoQuota);
     is(Policy::all_of("a", [quota, quota]), PolicyError::kind, PolicyErrorKind::Duplicate);
     let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
+    let invalid = quota.burst(0).map_err(PolicyError::from);
+    is(invalid.and_then(|quota| Policy::new("a", quota)), PolicyError::kind, PolicyErrorKind::Quota);
     is(Policy::plans_in_proportion("a", [meter], |_| 0), PolicyError::kind, PolicyErrorKind::Combination);
     let switch = QuotaSwitch::new(quota);
     is(switch.set(meter), QuotaSwitchError::kind, QuotaSwitchErrorKind::Algorithm);
