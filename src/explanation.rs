@@ -1,7 +1,6 @@
 //! Explanations: what a layer would do with a request, and why.
 
 use std::fmt;
-use std::time::Duration;
 
 use crate::error::labelled;
 use crate::json::{Object, push_string};
@@ -9,6 +8,7 @@ use crate::key::Key;
 use crate::mode::Mode;
 use crate::outcome::{Outcome, PolicyStatus};
 use crate::policy::Policy;
+use crate::time::Humane;
 
 labelled! {
     /// The reason why a rule does not charge a request.
@@ -290,16 +290,6 @@ impl fmt::Debug for RuleExplanation {
     }
 }
 
-/// Prints a time, rounded up to milliseconds.
-struct Time(Duration);
-
-impl fmt::Display for Time {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let millis = u64::try_from(self.0.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
-        humantime::format_duration(Duration::from_millis(millis)).fmt(f)
-    }
-}
-
 /// Prints the outcome in the first line, then each rule with its policies.
 ///
 /// ```text
@@ -313,10 +303,10 @@ impl fmt::Display for Explanation {
         let outcome = &self.outcome;
         write!(f, "{}: {}", if self.passes() { "passes" } else { "refused" }, outcome.kind().as_str())?;
         if !outcome.delay().is_zero() {
-            write!(f, "; it departs from a queue in {}", Time(outcome.delay()))?;
+            write!(f, "; it departs from a queue in {}", Humane(outcome.delay()))?;
         }
         match outcome.retry_after() {
-            Some(wait) => write!(f, "; the same request would pass in {}", Time(wait))?,
+            Some(wait) => write!(f, "; the same request would pass in {}", Humane(wait))?,
             None if outcome.is_never() => f.write_str("; no wait helps")?,
             None => {}
         }
@@ -386,15 +376,15 @@ impl RuleExplanation {
             }
             write!(f, "{} of {} left", decision.remaining(), decision.limit())?;
             if !decision.reset_after().is_zero() {
-                write!(f, ", all in {}", Time(decision.reset_after()))?;
+                write!(f, ", all in {}", Humane(decision.reset_after()))?;
             }
             match decision.retry_after() {
-                Some(wait) => write!(f, ", over its limit for {}", Time(wait))?,
+                Some(wait) => write!(f, ", over its limit for {}", Humane(wait))?,
                 None if decision.is_never() => write!(f, ", and {} are more than ever fit", status.cost())?,
                 None => {}
             }
             if !decision.delay().is_zero() {
-                write!(f, ", departs in {}", Time(decision.delay()))?;
+                write!(f, ", departs in {}", Humane(decision.delay()))?;
             }
             if status.refuses() {
                 f.write_str(": refuses")?;

@@ -62,6 +62,16 @@ impl fmt::Display for Timestamp {
     }
 }
 
+/// Prints a duration for people, such as `1h 2m 3s`, rounded up to milliseconds.
+pub(crate) struct Humane(pub(crate) Duration);
+
+impl fmt::Display for Humane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = u64::try_from(self.0.as_micros().div_ceil(1_000)).unwrap_or(u64::MAX);
+        humantime::format_duration(Duration::from_millis(millis)).fmt(f)
+    }
+}
+
 /// Returns a duration in whole microseconds, rounded up. Saturates.
 pub(crate) fn micros_ceil(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)

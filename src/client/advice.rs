@@ -52,7 +52,7 @@ pub struct PolicyAdvice {
 
 impl Advice {
     /// Reads the headers of a response that came at `now`. A gRPC client reads trailers in the same
-    /// way.
+    /// way. Waits in bodies are not read.
     ///
     /// It never fails: what cannot be read is unknown. It takes time in proportion to the size of
     /// the headers, and keeps at most 16 policies.
@@ -228,6 +228,19 @@ struct Reader<'a> {
     groups: SmallVec<[Single<'a>; 2]>,
 }
 
+/// Returns the time that a value of `Retry-After` means. A proxy may have joined several values with commas: then it is
+/// the longest. A date of HTTP has a comma of its own.
+fn longest(value: &str, now: SystemTime) -> Option<Duration> {
+    let time = |value: &str| from_now(value, now).or_else(|| beyond(value));
+    time(value).or_else(|| {
+        let commas = || value.match_indices(',').map(|(at, _)| at);
+        let starts = || [0].into_iter().chain(commas().map(|at| at + 1));
+        let ends = || commas().chain([value.len()]);
+        let members = starts().zip(ends()).chain(starts().zip(ends().skip(1)));
+        members.filter_map(|(start, end)| time(value.get(start..end)?)).max()
+    })
+}
+
 impl<'a> Reader<'a> {
     fn header(&mut self, name: &'a str) {
         match name {
@@ -256,7 +269,7 @@ impl<'a> Reader<'a> {
 
     fn retry_after(&mut self, name: &str) {
         let now = self.now;
-        self.wait(self.texts(name).filter_map(|value| from_now(value, now).or_else(|| beyond(value))).max());
+        self.wait(self.texts(name).filter_map(|value| longest(value, now)).max());
     }
 
     /// Takes a wait. The longest counts.

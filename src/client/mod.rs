@@ -39,6 +39,11 @@
 //! * Each format that a response has is read. So a quota may be there twice.
 //! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
 //!   remainder, and the latest reset. A list of numbers counts as its first.
+//! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A
+//!   malformed one says nothing: if it is all that a refusal says, the client waits as if no time was named.
+//! * Only headers are read, and trailers that the program hands to [`Advice::read`]. A wait in a body, such as
+//!   Telegram's `retry_after`, or in gRPC's trailers after messages is the program's to read:
+//!   [`ObeyLayer::pause`] takes it.
 //! * Structured fields follow RFC 9651. If one is malformed, it is ignored as a whole, as the drafts
 //!   demand.
 //! * If the response has an `Age` above 0, it comes from a cache. Then only waits are read, and no
@@ -85,6 +90,6 @@ mod retry;
 mod times;
 
 pub use advice::{Advice, PolicyAdvice};
-pub use obey::{Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer};
+pub use obey::{Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, OwnQuotaError, OwnQuotaErrorKind};
 #[cfg(feature = "retry")]
 pub use retry::RetryAfter;

@@ -28,7 +28,10 @@ use crate::middleware::{Sleep, Timer};
 /// * It retries responses with 429 or 503 and gRPC calls that end with `RESOURCE_EXHAUSTED` or
 ///   `UNAVAILABLE` before any message. It retries no errors of the service.
 /// * It retries idempotent methods: GET, HEAD, OPTIONS, TRACE, PUT, DELETE; see
-///   [`any_method`](Self::any_method). The request's body has to be `Clone`.
+///   [`any_method`](Self::any_method).
+/// * The request's body has to be `Clone`, such as `Full<Bytes>` or `()`. The bodies of axum, hyper and tonic are not,
+///   because they may be streams; [below](#grpc) a unary call of tonic is made repeatable.
+/// * It reads the head of the response: waits in its body, or in gRPC's trailers after messages, go unheard.
 /// * If the server names no time, it waits one second, then two, and so on up to 60. Each wait is
 ///   lengthened by 0 to 10 percent at random. A time that stands only in the body, or in gRPC's trailers
 ///   after messages, is not read.
@@ -37,6 +40,57 @@ use crate::middleware::{Sleep, Timer};
 ///   [budget](Self::budget) is used up, or if a gRPC server forbids it.
 ///
 /// An [`ObeyLayer`](super::ObeyLayer) inside makes the other requests of the origin wait, too.
+///
+/// # gRPC
+///
+/// The body of a tonic client is no `Clone`, so collect it first. That suits unary calls, whose body is one message. A
+/// stream that a client sends cannot be sent again.
+///
+/// ```
+/// # #[cfg(all(feature = "tonic", feature = "tokio"))] {
+/// use bytes::Bytes;
+/// use http::Request;
+/// use http_body_util::{BodyExt, Full};
+/// use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+/// use tower_ratelimit::{client::RetryAfter, middleware::TokioTimer};
+/// # use http::Response;
+/// # use tower::Service;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), BoxError> {
+/// # let mut calls = 0;
+/// # let (sender, receiver) = std::sync::mpsc::channel();
+/// # let channel = service_fn(move |request: Request<tonic::body::Body>| {
+/// #     calls += 1;
+/// #     let response = Response::builder().header("grpc-status", if calls == 1 { "8" } else { "0" });
+/// #     let response = response.header("grpc-retry-pushback-ms", "1").body(tonic::body::Body::empty());
+/// #     let sender = sender.clone();
+/// #     async move {
+/// #         sender.send(request.into_body().collect().await?.to_bytes())?;
+/// #         Ok::<_, BoxError>(response?)
+/// #     }
+/// # });
+///
+/// // `channel` is a `tonic::transport::Channel`.
+/// let retrying = ServiceBuilder::new()
+///     .retry(RetryAfter::new(TokioTimer::new()).any_method())
+///     .map_request(|request: Request<Full<Bytes>>| request.map(tonic::body::Body::new))
+///     .service(channel);
+/// let unary = service_fn(move |request: Request<tonic::body::Body>| {
+///     let retrying = retrying.clone();
+///     async move {
+///         let (head, body) = request.into_parts();
+///         let message = body.collect().await?.to_bytes();
+///         retrying.oneshot(Request::from_parts(head, Full::new(message))).await.map_err(BoxError::from)
+///     }
+/// });
+/// // let client = GreeterClient::new(unary);
+/// # let request = Request::post("/").body(tonic::body::Body::new(Full::new(Bytes::from_static(b"message"))))?;
+/// # assert_eq!(unary.oneshot(request).await?.headers()["grpc-status"], "0");
+/// # assert_eq!(receiver.try_iter().collect::<Vec<_>>(), [&b"message"[..]; 2]);
+/// # Ok(()) }
+/// # main().unwrap();
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RetryAfter {
     timer: Arc<dyn Timer>,
@@ -90,7 +144,7 @@ impl RetryAfter {
     }
 
     /// Retries requests of every method, for servers that refuse a request before it has an effect,
-    /// and for gRPC, whose calls are all POST.
+    /// and for gRPC, whose calls are all POST. The body still has to be `Clone`: see [gRPC](Self#grpc).
     #[must_use]
     pub fn any_method(mut self) -> Self {
         self.any_method = true;

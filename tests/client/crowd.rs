@@ -79,7 +79,8 @@ const LATENCY: Duration = Duration::from_millis(20);
 /// for each, with a burst of one second.
 fn simulate(clients: u32, seconds: u64, manner: Manner, headers: Headers) -> Report {
     let mut world: World<()> = World::new();
-    let limit = RateLimitLayer::new(memory(&world.clock), Quota::per_second(clients.into()), key::global()).headers(headers);
+    let limit =
+        RateLimitLayer::new(memory(&world.clock), Quota::per_second(clients.into()), key::global()).headers(headers);
     let served = service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
     let server = limit.layer(served);
     let timer = world.timer.clone();

@@ -25,6 +25,20 @@ fn retry_after_takes_precedence_over_resets() {
     means("Retry-After: 5\nRateLimit: \"daily\";r=0;t=9000", &["daily: 0/?, reset 9000s"], Some(5.0));
     means("Retry-After: 0\nRateLimit: \"daily\";r=0;t=9000", &["daily: 0/?, reset 9000s"], Some(9000.0));
     means("Retry-After: 7\nRetry-After: 5", &[], Some(7.0));
+    // A proxy joins lines with commas.
+    for (joined, wait) in [
+        ("1, 2", Some(2.0)),
+        ("2,1", Some(2.0)),
+        ("5, soon", Some(5.0)),
+        (", 3,", Some(3.0)),
+        ("soon, later", None),
+        ("-1, ,", None),
+        ("10, Tue, 16 Jan 2024 16:00:30 GMT", Some(30.0)),
+        ("Tue, 16 Jan 2024 16:00:30 GMT, 40", Some(40.0)),
+        ("Tue, 16 Jan 2024 16:00:30 GMT, Tue, 16 Jan 2024 16:00:20 GMT", Some(30.0)),
+    ] {
+        means(&format!("Retry-After: {joined}"), &[], wait);
+    }
 }
 
 #[test]

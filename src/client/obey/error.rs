@@ -4,9 +4,11 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+use crate::error::kind_and_message;
 use crate::key::Key;
-use crate::limiter::LimiterError;
-use crate::time::micros_ceil;
+use crate::limiter::{LimiterError, UnsupportedQuota};
+use crate::policy::Policy;
+use crate::time::Humane;
 
 /// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
 ///
@@ -30,11 +32,32 @@ pub enum ObeyErrorKind {
     TooManyWaiting,
     /// [`max_keys`](super::ObeyLayer::max_keys) keys are in use or paused.
     TooManyKeys,
-    /// The [own quota](super::ObeyLayer::own_quota) never lets a request pass, because its capacity
-    /// is 0.
+    /// An [own quota](super::ObeyLayer::own_quota) never lets the request pass, because the request costs
+    /// more than its capacity.
     Never,
-    /// The limiter of the [own quota](super::ObeyLayer::own_quota) failed. Its error is the source.
+    /// The limiter of an [own quota](super::ObeyLayer::own_quota) failed. Its error is the source.
     OwnQuota,
+}
+
+kind_and_message! {
+    /// The error of an [own quota](super::ObeyLayer::own_quota) that a client cannot keep.
+    OwnQuotaError, OwnQuotaErrorKind
+}
+
+/// The kind of an [`OwnQuotaError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OwnQuotaErrorKind {
+    /// The limiter does not support the quota.
+    Unsupported,
+    /// The rule has an option that only a server has.
+    Option,
+}
+
+impl From<UnsupportedQuota> for OwnQuotaError {
+    fn from(error: UnsupportedQuota) -> Self {
+        Self::new(OwnQuotaErrorKind::Unsupported, error.to_string())
+    }
 }
 
 impl ObeyError {
@@ -61,8 +84,8 @@ impl ObeyError {
         let message = format!(
             "{}: it would have to wait for at least {} more, and `max_wait` is {}",
             Unsent(key),
-            seconds(wait),
-            seconds(most)
+            Humane(about(wait)),
+            Humane(most)
         );
         Self::new(ObeyErrorKind::TooLong, Some(wait), message)
     }
@@ -78,8 +101,12 @@ impl ObeyError {
         Self::new(ObeyErrorKind::TooManyKeys, None, message)
     }
 
-    pub(super) fn never(policy: &str) -> Self {
-        let message = format!("the request was not sent: the client's own quota \"{policy}\" lets no request pass");
+    pub(super) fn never(policy: &Policy, cost: u64) -> Self {
+        let message = format!(
+            "the request was not sent: it costs {cost} of the client's own quota {:?}, which never has more than {}",
+            policy.name(),
+            policy.quota().capacity()
+        );
         Self::new(ObeyErrorKind::Never, None, message)
     }
 
@@ -108,11 +135,10 @@ impl fmt::Display for Unsent<'_> {
     }
 }
 
-/// A duration in seconds with at most three decimals, rounded up.
-fn seconds(time: Duration) -> String {
-    let millis = micros_ceil(time).div_ceil(1_000);
-    let decimals = format!(".{:03}", millis % 1_000);
-    format!("{}{} s", millis / 1_000, decimals.trim_end_matches(['0', '.']))
+/// Rounds a wait of a minute or more up to seconds.
+fn about(wait: Duration) -> Duration {
+    let seconds = wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0));
+    if seconds < 60 { wait } else { Duration::from_secs(seconds) }
 }
 
 impl fmt::Display for ObeyError {

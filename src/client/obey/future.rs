@@ -11,11 +11,9 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::error::ObeyError;
-use super::visit::Visit;
-use crate::decision::Decision;
-use crate::limiter::{BoxLimiter, Charge, Limiter, LimiterError, Reply};
+use super::visit::{Answer, LaterAnswer, Visit};
+use crate::limiter::Reply;
 use crate::middleware::{BoxError, Sleep};
-use crate::time::micros_ceil;
 
 pin_project! {
     /// The future of an [`Obey`](super::Obey).
@@ -93,10 +91,6 @@ impl<S: Service<Request<B>>, B> fmt::Debug for ObeyFuture<S, B> {
     }
 }
 
-/// The answer of the client's own quota.
-type Answer = Result<Decision, LimiterError>;
-type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
-
 /// A called service, with the visit of its request. `None` if it was taken before.
 type Gone<F> = Option<(F, Visit)>;
 
@@ -104,7 +98,7 @@ type Gone<F> = Option<(F, Visit)>;
 pub(super) enum Step {
     /// It waits in the line.
     Line,
-    /// It waits for the answer of the client's own quota.
+    /// It waits for an answer of the client's own quotas.
     Own(LaterAnswer),
     /// It waits until the service is ready.
     Ready,
@@ -113,40 +107,22 @@ pub(super) enum Step {
 impl Step {
     /// Returns the step of a request that may go.
     pub(super) fn after_line(visit: &mut Visit, now_us: u64) -> Result<Self, ObeyError> {
-        let own = visit.settings().own.as_ref().filter(|_| visit.needs_unit());
-        let Some(own) = own else { return Ok(Self::Ready) };
-        match own.limiter.take(&[Charge::new(&own.policy, visit.key())]) {
-            Reply::Now(answer) => Self::after_own(visit, answer, now_us),
-            Reply::Later(answer) => Ok(Self::Own(answer)),
+        while let Some(reply) = visit.ask() {
+            match reply {
+                Reply::Now(answer) => {
+                    if !visit.answered(answer, now_us)? {
+                        return Ok(Self::Line);
+                    }
+                }
+                Reply::Later(answer) => return Ok(Self::Own(answer)),
+            }
         }
+        Ok(if visit.waits_for_departure(now_us) { Self::Line } else { Self::Ready })
     }
 
-    /// Returns the step of a request after the answer of the client's own quota.
+    /// Returns the step of a request after an answer of the client's own quotas.
     fn after_own(visit: &mut Visit, answer: Answer, now_us: u64) -> Result<Self, ObeyError> {
-        let settings = visit.settings().clone();
-        let Some(own) = &settings.own else { return Ok(Self::Ready) };
-        let name = own.policy.name();
-        let mut decision = answer.map_err(|error| ObeyError::own_quota(name, error))?;
-        let is_allowed = decision.is_allowed();
-        let Some(charge) = decision.charge_mut(0) else { return Ok(Self::Ready) };
-        let wait = if is_allowed {
-            let receipt = charge.take_receipt();
-            let delay = charge.delay();
-            visit.put_unit(receipt);
-            Some(delay).filter(|delay| !delay.is_zero())
-        } else {
-            // A wait of zero would make this a busy loop.
-            Some(charge.retry_after().ok_or_else(|| ObeyError::never(name))?.max(Duration::from_micros(1)))
-        };
-        // A timer that cannot sleep shows the end of time.
-        let until_us = wait.and_then(|wait| now_us.checked_add(micros_ceil(wait)));
-        Ok(match until_us {
-            Some(until_us) => {
-                visit.wait_until(until_us);
-                Self::Line
-            }
-            None => Self::Ready,
-        })
+        if visit.answered(answer, now_us)? { Self::after_line(visit, now_us) } else { Ok(Self::Line) }
     }
 }
 

@@ -6,14 +6,16 @@ use std::time::Duration;
 use http::request::Parts;
 use tower_layer::Layer;
 
+use super::error::{OwnQuotaError, OwnQuotaErrorKind};
 use super::origin::origin;
 use super::service::Obey;
 use super::settings::{Jitter, OwnQuota, Settings};
 use super::table::{Table, change};
 use crate::clock::{CalendarClock, Clock};
 use crate::key::{IntoKey, Key};
-use crate::limiter::{BoxLimiter, Limiter, UnsupportedQuota};
-use crate::middleware::Timer;
+use crate::limiter::{BoxLimiter, Limiter};
+use crate::middleware::rule::BoundRule;
+use crate::middleware::{IntoRule, Timer};
 use crate::policy::Policy;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
 
@@ -79,7 +81,7 @@ impl ObeyLayer {
                 timer: Arc::new(timer),
                 clock: Arc::new(CalendarClock),
                 key: Arc::new(origin),
-                own: None,
+                own: Vec::new(),
                 max_wait: Duration::from_secs(300),
                 max_waiting: 10_000,
                 max_keys: 10_000,
@@ -117,24 +119,69 @@ impl ObeyLayer {
         self
     }
 
-    /// Takes one unit of the client's own quota for each request before it is sent. The policy's key is
-    /// that of the request. A request waits until there is a unit.
+    /// Adds a quota of the client's own: a request takes its cost, by default one unit, before it is sent, and
+    /// waits until the quota has it. The key is that of the request.
     ///
-    /// With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
-    /// limiter one after the other, so that they leave in order. If the limiter fails, the request
-    /// fails; take a [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
+    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), a [`Policy`], or a
+    /// [`Rule`](crate::Rule) of several quotas or plans, with a condition and a cost. If this is called several
+    /// times, every quota holds. A request takes from all of them or from none, and while it waits it holds
+    /// nothing. As in a layer, a policy whose name is taken is numbered: `api` becomes `api-2`.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tokio")] {
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, client::ObeyLayer, middleware::TokioTimer};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    ///
+    /// let limiter = MemoryLimiter::new();
+    /// let layer = ObeyLayer::new(TokioTimer::new())
+    ///     .own_quota(limiter.clone(), Policy::all_of("vendor", [Quota::per_second(2), Quota::per_day(50_000)])?)?
+    ///     // Searches have a limit of their own, and one of ten pages costs ten.
+    ///     .own_quota(
+    ///         limiter,
+    ///         Policy::new("search", Quota::per_minute(100))?
+    ///             .when(|request| request.uri.path() == "/search")
+    ///             .cost(|request| if request.uri.query().is_some() { 10 } else { 1 }),
+    ///     )?;
+    /// # drop(layer);
+    /// # Ok(()) }
+    /// # main().unwrap();
+    /// # }
+    /// ```
+    ///
+    /// * With a limiter on Redis, all processes share the quota. The requests of a key in a process ask the
+    ///   limiter one after the other, so that they leave in order: a request that a quota does not apply to
+    ///   waits behind those before it.
+    /// * The policies of one call are taken in one step. Several calls ask one after the other, and return what
+    ///   was taken if a later one has nothing left.
+    /// * If the limiter fails, the request fails; take a
+    ///   [`FallbackLimiter`](crate::limiter::FallbackLimiter) to go on without it.
     ///
     /// # Errors
-    /// Returns an error if the limiter does not support the policy's quota.
-    pub fn own_quota(mut self, limiter: impl Limiter, policy: Policy) -> Result<Self, UnsupportedQuota> {
-        limiter.supports(policy.quota())?;
-        self.set().own = Some(OwnQuota { limiter: BoxLimiter::new(limiter), policy });
+    /// Returns an error if the limiter does not support a quota, or if the rule has what only a server has: a
+    /// mode, a block or a meter, a quota switch, a settlement, a warning, or an answer to missing keys.
+    pub fn own_quota(mut self, limiter: impl Limiter, quota: impl IntoRule) -> Result<Self, OwnQuotaError> {
+        let rule = quota.into_rule();
+        rule.policies().iter().try_for_each(|policy| limiter.supports(policy.quota()))?;
+        if let Some(option) = rule.option_of_servers() {
+            return Err(OwnQuotaError::new(
+                OwnQuotaErrorKind::Option,
+                format!(
+                    "a client's own quota {:?} has {option}, which only a server's rule has: leave it out",
+                    rule.policies().first().map_or("", Policy::name)
+                ),
+            ));
+        }
+        let settings = self.set();
+        let others: Vec<BoundRule> = settings.own.iter().map(|own| own.rule.clone()).collect();
+        let mut rule = BoundRule::new(rule, |_: &Parts| ());
+        rule.place_behind(&others);
+        settings.own.push(OwnQuota { limiter: BoxLimiter::new(limiter), rule });
         Ok(self)
     }
 
     /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
     /// once. With zero no request waits. The time that the inner service takes to be ready, and the
-    /// limiter of the [own quota](Self::own_quota) to answer, has no bound here.
+    /// limiters of the [own quotas](Self::own_quota) to answer, has no bound here.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.set().max_wait = max;
@@ -175,7 +222,7 @@ impl ObeyLayer {
     /// The first refusal sets the rate to half of what succeeded in a second; each later one halves it,
     /// at most once per round trip, down to one request per minute. Each success adds one request per
     /// second for each second that has passed, and at most doubles the rate.
-    /// [`own_quota`](Self::own_quota) is its upper bound.
+    /// Each [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
     pub fn adapt(mut self) -> Self {
         self.set().adapts = true;

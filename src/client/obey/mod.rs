@@ -19,7 +19,7 @@ pub(in crate::client) use settings::Jitter;
 #[cfg(feature = "retry")]
 pub(in crate::client) use visit::system_time;
 
-pub use error::{ObeyError, ObeyErrorKind};
+pub use error::{ObeyError, ObeyErrorKind, OwnQuotaError, OwnQuotaErrorKind};
 pub use future::ObeyFuture;
 pub use layer::ObeyLayer;
 pub use service::Obey;

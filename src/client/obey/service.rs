@@ -63,12 +63,13 @@ where
         let now_us = self.settings.now_us();
         let (parts, body) = request.into_parts();
         let key = (self.settings.key)(&parts);
+        let shares = self.settings.shares(&parts);
         let request = Request::from_parts(parts, body);
         // A timer that cannot sleep shows the end of time.
         let Some(key) = key.filter(|_| now_us < u64::MAX) else {
             return ObeyFuture::calling(self.inner.call(request), None);
         };
-        let begun = Visit::begin(&self.settings, key, now_us).and_then(|mut visit| {
+        let begun = Visit::begin(&self.settings, key, shares, now_us).and_then(|mut visit| {
             let step = if visit.waits() { Step::Line } else { Step::after_line(&mut visit, now_us)? };
             let goes = matches!(step, Step::Ready) && visit.go(now_us);
             Ok((visit, step, goes))

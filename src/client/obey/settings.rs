@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::request::Parts;
+use smallvec::SmallVec;
 
 use super::line::Line;
 use super::table::{SharedLine, Table};
@@ -14,6 +15,7 @@ use crate::clock::Clock;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
 use crate::middleware::Timer;
+use crate::middleware::rule::BoundRule;
 use crate::policy::Policy;
 use crate::random::mixed;
 use crate::time::{micros_ceil, micros_floor};
@@ -21,11 +23,36 @@ use crate::time::{micros_ceil, micros_floor};
 /// Returns the key of a request.
 pub(super) type KeyOf = dyn Fn(&Parts) -> Option<Key> + Send + Sync;
 
-/// The client's own quota.
+/// A quota of the client's own: one policy, or several that are taken together.
 #[derive(Clone)]
 pub(super) struct OwnQuota {
     pub(super) limiter: BoxLimiter,
-    pub(super) policy: Policy,
+    pub(super) rule: BoundRule,
+}
+
+/// What a request takes of an own quota.
+pub(super) struct Share {
+    /// The index of the quota.
+    pub(super) own: usize,
+    pub(super) policies: SmallVec<[Policy; 1]>,
+    pub(super) cost: u64,
+}
+
+impl OwnQuota {
+    /// Returns what a request takes. Returns `None` if the rule does not apply to it.
+    fn share(&self, own: usize, request: &Parts) -> Option<Share> {
+        if !self.rule.applies(request) {
+            return None;
+        }
+        let (all, charged) = (self.rule.policies(), self.rule.charged(request));
+        let first = self.rule.end() - all.len();
+        let policies = all.iter().enumerate().filter(|(at, _)| charged.contains(&(first + at)));
+        Some(Share {
+            own,
+            policies: policies.map(|(_, policy)| policy.clone()).collect(),
+            cost: self.rule.cost(request),
+        })
+    }
 }
 
 #[derive(Clone)]
@@ -33,7 +60,7 @@ pub(super) struct Settings {
     pub(super) timer: Arc<dyn Timer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) key: Arc<KeyOf>,
-    pub(super) own: Option<OwnQuota>,
+    pub(super) own: Vec<OwnQuota>,
     pub(super) max_wait: Duration,
     pub(super) max_waiting: usize,
     pub(super) max_keys: usize,
@@ -49,6 +76,11 @@ impl Settings {
         micros_floor(self.timer.now())
     }
 
+    /// Returns what a request takes of each own quota that applies to it.
+    pub(super) fn shares(&self, request: &Parts) -> Vec<Share> {
+        self.own.iter().enumerate().filter_map(|(at, own)| own.share(at, request)).collect()
+    }
+
     pub(super) fn max_wait_us(&self) -> u64 {
         micros_ceil(self.max_wait)
     }
@@ -56,7 +88,7 @@ impl Settings {
     /// Returns the line of a key. Returns `None` if there are too many keys.
     pub(super) fn line(&self, key: &Key, now_us: u64) -> Option<SharedLine> {
         let bound_us = now_us.saturating_add(self.max_wait_us());
-        let make = || Line::new(self.own.is_some(), self.adapts);
+        let make = || Line::new(!self.own.is_empty(), self.adapts);
         self.table.line(key, now_us, bound_us, self.max_keys, make)
     }
 }
@@ -64,7 +96,7 @@ impl Settings {
 impl fmt::Debug for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings")
-            .field("own_quota", &self.own.as_ref().map(|own| &own.policy))
+            .field("own_quotas", &self.own.iter().map(|own| &own.rule).collect::<Vec<_>>())
             .field("max_wait", &self.max_wait)
             .field("max_waiting", &self.max_waiting)
             .field("max_keys", &self.max_keys)

@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use http::Response;
+use smallvec::SmallVec;
 
 use super::error::ObeyError;
 use super::heard::Heard;
 use super::line::{NoPlace, Polled};
-use super::settings::Settings;
+use super::settings::{Settings, Share};
 use super::table::{SharedLine, change};
 use crate::client::Advice;
-use crate::decision::Receipt;
+use crate::decision::{Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::{Limiter, Refund};
+use crate::limiter::{BoxLimiter, Charge, Limiter, LimiterError, Refund, Reply};
+use crate::policy::Policy;
 use crate::sync::contained;
-use crate::time::Timestamp;
+use crate::time::{Timestamp, micros_ceil};
 
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +41,30 @@ pub(super) struct Visit {
     turn: u64,
     deadline_us: u64,
     stage: Stage,
-    /// The charge to the client's own quota.
-    receipt: Option<Receipt>,
-    has_unit: bool,
+    /// What it takes of the client's own quotas.
+    shares: Vec<Share>,
+    /// The number of shares that it has taken.
+    taken: usize,
+    /// The charges to the client's own quotas, each with the index of its share.
+    receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
+    /// The instant before which it may not go, by the queues among the client's own quotas.
+    departs_us: u64,
 }
+
+/// The answer of a limiter of the client's own quotas.
+pub(super) type Answer = Result<Decision, LimiterError>;
+
+/// An answer that comes later.
+pub(super) type LaterAnswer = <BoxLimiter as Limiter>::Future<Decision>;
 
 impl Visit {
     /// Joins the line of the key.
-    pub(super) fn begin(settings: &Arc<Settings>, key: Key, now_us: u64) -> Result<Self, ObeyError> {
+    pub(super) fn begin(
+        settings: &Arc<Settings>,
+        key: Key,
+        shares: Vec<Share>,
+        now_us: u64,
+    ) -> Result<Self, ObeyError> {
         let Some(line) = settings.line(&key, now_us) else {
             return Err(ObeyError::too_many_keys(&key, settings.max_keys));
         };
@@ -57,15 +76,12 @@ impl Visit {
         })?;
         let stage = number.map_or(Stage::Waits, Stage::MayGo);
         let (settings, deadline_us) = (Arc::clone(settings), now_us.saturating_add(max_wait_us));
-        Ok(Self { settings, line, key, turn, deadline_us, stage, receipt: None, has_unit: false })
+        let (taken, receipts, departs_us) = (0, SmallVec::new(), 0);
+        Ok(Self { settings, line, key, turn, deadline_us, stage, shares, taken, receipts, departs_us })
     }
 
     pub(super) fn settings(&self) -> &Arc<Settings> {
         &self.settings
-    }
-
-    pub(super) fn key(&self) -> &Key {
-        &self.key
     }
 
     /// Returns whether it waits in the line.
@@ -73,13 +89,69 @@ impl Visit {
         self.stage == Stage::Waits
     }
 
-    /// Returns whether it still has to take a unit of the client's own quota.
-    pub(super) fn needs_unit(&self) -> bool {
-        self.settings.own.is_some() && !self.has_unit
+    /// Asks for the next share of the client's own quotas. Returns `None` if it has taken them all.
+    pub(super) fn ask(&self) -> Option<Reply<Decision, LimiterError, LaterAnswer>> {
+        let share = self.shares.get(self.taken)?;
+        let own = self.settings.own.get(share.own)?;
+        let charges = share.policies.iter().map(|policy| Charge::new(policy, &self.key).cost(share.cost));
+        Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
     }
 
-    pub(super) fn put_unit(&mut self, receipt: Option<Receipt>) {
-        (self.receipt, self.has_unit) = (receipt, true);
+    /// Takes the answer for a share. Returns `false` if the quota is used up: the request has returned what it took of
+    /// the others, and waits in the line.
+    pub(super) fn answered(&mut self, answer: Answer, now_us: u64) -> Result<bool, ObeyError> {
+        let at = self.taken;
+        let Some(share) = self.shares.get(at) else { return Ok(true) };
+        let name = share.policies.first().map_or("", Policy::name);
+        let mut decision = answer.map_err(|error| ObeyError::own_quota(name, error))?;
+        let is_allowed = decision.is_allowed();
+        let mut wait = Duration::ZERO;
+        for (policy, charge) in share.policies.iter().zip(decision.charges_mut()) {
+            if is_allowed {
+                wait = wait.max(charge.delay());
+                self.receipts.extend(charge.take_receipt().map(|receipt| (share.own, policy.clone(), receipt)));
+            } else if !charge.is_allowed() {
+                let retry_after = charge.retry_after().ok_or_else(|| ObeyError::never(policy, share.cost))?;
+                wait = wait.max(retry_after);
+            }
+        }
+        let until_us = now_us.checked_add(micros_ceil(wait));
+        match until_us {
+            // A wait of zero would make this a busy loop.
+            Some(until_us) if !is_allowed => {
+                self.refund();
+                (self.taken, self.departs_us) = (0, 0);
+                self.wait_until(until_us.max(now_us.saturating_add(1)));
+                Ok(false)
+            }
+            // A timer that cannot sleep shows the end of time.
+            _ => {
+                self.taken += 1;
+                self.departs_us = self.departs_us.max(until_us.unwrap_or(0));
+                Ok(true)
+            }
+        }
+    }
+
+    /// Returns to the line until its departure from the queues among the client's own quotas. Returns `false` if it
+    /// need not wait.
+    pub(super) fn waits_for_departure(&mut self, now_us: u64) -> bool {
+        let departs_us = std::mem::take(&mut self.departs_us);
+        if departs_us > now_us {
+            self.wait_until(departs_us);
+        }
+        departs_us > now_us
+    }
+
+    /// Refunds what it took of the client's own quotas, the last first.
+    fn refund(&mut self) {
+        while let Some(last) = self.receipts.last().map(|(own, ..)| *own) {
+            let first = self.receipts.iter().position(|(own, ..)| *own == last).unwrap_or(0);
+            let refunds = self.receipts.drain(first..);
+            let refunds = refunds.map(|(_, policy, receipt)| Refund::new(policy, self.key.clone(), receipt)).collect();
+            // A limiter sends a refund before it returns, so its reply can be dropped.
+            contained(|| drop(self.settings.own.get(last).map(|own| own.limiter.refund(refunds))));
+        }
     }
 
     /// Polls a request that waits in the line. Returns the instant until which it sleeps, or `None`
@@ -101,8 +173,8 @@ impl Visit {
         }
     }
 
-    /// Returns to the line, because the client's own quota has no unit until `until_us`.
-    pub(super) fn wait_until(&mut self, until_us: u64) {
+    /// Returns to the line, because the client's own quotas let it go at `until_us` only.
+    fn wait_until(&mut self, until_us: u64) {
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         self.stage = Stage::Waits;
@@ -126,7 +198,7 @@ impl Visit {
         });
         self.stage = if goes { Stage::OnItsWay(number) } else { Stage::Waits };
         if goes {
-            self.receipt = None; // used up
+            self.receipts.clear(); // used up
         }
         goes
     }
@@ -159,9 +231,6 @@ impl Drop for Visit {
             Stage::OnItsWay(number) => change(&self.line, |line, wakers| line.lose(number, wakers)),
             Stage::Over => {}
         }
-        let (Some(own), Some(receipt)) = (&self.settings.own, self.receipt.take()) else { return };
-        // A limiter sends a refund before it returns, so its reply can be dropped.
-        let refund = vec![Refund::new(own.policy.clone(), self.key.clone(), receipt)];
-        contained(|| drop(own.limiter.refund(refund)));
+        self.refund();
     }
 }

@@ -11,7 +11,7 @@ use crate::policy::{CONTENT_BYTES, Policy};
 use crate::quota::{PolicyError, Quota};
 
 use super::path::PathPattern;
-use super::settlement::Settlement;
+use super::settlement::{OnAborted, Settlement};
 use super::switch::QuotaSwitch;
 
 /// A closure of the application over a request's head.
@@ -179,6 +179,20 @@ impl Rule {
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
+    }
+
+    /// Returns an option of the rule that a client's own quota does not have, if there is one.
+    pub(crate) fn option_of_servers(&self) -> Option<&'static str> {
+        let options = [
+            (self.mode.is_some(), "a mode"),
+            (self.linked.is_some(), "a block or a meter"),
+            (self.switch.is_some(), "a quota switch"),
+            (!self.settlement.is_none() || self.settlement.on_aborted != OnAborted::default(), "a settlement"),
+            (self.warn_at_percent.is_some(), "a warning (warn_at_percent)"),
+            (self.missing_key != MissingKey::default(), "an answer to missing keys"),
+            (!self.paths.is_empty(), "path patterns"),
+        ];
+        options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
     }
 
     /// Takes the quota that the switch has now.
