@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::HeaderName;
 use http::header::RETRY_AFTER;
 
+use crate::clock::Clock;
 use crate::fields::List;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -59,6 +60,8 @@ pub struct Headers {
     pub(super) retry_after: bool,
     pub(super) waits: Waits,
     pub(super) partition: Option<PartitionKey>,
+    /// The clock of dates. Without it, it is the calendar time of the operating system.
+    pub(super) clock: Option<Arc<dyn Clock>>,
 }
 
 /// Says when the headers are sent.
@@ -167,14 +170,14 @@ impl Headers {
     /// Sends no headers, not even `Retry-After`.
     #[must_use]
     pub fn none() -> Self {
-        Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None }
+        Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None, clock: None }
     }
 
     /// Sends the headers of `other`, too, each format [when](Self::send) it says.
     ///
     /// If both have a header, that of `self` is sent. `Retry-After` is sent if either sends it. The
-    /// shorter of the two [longest waits](Self::max_wait) is used. The jitter of `other` is used
-    /// only if `self` has none.
+    /// shorter of the two [longest waits](Self::max_wait) is used. The jitter, the partition keys and
+    /// the clock of `other` are used only if `self` has none.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         for mut format in other.formats {
@@ -183,6 +186,7 @@ impl Headers {
         }
         self.retry_after |= other.retry_after;
         self.partition = self.partition.or(other.partition);
+        self.clock = self.clock.or(other.clock);
         self.waits = self.waits.and(other.waits);
         self
     }
@@ -222,6 +226,33 @@ impl Headers {
     #[must_use]
     pub fn jitter(mut self, jitter: Jitter) -> Self {
         self.waits.add(jitter);
+        self
+    }
+
+    /// Sets the clock of resets that are dates: seconds or milliseconds since the epoch, RFC 3339 and
+    /// HTTP dates. By default it is the calendar time of the operating system, whatever the limiter's
+    /// clock is, because clients compare dates with their own calendar. Tests give it the
+    /// [`ManualClock`](crate::clock::ManualClock) of their limiter.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, clock::ManualClock, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let clock = ManualClock::new(); // 2025-01-01 00:00:00 UTC, which is 1735689600
+    /// let limiter = MemoryLimiter::builder().clock(clock.clone()).build()?;
+    /// let layer = RateLimitLayer::new(limiter, Quota::per_minute(60), key::global())
+    ///     .headers(Headers::github().clock(clock));
+    /// # let (head, ()) = http::Request::new(()).into_parts();
+    /// # let mut headers = http::HeaderMap::new();
+    /// # layer.admit(&head).await?.add_headers(&mut headers);
+    /// // The response to the first request:
+    /// assert_eq!(headers["x-ratelimit-reset"], "1735689601");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
         self
     }
 

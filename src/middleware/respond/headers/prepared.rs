@@ -1,16 +1,17 @@
 //! Rendering headers for one response.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
 use http::{HeaderName, HeaderValue};
 
-use crate::clock;
+use crate::clock::{CalendarClock, Clock};
 use crate::fields::List;
 use crate::outcome::Outcome;
 use crate::policy::Policy;
-use crate::time::{Timestamp, micros_ceil};
+use crate::time::micros_ceil;
 
 use super::content::{Content, Header};
 use super::definition::{Format, Headers, PartitionKey, When};
@@ -31,7 +32,8 @@ pub(crate) struct PreparedHeaders {
     partition: Option<PartitionKey>,
     /// The names of all headers of all formats, also of those that are never sent.
     pub(super) names: Vec<HeaderName>,
-    pub(super) wall_now: fn() -> Timestamp,
+    /// Read only for dates.
+    pub(super) clock: Arc<dyn Clock>,
 }
 
 #[derive(Debug)]
@@ -73,7 +75,7 @@ impl PreparedHeaders {
             waits: headers.waits,
             partition: headers.partition.clone(),
             names: headers.headers().map(|header| header.name.clone()).collect(),
-            wall_now: clock::wall_now,
+            clock: headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock)),
         }
     }
 
@@ -103,9 +105,7 @@ impl PreparedHeaders {
             Content::Limit => integer(limit),
             Content::Remaining => integer(view.remaining()),
             Content::Used => integer(limit.saturating_sub(view.remaining())),
-            Content::Reset(encoding, meaning) => {
-                encoding.value(meaning.time_us(view, self.waits, seed)?, self.wall_now)
-            }
+            Content::Reset(encoding, meaning) => encoding.value(meaning.time_us(view, self.waits, seed)?, &*self.clock),
             Content::DraftReset => integer(self.draft_reset(view, seed)),
             Content::Dictionary => {
                 let mut text = Text::new();

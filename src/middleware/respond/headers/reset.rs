@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::HeaderValue;
 
-use crate::time::Timestamp;
+use crate::clock::Clock;
 
 use super::text::integer;
 use super::view::PolicyView;
@@ -27,9 +27,9 @@ pub enum ResetEncoding {
         /// The number of digits after the point. With 0 there is no point.
         digits: u8,
     },
-    /// Seconds since the Unix epoch, of the server's clock: `1705420802`.
+    /// Seconds since the Unix epoch, by the [headers' clock](crate::Headers::clock): `1705420802`.
     EpochSeconds,
-    /// Milliseconds since the Unix epoch, of the server's clock: `1705420801250`.
+    /// Milliseconds since the Unix epoch, by the [headers' clock](crate::Headers::clock): `1705420801250`.
     EpochMillis,
     /// A date of RFC 3339 in UTC, to the second: `2024-01-16T16:00:02Z`.
     Rfc3339,
@@ -76,8 +76,8 @@ impl ResetMeaning {
 
 impl ResetEncoding {
     /// Returns the header value for the time `after_us` from now.
-    pub(super) fn value(self, after_us: u64, wall_now: fn() -> Timestamp) -> Option<HeaderValue> {
-        let at_us = || wall_now().as_micros().saturating_add(after_us);
+    pub(super) fn value(self, after_us: u64, clock: &dyn Clock) -> Option<HeaderValue> {
+        let at_us = || clock.now().as_micros().saturating_add(after_us);
         let text = match self {
             Self::DeltaSeconds => return integer(seconds_ceil(after_us)),
             Self::EpochSeconds => return integer(seconds_ceil(at_us())),
@@ -124,12 +124,14 @@ fn go_duration(millis: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::ManualClock;
+    use crate::time::Timestamp;
 
     /// 2024-01-16 16:00:00 UTC.
     const NOW: u64 = 1_705_420_800_000_000;
 
     fn value(encoding: ResetEncoding, us: u64) -> String {
-        let value = encoding.value(us, || Timestamp::from_micros(NOW)).unwrap();
+        let value = encoding.value(us, &ManualClock::at(Timestamp::from_micros(NOW))).unwrap();
         value.to_str().unwrap().to_owned()
     }
 

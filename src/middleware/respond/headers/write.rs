@@ -61,7 +61,7 @@ impl PreparedHeaders {
         for (place, value) in &mut rendered.values {
             let Some(header) = self.headers.get(*place) else { continue };
             match (header.content, value.take()) {
-                (Content::RetryAfter, value) => retry_after::write(headers, value, self.wall_now),
+                (Content::RetryAfter, value) => retry_after::write(headers, value, &*self.clock),
                 (Content::List(_), Some(value)) => {
                     merges |= headers.try_append(&header.name, value).unwrap_or(false); // the map may be full
                 }

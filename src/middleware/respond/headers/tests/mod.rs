@@ -2,13 +2,14 @@ mod formats;
 mod merging;
 mod properties;
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::*;
+use crate::clock::{Clock, ManualClock};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
@@ -44,7 +45,7 @@ fn denied(limit: u64, wait: Duration) -> ChargeDecision {
 /// Prepares headers with a clock that stands still.
 fn prepared(format: &Headers, policies: &[Policy]) -> PreparedHeaders {
     let mut prepared = PreparedHeaders::new(format, policies);
-    prepared.wall_now = || Timestamp::from_micros(NOW);
+    prepared.clock = Arc::new(ManualClock::at(Timestamp::from_micros(NOW)));
     prepared
 }
 
@@ -419,11 +420,17 @@ fn jitter_moves_all_waits_of_a_refusal_equally() {
 
 #[test]
 fn wall_clock_is_read_only_for_dates() {
+    #[derive(Debug)]
+    struct Unread;
+    impl Clock for Unread {
+        fn now(&self) -> Timestamp {
+            unreachable!()
+        }
+    }
     let policies = [hundred()];
     let decision = allowed(100, 50, secs(30));
     let views = [PolicyView { place: 0, policy: &policies[0], key: &KEY, decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
-    let mut prepared = PreparedHeaders::new(&format, &policies);
-    prepared.wall_now = || unreachable!();
+    let prepared = PreparedHeaders::new(&format.clock(Unread), &policies);
     write(&prepared, &mut HeaderMap::new(), &views, StatusCode::OK, None);
 }
