@@ -124,6 +124,18 @@ pub(crate) fn integer(value: &[u8]) -> Option<u64> {
     rest.integer().filter(|_| rest.0.is_empty())
 }
 
+/// Returns whether a media range of `Accept` has the weight 0: the client does not take such a response (RFC 9110,
+/// section 12.4.2).
+pub(crate) fn is_unacceptable(range: &[u8]) -> bool {
+    let weight = |parameter: &[u8]| {
+        let (name, value) = parameter.split_at_checked(parameter.iter().position(|byte| *byte == b'=')? + 1)?;
+        let is_zero =
+            value.trim_ascii().first() == Some(&b'0') && value.trim_ascii().iter().all(|byte| b"0.".contains(byte));
+        name.trim_ascii().eq_ignore_ascii_case(b"q=").then_some(is_zero)
+    };
+    range.split(|byte| *byte == b';').skip(1).any(|parameter| weight(parameter) == Some(true))
+}
+
 /// Parses one line and hands over its items. Returns `None` if it is not such a list.
 fn parse<'a>(line: &'a [u8], list: List, each: &mut impl FnMut(Item<'a>)) -> Option<()> {
     let mut rest = Cursor(line);

@@ -147,8 +147,13 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     });
     if let Some((form, explanations)) = &view.explained {
         write!(html, "<h2>{} {}</h2>", Text(&form.method), Text(&form.uri))?;
-        for (title, explanation) in explanations {
-            write!(html, "<pre><b>{}</b> {}</pre>", Text(title), Text(&explanation.to_string()))?;
+        match explanations {
+            Ok(explanations) => {
+                for (title, explanation) in explanations {
+                    write!(html, "<pre><b>{}</b> {}</pre>", Text(title), Text(&explanation.to_string()))?;
+                }
+            }
+            Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", Text(wrong))?,
         }
     }
     problems(html, view)?;

@@ -83,7 +83,7 @@ pub(super) fn render(view: &View) -> String {
 /// Writes what each layer explains, as a JSON list.
 pub(super) fn explanations(view: &View) -> String {
     let mut json = String::from("[");
-    for (at, (title, explanation)) in view.explained.iter().flat_map(|(_, all)| all).enumerate() {
+    for (at, (title, explanation)) in view.explained.iter().flat_map(|(_, all)| all).flatten().enumerate() {
         if at > 0 {
             json.push(',');
         }

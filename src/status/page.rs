@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
-use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wrong};
+use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong};
 use super::source::Source;
 use super::view::View;
 use super::{html, json};
@@ -53,7 +53,12 @@ use crate::stats::Stats;
 /// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields
 ///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch`
 ///   with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
-///   explains in JSON, as [`Explanation::to_json`](crate::observe::Explanation::to_json).
+///   explains in JSON, as [`Explanation::to_json`](crate::observe::Explanation::to_json). A form that cannot be read is
+///   answered with 400 and says what is wrong: on the page to a browser, otherwise in plain text.
+/// * A described request has a peer address and headers, and no other extensions. So a rule whose key or condition
+///   reads an extension, such as [`key::extension`](crate::key::extension) of a user that authentication found, is
+///   explained as for a request without it. Explain such a layer in the program: put the extension into a request, and
+///   call [`RateLimitLayer::explain`].
 /// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
 ///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps
 ///   it out, and so does a proxy that checks `Host`.
@@ -132,7 +137,7 @@ impl Shown {
     {
         let is_json = wants_json(&parts.headers);
         match parts.method {
-            Method::GET | Method::HEAD => self.page(parts, is_json, &self.view()),
+            Method::GET | Method::HEAD => self.page(parts, StatusCode::OK, is_json, &self.view()),
             Method::POST => match self.act(parts, body, is_json).await {
                 Ok(response) => response,
                 Err((status, message)) => plain(status, message.into_owned()),
@@ -145,14 +150,14 @@ impl Shown {
         }
     }
 
-    fn page(&self, parts: &Parts, is_json: bool, view: &View) -> Response<StatusBody> {
+    fn page(&self, parts: &Parts, status: StatusCode, is_json: bool, view: &View) -> Response<StatusBody> {
         let refresh = parts.method != Method::POST && parts.uri.query() == Some("refresh");
         let (kind, text) = match (is_json, &view.explained) {
             (true, None) => ("application/json", json::render(view)),
             (true, Some(_)) => ("application/json", json::explanations(view)),
             (false, _) => ("text/html; charset=utf-8", html::render(view, refresh)),
         };
-        response(StatusCode::OK, kind, text)
+        response(status, kind, text)
     }
 
     async fn act<B>(&self, parts: &Parts, body: B, is_json: bool) -> Result<Response<StatusBody>, Wrong>
@@ -175,8 +180,14 @@ impl Shown {
                     explanations.push((title.clone(), source.explain(&described.request).await));
                 }
                 let mut view = self.view();
-                view.explained = Some((described.form, explanations));
-                Ok(self.page(parts, is_json, &view))
+                view.explained = Some((described.form, Ok(explanations)));
+                Ok(self.page(parts, StatusCode::OK, is_json, &view))
+            }
+            Asked::Unclear(_, message) if !wants_page(&parts.headers) => Err((StatusCode::BAD_REQUEST, message.into())),
+            Asked::Unclear(form, message) => {
+                let mut view = self.view();
+                view.explained = Some((form, Err(message)));
+                Ok(self.page(parts, StatusCode::BAD_REQUEST, false, &view))
             }
             Asked::Switch(name, mode) => {
                 let Some((_, switch)) = self.switches.iter().find(|(own, _)| *own == name) else {
@@ -184,7 +195,7 @@ impl Shown {
                 };
                 switch.set(mode);
                 if is_json {
-                    return Ok(self.page(parts, true, &self.view()));
+                    return Ok(self.page(parts, StatusCode::OK, true, &self.view()));
                 }
                 // The browser loads the page anew, and does not send the form again.
                 let mut response = plain(StatusCode::SEE_OTHER, String::new());

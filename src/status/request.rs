@@ -8,6 +8,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
+use crate::fields::is_unacceptable;
 use crate::key::PeerAddr;
 use crate::mode::Mode;
 
@@ -22,13 +23,18 @@ pub(super) type Wrong = (StatusCode, Cow<'static, str>);
 
 /// Returns whether the answer is JSON: the client accepts it, and no HTML.
 pub(super) fn wants_json(headers: &HeaderMap) -> bool {
-    let accepts = |kind: &str| {
-        let texts = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
-        texts
-            .flat_map(|text| text.split(','))
-            .any(|one| one.split(';').next().is_some_and(|one| one.trim().eq_ignore_ascii_case(kind)))
-    };
-    accepts("application/json") && !accepts("text/html")
+    accepts(headers, "application/json") && !wants_page(headers)
+}
+
+/// Returns whether the client names HTML, as browsers do.
+pub(super) fn wants_page(headers: &HeaderMap) -> bool {
+    accepts(headers, "text/html")
+}
+
+fn accepts(headers: &HeaderMap, kind: &str) -> bool {
+    let texts = headers.get_all(ACCEPT).into_iter().filter_map(|value| value.to_str().ok());
+    let mut ranges = texts.flat_map(|text| text.split(',')).filter(|range| !is_unacceptable(range.as_bytes()));
+    ranges.any(|range| range.split(';').next().is_some_and(|range| range.trim().eq_ignore_ascii_case(kind)))
 }
 
 /// Refuses a form that another site made a browser send. A browser says where a request comes from: by
@@ -51,6 +57,8 @@ pub(super) fn refuse_other_sites(parts: &Parts) -> Result<(), Wrong> {
 #[derive(Debug)]
 pub(super) enum Asked {
     Explain(Box<Described>),
+    /// A request that is described wrongly, and what is wrong.
+    Unclear(ExplainForm, String),
     /// Sets the mode of the switch with this name.
     Switch(String, Mode),
 }
@@ -89,13 +97,18 @@ impl Asked {
             found.map(|(_, value)| value.clone()).unwrap_or_default()
         };
         match field("action").as_str() {
-            "explain" => Described::read(ExplainForm {
-                method: field("method"),
-                uri: field("uri"),
-                client: field("client"),
-                headers: field("headers"),
-            })
-            .map(|described| Self::Explain(Box::new(described))),
+            "explain" => {
+                let form = ExplainForm {
+                    method: field("method"),
+                    uri: field("uri"),
+                    client: field("client"),
+                    headers: field("headers"),
+                };
+                Ok(match form.request() {
+                    Ok(request) => Self::Explain(Box::new(Described { form, request })),
+                    Err(message) => Self::Unclear(form, message),
+                })
+            }
             "switch" => {
                 let label = field("mode");
                 let Some(mode) = Mode::ALL.iter().find(|mode| mode.as_str() == label) else {
@@ -108,44 +121,55 @@ impl Asked {
     }
 }
 
-impl Described {
-    fn read(form: ExplainForm) -> Result<Self, Wrong> {
-        let method = if form.method.is_empty() { "GET" } else { form.method.trim() };
+impl ExplainForm {
+    /// Returns the request that the form describes, or what is wrong with it.
+    fn request(&self) -> Result<Parts, String> {
+        let method = if self.method.is_empty() { "GET" } else { self.method.trim() };
         let method =
-            Method::from_bytes(method.as_bytes()).map_err(|_| wrong(&format!("`{method}` is not a method")))?;
-        let uri = if form.uri.is_empty() { "/" } else { form.uri.trim() };
-        let uri: Uri =
-            uri.parse().map_err(|_| wrong(&format!("`{uri}` is not a URI: write it like `/posts?page=2`")))?;
+            Method::from_bytes(method.as_bytes()).map_err(|_| printable(&format!("`{method}` is not a method")))?;
+        let uri = if self.uri.is_empty() { "/" } else { self.uri.trim() };
+        // Without its slash a path would be read as a host.
+        let is_whole = |parsed: &Uri| parsed.scheme().is_some() || parsed.path().starts_with('/') || uri == "*";
+        let uri: Uri = uri
+            .parse()
+            .ok()
+            .filter(is_whole)
+            .ok_or_else(|| printable(&format!("`{uri}` is not a path or a URI: write it like `/posts?page=2`")))?;
         let (mut request, ()) = Request::new(()).into_parts();
         (request.method, request.uri) = (method, uri);
-        for line in form.headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        for line in self.headers.lines().map(str::trim).filter(|line| !line.is_empty()) {
             let header = line.split_once(':').and_then(|(name, value)| {
                 Some((HeaderName::try_from(name.trim()).ok()?, HeaderValue::try_from(value.trim()).ok()?))
             });
             let Some((name, value)) = header else {
-                return Err(wrong(&format!("`{line}` is not a header: write it like `x-api-key: abc`")));
+                return Err(printable(&format!("`{line}` is not a header: write it like `x-api-key: abc`")));
             };
             if request.headers.len() == HEADERS_MAX {
-                return Err(wrong(&format!("a described request has at most {HEADERS_MAX} headers")));
+                return Err(printable(&format!("a described request has at most {HEADERS_MAX} headers")));
             }
             request.headers.append(name, value);
         }
-        if !form.client.trim().is_empty() {
-            let client: IpAddr = form.client.trim().parse().map_err(|_| {
-                wrong(&format!(
+        if !self.client.trim().is_empty() {
+            let client: IpAddr = self.client.trim().parse().map_err(|_| {
+                printable(&format!(
                     "`{}` is not an address: write it like `192.0.2.1` or `2001:db8::1`",
-                    form.client.trim()
+                    self.client.trim()
                 ))
             })?;
             request.extensions.insert(PeerAddr::from(client));
         }
-        Ok(Self { form, request })
+        Ok(request)
     }
 }
 
-/// Makes an error. The message repeats the form, so what could move a terminal's cursor is replaced.
+/// Makes an error.
 pub(super) fn wrong(message: &str) -> Wrong {
-    (StatusCode::BAD_REQUEST, message.replace(char::is_control, "\u{fffd}").into())
+    (StatusCode::BAD_REQUEST, printable(message).into())
+}
+
+/// Returns the text of an error. It repeats the form, so what could move a terminal's cursor is replaced.
+fn printable(message: &str) -> String {
+    message.replace(char::is_control, "\u{fffd}")
 }
 
 /// Reads the fields of a form (WHATWG URL, section 5.1).
@@ -179,7 +203,10 @@ mod tests {
 
     fn read(form: &str) -> Result<Asked, String> {
         let parts = parts(&[("content-type", "application/x-www-form-urlencoded; charset=utf-8")]);
-        Asked::read(&parts, form.as_bytes()).map_err(|(_, message)| message.into_owned())
+        match Asked::read(&parts, form.as_bytes()) {
+            Ok(Asked::Unclear(_, message)) => Err(message),
+            read => read.map_err(|(_, message)| message.into_owned()),
+        }
     }
 
     #[test]
@@ -188,6 +215,11 @@ mod tests {
         assert!(json("application/json") && json("Application/JSON;q=1, */*"));
         assert!(!json("text/html,application/xhtml+xml,application/json;q=0.9,*/*") && !json("*/*"));
         assert!(!wants_json(&HeaderMap::new()));
+        assert!(
+            json("text/html;q=0, application/json")
+                && !json("application/json;q=0")
+                && !json("application/json; Q=0.0")
+        );
     }
 
     #[test]
@@ -217,7 +249,7 @@ mod tests {
     #[test]
     fn described_request_is_made_of_its_fields() {
         let form = "action=explain&method=POST&uri=%2Fposts%3Fa%3Db+c&client=2001%3Adb8%3A%3A1&headers=x-a%3A+1%0D%0A%0D%0Ax-a%3A2";
-        assert_eq!(read(form).unwrap_err(), "`/posts?a=b c` is not a URI: write it like `/posts?page=2`");
+        assert_eq!(read(form).unwrap_err(), "`/posts?a=b c` is not a path or a URI: write it like `/posts?page=2`");
         let Ok(Asked::Explain(described)) = read(&form.replace("b+c", "b%2520c")) else { panic!() };
         let Described { request, form } = *described;
         assert_eq!((request.method.as_str(), request.uri.to_string().as_str()), ("POST", "/posts?a=b%20c"));
@@ -237,6 +269,8 @@ mod tests {
             ("action=switch&mode=off", "not `off`"),
             ("action=explain&method=G%20T", "is not a method"),
             ("action=explain&method=%1B%5B2J", "`\u{fffd}[2J` is not a method"),
+            ("action=explain&uri=posts", "`posts` is not a path or a URI: write it like `/posts?page=2`"),
+            ("action=explain&uri=%1B%5B2J", "`\u{fffd}[2J` is not a path"),
             ("action=explain&client=nobody", "is not an address"),
             ("action=explain&headers=nothing", "is not a header"),
             ("action=explain&headers=a%3A%01", "is not a header"),

@@ -24,8 +24,8 @@ pub(super) struct View {
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
     pub(super) switches: Vec<(String, Mode)>,
-    /// The request that was described, and for each layer the explanation.
-    pub(super) explained: Option<(ExplainForm, Vec<(String, Explanation)>)>,
+    /// The request that was described, and for each layer the explanation, or what is wrong with the form.
+    pub(super) explained: Option<(ExplainForm, Result<Vec<(String, Explanation)>, String>)>,
 }
 
 pub(super) struct LayerView {

@@ -146,6 +146,23 @@ async fn request_is_explained_and_takes_nothing() {
 }
 
 #[tokio::test]
+async fn wrong_description_is_shown_with_what_is_wrong() {
+    let world = World::new();
+    let fields = "action=explain&method=PUT&uri=posts%3Cb%3E&client=192.0.2.1";
+    let (status, html) = post(&world.page, fields, "text/html").await;
+    assert_eq!(status, StatusCode::BAD_REQUEST);
+    assert!(html.contains("`posts&lt;b&gt;` is not a path or a URI: write it like `/posts?page=2`"), "{html}");
+    assert!(html.contains("value=\"PUT\"") && html.contains("value=\"posts&lt;b&gt;\""), "the form keeps its fields");
+    for accept in ["application/json", "*/*"] {
+        let wrong = post(&world.page, fields, accept).await;
+        assert_eq!(
+            wrong,
+            (StatusCode::BAD_REQUEST, "`posts<b>` is not a path or a URI: write it like `/posts?page=2`".into())
+        );
+    }
+}
+
+#[tokio::test]
 async fn mode_is_switched_by_operators_only() {
     let world = World::new();
     let fields = "action=switch&name=client&mode=shadow";

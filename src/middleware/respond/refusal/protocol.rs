@@ -4,6 +4,8 @@ use http::header::{ACCEPT, CONTENT_TYPE, TE};
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Version};
 
+use crate::fields::is_unacceptable;
+
 /// The protocol in which a client expects its answer.
 ///
 /// A gRPC refusal has the HTTP status 200, which a cache takes for a success. So only requests that
@@ -91,14 +93,15 @@ fn has_te_trailers(headers: &HeaderMap) -> bool {
     members.by_ref().take(MEMBERS_MAX).any(|member| member.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
-/// Whether the client asked for a text answer; `None` if it named neither kind.
+/// Whether the client asked for a text answer; `None` if it named neither kind. A kind with the weight 0 is not asked
+/// for, and if it names no other, the client gets the other one.
 fn accepts_text(headers: &HeaderMap) -> Option<bool> {
-    let accepted = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
-    let texts = accepted.take(MEMBERS_MAX).filter_map(|media_type| match of_type(media_type) {
-        Protocol::GrpcWeb { text } => Some(text),
+    let ranges = headers.get_all(ACCEPT).iter().flat_map(|value| value.as_bytes().split(|byte| *byte == b','));
+    let kinds = ranges.take(MEMBERS_MAX).filter_map(|range| match of_type(range) {
+        Protocol::GrpcWeb { text } => Some((!is_unacceptable(range), text)),
         _ => None,
     });
-    texts.max()
+    kinds.max().map(|(is_accepted, text)| text == is_accepted)
 }
 
 #[cfg(test)]
@@ -195,6 +198,11 @@ mod tests {
         assert!(!text("application/grpc-web-text", "application/grpc-web"));
         assert!(!text("application/grpc-web", "*/*"));
         assert!(text("application/grpc-web-text", "*/*"));
+        // A kind that the client does not take is not chosen.
+        assert!(!text("application/grpc-web-text", "application/grpc-web-text;q=0"));
+        assert!(!text("application/grpc-web", "application/grpc-web-text; q=0.00, application/grpc-web"));
+        assert!(text("application/grpc-web", "application/grpc-web;Q=0, */*"));
+        assert!(text("application/grpc-web", "application/grpc-web;q=0, application/grpc-web-text;q=0.001"));
     }
 
     #[test]
