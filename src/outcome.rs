@@ -324,9 +324,16 @@ impl fmt::Debug for Observed<'_> {
 /// Sees what the middleware does and what happens to a limiter. Build metrics and logs on it.
 ///
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
-/// of an observer is an observer, so layers can share one. A layer hands its observer on to its
-/// limiter, which reports each event to each observer that it got, once. [`Stats`](crate::observe::Stats)
-/// is an observer that counts.
+/// of an observer is an observer, so layers can share one. [`Stats`](crate::observe::Stats) is an observer that counts.
+///
+/// | what | who reports it | which observer gets it |
+/// |---|---|---|
+/// | outcomes, setup warnings | a layer | [its own](crate::RateLimitLayer::observer) |
+/// | `WaitBegan`, `WaitEnded`, and a limiter's errors as `Failed` | a layer | its own |
+/// | the other events of a limiter | the limiter | those of its builder and of the layers over it, each once |
+/// | `RulesLoaded`, `RulesRefused` | rules of a file | those of the layers that use the rules |
+///
+/// A layer hands its observer on to its limiter when it is used first.
 pub trait Observer: Send + Sync {
     /// Called when a request was decided.
     fn on_outcome(&self, observed: &Observed<'_>) {

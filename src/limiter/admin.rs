@@ -88,6 +88,10 @@ impl<L: Limiter> Blocks<L> {
 
     /// Opens a key and forgets its strikes and earlier blocks.
     ///
+    /// The quotas beside the block keep what the key has used, so its next request may be refused again.
+    /// [`RateLimitLayer::reset`](crate::RateLimitLayer::reset) opens the blocks of a layer and resets
+    /// its quotas.
+    ///
     /// # Errors
     /// Returns the limiter's error.
     pub async fn unblock(&self, key: &Key) -> Result<(), L::Error> {

@@ -156,6 +156,10 @@ impl LimitedKey {
 
     /// Returns eight hex digits that stand for the key in this process. They are made with a secret that is new in each
     /// process: they do not reveal the key, and do not link it to another process.
+    ///
+    /// A key cannot be found by them, so they are not enough to [unblock](crate::limiter::Blocks::unblock) or
+    /// [reset](crate::RateLimitLayer::reset) a client. Let [`reveal`](super::StatsBuilder::reveal) name keys for that, as
+    /// far as operators may see them.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         short_fingerprint(self.fingerprint)

@@ -96,7 +96,8 @@ impl StatsBuilder {
     }
 
     /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
-    /// [fingerprint](super::LimitedKey::fingerprint).
+    /// [fingerprint](super::LimitedKey::fingerprint), which cannot be turned into a key: an operator who is to reset or
+    /// unblock a client needs its name.
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at

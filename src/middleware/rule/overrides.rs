@@ -13,6 +13,12 @@ use crate::key::{IntoKey, Key};
 /// [`Policy::plans`](crate::policy::Policy::plans) would choose. It can be changed while requests
 /// are served. Clones are the same table.
 ///
+/// * The table belongs to the process. If a service has several processes, set a key in each of them, for example
+///   from a list that all of them read.
+/// * An entry stays until it is removed or set anew; nothing expires. If timers remove entries, two that overlap for
+///   one key end with the earlier one. So keep the end of each entry yourself, and remove a key only when its latest
+///   one has passed.
+///
 /// ```
 /// use tower_ratelimit::{key, middleware::PlanOverrides, MemoryLimiter, Policy, Quota, RateLimitLayer};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {

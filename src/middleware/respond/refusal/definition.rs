@@ -104,7 +104,9 @@ impl fmt::Debug for Refusal<'_> {
 /// # Caches
 ///
 /// Every refusal has `Cache-Control: no-store`, in every protocol, because a cache that stored it
-/// would answer other clients with it. A responder's own `Cache-Control` is replaced. Headers that
+/// would answer other clients with it. A responder's own `Cache-Control` is replaced, and this cannot be
+/// switched off: no refusal gains by being stored, since it depends on a client and a moment that the
+/// cache does not know. Headers that
 /// overrule `Cache-Control` for some caches, such as `CDN-Cache-Control` or `X-Accel-Expires`, are
 /// not changed; a responder should not set them.
 ///
@@ -190,20 +192,55 @@ impl Refusals {
     /// ```
     /// use axum::response::{IntoResponse, Response};
     /// use http::StatusCode;
-    /// use tower_ratelimit::{middleware::Refusal, Refusals};
+    /// use tower_ratelimit::{Refusals, middleware::Refusal, observe::OutcomeKind};
     ///
     /// enum AppError {
     ///     SlowDown,
+    ///     Forbidden,
+    ///     NoApiKey,
+    ///     Unavailable,
     /// }
     ///
     /// impl IntoResponse for AppError {
     ///     fn into_response(self) -> Response {
-    ///         (StatusCode::TOO_MANY_REQUESTS, "please slow down").into_response()
+    ///         match self {
+    ///             Self::SlowDown => (StatusCode::TOO_MANY_REQUESTS, "please slow down"),
+    ///             Self::Forbidden => (StatusCode::FORBIDDEN, "not for you"),
+    ///             Self::NoApiKey => (StatusCode::BAD_REQUEST, "send an API key"),
+    ///             Self::Unavailable => (StatusCode::SERVICE_UNAVAILABLE, "try again later"),
+    ///         }
+    ///         .into_response()
     ///     }
     /// }
     ///
-    /// let refusals = Refusals::with(|_refusal: &Refusal<'_>| AppError::SlowDown.into_response());
+    /// # use tower::ServiceExt;
+    /// # use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key, middleware::{Access, AccessList}};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let refusals = Refusals::with(|refusal: &Refusal<'_>| {
+    ///     let error = match refusal.outcome().kind() {
+    ///         OutcomeKind::Denied => AppError::Forbidden,        // by an access list
+    ///         OutcomeKind::KeyMissing => AppError::NoApiKey,
+    ///         OutcomeKind::FailedClosed => AppError::Unavailable, // the limiter failed
+    ///         _ => AppError::SlowDown,
+    ///     };
+    ///     error.into_response()
+    /// });
+    /// # let list = AccessList::new();
+    /// # list.set_key("denied".as_bytes(), Access::Deny);
+    /// # let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1), key::header("x-api-key"));
+    /// # let layer = layer.access(&list, key::header("x-api-key")).refusals(refusals);
+    /// # let app: axum::Router = axum::Router::new().route("/", axum::routing::get(|| async {})).layer(layer);
+    /// # for (key, status) in [(Some("a"), 200), (Some("a"), 429), (Some("denied"), 403), (None, 400)] {
+    /// #     let mut request = http::Request::new(axum::body::Body::empty());
+    /// #     key.map(|key| request.headers_mut().insert("x-api-key", http::HeaderValue::from_static(key)));
+    /// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+    /// # }
+    /// # Ok(()) }
     /// ```
+    ///
+    /// A response with one status for all refusals would make clients that are denied for good, or that
+    /// found the limiter down, wait and come back. [`Refusal::default_response`] has the right status.
     #[must_use]
     pub fn with<F, B>(respond: F) -> Self
     where
