@@ -27,7 +27,7 @@ labelled! {
     /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
     /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
     /// `peer-unknown`, `never-applies`, `key-never-found`, `client-not-reported`, `no-debt`,
-    /// `no-timer`, `no-queue`.
+    /// `no-timer`, `no-queue`, `not-settled`.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
         /// looks for this in its first 256 requests.
@@ -38,7 +38,8 @@ labelled! {
         /// An access list allowed a forwarded request by the address of its peer, so the list exempts
         /// every client of that proxy.
         ProxyAllowed = "proxy-allowed",
-        /// A request costs more than its policy's quota can ever allow.
+        /// The first 32 requests that a rule applied to cost more than its quota can ever allow. A layer
+        /// looks for this in its first 256 requests.
         NeverPasses = "never-passes",
         /// Two layers that share a limiter use the same policy name with different quotas that are not
         /// plans of one rule.
@@ -68,6 +69,10 @@ labelled! {
         NoTimer = "no-timer",
         /// A layer has a timer, and no rule has a leaky queue, so no request waits.
         NoQueue = "no-queue",
+        /// A handler that [admits](crate::RateLimitLayer::admit) requests itself does not settle them as
+        /// the rules say: it drops each [`Admission`](crate::middleware::Admission) though a rule settles
+        /// after the response, or it settles by a cost that no rule is settled by.
+        NotSettled = "not-settled",
     }
 }
 

@@ -73,13 +73,16 @@ async fn serve(layer: &RateLimitLayer<MemoryLimiter>, requests: u32) {
 async fn setup_warning_without_observer_goes_to_tracing() {
     let events = Events::default();
     tracing::subscriber::set_global_default(events.clone()).unwrap();
-    serve(&never_passes("traced"), 5).await;
-    serve(&never_passes("observed").observer(Silent), 1).await;
+    serve(&never_passes("traced"), 40).await;
+    serve(&never_passes("observed").observer(Silent), 40).await;
     let events = events.written.lock().unwrap();
     let of = |policy: &'static str| events.iter().filter(move |event| event.contains(policy)).collect::<Vec<_>>();
     assert_eq!(of("\"observed\"").len(), 0);
     let [event] = of("\"traced\"")[..] else { panic!("{events:?}") };
-    assert!(event.contains("kind=\"never-passes\";") && event.contains("message=a request cost 10 units"), "{event}");
+    assert!(
+        event.contains("kind=\"never-passes\";") && event.contains("message=none of the first 32 requests"),
+        "{event}"
+    );
 }
 
 async fn ask(layer: &RateLimitLayer<MemoryLimiter>, keys: &[&str]) {

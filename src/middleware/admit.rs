@@ -2,21 +2,24 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::sync::{Mutex, PoisonError};
 
 use http::request::Parts;
-use http::{Extensions, Method, Response};
+use http::{Extensions, HeaderMap, Response};
 
-use super::body::RefusalBody;
+use super::body::{RefusalBody, ResponseBody};
 use super::compiled::Compiled;
 use super::decide::delay::Delayed;
+use super::future::finish;
 use super::layer::RateLimitLayer;
 #[cfg(feature = "tonic")]
 use super::respond::refusal::message;
-use super::settle::pending::OpenTicket;
+use super::settle::pending::{AnyTicket, OpenTicket};
 use super::settle::usage::Usage;
 use super::ticket::Ticket;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
+use crate::sync::contained;
 
 impl<L: Limiter> RateLimitLayer<L> {
     /// Decides about a request in a handler, by the rules and the settings of this layer, where a key or a cost is
@@ -27,8 +30,8 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
     ///   has to [wait](Self::delay) waits here.
-    /// * There is no response that the layer sees. What was taken stays charged, unless the [`Admission`] says
-    ///   otherwise.
+    /// * What was taken stays charged, and the response gets no headers, unless the handler ends the [`Admission`]:
+    ///   [`finish`](Admission::finish) settles the rules by the response and adds the headers.
     /// * Layers around the handler keep what they took, also if they [refund](Self::refund_nested) what an inner layer
     ///   refuses.
     /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
@@ -47,7 +50,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// async fn import(State(limit): State<Limit>, mut head: Parts, rows: String) -> Result<String, Refused> {
     ///     let rows = rows.lines().count() as u64;
     ///     head.extensions.insert(Rows(rows));
-    ///     limit.admit(&head).await?;
+    ///     limit.admit(&head).await?; // it stays charged
     ///     Ok(format!("imported {rows} rows\n"))
     /// }
     ///
@@ -85,15 +88,18 @@ impl<L: Limiter> RateLimitLayer<L> {
         }
         if open.ticket.kind.passed() {
             let mut extensions = Extensions::new();
-            open.open(Method::default(), &mut extensions);
+            open.open(request.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(&layer);
             // After that, because the observer is the application's code and may panic.
             open.ticket.observe(&layer, request, &outcome);
-            return Ok(Admission { outcome, usage: extensions.remove(), ticket: open });
+            if layer.diagnostics.looks() {
+                open.ticket.look_for_never(&layer);
+            }
+            return Ok(Admission { outcome, usage: extensions.remove(), ticket: Some(open) });
         }
         let mut head = request.clone();
         let response = open.ticket.refuse(&layer, &mut head, std::convert::identity);
-        Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(response) })
+        Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(Mutex::new(response)) })
     }
 
     /// Decides about a call in a handler of tonic, as [`admit`](Self::admit) does. The rules see the call's metadata as
@@ -118,7 +124,7 @@ impl<L: Limiter> RateLimitLayer<L> {
         call: &tonic::Request<T>,
     ) -> impl Future<Output = Result<Admission, tonic::Status>> + Send + use<'_, L, T> {
         let (mut head, ()) = http::Request::new(()).into_parts();
-        head.method = Method::POST;
+        head.method = http::Method::POST;
         head.uri = http::Uri::from_static("*");
         head.version = http::Version::HTTP_2;
         head.headers = call.metadata().clone().into_headers();
@@ -141,30 +147,23 @@ impl<L> Drop for Asked<'_, L> {
 
 /// Holds the charges of a request that a handler has [admitted](RateLimitLayer::admit).
 ///
-/// It stays charged. A rule that is [settled by usage](crate::Rule::settle_by_usage) is settled by
-/// [`settle`](Self::settle); what a rule does by a response's head or body has no effect here. An admission that is
-/// dropped is settled as an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted): by default its charge
-/// stays.
+/// One call ends it:
+///
+/// | | what stays charged | headers |
+/// |---|---|---|
+/// | [`finish`](Self::finish) with the response | what each rule makes of the response, as in a layer | added |
+/// | [`settle`](Self::settle) by a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); what the others took | [`add_headers`](Self::add_headers) |
+/// | [`keep`](Self::keep) | what was taken, whatever the rules say | `add_headers` |
+/// | [`refund`](Self::refund) | nothing | `add_headers` |
+/// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default what was taken | `add_headers` |
+///
+/// If a rule is settled after the response, and handlers only drop their admissions, the layer
+/// [warns](crate::observe::SetupWarningKind::NotSettled).
 pub struct Admission {
     outcome: Outcome,
     usage: Option<Usage>,
-    ticket: Box<dyn End>,
-}
-
-/// An [`OpenTicket`] whose limiter's type is erased.
-trait End: Send + Sync {
-    fn complete(&mut self);
-    fn refund(&mut self);
-}
-
-impl<L: Limiter> End for OpenTicket<L> {
-    fn complete(&mut self) {
-        Self::complete(self);
-    }
-
-    fn refund(&mut self) {
-        Self::refund(self);
-    }
+    /// `None` once it was ended.
+    ticket: Option<Box<dyn AnyTicket>>,
 }
 
 impl Admission {
@@ -174,22 +173,107 @@ impl Admission {
         &self.outcome
     }
 
-    /// Keeps what was taken, whatever the rules say about aborted requests.
+    /// Returns the handle that states the cost for rules that are [settled by
+    /// usage](crate::Rule::settle_by_usage), for example while the body of the response is sent. The last
+    /// statement counts, unless the admission is refunded. Returns `None` if the layer has no such rule.
+    #[must_use]
+    pub fn usage(&self) -> Option<&Usage> {
+        self.usage.as_ref()
+    }
+
+    /// Adds the headers of the layer to those of a response, merged as a layer [does](crate::Headers). They report what
+    /// is left before anything is settled. A layer sends them with a response that is no redirect.
+    ///
+    /// ```
+    /// use http::HeaderMap;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::global());
+    /// let (head, ()) = http::Request::new(()).into_parts();
+    ///
+    /// let mut headers = HeaderMap::new(); // of tonic: `metadata.into_headers()`
+    /// limit.admit(&head).await?.add_headers(&mut headers);
+    /// assert!(headers.contains_key("ratelimit"));
+    /// # Ok(()) }
+    /// ```
+    pub fn add_headers(&self, headers: &mut HeaderMap) {
+        if let Some(ticket) = &self.ticket {
+            ticket.add_headers(headers);
+        }
+    }
+
+    /// Finishes the response as the layer would: settles each rule by it, and adds the layer's headers, which report
+    /// what is left after that. What depends on the body is settled when the body has ended or was dropped.
+    ///
+    /// ```
+    /// use axum::response::{IntoResponse, Response};
+    /// use http::StatusCode;
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key, middleware::Refused};
+    ///
+    /// async fn login(limit: &RateLimitLayer<MemoryLimiter>, head: &Parts, is_right: bool) -> Result<Response, Refused> {
+    ///     let admission = limit.admit(head).await?;
+    ///     let status = if is_right { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+    ///     Ok(admission.finish(status.into_response()))
+    /// }
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let failed = Policy::new("failed", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), failed, key::global());
+    /// let (head, ()) = http::Request::new(()).into_parts();
+    /// let right = login(&limit, &head, true).await?;
+    /// let wrong = login(&limit, &head, false).await?;
+    /// assert!(right.headers()["ratelimit"].to_str()?.contains("r=5"));
+    /// assert!(wrong.headers()["ratelimit"].to_str()?.contains("r=4"));
+    /// # Ok(()) }
+    /// ```
+    #[must_use = "the response has the headers, and its body may settle the charge"]
+    pub fn finish<B: ResponseBody>(mut self, response: Response<B>) -> Response<B> {
+        match self.end() {
+            Some(ticket) => finish(ticket, response),
+            None => response,
+        }
+    }
+
+    /// Keeps what was taken, whatever the rules say about responses and aborted requests.
     pub fn keep(mut self) {
-        self.ticket.complete();
+        self.end().into_iter().for_each(|mut ticket| ticket.complete());
     }
 
     /// Refunds what was taken, whatever the rules say: nothing was done for the request.
     pub fn refund(mut self) {
-        self.ticket.refund();
+        self.end().into_iter().for_each(|mut ticket| ticket.refund());
     }
 
     /// Settles the rules that are settled by usage: the request cost this many units. The others keep what they took.
+    ///
+    /// A layer without a rule that is settled by usage [warns](crate::observe::SetupWarningKind::NotSettled).
     pub fn settle(mut self, units: u64) {
-        if let Some(usage) = &self.usage {
-            usage.set(units);
+        let Some(mut ticket) = self.end() else { return };
+        match &self.usage {
+            Some(usage) => drop(usage.set(units)),
+            None => ticket.diagnostics().look_for_lost_cost(),
         }
-        self.ticket.complete();
+        ticket.complete();
+    }
+
+    /// Takes the ticket, which the handler ends.
+    fn end(&mut self) -> Option<Box<dyn AnyTicket>> {
+        let ticket = self.ticket.take()?;
+        ticket.diagnostics().admission_has_ended();
+        Some(ticket)
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let Some(ticket) = self.ticket.take() else { return };
+        if let Some(policy) = ticket.unsettled() {
+            // The observer is the application's code.
+            contained(|| ticket.diagnostics().look_for_dropped_admission(policy));
+        }
     }
 }
 
@@ -203,10 +287,13 @@ impl fmt::Debug for Admission {
 ///
 /// With the feature `axum` it is a response of axum, so that handlers return `Result<_, Refused>`. With the feature
 /// `tonic` it becomes a `tonic::Status`.
+///
+/// It is `Send` and `Sync`, so `?` also makes it a `Box<dyn Error + Send + Sync>` or an `anyhow::Error`.
 #[derive(Debug)]
 pub struct Refused {
     outcome: Outcome,
-    response: Box<Response<RefusalBody>>,
+    /// Behind a lock that is never taken, because the body of a responder need not be `Sync`.
+    response: Box<Mutex<Response<RefusalBody>>>,
 }
 
 impl Refused {
@@ -225,7 +312,7 @@ impl Refused {
     /// Returns the refusal, as the layer would have sent it.
     #[must_use]
     pub fn into_response(self) -> Response<RefusalBody> {
-        *self.response
+        self.response.into_inner().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -240,7 +327,7 @@ impl std::error::Error for Refused {}
 #[cfg(feature = "axum")]
 impl axum::response::IntoResponse for Refused {
     fn into_response(self) -> axum::response::Response {
-        self.response.map(axum::body::Body::new)
+        Self::into_response(self).map(axum::body::Body::new)
     }
 }
 
@@ -248,16 +335,17 @@ impl axum::response::IntoResponse for Refused {
 impl From<Refused> for tonic::Status {
     /// The status of a call that was refused. A refusal over plain HTTP becomes the equal status, with its headers.
     fn from(refused: Refused) -> Self {
-        let (head, _) = refused.response.into_parts();
+        let outcome = refused.outcome.clone();
+        let (head, _) = refused.into_response().into_parts();
         Self::from_header_map(&head.headers).unwrap_or_else(|| {
-            let code = match refused.outcome.kind() {
+            let code = match outcome.kind() {
                 OutcomeKind::Denied => tonic::Code::PermissionDenied,
                 OutcomeKind::KeyMissing => tonic::Code::InvalidArgument,
                 OutcomeKind::FailedClosed => tonic::Code::Unavailable,
                 _ => tonic::Code::ResourceExhausted,
             };
             let metadata = tonic::metadata::MetadataMap::from_headers(head.headers);
-            Self::with_metadata(code, message(&refused.outcome), metadata)
+            Self::with_metadata(code, message(&outcome), metadata)
         })
     }
 }

@@ -8,10 +8,10 @@ use http::header::{FORWARDED, HeaderName};
 use http::request::Parts;
 
 use super::charge::access::BoundList;
-use super::rule::{BoundRule, LinkedRole, MissingKey};
+use super::rule::{BoundRule, MissingKey};
 use super::settings::Settings;
 use crate::key::{Key, Prefixes, peer_address};
-use crate::outcome::{Observer, Outcome};
+use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::sync::{Mutex, lock};
@@ -31,6 +31,9 @@ const UNREPORTED: u32 = 256;
 
 /// [`KEYLESS`] for a rule that exempts requests without a key, because they may be usual.
 const KEYLESS_EXEMPT: u32 = 1_000;
+
+/// A rule is reported if none of this many requests that it refuses can ever pass, and none before passed.
+const NEVER_PASSES: u32 = 32;
 
 /// The number of first requests for which a rule is watched.
 const RULE_LOOKED_AT: u32 = 10_000;
@@ -52,6 +55,10 @@ pub(super) struct Diagnostics {
     lists: Box<[KeyWatch]>,
     /// The number of rules and lists that are still watched.
     new: AtomicU32,
+    /// One for each rule: whether a request can pass.
+    passing: Box<[KeyWatch]>,
+    /// Whether a handler has ended the admission of a request.
+    ends_admissions: AtomicBool,
 }
 
 /// The watch over one rule or list, until a request has its key.
@@ -79,6 +86,8 @@ impl Diagnostics {
             rules,
             lists: settings.access.iter().map(|_| KeyWatch::default()).collect(),
             new: AtomicU32::new(u32::try_from(watched + settings.access.len()).unwrap_or(u32::MAX)),
+            passing: settings.rules.iter().map(|_| KeyWatch::default()).collect(),
+            ends_admissions: AtomicBool::new(false),
         }
     }
 
@@ -305,29 +314,66 @@ impl Diagnostics {
         }
     }
 
-    /// Warns about a refused request that can never pass.
-    #[cold]
-    pub(super) fn look_for_never(&self, settings: &Settings, outcome: &Outcome) {
-        let never = outcome.violated().find(|status| {
-            // A cost above the quota may be meant for its meter, which now is full.
-            let metered = settings.rules.iter().filter(|bound| bound.policies().contains(status.policy()));
-            let mut meters =
-                metered.filter_map(|bound| bound.rule().linked.as_ref()).filter(|own| own.role == LinkedRole::Meter);
-            let fits = meters.any(|meter| status.cost() <= meter.policy.quota().capacity());
-            status.decision().is_never() && !fits
-        });
-        // A quota of 0 is a switch.
-        if let Some(status) = never.filter(|status| status.policy().quota().limit() > 0) {
-            self.notice(SetupWarningKind::NeverPasses, || {
-                format!(
-                    "a request cost {} units of the policy {:?} ({}), of which no more than {} can pass at once, so it is \
-                     refused for good: raise the quota's burst or limit, lower the cost, or answer such requests otherwise",
-                    status.cost(),
-                    status.policy().name(),
-                    status.policy().quota(),
-                    status.policy().quota().capacity(),
-                )
-            });
+    /// Notes that a rule applied to a request whose cost fits into its quota.
+    pub(super) fn can_pass(&self, rule: usize) {
+        if let Some(passing) = self.passing.get(rule) {
+            passing.known.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// Watches a request that was refused because it costs more than a policy's quota can ever allow, and no request
+    /// of its rule did not. A single client may send such a request; a rule that lets nothing pass is a mistake.
+    pub(super) fn cannot_pass(&self, rule: usize, policy: &Policy, cost: u64) {
+        let Some(passing) = self.passing.get(rule).filter(|passing| !passing.known.load(Ordering::Relaxed)) else {
+            return;
+        };
+        let refused = passing.applied.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if refused < NEVER_PASSES {
+            return;
+        }
+        self.notice(SetupWarningKind::NeverPasses, || {
+            format!(
+                "none of the first {refused} requests that the policy {:?} ({}) applied to can ever pass: the last one \
+                 cost {cost} units, of which no more than {} can pass at once, so it was refused for good: raise the \
+                 quota's burst or limit, lower the cost, or answer such requests otherwise",
+                policy.name(),
+                policy.quota(),
+                policy.quota().capacity(),
+            )
+        });
+    }
+
+    /// Notes that a handler ended an admission.
+    pub(super) fn admission_has_ended(&self) {
+        self.ends_admissions.store(true, Ordering::Relaxed);
+    }
+
+    /// Warns about an admission that a handler dropped, though the charge of this policy is settled after the response.
+    /// A handler that is dropped because its client disconnected drops its admission, too. So only a layer whose
+    /// handlers have ended none is reported.
+    #[cold]
+    pub(super) fn look_for_dropped_admission(&self, policy: &Policy) {
+        if self.ends_admissions.load(Ordering::Relaxed) {
+            return;
+        }
+        self.notice(SetupWarningKind::NotSettled, || {
+            format!(
+                "a handler dropped the Admission of a request, and the rule of the policy {:?} is settled after the \
+                 response (charge_when, refund_when or settle_by_…), so it was settled as an aborted request: end the \
+                 admission by Admission::finish, with the response, or by settle, keep or refund; if the client \
+                 disconnected, there is nothing to do",
+                policy.name()
+            )
+        });
+    }
+
+    /// Warns about a cost that a handler stated to a layer without a rule that it could settle.
+    #[cold]
+    pub(super) fn look_for_lost_cost(&self) {
+        self.notice(SetupWarningKind::NotSettled, || {
+            "a handler ended an admission by Admission::settle, and no rule of the layer is settled by usage, so all \
+             charges stayed as they were: add Rule::settle_by_usage to the rule whose cost it states"
+                .to_owned()
+        });
     }
 }

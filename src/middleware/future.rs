@@ -17,7 +17,7 @@ use super::decide::delay::Delayed;
 use super::decide::overflow::{NoOverflow, Overflow};
 use super::respond::headers::Rendered;
 use super::settle::nested::NestedToken;
-use super::settle::pending::{Metered, OpenTicket};
+use super::settle::pending::{AnyTicket, Metered, OpenTicket};
 use super::ticket::Ticket;
 use crate::decision::Decision;
 use crate::limiter::Limiter;
@@ -168,6 +168,7 @@ where
         }
         if layer.diagnostics.looks() {
             ticket.look_for_double_charge(layer, &mut parts.extensions);
+            ticket.look_for_never(layer);
         }
         let after = match open {
             Some(mut open) => {
@@ -239,25 +240,28 @@ impl<L: Limiter> After<L> {
         answered
     }
 
-    /// Finishes a response that carries the outcome or on which charges depend. What depends on its body too is settled
-    /// when that ends.
+    /// Finishes a response that carries the outcome or on which charges depend.
     #[inline(never)]
     fn finish_open<C: ResponseBody>(&mut self, response: Response<C>) -> Response<C> {
-        let Self::Open(mut open) = std::mem::replace(self, Self::Nothing) else { return response };
-        let (parts, body) = response.into_parts();
-        open.see_head(&parts);
-        let mut response = Response::from_parts(parts, ());
-        open.ticket.finish(&open.layer, &mut response);
-        if open.open.is_empty() {
-            return response.map(|()| body);
-        }
-        // A server drops a body that has ended without polling it.
-        if body.is_end_stream() {
-            open.complete();
-            return response.map(|()| body);
-        }
-        response.map(|()| C::from_body(Metered::new(body, open)))
+        let Self::Open(open) = std::mem::replace(self, Self::Nothing) else { return response };
+        finish(open, response)
     }
+}
+
+/// Finishes a response: settles what its head settles and adds headers. What depends on its body too is settled when
+/// that ends.
+pub(super) fn finish<C: ResponseBody>(mut ticket: Box<dyn AnyTicket>, response: Response<C>) -> Response<C> {
+    let (parts, body) = response.into_parts();
+    let head = ticket.finish_head(Response::from_parts(parts, ()));
+    if !ticket.is_open() {
+        return head.map(|()| body);
+    }
+    // A server drops a body that has ended without polling it.
+    if body.is_end_stream() {
+        ticket.complete();
+        return head.map(|()| body);
+    }
+    head.map(|()| C::from_body(Metered::new(body, ticket)))
 }
 
 impl<S, L, B, C, O> Future for ResponseFuture<S, L, B, O>

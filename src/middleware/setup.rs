@@ -5,9 +5,11 @@ use std::sync::Arc;
 use http::Extensions;
 
 use super::compiled::Compiled;
+use super::rule::LinkedRole;
 use super::ticket::{Charged, Ticket};
 use crate::key::Key;
 use crate::limiter::{Contradiction, Entered, Limiter};
+use crate::policy::Policy;
 use crate::quota::Algorithm;
 use crate::setup_warning::SetupWarningKind;
 
@@ -27,7 +29,12 @@ impl<L: Limiter> Compiled<L> {
     /// Warns about what the setup alone shows.
     pub(super) fn look_at_setup(&self) {
         for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
-            if let Some(policy) = bound.policies().iter().find(|policy| policy.quota().spec().debt == 0) {
+            // Blocks and meters count what is forced, and have no debt.
+            let forgets = |policy: &&Policy| {
+                let quota = policy.quota();
+                quota.spec().debt == 0 && !matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter)
+            };
+            if let Some(policy) = bound.policies().iter().find(forgets) {
                 self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                     format!(
                         "the policy {:?} settles what a request cost above its reservation, and its quota ({}) remembers \
@@ -104,6 +111,28 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl Ticket {
+    /// Watches whether the rules that apply to a request can ever let it pass.
+    #[cold]
+    pub(super) fn look_for_never<L: Limiter>(&self, layer: &Compiled<L>) {
+        for charged in self.answered() {
+            let rule = layer.rule_of(charged.policy);
+            let Some(policy) = layer.policy(charged.policy) else { continue };
+            let link = layer.link(rule);
+            // A quota of 0 is a switch.
+            if link.is_some_and(|(linked, _)| linked == charged.policy) || policy.quota().limit() == 0 {
+                continue;
+            }
+            // A cost above the quota may be meant for its meter.
+            let meter = link.filter(|(_, role)| *role == LinkedRole::Meter).and_then(|(meter, _)| layer.policy(meter));
+            let most = policy.quota().capacity().max(meter.map_or(0, |meter| meter.quota().capacity()));
+            if charged.cost <= most {
+                layer.diagnostics.can_pass(rule);
+            } else if charged.is_refused() {
+                layer.diagnostics.cannot_pass(rule, policy, charged.cost);
+            }
+        }
+    }
+
     /// Compares the charges of this layer with those of outer layers, and leaves them for inner ones.
     #[cold]
     pub(super) fn look_for_double_charge<L: Limiter>(&self, layer: &Compiled<L>, extensions: &mut Extensions) {

@@ -216,6 +216,134 @@ async fn admission_is_kept_refunded_or_settled() {
     }
 }
 
+fn response(status: u16, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response
+}
+
+/// A layer around a service that answers so, and a handler that finishes its admission with the same response.
+#[tokio::test]
+async fn finished_admission_is_settled_as_by_the_layer() {
+    let rule = || rows(1_000).cost(|_: &Parts| 100);
+    let from_head = |response: &http::response::Parts| response.headers.get("x-rows")?.to_str().ok()?.parse().ok();
+    let rules: [(&str, fn(Rule) -> Rule); 5] = [
+        ("plain", |rule| rule),
+        ("charge_when", |rule| rule.charge_when(|response| response.status == 401)),
+        ("refund_when", |rule| rule.refund_when(|response| response.status.is_server_error())),
+        ("settle_by_body", Rule::settle_by_body),
+        ("all", |rule| rule.charge_when(|response| response.status == 401).settle_by_usage().settle_by_body()),
+    ];
+    let rules = rules.map(|(name, change)| (name, change(rule())));
+    let rules = rules.into_iter().chain([("settle_by_response", rule().settle_by_response(from_head))]);
+    for (name, rule) in rules {
+        for (status, is_dropped) in [(200, false), (401, false), (500, false), (302, false), (401, true), (200, true)] {
+            let answer = move || {
+                let mut answer = response(status, Body::from("seven b"));
+                answer.headers_mut().insert("x-rows", "30".parse().unwrap());
+                // What an inner layer reports is merged.
+                answer.headers_mut().insert("ratelimit", "\"inner\";r=1;t=1".parse().unwrap());
+                answer
+            };
+            let end = async |response: Response<Body>| {
+                let (head, body) = response.into_parts();
+                let body = if is_dropped { drop(body) } else { drop(body.collect().await.unwrap()) };
+                let () = body;
+                (head.status, head.headers)
+            };
+            let limiter = memory(&ManualClock::new());
+            let layer = RateLimitLayer::new(limiter.clone(), rule.clone(), key::global());
+            let service = layer.layer(service_fn(move |_: Request<Body>| async move { Ok::<_, Infallible>(answer()) }));
+            let by_layer = end(service.oneshot(Request::new(Body::empty())).await.unwrap()).await;
+            let of_layer = used(&limiter, &rows(1_000));
+
+            let limiter = memory(&ManualClock::new());
+            let layer = RateLimitLayer::new(limiter.clone(), rule.clone(), key::global());
+            let admission = layer.admit(&head(0)).await.unwrap();
+            let by_hand = end(admission.finish(answer())).await;
+            assert_eq!(by_hand, by_layer, "{name}, {status}, {is_dropped}");
+            assert_eq!(used(&limiter, &rows(1_000)), of_layer, "{name}, {status}, {is_dropped}");
+            assert_eq!(layer.check(), Ok(()), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn finished_admission_counts_usage_until_the_body_ends() {
+    let limiter = memory(&ManualClock::new());
+    let layer = RateLimitLayer::new(limiter.clone(), by_rows(1_000).settle_by_usage(), key::global());
+    let admission = layer.admit(&head(100)).await.unwrap();
+    let usage = admission.usage().unwrap().clone();
+    let response = admission.finish(response(200, Body::from("body")));
+    usage.set(7);
+    assert_eq!(used(&limiter, &rows(1_000)), 100);
+    response.into_body().collect().await.unwrap();
+    assert_eq!(used(&limiter, &rows(1_000)), 7);
+    assert!(!usage.set(8));
+    let plain = RateLimitLayer::new(memory(&ManualClock::new()), rows(5), key::global());
+    assert!(plain.admit(&head(1)).await.unwrap().usage().is_none());
+}
+
+#[tokio::test]
+async fn admission_adds_the_headers_of_the_layer() {
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), by_rows(10), key::global());
+    let mut headers = HeaderMap::new();
+    headers.insert("ratelimit", "\"rows\";r=9;t=1, \"inner\";r=1;t=1".parse().unwrap());
+    let admission = layer.admit(&head(3)).await.unwrap();
+    admission.add_headers(&mut headers);
+    assert_eq!(headers["ratelimit"], "\"rows\";r=7;t=2520, \"inner\";r=1;t=1");
+    assert_eq!(headers["ratelimit-policy"], "\"rows\";q=10;w=3600");
+    let silent = layer.headers(tower_ratelimit::Headers::none());
+    let mut headers = HeaderMap::new();
+    silent.admit(&head(3)).await.unwrap().add_headers(&mut headers);
+    assert!(headers.is_empty());
+}
+
+#[tokio::test]
+async fn layer_warns_of_handlers_that_do_not_settle() {
+    let layer = |rule: Rule| RateLimitLayer::new(memory(&ManualClock::new()), rule, key::global());
+    let warned = |layer: &RateLimitLayer<MemoryLimiter>| layer.check().err().map(|warning| warning.to_string());
+    for rule in [
+        by_rows(9).charge_when(|response| response.status == 401),
+        by_rows(9).refund_when(|response| response.status == 500),
+        by_rows(9).settle_by_response(|_| None),
+        by_rows(9).settle_by_body(),
+        by_rows(9).settle_by_usage(),
+    ] {
+        let dropped = layer(rule.clone());
+        drop(dropped.admit(&head(1)).await.unwrap());
+        let text = warned(&dropped).unwrap();
+        assert!(text.starts_with("not-settled: ") && text.contains("\"rows\"") && text.contains("finish"), "{text}");
+        // A layer whose handlers end their admissions may have clients that disconnect.
+        let ended = layer(rule);
+        ended.admit(&head(1)).await.unwrap().keep();
+        drop(ended.admit(&head(1)).await.unwrap());
+        assert_eq!(warned(&ended), None);
+    }
+    let plain = layer(by_rows(9));
+    drop(plain.admit(&head(1)).await.unwrap());
+    assert_eq!(warned(&plain), None);
+    plain.admit(&head(1)).await.unwrap().settle(3);
+    let text = warned(&plain).unwrap();
+    assert!(text.starts_with("not-settled: ") && text.contains("settle_by_usage"), "{text}");
+}
+
+/// Compiles only if `?` converts it.
+#[tokio::test]
+async fn refusal_is_a_boxed_error() {
+    async fn import(limit: &RateLimitLayer<MemoryLimiter>) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        limit.admit(&head(1)).await?.keep();
+        Ok(())
+    }
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rows(0), key::global());
+    let layer = layer.refusals(Refusals::with(|_| Response::new(Body::from("own"))));
+    let error = import(&layer).await.unwrap_err();
+    assert_eq!(error.to_string(), "the request was refused: limited");
+    let refused = error.downcast::<Refused>().unwrap();
+    assert_eq!(refused.kind(), OutcomeKind::Limited);
+    assert_eq!(refused.into_response().into_body().collect().await.unwrap().to_bytes(), "own");
+}
+
 #[tokio::test]
 async fn admission_of_a_layer_without_headers_is_refunded() {
     let limiter = memory(&ManualClock::new());

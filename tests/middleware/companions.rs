@@ -214,7 +214,11 @@ async fn meter_counts_the_whole_cost_of_a_request() {
     // A cost above the meter's capacity never passes.
     let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 1_000).overage(meter()).unwrap();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")).observer(log.clone());
-    assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Limited);
+    let service = layer.layer(tower::service_fn(answer));
+    for _ in 0..32 {
+        let request = Request::builder().header("x-user", "alice").body(Body::default()).unwrap();
+        assert_eq!(service.clone().oneshot(request).await.unwrap().status(), 429);
+    }
     assert_eq!(log.0.lock().unwrap().as_slice(), [SetupWarningKind::NeverPasses]);
 }
 

@@ -176,14 +176,25 @@ async fn later_requests_are_not_inspected() {
 #[tokio::test]
 async fn cost_that_can_never_pass_is_reported() {
     let log = Log::default();
-    let rule = named("upload", 9).cost(|request| u64::from(request.headers.contains_key("forwarded")) * 10);
-    let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).observer(log.clone());
-    serve(&layer, [request(&[], false)]).await;
-    assert_eq!(layer.check(), Ok(()));
-    serve(&layer, (0..5).map(|_| request(&["forwarded"], false))).await;
+    let rule = || named("upload", 9).cost(|request| if request.headers.contains_key("forwarded") { 10 } else { 1 });
+    let layer =
+        || RateLimitLayer::new(MemoryLimiter::new(), rule(), key::global()).and(named("all", 999), key::global());
+    let noticed = layer().observer(log.clone());
+    serve(&noticed, (0..31).map(|_| request(&["forwarded"], false))).await;
+    assert_eq!(noticed.check(), Ok(()));
+    serve(&noticed, (0..9).map(|_| request(&["forwarded"], false))).await;
     assert_eq!(log.kinds(), [SetupWarningKind::NeverPasses]);
-    let text = layer.check().unwrap_err().to_string();
+    let text = noticed.check().unwrap_err().to_string();
     assert!(text.contains("10 units") && text.contains("\"upload\"") && text.contains("no more than 9"), "{text}");
+    // A client may ask for too much. The rule lets another request pass, or could once it has room.
+    for (first, later) in [(0, 31), (9, 31), (40, 40)] {
+        let layer = layer();
+        serve(&layer, (0..first).map(|_| request(&[], false))).await;
+        serve(&layer, (0..31).map(|_| request(&["forwarded"], false))).await;
+        serve(&layer, [request(&[], false)]).await;
+        serve(&layer, (0..later).map(|_| request(&["forwarded"], false))).await;
+        assert_eq!(layer.check(), Ok(()));
+    }
     // A quota of 0 switches something off, and is no mistake.
     let off = RateLimitLayer::new(MemoryLimiter::new(), named("off", 0), key::global());
     serve(&off, [request(&[], false)]).await;
@@ -222,6 +233,12 @@ fn settled_policy_without_debt_is_reported() {
     assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::NoDebt);
     let rule = Policy::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
     assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
+    // Meters and blocks have none that could be given.
+    let hour = Duration::from_secs(3_600);
+    for quota in [Quota::meter(100, hour), Quota::block(5, hour, hour)] {
+        let rule = Policy::new("tokens", quota.unwrap()).unwrap().settle_by_usage();
+        assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
+    }
 }
 
 #[test]
@@ -418,7 +435,7 @@ fn setup_warning_without_observer_goes_to_stderr_once() {
             _ => never_passes("upload").observer(Log::default()),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(serve(&layer, (0..5).map(|_| request(&[], false))));
+        runtime.block_on(serve(&layer, (0..40).map(|_| request(&[], false))));
         assert!(layer.check().is_err());
         return;
     }

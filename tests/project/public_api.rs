@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tower::{Layer, Service, ServiceBuilder};
-use tower_ratelimit::client::{Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, PolicyAdvice};
+use tower_ratelimit::client::{
+    Advice, Obey, ObeyError, ObeyErrorKind, ObeyFuture, ObeyLayer, OwnQuotaError, OwnQuotaErrorKind, PolicyAdvice,
+};
 use tower_ratelimit::key::{self, AddressError, AddressErrorKind, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
 use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
@@ -19,13 +21,14 @@ use tower_ratelimit::{
         ReplyFuture, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
-        Access, AccessList, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch, Protocol,
-        QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal, ResetEncoding, ResetMeaning, When,
+        Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch,
+        Protocol, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind, RateLimit, Refusal, Refused, ResetEncoding,
+        ResetMeaning, When,
     },
     observe::{
         EventCounts, Explanation, HistogramSnapshot, LimitedKey, LimiterEvent, NotCharged, Observer, Outcome,
-        OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, Stats, StatsBuilder,
-        StatsSnapshot, StatusPage,
+        OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, SetupWarning, Stats,
+        StatsBuilder, StatsSnapshot, StatusPage,
     },
     quota::{Algorithm, Anchor, Oldest, PolicyError, PolicyErrorKind, QuotaError, QuotaErrorKind},
 };
@@ -49,8 +52,9 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<RateLimit<Inner, MemoryLimiter, OverflowTo<Inner>>>();
     cloned::<ObeyLayer>();
     cloned::<Obey<Inner>>();
-    error::<ObeyError>();
     value::<ObeyErrorKind>();
+    value::<OwnQuotaErrorKind>();
+    kept::<Admission>();
     cloned::<ModeSwitch>();
     cloned::<QuotaSwitch>();
     cloned::<MemoryLimiter>();
@@ -141,9 +145,24 @@ fn errors_cross_threads() {
     error::<MemoryLimiterError>();
     error::<HeadersError>();
     error::<AddressError>();
+    error::<ObeyError>();
+    error::<OwnQuotaError>();
+    error::<Refused>();
+    error::<SetupWarning>();
+    #[cfg(feature = "conformance")]
+    {
+        use tower_ratelimit::conformance::Failures;
+        error::<Failures>();
+    }
+    #[cfg(feature = "redis")]
+    {
+        use tower_ratelimit::limiter::redis::RedisError;
+        error::<RedisError>();
+    }
     #[cfg(feature = "rules")]
     {
-        error::<tower_ratelimit::rules::RulesError>();
+        use tower_ratelimit::rules::RulesError;
+        error::<RulesError>();
         cloned::<tower_ratelimit::rules::UnregisteredName>();
         value::<tower_ratelimit::rules::NameKind>();
     }
@@ -181,7 +200,7 @@ fn errors_name_their_kind_and_take_one_line() {
     is(names("x-left"), HeadersError::kind, HeadersErrorKind::Duplicate);
 }
 
-/// Fails for a new error without a kind, and for a kind without its row above.
+/// Fails for a new error without a kind, and for one that [`errors_cross_threads`] lacks.
 #[test]
 fn public_errors_have_a_kind() {
     fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -190,11 +209,19 @@ fn public_errors_have_a_kind() {
             if path.is_dir() { sources(&path, found) } else { found.push(path) }
         }
     }
+    fn assert_is_checked(name: &str) {
+        let line = format!("error::<{name}>();");
+        assert!(include_str!("public_api.rs").contains(&line), "errors_cross_threads lacks {line}");
+    }
     let (mut files, mut errors) = (Vec::new(), 0);
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
     for file in files {
         let text = std::fs::read_to_string(&file).unwrap();
-        errors += text.lines().filter(|line| *line == "kind_and_message! {").count();
+        let made = text.split("\nkind_and_message! {").skip(1).filter_map(|made| made.split_once("\n}"));
+        for name in made.filter_map(|(made, _)| made.lines().next_back()?.trim().split_once(", ")) {
+            errors += 1;
+            assert_is_checked(name.0);
+        }
         let named = text.lines().filter_map(|line| line.strip_prefix("impl ")?.split_once("Error for "));
         let named = named.filter(|(path, _)| path.is_empty() || path.ends_with("::"));
         for name in named.filter_map(|(_, name)| name.strip_suffix(" {}").or_else(|| name.strip_suffix(" {"))) {
@@ -202,6 +229,7 @@ fn public_errors_have_a_kind() {
             // A boxed limiter's error has the kind of its own error.
             let has_kind = text.contains("pub fn kind(&self) -> ") || name == "LimiterError";
             assert!(has_kind, "{name} in {} has no kind()", file.display());
+            assert_is_checked(name);
         }
     }
     assert!(errors >= 10, "{errors} errors found");

@@ -4,10 +4,11 @@ use std::hash::BuildHasher;
 
 use http::header::{CACHE_CONTROL, Entry};
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
 use super::headers::{PolicyView, Rendered, keep_one_of_each};
+use crate::limiter::Limiter;
 use crate::middleware::body::RefusalBody;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
@@ -28,15 +29,20 @@ impl Ticket {
 
     /// Adds to the service's response what the layer reports.
     pub(crate) fn finish<L, B>(&self, layer: &Compiled<L>, response: &mut Response<B>) {
-        if let Some(mut rendered) = self.render(layer) {
-            let status = response.status();
-            layer.headers.add(&mut rendered, response.headers_mut(), status);
-        }
-        if self.kind == OutcomeKind::Degraded {
-            store_only_if_allowed(response.headers_mut());
-        }
+        let status = response.status();
+        self.add_headers(layer, response.headers_mut(), status);
         if layer.settings.expose_outcome || self.kind.is_always_exposed() {
             self.expose(layer, response);
+        }
+    }
+
+    /// Adds the headers of a response to a request that passes.
+    pub(crate) fn add_headers<L>(&self, layer: &Compiled<L>, headers: &mut HeaderMap, status: StatusCode) {
+        if let Some(mut rendered) = self.render(layer) {
+            layer.headers.add(&mut rendered, headers, status);
+        }
+        if self.kind == OutcomeKind::Degraded {
+            store_only_if_allowed(headers);
         }
     }
 
@@ -65,7 +71,7 @@ impl Ticket {
 
     /// Returns the response to a request that does not pass. `into_body` converts its body.
     #[cold]
-    pub(crate) fn refuse<L, B>(
+    pub(crate) fn refuse<L: Limiter, B>(
         &self,
         layer: &Compiled<L>,
         parts: &mut Parts,
@@ -74,8 +80,8 @@ impl Ticket {
         NestedToken::spend(&mut parts.extensions, self.kind);
         let outcome = self.outcome(layer);
         self.observe(layer, parts, &outcome);
-        if outcome.is_never() {
-            layer.diagnostics.look_for_never(&layer.settings, &outcome);
+        if layer.diagnostics.looks() {
+            self.look_for_never(layer);
         }
         let seed = self.seed(layer);
         let mut response = match self.usual_headers(layer, parts, &outcome, seed) {

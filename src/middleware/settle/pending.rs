@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Buf;
-use http::Method;
+use http::{HeaderMap, Method, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use smallvec::SmallVec;
@@ -15,8 +15,10 @@ use super::nested::Copies;
 use super::usage::Usage;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
+use crate::middleware::diagnostics::Diagnostics;
 use crate::middleware::rule::OnAborted;
 use crate::middleware::ticket::Ticket;
+use crate::policy::Policy;
 use crate::sync::contained;
 
 /// The ticket of a request whose response is still to come, with its layer.
@@ -64,7 +66,7 @@ impl<L: Limiter> OpenTicket<L> {
     }
 
     /// Refunds everything. Nothing can be stated any more, and nothing is settled.
-    pub(crate) fn refund(&mut self) {
+    fn refund_all(&mut self) {
         self.close();
         self.ticket.refund(&self.layer);
     }
@@ -82,16 +84,10 @@ impl<L: Limiter> OpenTicket<L> {
         }
     }
 
-    /// Settles what is open: the response, or the handler's work, is complete.
-    pub(crate) fn complete(&mut self) {
-        self.response.is_whole = true;
-        self.end();
-    }
-
     /// Settles what is open: the response ends here, and is not complete unless all its bytes were counted.
-    pub(crate) fn end(&mut self) {
+    fn settle_rest(&mut self) {
         if self.copies.take().is_some_and(|copies| copies.are_refused()) {
-            self.refund();
+            self.refund_all();
         }
         while let Some(open) = self.open.pop() {
             let on_aborted = self.layer.settlement(open.policy).map(|found| found.on_aborted).unwrap_or_default();
@@ -120,23 +116,13 @@ impl<L: Limiter> OpenTicket<L> {
             self.ticket.settle(&self.layer, at, units, is_reported);
         }
     }
-
-    /// Counts bytes of the body that were handed to the server. `is_last` if the body says that no more will come.
-    fn count(&mut self, bytes: u64, is_last: bool) {
-        for open in &self.open {
-            if self.layer.settlement(open.policy).is_some_and(|settlement| settlement.by_body) {
-                open.usage.add(bytes);
-            }
-        }
-        self.response.count(bytes, is_last);
-    }
 }
 
 impl<L: Limiter> Drop for OpenTicket<L> {
     fn drop(&mut self) {
         // The application's observer may panic about one charge; the others are settled all the same.
         while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
-            contained(|| self.end());
+            contained(|| self.settle_rest());
         }
     }
 }
@@ -156,23 +142,108 @@ impl Progress {
     }
 }
 
-pin_project! {
-    /// The inner service's body. Its end or its drop settles what the request cost.
-    pub(crate) struct Metered<B, L: Limiter> {
-        #[pin]
-        body: B,
-        ticket: Box<OpenTicket<L>>,
+/// An [`OpenTicket`] whose limiter's type is erased.
+pub(crate) trait AnyTicket: Send + Sync {
+    /// Settles what the response's head settles, and adds to the head what the layer reports.
+    fn finish_head(&mut self, head: Response<()>) -> Response<()>;
+
+    /// Returns whether the end of the body settles something.
+    fn is_open(&self) -> bool;
+
+    /// Notes how many bytes of the body the server will ask for, if that is known.
+    fn expect(&mut self, length: Option<u64>);
+
+    /// Counts bytes of the body that were handed to the server. `is_last` if the body says that no more will come.
+    fn count(&mut self, bytes: u64, is_last: bool);
+
+    /// Settles what is open: the body ends here, and is not complete unless all its bytes were counted.
+    fn end(&mut self);
+
+    /// Settles what is open: the body, or the handler's work, is complete.
+    fn complete(&mut self);
+
+    /// Refunds everything.
+    fn refund(&mut self);
+
+    /// Adds the headers of a response that passes.
+    fn add_headers(&self, headers: &mut HeaderMap);
+
+    /// Returns the diagnostics of the layer.
+    fn diagnostics(&self) -> &Diagnostics;
+
+    /// Returns a policy whose charge is settled later, if there is one.
+    fn unsettled(&self) -> Option<&Policy>;
+}
+
+impl<L: Limiter> AnyTicket for OpenTicket<L> {
+    fn finish_head(&mut self, head: Response<()>) -> Response<()> {
+        let (parts, ()) = head.into_parts();
+        self.see_head(&parts);
+        let mut head = Response::from_parts(parts, ());
+        self.ticket.finish(&self.layer, &mut head);
+        head
+    }
+
+    fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    fn expect(&mut self, length: Option<u64>) {
+        self.response.expect(length);
+    }
+
+    fn count(&mut self, bytes: u64, is_last: bool) {
+        for open in &self.open {
+            if self.layer.settlement(open.policy).is_some_and(|settlement| settlement.by_body) {
+                open.usage.add(bytes);
+            }
+        }
+        self.response.count(bytes, is_last);
+    }
+
+    fn end(&mut self) {
+        self.settle_rest();
+    }
+
+    fn complete(&mut self) {
+        self.response.is_whole = true;
+        self.settle_rest();
+    }
+
+    fn refund(&mut self) {
+        self.refund_all();
+    }
+
+    fn add_headers(&self, headers: &mut HeaderMap) {
+        self.ticket.add_headers(&self.layer, headers, StatusCode::OK);
+    }
+
+    fn diagnostics(&self) -> &Diagnostics {
+        &self.layer.diagnostics
+    }
+
+    fn unsettled(&self) -> Option<&Policy> {
+        self.layer.policy(self.open.first()?.policy)
     }
 }
 
-impl<B: Body, L: Limiter> Metered<B, L> {
-    pub(crate) fn new(body: B, mut ticket: Box<OpenTicket<L>>) -> Self {
-        ticket.response.expect(body.size_hint().exact());
+pin_project! {
+    /// The inner service's body. Its end or its drop settles what the request cost.
+    pub(crate) struct Metered<B> {
+        #[pin]
+        body: B,
+        ticket: Box<dyn AnyTicket>,
+    }
+}
+
+impl<B: Body> Metered<B> {
+    pub(crate) fn new(body: B, mut ticket: Box<dyn AnyTicket>) -> Self {
+        ticket.expect(body.size_hint().exact());
         Self { body, ticket }
     }
 }
 
-impl<B: Body, L: Limiter> Body for Metered<B, L> {
+impl<B: Body> Body for Metered<B> {
     type Data = B::Data;
     type Error = B::Error;
 
