@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::quota::Quota;
 
-    fn layer(policies: &[(&str, u32)]) -> Vec<Policy> {
+    fn layer(policies: &[(&str, u64)]) -> Vec<Policy> {
         policies.iter().map(|(name, limit)| Policy::new(*name, Quota::per_second(*limit)).unwrap()).collect()
     }
 

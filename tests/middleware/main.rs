@@ -2,6 +2,7 @@
 //! and over Redis.
 
 mod access;
+mod accounting;
 mod admit;
 mod all_or_nothing;
 mod allocations;

@@ -227,7 +227,7 @@ impl Refusals {
     ///     error.into_response()
     /// });
     /// # let list = AccessList::new();
-    /// # list.set_key("denied".as_bytes(), Access::Deny);
+    /// # list.set_key("denied", Access::Deny);
     /// # let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1), key::header("x-api-key"));
     /// # let layer = layer.access(&list, key::header("x-api-key")).refusals(refusals);
     /// # let app: axum::Router = axum::Router::new().route("/", axum::routing::get(|| async {})).layer(layer);

@@ -401,12 +401,12 @@ proptest! {
 
     #[test]
     fn details_decode_to_what_was_meant(
-        rules in proptest::collection::vec((any_name(), 1_u32..1_000_000), 0..20),
+        rules in proptest::collection::vec((any_name(), 1_u64..1_000_000), 0..20),
         seconds in 0_u64..1 << 40,
         nanos in 0_u32..1_000_000_000,
     ) {
         let wait = Duration::new(seconds, nanos);
-        let status = |(name, limit): &(String, u32)| {
+        let status = |(name, limit): &(String, u64)| {
             (Policy::new(name.clone(), Quota::per_second(*limit)).unwrap(), ChargeDecision::denied(1, 0, Some(wait)))
         };
         let outcome = outcome(OutcomeKind::Limited, rules.iter().map(status).collect());
