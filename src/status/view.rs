@@ -24,9 +24,12 @@ pub(super) struct View {
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
     pub(super) switches: Vec<(String, Mode)>,
-    /// The request that was described, and for each layer the explanation, or what is wrong with the form.
-    pub(super) explained: Option<(ExplainForm, Result<Vec<(String, Explanation)>, String>)>,
+    /// The request that was described, and what is said about it.
+    pub(super) explained: Option<(ExplainForm, Explained)>,
 }
+
+/// For each layer the explanation of a described request, or what is wrong with the description.
+pub(super) type Explained = Result<Vec<(String, Explanation)>, String>;
 
 pub(super) struct LayerView {
     pub(super) title: String,

@@ -147,7 +147,7 @@ fn policy_with_two_quotas_admits_no_more_than_the_larger() {
 fn flood_of_fresh_keys_never_hangs_nor_frees_a_throttled_key() {
     for quota in quotas() {
         let limiter = limiter(1_500);
-        let (a, b) = (policy("a", quota), policy("b", Quota::per_hour(LIMIT as u32)));
+        let (a, b) = (policy("a", quota), policy("b", Quota::per_hour(LIMIT)));
         let throttled: Vec<Key> = (0..20).map(|n| key(1_000_000 + n)).collect();
         for key in &throttled {
             assert!(limiter.take_one(&a, key, LIMIT).is_allowed());
@@ -203,7 +203,7 @@ fn churn_with_refunds_never_charges_another_key() {
     // Nearly as many keys as slots: a slot changes its key within microseconds, and often gets the
     // very state that a thread has read before.
     const KEYS: u64 = 225;
-    for quota in [Quota::per_hour(LIMIT as u32), Quota::fixed_window(LIMIT, HOUR).expect("the quota is possible")] {
+    for quota in [Quota::per_hour(LIMIT), Quota::fixed_window(LIMIT, HOUR).expect("the quota is possible")] {
         let limiter = limiter(1_000);
         let policy = policy("a", quota);
         on_threads(8, |thread| {
@@ -223,9 +223,8 @@ fn churn_with_refunds_never_charges_another_key() {
 fn snapshot_has_every_state_that_lives_throughout_it() {
     let clock = ManualClock::new();
     let limiter = limiter(1_000);
-    let policy = policy("a", Quota::per_hour(LIMIT as u32));
-    let (small, large) =
-        (Quota::per_hour(LIMIT as u32), Quota::sliding_log(LIMIT, HOUR).expect("the quota is possible"));
+    let policy = policy("a", Quota::per_hour(LIMIT));
+    let (small, large) = (Quota::per_hour(LIMIT), Quota::sliding_log(LIMIT, HOUR).expect("the quota is possible"));
     let [small, large] = [small, large].map(|quota| Policy::new("moves", quota).expect("a name"));
     for n in 0..200 {
         assert!(limiter.take_one(&policy, &key(n), LIMIT).is_allowed());

@@ -48,8 +48,12 @@ const DRAINS_MAX: u64 = 8;
 /// The queue of the delay. Its requests do nothing but wait and pass.
 const QUEUE: u64 = 6;
 
-fn quota(algorithm: usize, capacity: u64) -> Quota {
-    let made: [fn(u64, Duration) -> Result<Quota, QuotaError>; 7] = [
+type Constructor = fn(u64, Duration) -> Result<Quota, QuotaError>;
+
+/// Returns the quota of a rule. Only a rule that can cost more than it charged has a debt of its own: the quota of
+/// another one has room for the largest quota that it was switched to, and no more.
+fn quota(terms: &Terms, capacity: u64) -> Quota {
+    let made: [Constructor; 7] = [
         Quota::token_bucket,
         Quota::step_bucket,
         Quota::leaky_bucket,
@@ -58,7 +62,8 @@ fn quota(algorithm: usize, capacity: u64) -> Quota {
         Quota::sliding_log,
         |limit, period| Quota::gcra(limit, period)?.burst(limit),
     ];
-    made[algorithm](capacity, PERIOD).unwrap().max_debt(DEBT).unwrap()
+    let quota = made[terms.algorithm](capacity, PERIOD).unwrap();
+    if terms.is_reserved() { quota.max_debt(DEBT).unwrap() } else { quota }
 }
 
 // What is drawn.
@@ -136,7 +141,7 @@ fn script() -> impl Strategy<Value = Script> {
         1 => Just(Fate::BodyFails),
     ];
     let status = prop_oneof![Just(200_u16), Just(401), Just(500)];
-    let costs = proptest::array::uniform4(0..7_u64);
+    let costs = proptest::array::uniform4(0..12_u64);
     (costs, status, (units(), units(), units()), any::<[bool; 2]>(), 0..8_u8, 0..8_u8, fate).prop_map(
         |(costs, status, (early, in_head, late), [leaves, also], first, second, fate)| Script {
             costs,
@@ -154,11 +159,11 @@ fn script() -> impl Strategy<Value = Script> {
 fn step() -> impl Strategy<Value = Step> {
     let mode = prop_oneof![Just(Mode::Enforce), Just(Mode::Degrade), Just(Mode::Shadow)];
     prop_oneof![
-        6 => script().prop_map(Step::Begin),
-        12 => (0..9_usize).prop_map(Step::Go),
-        2 => (0..9_usize).prop_map(Step::Leave),
-        1 => (0..4_usize, mode).prop_map(|(rule, mode)| Step::Mode(rule, mode)),
-        1 => (0..4_usize, 0..3_usize).prop_map(|(rule, capacity)| Step::Switch(rule, capacity)),
+        16 => script().prop_map(Step::Begin),
+        20 => (0..9_usize).prop_map(Step::Go),
+        4 => (0..9_usize).prop_map(Step::Leave),
+        3 => (0..4_usize, mode).prop_map(|(rule, mode)| Step::Mode(rule, mode)),
+        6 => (0..4_usize, 0..3_usize).prop_map(|(rule, capacity)| Step::Switch(rule, capacity)),
         1 => Just(Step::Drain),
     ]
 }
@@ -399,7 +404,7 @@ impl World {
         let (clock, timer) = (ManualClock::new(), Departures::default());
         let limiter = memory(&clock);
         let capacities: Vec<u64> = terms.iter().map(|terms| CAPACITIES[terms.capacity]).collect();
-        let quotas = terms.iter().zip(&capacities).map(|(terms, capacity)| quota(terms.algorithm, *capacity));
+        let quotas = terms.iter().zip(&capacities).map(|(terms, capacity)| quota(terms, *capacity));
         let quotas: Vec<QuotaSwitch> = quotas.map(QuotaSwitch::new).collect();
         let modes: Vec<ModeSwitch> = terms.iter().map(|_| ModeSwitch::new(Mode::Enforce)).collect();
         let rule = |at: usize| terms[at].rule(NAMES[at], at, &quotas[at], &modes[at]);
@@ -446,7 +451,7 @@ impl World {
             }
             Step::Switch(rule, capacity) => {
                 let capacity = CAPACITIES[capacity];
-                self.quotas[rule].set(quota(self.account.terms[rule].algorithm, capacity)).unwrap();
+                self.quotas[rule].set(quota(&self.account.terms[rule], capacity)).unwrap();
                 self.account.capacities[rule] = capacity;
             }
             Step::Drain if self.account.drains == DRAINS_MAX => {}
@@ -574,7 +579,7 @@ impl World {
     /// Returns what is used of each quota, as the limiter knows it.
     fn used(&self) -> [u64; 4] {
         [0, 1, 2, 3].map(|at| {
-            let probe = Policy::new(NAMES[at], quota(self.account.terms[at].algorithm, PROBE)).unwrap();
+            let probe = Policy::new(NAMES[at], quota(&self.account.terms[at], PROBE)).unwrap();
             PROBE - self.limiter.peek_one(&probe, &Key::global(), 0).remaining()
         })
     }
@@ -588,7 +593,7 @@ proptest! {
         terms in proptest::collection::vec(terms(), 4),
         refunds_nested in any::<bool>(),
         has_queue in any::<bool>(),
-        steps in proptest::collection::vec(step(), 1..80),
+        steps in proptest::collection::vec(step(), 1..120),
     ) {
         let mut world = World::new(terms, refunds_nested, has_queue);
         for (at, step) in steps.iter().enumerate() {

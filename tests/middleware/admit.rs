@@ -227,7 +227,8 @@ fn response(status: u16, body: Body) -> Response<Body> {
 async fn finished_admission_is_settled_as_by_the_layer() {
     let rule = || rows(1_000).cost(|_: &Parts| 100);
     let from_head = |response: &http::response::Parts| response.headers.get("x-rows")?.to_str().ok()?.parse().ok();
-    let rules: [(&str, fn(Rule) -> Rule); 5] = [
+    type Change = fn(Rule) -> Rule;
+    let rules: [(&str, Change); 5] = [
         ("plain", |rule| rule),
         ("charge_when", |rule| rule.charge_when(|response| response.status == 401)),
         ("refund_when", |rule| rule.refund_when(|response| response.status.is_server_error())),
@@ -247,8 +248,9 @@ async fn finished_admission_is_settled_as_by_the_layer() {
             };
             let end = async |response: Response<Body>| {
                 let (head, body) = response.into_parts();
-                let body = if is_dropped { drop(body) } else { drop(body.collect().await.unwrap()) };
-                let () = body;
+                if !is_dropped {
+                    body.collect().await.unwrap();
+                }
                 (head.status, head.headers)
             };
             let limiter = memory(&ManualClock::new());
