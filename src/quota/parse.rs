@@ -55,7 +55,7 @@ impl fmt::Display for Quota {
             write!(f, ", times {} up to {longest} within {memory}", lasting.factor)?;
         }
         if spec.debt_is_chosen {
-            write!(f, ", debt {}", spec.debt)?;
+            write!(f, ", debt up to {}", spec.debt)?;
         }
         if spec.anchor == Anchor::FirstRequest {
             f.write_str(", from the first request")?;
@@ -101,10 +101,10 @@ impl FromStr for Quota {
     /// [`Display`](fmt::Display) prints.
     ///
     /// The limit and the period come first, then in any order: an algorithm (`token bucket` if none
-    /// is named), `burst N`, `queue N`, `delay after N`, `debt N`, `from the first request`,
+    /// is named), `burst N`, `queue N`, `delay after N`, `debt up to N`, `from the first request`,
     /// `N buckets`, `oldest weighted|dropped|counted`, `counting denied`, `in proportion`, and for
-    /// a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter.
-    /// Numbers may contain `_`.
+    /// a block `for TIME` and `times N up to TIME within TIME`. Case and commas do not matter, and
+    /// `up to` may be left out of a debt. Numbers may contain `_`.
     fn from_str(text: &str) -> Result<Self, QuotaError> {
         let lower = text.to_ascii_lowercase().replace('/', " per ").replace([',', ';'], " ");
         Reader { text, words: lower.split_whitespace().collect(), at: 0 }.quota()
@@ -155,6 +155,9 @@ impl<'a> Reader<'a> {
         };
         for (option, set) in NUMBERS {
             if self.find(option) {
+                if option == "debt" {
+                    self.skip("up to");
+                }
                 quota = set(quota, self.number(&format!("the number after `{option}`"))?)?;
             }
         }
@@ -196,6 +199,16 @@ impl<'a> Reader<'a> {
             self.words[at..self.at].fill("");
         }
         found.is_some()
+    }
+
+    /// Reads a phrase if it is next.
+    fn skip(&mut self, phrase: &str) {
+        let words: Vec<&str> = phrase.split(' ').collect();
+        let end = self.at + words.len();
+        if let Some(next) = self.words.get_mut(self.at..end).filter(|next| **next == *words) {
+            next.fill("");
+            self.at = end;
+        }
     }
 
     fn period(&mut self) -> Result<Duration, QuotaError> {

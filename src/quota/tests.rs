@@ -267,7 +267,8 @@ fn a_debt_that_was_chosen_stays_whatever_the_burst_becomes() {
     assert_eq!(default.spec().debt, 10, "by default as much as the capacity");
     assert_eq!("5/s debt 5 burst 10".parse(), Ok(chosen));
     assert_eq!("5/s burst 10 debt 5".parse(), Ok(chosen));
-    assert_eq!(chosen.to_string(), "5 per second, burst 10, debt 5, token bucket");
+    assert_eq!("5/s, debt up to 5, burst 10".parse(), Ok(chosen));
+    assert_eq!(chosen.to_string(), "5 per second, burst 10, debt up to 5, token bucket");
 }
 
 #[test]
