@@ -102,8 +102,10 @@ pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 /// Returns an extractor of the request's host, in lower case, without a port and a dot at its end.
 /// It is taken from the URI (HTTP/2), otherwise from the `Host` header.
 ///
-/// The key is missing if neither has a host. Requests with several `Host` headers share one key. A
-/// client can send any host, so check it against those that you serve, or limit by address as well.
+/// The key is missing if neither has a host. Requests with several `Host` headers share one key, and
+/// so do those whose URI and `Host` header have different hosts, because the service may read the
+/// other one. A client can send any host, so check it against those that you serve, or limit by
+/// address as well.
 pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
     |parts| match host_of(parts) {
         Ok(host) => text_or_bytes(&host),
@@ -113,11 +115,17 @@ pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static 
 
 /// Returns the request's host as [`host`] does, or, if it has none, the key of such requests.
 pub(crate) fn host_of(parts: &Parts) -> Result<Cow<'_, [u8]>, Option<Key>> {
-    let host = match parts.uri.host() {
-        Some(host) => host.as_bytes(),
-        None => without_port(only(&parts.headers, &HOST)?.as_bytes().trim_ascii()),
+    let header = only(&parts.headers, &HOST).map(|value| named(without_port(value.as_bytes().trim_ascii())));
+    let host = match (parts.uri.host(), header) {
+        (None, header) => header?,
+        (Some(host), Err(None)) => named(host.as_bytes()),
+        (Some(_), Err(several)) => return Err(several),
+        (Some(host), Ok(header)) => match named(host.as_bytes()) {
+            host if host.eq_ignore_ascii_case(header) => host,
+            _ => return Err(Some(Key::ambiguous())),
+        },
     };
-    match host.strip_suffix(b".").unwrap_or(host) {
+    match host {
         [] => Err(None),
         host if host.iter().any(u8::is_ascii_uppercase) => Ok(host.to_ascii_lowercase().into()),
         host => Ok(host.into()),
@@ -193,6 +201,11 @@ fn text_or_bytes(bytes: &[u8]) -> Option<Key> {
         Ok(text) => text.into_key(),
         Err(_) => bytes.into_key(),
     }
+}
+
+/// Returns a host without the dot at its end.
+fn named(host: &[u8]) -> &[u8] {
+    host.strip_suffix(b".").unwrap_or(host)
 }
 
 fn without_port(host: &[u8]) -> &[u8] {
@@ -303,11 +316,28 @@ mod tests {
         }
         assert!(host()(&parts(&[("host", b"caf\xe9")])).is_some());
         assert_eq!(host()(&parts(&[])), None);
-        let mut from_uri = parts(&[("host", b"other")]);
+        let mut from_uri = parts(&[]);
         from_uri.uri = http::Uri::from_static("https://Example.com:1/x");
         assert_eq!(host()(&from_uri), Key::of("example.com"));
         assert_eq!(method()(&from_uri), Key::of("GET"));
         assert_eq!(Method::GET.into_key(), Key::of("GET"));
+    }
+
+    /// The service may read the other one. `tests/middleware/spoofing.rs` sends them over TCP.
+    #[test]
+    fn hosts_that_contradict_share_one_key() {
+        for (fields, expected) in [
+            (&[][..], Key::of("a.example")),
+            (&[("host", &b"A.example.:80"[..])], Key::of("a.example")),
+            (&[("host", b"b.example")], Some(Key::ambiguous())),
+            (&[("host", b"")], Some(Key::ambiguous())),
+            (&[("host", b"a.example:x")], Some(Key::ambiguous())),
+            (&[("host", b"a.example"), ("host", b"a.example")], Some(Key::ambiguous())),
+        ] {
+            let mut both = parts(fields);
+            both.uri = http::Uri::from_static("http://a.example:1/x");
+            assert_eq!(host()(&both), expected, "{fields:?}");
+        }
     }
 
     #[test]

@@ -1,13 +1,21 @@
 //! No header makes a client appear as another client.
 
-use std::net::IpAddr;
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
 
+use axum::body::Body;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::service::TowerToHyperService;
 use proptest::prelude::*;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower::{Layer, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
+use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{
-    Key,
+    Key, MemoryLimiter,
     middleware::{Access, AccessList},
 };
 
@@ -158,4 +166,70 @@ fn forwarding_header_of_any_length_changes_nothing() {
             }
         }
     }
+}
+
+/// Serves HTTP/1 and HTTP/2. Each request is counted for its host, and `closed.example` is closed.
+async fn serve_hosts() -> SocketAddr {
+    let rules = "rules:
+- {name: closed, quota: 0 per hour, key: global, match: {host: closed.example}}
+- {name: host, quota: 1 per hour, key: host}
+";
+    let layer = Rules::from_text(rules).unwrap().layer(MemoryLimiter::new()).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    // The service shows that both hosts arrive.
+    let both = |request: Request<hyper::body::Incoming>| async move {
+        let header = request.headers().get("host").map_or("none", |host| host.to_str().unwrap());
+        let hosts = format!("{} {header}", request.uri().host().unwrap_or("none"));
+        Ok::<_, Infallible>(Response::builder().header("hosts", hosts).body(Body::empty()).unwrap())
+    };
+    let service = layer.layer(service_fn(both));
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let service = TowerToHyperService::new(service.clone());
+            let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+            tokio::spawn(async move { server.serve_connection(TokioIo::new(stream), service).await.map_err(drop) });
+        }
+    });
+    address
+}
+
+/// Sends a request over HTTP/1. Returns the status and the hosts that the service saw.
+async fn over_http1(address: SocketAddr, target: &str, host: &str) -> (u16, String) {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let head = format!("GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let hosts = answer.lines().find_map(|line| line.strip_prefix("hosts: ")).unwrap_or_default();
+    (status, hosts.to_owned())
+}
+
+/// Sends a request over HTTP/2, with a `host` header beside `:authority`.
+async fn over_http2(address: SocketAddr, authority: &str, host: &str) -> (u16, String) {
+    let stream = TokioIo::new(TcpStream::connect(address).await.unwrap());
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(TokioExecutor::new(), stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::get(format!("http://{authority}/")).header("host", host).body(Body::empty()).unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    let hosts = response.headers().get("hosts").map_or("", |hosts| hosts.to_str().unwrap());
+    (response.status().as_u16(), hosts.to_owned())
+}
+
+#[tokio::test]
+async fn contradicting_hosts_escape_no_rule() {
+    let refused = (429, String::new());
+    let address = serve_hosts().await;
+    assert_eq!(over_http1(address, "http://closed.example/", "a.example").await, refused);
+    assert_eq!(over_http1(address, "http://a.example/", "closed.example").await, refused);
+    assert_eq!(over_http2(address, "closed.example", "a.example").await, refused);
+    assert_eq!(over_http2(address, "a.example", "closed.example").await, refused);
+    // They match every `host`, so also the closed one.
+    assert_eq!(over_http1(address, "http://a.example/", "b.example").await, refused);
+    // Hosts that agree are one host.
+    assert_eq!(over_http1(address, "http://a.example/", "A.example:80").await, (200, "a.example A.example:80".into()));
+    assert_eq!(over_http2(address, "b.example:80", "b.example").await, (200, "b.example b.example".into()));
+    assert_eq!(over_http1(address, "/", "a.example").await, refused, "its allowance is used up");
+    assert_eq!(over_http1(address, "/", "c.example").await, (200, "none c.example".into()));
 }
