@@ -4,6 +4,7 @@
 //! * `read` reads the tree as rules.
 //! * `spec` is what the file says, as plain data.
 //! * `problem` collects what is wrong with it.
+//! * `pattern` compares texts with patterns.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
@@ -16,6 +17,7 @@ mod descriptors;
 mod document;
 mod handle;
 mod names;
+mod pattern;
 pub(crate) mod problem;
 pub(crate) mod read;
 pub(crate) mod spec;

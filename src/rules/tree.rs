@@ -10,6 +10,7 @@ use http::request::Parts;
 use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, utf8_percent_encode};
 use smallvec::SmallVec;
 
+use super::pattern::Pattern;
 use super::spec::DescriptorSpec;
 use crate::key::{IntoKey, Key};
 use crate::middleware::rule::Read;
@@ -173,36 +174,6 @@ impl FindRules for Tree {
     }
 }
 
-/// A text in which each `*` stands for any characters, also for none. It has at least one `*`.
-struct Pattern {
-    begin: Box<str>,
-    /// The texts between two `*`, in this order.
-    middle: Vec<Box<str>>,
-    end: Box<str>,
-}
-
-impl Pattern {
-    fn new(text: &str) -> Self {
-        let (begin, rest) = text.split_once('*').unwrap_or((text, ""));
-        let (middle, end) = rest.rsplit_once('*').unwrap_or(("", rest));
-        let middle = middle.split('*').filter(|part| !part.is_empty()).map(Into::into).collect();
-        Self { begin: begin.into(), middle, end: end.into() }
-    }
-
-    /// Returns whether a text matches, in time that is linear in its length.
-    fn matches(&self, text: &str) -> bool {
-        let rest = text.strip_prefix(&*self.begin).and_then(|rest| rest.strip_suffix(&*self.end));
-        let Some(mut rest) = rest else { return false };
-        self.middle.iter().all(|part| match rest.split_once(&**part) {
-            Some((_, after)) => {
-                rest = after;
-                true
-            }
-            None => false,
-        })
-    }
-}
-
 /// The characters that are encoded in the parts of a policy's name: separators, and those that a header would escape.
 const ENCODED: &AsciiSet = &CONTROLS.add(b'%').add(b'=').add(b',').add(b':').add(b' ').add(b'"').add(b'\\');
 
@@ -228,26 +199,4 @@ pub(super) fn policy_name(domain: &str, path: &[&DescriptorSpec]) -> String {
 pub(super) fn override_policy(domain: &str, quota: Quota) -> Option<Policy> {
     // No key of the file is empty, so no limit of the file has this name.
     Policy::new(shortened(format!("{}::override", encoded(domain)), NAME_MAX), quota).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pattern_stands_for_any_characters() {
-        for (pattern, yes, no) in [
-            ("*", &["", "a", "é"][..], &[][..]),
-            ("foo*", &["foo", "foo1", "foo*"], &["", "fo", "bar"]),
-            ("/api*v1", &["/apiv1", "/api/x/v1"], &["/api", "/api/v2", "/av1"]),
-            ("svc*ep*rpc", &["svceprpc", "svc-1-ep-2-rpc", "svcepeprpc"], &["svcrpc", "svceprp", "svcrpcep"]),
-            ("a*a", &["aa", "aba"], &["a"]),
-            ("a**b", &["ab", "axb"], &["a"]),
-            ("*bot*", &["bot", "a bot b"], &["bo"]),
-        ] {
-            let pattern = Pattern::new(pattern);
-            yes.iter().for_each(|text| assert!(pattern.matches(text), "{text}"));
-            no.iter().for_each(|text| assert!(!pattern.matches(text), "{text}"));
-        }
-    }
 }

@@ -9,10 +9,9 @@ use super::super::document::{Node, Value};
 use super::super::problem::{NameKind, Place, Quoted, RulesErrorKind, similar};
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
 use super::path;
-use super::value::Reader;
+pub(in crate::rules) use super::value::MATCH;
+use super::value::{PATTERNS_MAX, Reader};
 use crate::key::parse_network;
-
-pub(in crate::rules) const MATCH: &[&str] = &["method", "path", "host", "header", "client", "user-agent", "action"];
 
 /// The most headers that a rule compares.
 const HEADERS_MAX: usize = 32;
@@ -41,7 +40,7 @@ impl Reader<'_, '_, '_> {
         let client = self.any_of(&fields, "client", Self::network);
         let user_agent = self.any_of(&fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
         let action = self.any_of(&fields, "action", |reader, node| {
-            let name = reader.text(node, "action")?;
+            let name = reader.short_text(node, "`action`")?;
             reader.action(name, node.place)
         });
         Some(MatchSpec {
@@ -129,6 +128,15 @@ impl Reader<'_, '_, '_> {
         if text.is_empty() || text.trim() != text || text.contains(|c: char| c.is_control()) {
             let message = format!("`{field}` must be text without spaces around it, in which `*` stands for anything");
             return self.refuse(RulesErrorKind::Value, node.place, message);
+        }
+        if text.contains('*') {
+            self.patterns += 1;
+            if self.patterns == PATTERNS_MAX + 1 {
+                let message = format!(
+                    "the file has more than {PATTERNS_MAX} patterns with `*`: a request would be compared with each"
+                );
+                self.problems.add(RulesErrorKind::TooLarge, node.place, message);
+            }
         }
         Some(Wildcard(text.into()))
     }

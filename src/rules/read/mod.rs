@@ -37,7 +37,8 @@ pub(crate) fn read<T>(
         Err(problems) => return Err(problems.into_error()),
     };
     let mut problems = Problems::new(text);
-    let file = parse(text, &mut problems).map(|root| Reader { problems: &mut problems, names }.file(&root));
+    let file =
+        parse(text, &mut problems).map(|root| Reader { problems: &mut problems, names, patterns: 0 }.file(&root));
     let built = match file {
         Some(file) if problems.is_empty() => Some(build(file, &mut problems)),
         _ => None,

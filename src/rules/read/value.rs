@@ -6,6 +6,15 @@ use super::super::problem::{NameKind, Place, Problems, Quoted, RulesErrorKind, l
 /// The most rules of a file.
 pub(super) const RULES_MAX: usize = 10_000;
 
+/// The most patterns with `*` of a file's hosts, headers and user agents. A request may be compared with all of them.
+pub(super) const PATTERNS_MAX: usize = 10_000;
+
+/// The longest name of a key or an action, in bytes.
+const NAME_BYTES_MAX: usize = 1_000;
+
+/// The fields of `match`.
+pub(in crate::rules) const MATCH: &[&str] = &["method", "path", "host", "header", "client", "user-agent", "action"];
+
 /// The names that the program registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Names<'a> {
@@ -37,6 +46,8 @@ impl<'n, 'a> Fields<'n, 'a> {
 pub(super) struct Reader<'p, 't, 'n> {
     pub(super) problems: &'p mut Problems<'t>,
     pub(super) names: Names<'n>,
+    /// The number of patterns so far.
+    pub(super) patterns: usize,
 }
 
 /// A method that returns `None` has added a problem.
@@ -150,6 +161,16 @@ impl Reader<'_, '_, '_> {
             }
             _ => self.wrong_type(node, what, "text"),
         }
+    }
+
+    /// Reads the text of a name, which messages repeat in full.
+    pub(super) fn short_text<'n>(&mut self, node: &'n Node<'_>, what: &str) -> Option<&'n str> {
+        let text = self.text_of(node, what)?;
+        if text.len() > NAME_BYTES_MAX {
+            let message = format!("{what} has {} bytes; the most is {NAME_BYTES_MAX}", text.len());
+            return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+        }
+        Some(text)
     }
 
     pub(super) fn number(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<u64> {

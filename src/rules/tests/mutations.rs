@@ -315,6 +315,19 @@ fn files_beyond_the_bounds_are_refused() {
     };
     assert!(spec(&nested(10_000)).unwrap().domain.is_some());
     assert!(spec(&nested(10_001)).unwrap_err().to_string().contains("10001 descriptors; the most is 10000"));
+    for (name, is_right) in [("n".repeat(1_000), true), ("n".repeat(1_001), false)] {
+        let known = Names { are_all: false, ..Names::default() };
+        let read =
+            |rest: &str| read_any(format!("rules: [{{name: a, quota: 5/s, {rest}}}]").as_bytes(), known, |_, _| ());
+        assert_eq!(read(&format!("key: {name}")).is_ok(), is_right);
+        assert_eq!(read(&format!("key: path, match: {{action: {name}}}")).is_ok(), is_right);
+    }
+    let patterns = |count: usize| {
+        let agents: String = (0..count).map(|n| format!("'*{n}*', ")).collect();
+        spec(&format!("rules: [{{name: n, quota: 5/s, key: path, match: {{user-agent: [{agents}x], host: '*'}}}}]"))
+    };
+    assert!(patterns(9_999).is_ok());
+    assert!(patterns(10_000).unwrap_err().to_string().contains("more than 10000 patterns with `*`"));
     let long = |bytes: usize| spec(&format!("domain: a\ndescriptors: [{{key: k, value: {}}}]", "v".repeat(bytes)));
     assert!(long(1_000).is_ok());
     assert_eq!(long(1_001).unwrap_err().kind(), RulesErrorKind::TooLarge);

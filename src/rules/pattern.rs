@@ -1,0 +1,151 @@
+//! Texts in which `*` stands for any characters.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+/// A text in which each `*` stands for any characters, also for none. It has at least one `*`.
+pub(super) struct Pattern {
+    begin: Box<str>,
+    /// The texts between two `*`, in this order.
+    middle: Vec<Box<str>>,
+    end: Box<str>,
+    /// The bytes of all texts: a shorter text cannot match.
+    shortest: usize,
+}
+
+impl Pattern {
+    pub(super) fn new(text: &str) -> Self {
+        let (begin, rest) = text.split_once('*').unwrap_or((text, ""));
+        let (middle, end) = rest.rsplit_once('*').unwrap_or(("", rest));
+        let middle = middle.split('*').filter(|part| !part.is_empty()).map(Into::into).collect();
+        let shortest = text.len() - text.matches('*').count();
+        Self { begin: begin.into(), middle, end: end.into(), shortest }
+    }
+
+    /// Returns whether a text matches, in time that is linear in its length.
+    pub(super) fn matches(&self, text: &str) -> bool {
+        if text.len() < self.shortest {
+            return false;
+        }
+        let rest = text.strip_prefix(&*self.begin).and_then(|rest| rest.strip_suffix(&*self.end));
+        let Some(mut rest) = rest else { return false };
+        self.middle.iter().all(|part| match rest.split_once(&**part) {
+            Some((_, after)) => {
+                rest = after;
+                true
+            }
+            None => false,
+        })
+    }
+}
+
+/// The longest text that is compared with patterns, in bytes.
+const COMPARED_MAX: usize = 1_000;
+
+/// Texts and patterns of which one must match the bytes of a header.
+pub(super) struct AnyOf {
+    exact: HashSet<Box<str>>,
+    patterns: Vec<Pattern>,
+    ignores_case: bool,
+}
+
+impl AnyOf {
+    pub(super) fn new<'t>(texts: impl IntoIterator<Item = &'t str>, ignores_case: bool) -> Self {
+        let mut any = Self { exact: HashSet::new(), patterns: Vec::new(), ignores_case };
+        for text in texts {
+            let text = any.characters(text.as_bytes());
+            if text.contains('*') {
+                any.patterns.push(Pattern::new(&text));
+            } else {
+                any.exact.insert(text.into());
+            }
+        }
+        any
+    }
+
+    /// Returns whether one of them matches. The time is linear in the length of the text, for each pattern.
+    pub(super) fn matches(&self, text: &[u8]) -> bool {
+        // A longer text matches, so no client escapes a rule or makes the comparison slow.
+        if text.len() > COMPARED_MAX {
+            return true;
+        }
+        let text = self.characters(text);
+        self.exact.contains(&*text) || self.patterns.iter().any(|pattern| pattern.matches(&text))
+    }
+
+    /// Returns bytes as a text that has one character for each byte, in lower case if case does not matter.
+    fn characters<'b>(&self, bytes: &'b [u8]) -> Cow<'b, str> {
+        let is_upper = self.ignores_case && bytes.iter().any(u8::is_ascii_uppercase);
+        match std::str::from_utf8(bytes) {
+            Ok(text) if text.is_ascii() && !is_upper => Cow::Borrowed(text),
+            Ok(text) if text.is_ascii() => Cow::Owned(text.to_ascii_lowercase()),
+            _ => {
+                let byte = |byte: &u8| if is_upper { byte.to_ascii_lowercase() } else { *byte };
+                bytes.iter().map(|one| char::from(byte(one))).collect()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATTERNS: &[(&str, &[&str], &[&str])] = &[
+        ("*", &["", "a", "é", "a*b"], &[]),
+        ("foo*", &["foo", "foo1", "foo*"], &["", "fo", "bar"]),
+        ("/api*v1", &["/apiv1", "/api/x/v1"], &["/api", "/api/v2", "/av1"]),
+        ("svc*ep*rpc", &["svceprpc", "svc-1-ep-2-rpc", "svcepeprpc"], &["svcrpc", "svceprp", "svcrpcep"]),
+        ("a*a", &["aa", "aba"], &["a"]),
+        ("a**b", &["ab", "axb"], &["a"]),
+        ("*bot*", &["bot", "a bot b"], &["bo"]),
+        ("*.example.com", &["a.example.com", ".example.com"], &["example.com", "a.example.com.b"]),
+        ("a*b*c", &["abc", "aXbYc", "abbcc", "abcbc"], &["ab", "acb", "abcd"]),
+        ("*é*", &["é", "café au lait"], &["e", "caf\u{e8}"]),
+    ];
+
+    #[test]
+    fn pattern_stands_for_any_characters() {
+        for (text, yes, no) in PATTERNS {
+            let (pattern, any) = (Pattern::new(text), AnyOf::new([*text], false));
+            let both = |text: &str| (pattern.matches(text), any.matches(text.as_bytes()));
+            yes.iter().for_each(|text| assert_eq!(both(text), (true, true), "{text}"));
+            no.iter().for_each(|text| assert_eq!(both(text), (false, false), "{text}"));
+        }
+    }
+
+    #[test]
+    fn any_bytes_are_compared() {
+        let any = AnyOf::new(["a", "*Bot*", "café"], true);
+        for text in [&b"A"[..], b"GoogleBOT/2", b"\xffbot\xfe", "CAFé".as_bytes()] {
+            assert!(any.matches(text), "{text:?}");
+        }
+        for text in [&b""[..], b"aa", b"*", b"\xff", b"caf\xe9"] {
+            assert!(!any.matches(text), "{text:?}");
+        }
+        let long = [b'x'; COMPARED_MAX + 1];
+        assert!(any.matches(&long) && !any.matches(&long[1..]), "a longer text matches");
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn comparing_takes_time_that_is_linear_in_the_text() {
+        use super::super::tests::running_time;
+        for pattern in
+            [|half: usize| format!("*{}b*", "a".repeat(half)), |half: usize| format!("{}b*", "*a".repeat(half))]
+        {
+            // The nanoseconds of a thousand comparisons, measured over many ticks of the scheduler.
+            let of = |length: usize| {
+                let (any, text) = (AnyOf::new([&*pattern(length / 2)], true), "a".repeat(length));
+                let (began, mut thousands) = (running_time(), 0);
+                while running_time() - began < 200_000_000 {
+                    (0..1_000).for_each(|_| assert!(!any.matches(std::hint::black_box(text.as_bytes()))));
+                    thousands += 1;
+                }
+                (running_time() - began) / thousands
+            };
+            let (short, long) = (of(100), of(1_000));
+            assert!(long < 30 * short, "{} takes {short} ns, and {long} ns for the tenfold", pattern(2));
+        }
+    }
+}
