@@ -298,7 +298,9 @@ struct Print;
 impl Observer for Print {
     fn on_event(&self, event: &LimiterEvent) {
         match event {
-            LimiterEvent::RulesLoaded { version } => println!("version {version} of the limits is in force"),
+            LimiterEvent::RulesLoaded { version, rules, file } => {
+                println!("version {version} is in force: {rules} limits of {}", file.as_deref().unwrap_or("a text"));
+            }
             LimiterEvent::RulesRefused { error } => println!("the limits stay as they were:\n{error}"),
             LimiterEvent::Failed { error } => println!("the limiter failed: {error}"),
             _ => {}

@@ -19,7 +19,9 @@ struct Print;
 impl Observer for Print {
     fn on_event(&self, event: &LimiterEvent) {
         match event {
-            LimiterEvent::RulesLoaded { version } => println!("version {version} of the rules is in force"),
+            LimiterEvent::RulesLoaded { version, rules, file } => {
+                println!("version {version} is in force: {rules} rules of {}", file.as_deref().unwrap_or("a text"));
+            }
             LimiterEvent::RulesRefused { error } => println!("the rules stay as they were:\n{error}"),
             _ => {}
         }

@@ -421,10 +421,14 @@ pub enum LimiterEvent {
     RulesLoaded {
         /// The number of times that the rules were replaced.
         version: u64,
+        /// The path of the file. `None` if the rules are from a text.
+        file: Option<String>,
+        /// The number of rules, or of limits in a file of Envoy's form.
+        rules: usize,
     },
     /// A file of rules has problems, and the rules stay as they were.
     RulesRefused {
-        /// All problems, with their lines.
+        /// All problems, with the path of the file and their lines.
         error: String,
     },
     /// The first of two limiters could not answer, and the second was asked.

@@ -26,6 +26,8 @@ use crate::quota::{PolicyError, Quota};
 /// Rules that a layer can take.
 pub(super) struct Bound {
     pub(super) rules: Vec<BoundRule>,
+    /// The number of rules in the file, or of limits in a file of Envoy's form.
+    pub(super) count: usize,
     pub(super) lists: Vec<BoundList>,
     /// The limits of a file in Envoy's form.
     pub(super) tree: Option<Arc<Tree>>,
@@ -55,6 +57,7 @@ pub(super) fn bind(file: FileSpec, names: &Arc<Names>, history: History, problem
         stored: HashMap::new(),
         bound: Bound {
             rules: Vec::with_capacity(file.rules.len()),
+            count: file.rules.len(),
             lists: Vec::new(),
             quotas: Vec::new(),
             names: Vec::new(),
@@ -71,6 +74,7 @@ pub(super) fn bind(file: FileSpec, names: &Arc<Names>, history: History, problem
     binder.lists(&file.access);
     if let Some(domain) = &file.domain {
         binder.domain(domain);
+        binder.bound.count = binder.bound.rules.len();
     }
     // Names that no rule has any more are forgotten, as their states expire.
     let Binder { stored, mut bound, .. } = binder;

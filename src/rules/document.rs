@@ -155,7 +155,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
 }
 
 /// Returns the place after a text.
-fn end_of(text: &str) -> Place {
+pub(super) fn end_of(text: &str) -> Place {
     let breaks = text.replace("\r\n", "\n");
     let line = breaks.matches(['\n', '\r']).count() + 1;
     let column = breaks.rsplit(['\n', '\r']).next().unwrap_or_default().chars().count() + 1;

@@ -212,8 +212,9 @@ impl RulesBuilder {
     /// its own does this; it ends at its next look after the rules and their layers are dropped. By default nothing
     /// looks at the file.
     ///
-    /// A change is taken only when two readings, 50 ms apart, are equal. To be sure that no half-written file is
-    /// taken, rename a finished file into place.
+    /// A change is taken only when two readings, a second apart, are equal. To be sure that no half-written file is
+    /// taken, rename a finished file into place, or let the file end with a line `...`: once a file with this line is
+    /// in force, one without it is an error.
     #[must_use]
     pub fn reload_every(mut self, interval: Duration) -> Self {
         self.every = Some(interval.max(EVERY_MIN));

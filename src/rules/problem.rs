@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
 
 /// The most problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
@@ -27,11 +29,11 @@ impl Place {
 
 /// The error of a file of rules. It has all problems of the file, in the order of their places.
 ///
-/// Its text has for each problem `line:column: message`, the line itself, and a mark below the
-/// place:
+/// Its text has for each problem `file:line:column: message`, the line itself, and a mark below the
+/// place. Rules that are not from a file have no `file:`.
 ///
 /// ```text
-/// 3:5: `quote` is not a field of a rule; did you mean `quota`?
+/// rules.yaml:3:5: `quote` is not a field of a rule; did you mean `quota`?
 ///     quote: 100/min
 ///     ^
 /// ```
@@ -41,6 +43,10 @@ pub struct RulesError {
     problems: Box<[Problem]>,
     /// The number of problems that were not kept.
     more: usize,
+    /// The file that was read.
+    file: Option<Arc<Path>>,
+    /// The names that are not registered, if that is no problem.
+    unregistered: Box<[UnregisteredName]>,
 }
 
 /// The kind of a [`Problem`].
@@ -108,6 +114,30 @@ impl RulesError {
     pub fn more(&self) -> usize {
         self.more
     }
+
+    /// Returns the path of the file. `None` if the rules are not from a file.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Returns the names that the rules use and that are not registered, besides the problems, if the error is from
+    /// [`RulesBuilder::check`](super::RulesBuilder::check). Names of rules that could not be read may be missing.
+    #[must_use]
+    pub fn unregistered(&self) -> &[UnregisteredName] {
+        &self.unregistered
+    }
+
+    /// Adds names that are not registered.
+    pub(crate) fn with_unregistered(self, names: Vec<UnregisteredName>) -> Self {
+        let unregistered = names.into_iter().chain(self.unregistered).collect();
+        Self { unregistered, ..self }
+    }
+
+    /// Names the file that was read.
+    pub(crate) fn in_file(self, file: Option<&Arc<Path>>) -> Self {
+        Self { file: file.map(Arc::clone), ..self }
+    }
 }
 
 impl fmt::Display for RulesError {
@@ -115,6 +145,11 @@ impl fmt::Display for RulesError {
         for (at, problem) in self.problems.iter().enumerate() {
             if at > 0 {
                 f.write_str("\n")?;
+            }
+            // The message of a file that cannot be read names it.
+            if let Some(file) = self.file.as_ref().filter(|_| problem.kind != RulesErrorKind::File) {
+                let file = file.to_string_lossy();
+                write!(f, "{}:", file.chars().map(printable).collect::<String>())?;
             }
             write!(f, "{problem:#}")?;
         }
@@ -243,7 +278,7 @@ impl Found {
     /// Adds the line.
     fn at(self, lines: &mut Lines<'_>) -> Problem {
         let Self { kind, place, message, suggestion } = self;
-        let (excerpt, mark) = excerpt(lines.line(place.line), place.column);
+        let (excerpt, mark) = lines.excerpt(place);
         let message = message.chars().map(printable).collect();
         Problem { kind, place, message, suggestion: suggestion.map(Into::into), excerpt, mark }
     }
@@ -306,7 +341,7 @@ impl<'a> Problems<'a> {
     pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
         let mut names: Vec<_> = self.names.drain().collect();
         names.sort_by_key(|(_, found)| found.place);
-        let mut lines = Lines { rest: self.text, number: 1 };
+        let mut lines = Lines::of(self.text);
         let names = names.into_iter();
         names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
     }
@@ -332,30 +367,56 @@ impl<'a> Problems<'a> {
     }
 
     pub(crate) fn into_error(mut self) -> RulesError {
+        let unregistered = self.take_names().into();
         self.found.sort_by_key(|found| found.place);
-        let mut lines = Lines { rest: self.text, number: 1 };
+        let mut lines = Lines::of(self.text);
         let problems = self.found.into_iter().map(|found| found.at(&mut lines));
-        RulesError { problems: problems.collect(), more: self.more }
+        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered }
     }
 }
 
-/// The rest of a text, from the beginning of a line. The breaks are those of YAML.
+/// The rest of a text, from the beginning of a line. The breaks are those of YAML. Places must come in their order, so
+/// that each part of the text is passed once.
 struct Lines<'a> {
     rest: &'a str,
     number: usize,
+    /// A place in the rest that is in the line: the bytes before it, and the characters.
+    passed: (usize, usize),
 }
 
 impl<'a> Lines<'a> {
-    /// Returns a line. Its number must not be below that of an earlier call.
-    fn line(&mut self, number: usize) -> &'a str {
+    fn of(text: &'a str) -> Self {
+        Self { rest: text, number: 1, passed: (0, 0) }
+    }
+
+    /// Goes to a line. Returns `None` if there is none.
+    fn go_to(&mut self, number: usize) -> Option<()> {
         while self.number < number {
-            let Some((_, rest)) = self.rest.split_once(['\n', '\r']) else { return "" };
-            let is_pair = self.rest.len() > rest.len()
-                && self.rest.as_bytes().get(self.rest.len() - rest.len() - 1) == Some(&b'\r');
-            self.rest = if is_pair { rest.strip_prefix('\n').unwrap_or(rest) } else { rest };
-            self.number += 1;
+            let end = self.rest.find(['\n', '\r'])?;
+            let rest = self.rest.get(end..)?;
+            let rest = rest.strip_prefix("\r\n").or_else(|| rest.get(1..))?;
+            *self = Self { rest, number: self.number + 1, passed: (0, 0) };
         }
-        self.rest.split(['\n', '\r']).next().unwrap_or_default()
+        Some(())
+    }
+
+    /// Returns the part of a line that contains a place, and the column in that part.
+    fn excerpt(&mut self, place: Place) -> (Box<str>, usize) {
+        let skipped = if place.column > LINE_MAX { place.column - LINE_MAX / 2 } else { 0 };
+        if self.go_to(place.line).is_none() {
+            return ("".into(), place.column - skipped);
+        }
+        let (mut bytes, mut chars) = self.passed;
+        let rest = self.rest.get(bytes..).unwrap_or_default();
+        let line = rest.chars().take_while(|c| !matches!(c, '\n' | '\r'));
+        for c in line.take(skipped.saturating_sub(chars)) {
+            (bytes, chars) = (bytes + c.len_utf8(), chars + 1);
+        }
+        self.passed = (bytes, chars);
+        let rest = self.rest.get(bytes..).unwrap_or_default();
+        let shown = rest.chars().take_while(|c| !matches!(c, '\n' | '\r')).take(LINE_MAX);
+        let shown: String = shown.map(|c| if c == '\t' { ' ' } else { printable(c) }).collect();
+        (shown.trim_end().into(), place.column - skipped)
     }
 }
 
@@ -364,14 +425,6 @@ impl<'a> Lines<'a> {
 fn printable(c: char) -> char {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if c.is_control() || turns { '\u{fffd}' } else { c }
-}
-
-/// Returns the part of the line that contains the column, and the column in that part.
-fn excerpt(line: &str, column: usize) -> (Box<str>, usize) {
-    let skipped = if column > LINE_MAX { column - LINE_MAX / 2 } else { 0 };
-    let shown = line.chars().skip(skipped).take(LINE_MAX);
-    let shown: String = shown.map(|c| if c == '\t' { ' ' } else { printable(c) }).collect();
-    (shown.trim_end().into(), column - skipped)
 }
 
 /// Returns the known word that is most similar to `word`, if one is similar enough to be meant.

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::Read;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use http::request::Parts;
 
 use super::bind::{Bound, History, bind};
-use super::document::BYTES_MAX;
+use super::document::{BYTES_MAX, end_of};
 use super::names::Names;
 use super::problem::{NameKind, Place, Problems, Quoted, RulesError, RulesErrorKind, UnregisteredName};
 use super::read::read;
@@ -23,7 +23,7 @@ use crate::quota::Quota;
 /// The rules of a file, and the layers that follow them.
 pub(super) struct Store {
     names: Arc<Names>,
-    path: Option<PathBuf>,
+    path: Option<Arc<Path>>,
     /// Held while the file is read: the later reading has the later number.
     reads: Mutex<()>,
     state: Mutex<State>,
@@ -36,6 +36,8 @@ struct State {
     reading: u64,
     error: Option<RulesError>,
     in_force: InForce,
+    /// Whether the last file that was put in force ends with `...`.
+    is_marked: bool,
     layers: Vec<Weak<dyn Follow>>,
 }
 
@@ -45,6 +47,10 @@ pub(super) type Reading = Result<Arc<[u8]>, RulesError>;
 /// The rules in force, and the text that they are from.
 struct InForce {
     content: Arc<[u8]>,
+    /// The file that the text is from.
+    file: Option<Arc<Path>>,
+    /// The number of rules in the text.
+    count: usize,
     rules: Arc<SourcedRules>,
     tree: Option<Arc<Tree>>,
     quotas: Arc<[(Quota, Place)]>,
@@ -56,7 +62,9 @@ struct InForce {
 impl Store {
     /// Reads the first rules from a file.
     pub(super) fn of_file(names: Names, path: &Path) -> Result<Self, RulesError> {
-        Self::new(names, Some(path.to_owned()), read_file(path)?)
+        let path: Arc<Path> = path.into();
+        let content = read_file(&path).map_err(|error| error.in_file(Some(&path)))?;
+        Self::new(names, Some(path), content)
     }
 
     /// Reads rules from a text.
@@ -64,17 +72,19 @@ impl Store {
         Self::new(names, None, text.into())
     }
 
-    fn new(names: Names, path: Option<PathBuf>, content: Arc<[u8]>) -> Result<Self, RulesError> {
+    fn new(names: Names, path: Option<Arc<Path>>, content: Arc<[u8]>) -> Result<Self, RulesError> {
         let names = Arc::new(names);
-        let in_force = InForce::new(&names, &content, History::default(), 0)?;
-        let state = State { read: Ok(content), reading: 0, error: None, in_force, layers: Vec::new() };
+        let in_force = InForce::new(&names, &content, path.as_ref(), History::default(), 0)
+            .map_err(|error| error.in_file(path.as_ref()))?;
+        let is_marked = has_end_mark(&content);
+        let state = State { read: Ok(content), reading: 0, error: None, in_force, is_marked, layers: Vec::new() };
         Ok(Self { names, path, reads: Mutex::default(), state: Mutex::new(state) })
     }
 
     /// Reads the file.
     pub(super) fn read(&self) -> Reading {
         match &self.path {
-            Some(path) => read_file(path),
+            Some(path) => read_file(path).map_err(|error| error.in_file(Some(path))),
             None => Err(RulesError::of_file("the rules are not from a file: replace them by Rules::replace")),
         }
     }
@@ -112,30 +122,35 @@ impl Store {
     /// lock while it calls limiters and observers, which are the application's code and may come back here. So it
     /// begins again if other rules have come meanwhile.
     fn put_in_force(&self, content: &Arc<[u8]>, reading: Option<u64>) -> Result<u64, RulesError> {
+        let file = self.path.as_ref().filter(|_| reading.is_some());
         loop {
-            let (before, domain, history, layers) = {
+            let (before, domain, history, layers, is_marked) = {
                 let mut state = self.state();
                 if state.in_force.content == *content {
                     let had_error = state.error.take().is_some();
-                    let (version, layers) = (state.in_force.rules.version, state.layers());
+                    let (version, layers, loaded) =
+                        (state.in_force.rules.version, state.layers(), state.in_force.event());
                     drop(state);
                     // An observer may have panicked before all layers followed.
                     layers.iter().for_each(|layer| layer.follow());
                     if had_error {
                         // An observer that got the error learns that it is over.
-                        layers.iter().for_each(|layer| layer.report(&LimiterEvent::RulesLoaded { version }));
+                        layers.iter().for_each(|layer| layer.report(&loaded));
                     }
                     return Ok(version);
                 }
                 let in_force = &state.in_force;
-                (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers())
+                let is_marked = state.is_marked && reading.is_some();
+                (in_force.rules.version, in_force.domain(), in_force.history.clone(), state.layers(), is_marked)
             };
-            let next = match InForce::new(&self.names, content, history, before + 1)
-                .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next))
-            {
+            let next = if is_marked && !has_end_mark(content) { Err(incomplete(content)) } else { Ok(()) }
+                .and_then(|()| InForce::new(&self.names, content, file, history, before + 1))
+                .and_then(|next| next.accepted_by(&layers, domain.as_deref()).map(|()| next));
+            let next = match next {
                 Ok(next) => next,
-                Err(error) => return self.refuse(error, reading),
+                Err(error) => return self.refuse(error.in_file(file), reading),
             };
+            let loaded = next.event();
             let layers = {
                 let mut state = self.state();
                 if state.is_outdated(reading) {
@@ -145,10 +160,12 @@ impl Store {
                     continue;
                 }
                 (state.in_force, state.error) = (next, None);
+                if file.is_some() {
+                    state.is_marked = has_end_mark(content);
+                }
                 state.layers() // also those that have come meanwhile
             };
             layers.iter().for_each(|layer| layer.follow());
-            let loaded = LimiterEvent::RulesLoaded { version: before + 1 };
             layers.iter().for_each(|layer| layer.report(&loaded));
             return Ok(before + 1);
         }
@@ -171,13 +188,13 @@ impl Store {
 
     /// Returns an error if the quotas in force are not supported.
     pub(super) fn check(&self, supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>) -> Result<(), RulesError> {
-        let (content, quotas) = {
-            let state = self.state();
-            (Arc::clone(&state.in_force.content), Arc::clone(&state.in_force.quotas))
+        let (content, file, quotas) = {
+            let InForce { content, file, quotas, .. } = &self.state().in_force;
+            (Arc::clone(content), file.clone(), Arc::clone(quotas))
         };
         let mut problems = problems_of(&content);
         all_supported(&quotas, supports, &mut problems);
-        problems.into_result(Some(()))
+        problems.into_result(Some(())).map_err(|error| error.in_file(file.as_ref()))
     }
 
     /// Returns the limits in force of a file in Envoy's form.
@@ -222,12 +239,25 @@ impl State {
 }
 
 impl InForce {
-    fn new(names: &Arc<Names>, content: &Arc<[u8]>, history: History, version: u64) -> Result<Self, RulesError> {
-        let Bound { rules, lists, tree, quotas, names, history } =
+    fn new(
+        names: &Arc<Names>,
+        content: &Arc<[u8]>,
+        file: Option<&Arc<Path>>,
+        history: History,
+        version: u64,
+    ) -> Result<Self, RulesError> {
+        let Bound { rules, count, lists, tree, quotas, names, history } =
             names.known(true, |known| read(content, known, |file, problems| bind(file, names, history, problems)))?;
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
         let rules = Arc::new(SourcedRules { version, rules, lists, finder });
-        Ok(Self { content: Arc::clone(content), rules, tree, quotas: quotas.into(), names, history })
+        let (content, file) = (Arc::clone(content), file.map(Arc::clone));
+        Ok(Self { content, file, count, rules, tree, quotas: quotas.into(), names, history })
+    }
+
+    /// Returns the event that the rules are in force.
+    fn event(&self) -> LimiterEvent {
+        let file = self.file.as_ref().map(|file| file.display().to_string());
+        LimiterEvent::RulesLoaded { version: self.rules.version, file, rules: self.count }
     }
 
     /// Returns the domain of a file in Envoy's form.
@@ -286,9 +316,10 @@ fn all_supported(
 
 /// Checks a text as a store would read it, but names that are not registered are no problems. Returns these.
 pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredName>, RulesError> {
-    names.known(false, |known| {
+    let mut unregistered = Vec::new();
+    let checked = names.known(false, |known| {
         read(content, known, |file, problems| {
-            let unregistered = problems.take_names();
+            unregistered = problems.take_names();
             let mut names = names.clone();
             for name in &unregistered {
                 match name.kind() {
@@ -297,9 +328,30 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredNam
                 }
             }
             bind(file, &Arc::new(names), History::default(), problems);
-            unregistered
         })
-    })
+    });
+    match checked {
+        Ok(()) => Ok(unregistered),
+        Err(error) => Err(error.with_unregistered(unregistered)),
+    }
+}
+
+/// Returns whether the last line is `...`, the end of a document of YAML.
+fn has_end_mark(content: &[u8]) -> bool {
+    content
+        .trim_ascii_end()
+        .strip_suffix(b"...")
+        .is_some_and(|before| matches!(before.last(), None | Some(b'\n' | b'\r')))
+}
+
+/// Returns the error of a file that has lost its end.
+fn incomplete(content: &[u8]) -> RulesError {
+    let text = std::str::from_utf8(content).unwrap_or_default();
+    let mut problems = Problems::new(text);
+    let message = "the file was not written in full: its last line is not `...`, as it was before; to leave `...` out, \
+                   restart the program";
+    problems.add(RulesErrorKind::Syntax, end_of(text.trim_end()), message);
+    problems.into_error()
 }
 
 /// Reads a file that is at most as large as a file of rules may be, and a byte more: the reader reports a larger one.

@@ -10,21 +10,22 @@ use std::time::Duration;
 
 use super::store::Store;
 
-/// The pause between two readings of a file that has changed. Its rules are taken only if both are equal. If not,
-/// another process is still writing the file.
-const SETTLES: Duration = Duration::from_millis(50);
+/// The time that a changed file must stay as it is. Until then its writer may only pause.
+const SETTLES: Duration = Duration::from_secs(1);
 
 /// Starts the thread. It ends when the rules and all their layers and services are dropped.
 pub(super) fn start(store: Weak<Store>, every: Duration) -> io::Result<()> {
     let watch = move || {
         loop {
             thread::sleep(every);
-            let Some(store) = store.upgrade() else { return };
-            let reading = store.read();
-            if store.has_read(&reading) {
+            let Some(rules) = store.upgrade() else { return };
+            let reading = rules.read();
+            if rules.has_read(&reading) {
                 continue;
             }
+            drop(rules);
             thread::sleep(SETTLES);
+            let Some(store) = store.upgrade() else { return };
             // An observer is the application's code and may panic. The next version is to be taken all the same.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.reload(|again| *again == reading)));
         }

@@ -55,7 +55,7 @@ impl EventCells {
             LimiterEvent::Full => add(&self.full),
             LimiterEvent::WaitBegan => add(&self.waits_begun),
             LimiterEvent::WaitEnded => add(&self.waits_ended),
-            LimiterEvent::RulesLoaded { version } => {
+            LimiterEvent::RulesLoaded { version, .. } => {
                 add(&self.rules_loaded);
                 self.rules_version.store(*version, Ordering::Relaxed);
                 *lock(&self.rules_error) = None;
@@ -263,7 +263,7 @@ mod tests {
         cells.count(&LimiterEvent::StoreLeft { server: "left:6379".to_owned() });
         cells.count(&LimiterEvent::StoreUp { server: "one:6379".to_owned() });
         cells.count(&LimiterEvent::StoreUp { server: "another:6379".to_owned() });
-        cells.count(&LimiterEvent::RulesLoaded { version: 3 });
+        cells.count(&LimiterEvent::RulesLoaded { version: 3, file: None, rules: 1 });
         let counts = cells.snapshot();
         assert_eq!(counts.servers_down().count(), 0);
         assert_eq!((counts.rules_loaded(), counts.rules_version(), counts.rules_error()), (1, 3, None));

@@ -480,7 +480,7 @@ fn observer_sees_outcomes_and_reloads() {
     rules.replace("{domain: shop, descriptors: []}").unwrap();
     rules.replace("domain: ''").unwrap_err();
     let seen = seen.0.lock().unwrap();
-    assert_eq!(seen[..4], ["allowed 2", "limited 2", "exempt 0", "RulesLoaded { version: 1 }"]);
+    assert_eq!(seen[..4], ["allowed 2", "limited 2", "exempt 0", "RulesLoaded { version: 1, file: None, rules: 0 }"]);
     assert!(seen[4].starts_with("RulesRefused"), "{seen:?}");
 }
 

@@ -181,3 +181,44 @@ fn words_are_similar_if_they_could_be_misspelt() {
         assert_eq!(similar(word), None, "{word}");
     }
 }
+
+/// Places are looked up in their order, so each part of a line is passed once.
+#[test]
+fn excerpts_of_one_long_line_are_those_of_their_columns() {
+    for (before, unit) in [("", "{quote: 5}, "), ("é", "{quöte: 5}, ")] {
+        let text = format!("# {before}\r\n{{rules: [{}]}}", unit.repeat(30));
+        let error = spec(&text).unwrap_err();
+        let line: Vec<char> = text.lines().nth(1).unwrap().chars().collect();
+        for problem in error.problems() {
+            assert_eq!(problem.line(), 2);
+            let shown = problem.to_string().len() + 1; // where the excerpt begins in the alternate form
+            let alternate = format!("{problem:#}");
+            let (excerpt, mark) = alternate[shown..].split_once('\n').unwrap();
+            let marked = excerpt.chars().nth(mark.chars().count() - 1);
+            assert_eq!(marked, line.get(problem.column() - 1).copied(), "{alternate}");
+        }
+        assert!(error.problems().iter().any(|problem| problem.column() > 250), "{error}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn problems_in_one_line_cost_as_little_as_in_many() {
+    let names = Names { are_all: false, ..NAMES };
+    // Of problems the first hundred are kept, of names that are not registered all.
+    for (wrong, problems) in [(r#""quote": "5/s""#, 100), (r#""quota": "5/s", "key": "=N""#, 9_900)] {
+        let of = |separator: &str| {
+            let rule = |n: usize| format!(r#"{{"name": "r{n}", {}}}"#, wrong.replace('N', &n.to_string()));
+            let text = format!("{{\"rules\": [{}]}}", (0..9_900).map(rule).collect::<Vec<_>>().join(separator));
+            let began = super::running_time();
+            let count = match read(text.as_bytes(), names, |_, problems| problems.take_names().len()) {
+                Ok(count) => count,
+                Err(error) => error.problems().len(),
+            };
+            assert_eq!(count, problems);
+            super::running_time() - began
+        };
+        let (many, one) = (of(",\n"), of(","));
+        assert!(one < 2 * many, "{one} ns, and {many} ns in lines");
+    }
+}
