@@ -11,7 +11,8 @@ use crate::{exit, files};
 /// Check files of rules, and print each problem with its place
 ///
 /// A problem is printed as `FILE:LINE:COLUMN: message`, with the line. Names of keys and actions that the program
-/// registers are not known here. They are warnings, unless --key or --action lists them.
+/// registers are not known here. They are warnings, unless --key or --action lists them. A name that is similar to
+/// another one is a problem.
 ///
 /// The exit code is 0 if all files are right, 1 if one has a problem, and 2 if one cannot be read or an option is
 /// wrong.
@@ -34,13 +35,20 @@ pub(crate) struct Options {
     json: bool,
 }
 
+/// The most names that are printed of one file.
+const SHOWN_MAX: usize = 100;
+
 /// The result of checking a file.
+#[derive(Default)]
 struct Checked {
     file: String,
     trouble: Option<String>,
     problems: Vec<Problem>,
     /// The number of problems that are not listed.
     more: usize,
+    /// Names that are not listed, and similar to other names.
+    misspelt: Vec<UnregisteredName>,
+    /// Other names that are not listed.
     warnings: Vec<UnregisteredName>,
     /// The names that the file uses, listed or not, if its rules are right.
     names: Option<Vec<UnregisteredName>>,
@@ -93,22 +101,28 @@ fn unused(options: &Options, all: &[Checked]) -> Vec<String> {
 
 impl Checked {
     fn new(file: &Path, builder: &RulesBuilder) -> Self {
-        let (problems, warnings) = (Vec::new(), Vec::new());
-        let mut checked = Self { file: files::name(file), trouble: None, problems, more: 0, warnings, names: None };
+        let mut checked = Self { file: files::name(file), ..Self::default() };
         let text = match files::read(file) {
             Ok(text) => text,
             Err(trouble) => return Self { trouble: Some(trouble), ..checked },
         };
-        match builder.check(&text) {
-            Ok(names) => checked.warnings = names,
-            Err(error) => (checked.problems, checked.more) = (error.problems().to_vec(), error.more()),
-        }
+        let names = match builder.check(&text) {
+            Ok(names) => names,
+            Err(error) => {
+                (checked.problems, checked.more) = (error.problems().to_vec(), error.more());
+                error.unregistered().to_vec()
+            }
+        };
+        // A name that is similar to another one is probably misspelt.
+        let (misspelt, warnings) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
+        (checked.misspelt, checked.warnings) = (misspelt, warnings);
         checked.names = files::builder().ok().and_then(|builder| builder.check(&text).ok());
         checked
     }
 
     fn exit_code(&self, denies_warnings: bool) -> u8 {
-        let is_wrong = !self.problems.is_empty() || denies_warnings && !self.warnings.is_empty();
+        let is_wrong =
+            !self.problems.is_empty() || !self.misspelt.is_empty() || denies_warnings && !self.warnings.is_empty();
         match self.trouble {
             Some(_) => exit::TROUBLE,
             None if is_wrong => exit::PROBLEMS,
@@ -124,13 +138,22 @@ impl Checked {
         if self.more > 0 {
             output.line(format_args!("{file}: and {} more", self.more));
         }
-        for name in &self.warnings {
+        for name in self.misspelt.iter().take(SHOWN_MAX) {
+            output.line(format_args!("{file}:{:#}", name.problem()));
+        }
+        if let Some(more) = self.misspelt.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0) {
+            output.line(format_args!("{file}: and {more} more"));
+        }
+        for name in self.warnings.iter().take(SHOWN_MAX) {
             let problem = format!("{:#}", name.problem());
             let place = format!("{}:{}: ", name.problem().line(), name.problem().column());
             let message = problem.strip_prefix(&place).unwrap_or(&problem);
             output.line(format_args!("{file}:{place}warning: {message}"));
         }
-        for name in self.warnings.iter().filter(|name| name.problem().suggestion().is_none()) {
+        if let Some(more) = self.warnings.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0) {
+            output.line(format_args!("{file}: warning: and {more} more"));
+        }
+        for name in self.misspelt.iter().take(SHOWN_MAX).chain(self.warnings.iter().take(SHOWN_MAX)) {
             let option = if name.kind() == NameKind::Action { "--action" } else { "--key" };
             output.line(format_args!(
                 "{file}: if the program registers `{}`, add {option} {}",
@@ -144,7 +167,8 @@ impl Checked {
         json!({
             "file": self.file,
             "trouble": self.trouble,
-            "problems": self.problems.iter().map(problem).collect::<Vec<_>>(),
+            "problems": self.problems.iter().chain(self.misspelt.iter().map(UnregisteredName::problem)).map(problem)
+                .collect::<Vec<_>>(),
             "more": self.more,
             "warnings": self.warnings.iter().map(|name| problem(name.problem())).collect::<Vec<_>>(),
         })
