@@ -12,8 +12,11 @@
 //! * A request that is over a limit is charged to none of the others, as with
 //!   `STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT=true`.
 //! * A descriptor with `hits_addend` 0 is over the limit if nothing remains.
+//! * It adds the headers that report the limits to every answer. envoyproxy/ratelimit does so only with
+//!   `LIMIT_RESPONSE_HEADERS_ENABLED`, and names them otherwise.
 //! * Errors are `INVALID_ARGUMENT` and `UNAVAILABLE`. Envoy lets a request pass after `UNKNOWN`, whatever
 //!   `failure_mode_deny` says.
+//! * What the file may contain, and what a changed file counts on: see the page "Rules in a file" of the guide.
 //!
 //! A server for production also needs TLS or a private network, a health service, and `max_connection_age`, without
 //! which clients stay with the servers that they found first.

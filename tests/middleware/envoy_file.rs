@@ -246,6 +246,30 @@ fn replaced_limit_neither_counts_nor_refuses() {
     assert_eq!(answer.statuses()[0].name(), Some("common"));
 }
 
+#[test]
+fn unlimited_descriptor_stays_so_if_it_is_replaced() {
+    let world = World::new(
+        "
+domain: d
+descriptors:
+- {key: a, rate_limit: {unlimited: true, name: free}}
+- {key: b, rate_limit: {unit: minute, requests_per_unit: 2, replaces: [{name: free}]}}
+",
+    );
+    let answer = world.charge(&["a=1", "b=1"]);
+    assert!(answer.statuses()[0].is_unlimited() && answer.statuses()[1].limit().is_some());
+}
+
+#[test]
+fn descriptor_that_comes_twice_is_charged_twice() {
+    let world = World::new(BASIC);
+    let answer = world.charge(&["tenant=x", "tenant=x"]);
+    let after = [left(&answer, 0), left(&answer, 1)];
+    assert_eq!(after, [left(&answer, 0); 2], "both statuses show what is left after both");
+    let one = world.charge(&["tenant=x"]);
+    assert_eq!(left(&one, 0).map(|(limit, left)| (limit, left + 1)), after[0]);
+}
+
 const PATTERNS: &str = "
 domain: d
 descriptors:

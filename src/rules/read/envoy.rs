@@ -95,6 +95,10 @@ impl Reader<'_, '_, '_> {
     fn descriptor(&mut self, node: &Node<'_>, count: &mut usize) -> Option<DescriptorSpec> {
         let fields = self.fields(node, "a descriptor", DESCRIPTOR)?;
         let key = self.needed(&fields, "key", ", such as `key: remote_address`");
+        if let Some(entry) = fields.entry("key").filter(|_| key.as_ref().is_some_and(|key| key.contains('*'))) {
+            let message = "a `key` has no `*`: only a `value` can be a pattern";
+            self.problems.add(RulesErrorKind::Value, entry.node.place, message);
+        }
         let value = self.any_text(&fields, "value");
         let shadow = self.truth(&fields, "shadow_mode");
         self.quota_mode(&fields);
