@@ -336,7 +336,8 @@ rules:
             "/{a}/*",
             ".",
         ] {
-            for key in ["path", "method", "remote_address", "\\x07key", word] {
+            // No key is a pattern.
+            for key in ["path", "method", "remote_address", "\\x07key", &word.replace('*', "+")] {
                 native(&format!(
                     "domain: \"{word}\"\ndescriptors: [{{key: \"{key}\", value: \"{word}\", rate_limit: {{unit: day, \
                      requests_per_unit: 1, name: \"{word}\"}}}}, {{key: \"{key}\", rate_limit: {{unit: day, requests_per_unit: 1}}}}]",

@@ -197,7 +197,19 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc
             Ok((event, span)) => builder.event(event, span)?,
             Err(error) => {
                 let place = place(error.marker());
-                builder.problems.add(RulesErrorKind::Syntax, place, format!("this is not YAML: {}", error.info()));
+                let hint = match error.info() {
+                    info if info.contains("did not find expected ','") => {
+                        ": here a text with a brace, a bracket, a comma, or a colon and a space in it needs quotes (a \
+                         key is written without a colon, as `header x-api-key`)"
+                    }
+                    info if info.contains("mapping values are not allowed") => {
+                        ": the line is indented wrongly, or a text with a colon and a space in it has no quotes (a key is \
+                         written without a colon, as `header x-api-key`)"
+                    }
+                    _ => "",
+                };
+                let message = format!("this is not YAML: {}{hint}", error.info());
+                builder.problems.add(RulesErrorKind::Syntax, place, message);
                 return None;
             }
         }

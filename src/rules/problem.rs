@@ -92,7 +92,10 @@ impl RulesError {
     /// Makes the error of a name that the program registered and no file can use.
     pub(crate) fn unusable_name(name: &str) -> Self {
         let mut problems = Problems::new("");
-        let message = format!("no key can be registered as {}: take one word that is not ready-made", Quoted(name));
+        let message = format!(
+            "no key can be registered as {}: take one word that is neither ready-made nor like `header:x` or `/x`",
+            Quoted(name)
+        );
         problems.add(RulesErrorKind::Name, Place::START, message);
         problems.into_error()
     }

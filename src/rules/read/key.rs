@@ -2,7 +2,7 @@
 
 use http::HeaderName;
 
-use super::super::document::Node;
+use super::super::document::{Entry, Node, Value};
 use super::super::problem::{NameKind, Place, Quoted, RulesErrorKind, listed};
 use super::super::spec::{At, KeySpec};
 use super::value::Reader;
@@ -18,10 +18,20 @@ pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("global", KeySpec::Global),
 ];
 
-/// Returns whether a program may register a key by this name, which must not be ready-made.
+/// The keys that are followed by a name.
+const NAMED: [&str; 2] = ["header", "cookie"];
+
+/// Returns whether a program may register a key by this name, which must neither be ready-made nor look like a header
+/// or a path.
 pub(crate) fn can_be_registered(name: &str) -> bool {
     let is_word = !name.is_empty() && !name.contains(|c: char| c.is_whitespace() || c.is_control());
-    is_word && !matches!(name, "header" | "cookie") && KEYS.iter().all(|(ready, _)| *ready != name)
+    let is_other = NAMED.contains(&name) || named(name).is_some() || name.starts_with('/');
+    is_word && !is_other && KEYS.iter().all(|(ready, _)| *ready != name)
+}
+
+/// Returns the words of `header:x` and `cookie=x`, which mean `header x` and `cookie x`.
+fn named(word: &str) -> Option<(&str, &str)> {
+    word.split_once([':', '=']).filter(|(kind, _)| NAMED.contains(kind))
 }
 
 impl Reader<'_, '_, '_> {
@@ -30,7 +40,11 @@ impl Reader<'_, '_, '_> {
     }
 
     pub(super) fn key_part(&mut self, node: &Node<'_>, what: &str) -> Option<At<KeySpec>> {
-        let text = self.text_of(node, what)?;
+        if let Some((kind, name)) = pair(node).filter(|(kind, _)| NAMED.contains(kind)) {
+            let message = format!("{what} must be text: write {}", Quoted(&format!("{kind} {name}")));
+            return self.refuse(RulesErrorKind::Field, node.place, message);
+        }
+        let text = self.short_text(node, what)?;
         let words: Vec<&str> = text.split_whitespace().take(3).collect();
         let value = match words.as_slice() {
             [kind @ ("header" | "cookie")] => {
@@ -44,11 +58,10 @@ impl Reader<'_, '_, '_> {
                 None => self.registered_key(word, node.place),
             },
             words => {
-                let first = words.first().filter(|first| !["header", "cookie"].contains(first)).unwrap_or(&"");
+                let first = words.first().filter(|first| !NAMED.contains(first)).unwrap_or(&"");
                 let message = format!("{} is not a key", Quoted(text));
                 let otherwise = ": write it like `client-ip` or `header x-api-key`";
-                let kinds = ["header", "cookie"];
-                self.problems.add_word(RulesErrorKind::Value, node.place, &message, first, kinds, otherwise);
+                self.problems.add_word(RulesErrorKind::Value, node.place, &message, first, NAMED, otherwise);
                 None
             }
         };
@@ -60,8 +73,20 @@ impl Reader<'_, '_, '_> {
         if registered.contains(&name) {
             return Some(KeySpec::Registered(name.into()));
         }
+        if let Some((kind, of)) = named(name) {
+            let message = format!("{} is not a key: write {}", Quoted(name), Quoted(&format!("{kind} {of}")));
+            return self.refuse(RulesErrorKind::Value, place, message);
+        }
+        if name.starts_with('/') {
+            let message = format!(
+                "{} is not a key: a key is whose allowance is charged; to limit the requests of a path, write {}",
+                Quoted(name),
+                Quoted(&format!("match: {{path: {name}}}"))
+            );
+            return self.refuse(RulesErrorKind::Value, place, message);
+        }
         let ready = KEYS.iter().map(|(ready, _)| *ready);
-        let known: Vec<&str> = ready.chain(["header", "cookie"]).chain(registered.iter().copied()).collect();
+        let known: Vec<&str> = ready.chain(NAMED).chain(registered.iter().copied()).collect();
         let message = format!("no key is named {}", Quoted(name));
         let otherwise = format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)));
         let can_be_used = self.unregistered(NameKind::Key, name, place, &message, known, &otherwise);
@@ -76,5 +101,15 @@ impl Reader<'_, '_, '_> {
                 self.refuse(RulesErrorKind::Value, place, message)
             }
         }
+    }
+}
+
+/// Returns the only field of a mapping and its text, as of `{header: x}`.
+fn pair<'n>(node: &'n Node<'_>) -> Option<(&'n str, &'n str)> {
+    let Value::Map(entries) = &node.value else { return None };
+    let [Entry { name, node, .. }] = entries.as_slice() else { return None };
+    match &node.value {
+        Value::Scalar { text, .. } => Some((name, text)),
+        _ => None,
     }
 }

@@ -65,6 +65,9 @@ fn literal(part: &str) -> Result<Box<str>, String> {
     if part.contains(['?', '#']) {
         return Err("a path has no `?` and no `#`; queries are not compared".to_owned());
     }
+    if part.contains('*') {
+        return Err(format!("in {} the `*` stands for nothing else: write `{{name}}` or `{{*rest}}`", Quoted(part)));
+    }
     let encoded = utf8_percent_encode(part, ENCODED).to_string();
     if encoded != part {
         return Err(format!("requests have it percent-encoded, as {}", Quoted(&encoded)));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::super::document::{Node, Type, Value};
 use super::super::problem::{Place, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, PlansSpec, QuotaSpec};
-use super::value::{Fields, Reader};
+use super::value::{Fields, Reader, meant_by_bare};
 use crate::quota::{Algorithm, Quota, QuotaErrorKind};
 
 /// The most quotas that a request of one rule must meet.
@@ -195,7 +195,11 @@ impl Reader<'_, '_, '_> {
                 return self.wrong_type(node, "`quotas`", "a mapping of plans, such as `{free: 10/min}`");
             }
         };
-        let read = entries.iter().map(|entry| {
+        let read = entries.iter().enumerate().map(|(at, entry)| {
+            if let Some(hint) = meant_by_bare(entries, at, &[]) {
+                let message = format!("the plan {} has no quota{hint}", Quoted(&entry.name));
+                return self.refuse(RulesErrorKind::Field, entry.place, message);
+            }
             let name = At { value: Box::<str>::from(&*entry.name), place: entry.place };
             Some((name, self.quota(&entry.node, "the quota of a plan")?))
         });
@@ -252,17 +256,23 @@ impl Reader<'_, '_, '_> {
 
     /// Refuses a cost that no request could pay.
     pub(super) fn check_cost(&mut self, cost: &At<CostSpec>, quota: &QuotaSpec) {
-        let CostSpec::Units(units) = cost.value else { return };
         let quotas: Vec<&Quota> = match quota {
             QuotaSpec::All(quotas) => quotas.iter().map(|quota| &quota.value).collect(),
             QuotaSpec::Plans(plans) => plans.quotas.iter().map(|(_, quota)| &quota.value).collect(),
         };
-        if let Some(small) = quotas.into_iter().find(|quota| quota.limit() > 0 && quota.capacity() < units) {
-            let message = format!(
-                "no request could pass: each costs {units}, and \"{small}\" lets at most {} pass at once",
-                small.capacity()
-            );
-            self.problems.add(RulesErrorKind::Value, cost.place, message);
-        }
+        let (CostSpec::Units(most) | CostSpec::Header { at_most: most, .. }) = cost.value;
+        let small = quotas.into_iter().filter(|quota| quota.limit() > 0).min_by_key(|quota| quota.capacity());
+        let Some(small) = small.filter(|quota| quota.capacity() < most) else { return };
+        let capacity = small.capacity();
+        let message = match &cost.value {
+            CostSpec::Units(units) => format!(
+                "no request could pass: each costs {units}, and \"{small}\" lets at most {capacity} pass at once"
+            ),
+            CostSpec::Header { name, at_most } => format!(
+                "a request could never pass if its header `{name}` says more than {capacity}, which is the most that \
+                 \"{small}\" lets pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
+            ),
+        };
+        self.problems.add(RulesErrorKind::Value, cost.place, message);
     }
 }

@@ -43,6 +43,25 @@ impl<'n, 'a> Fields<'n, 'a> {
     }
 }
 
+/// Returns what was probably meant by a field that has no value: the end of a text with a comma, as in
+/// `{quota: 100 per minute, burst 20}`, or a field and its value without a space between them.
+pub(super) fn meant_by_bare(entries: &[Entry<'_>], at: usize, known: &[&str]) -> Option<String> {
+    let entry = entries.get(at)?;
+    if !matches!(&entry.node.value, Value::Scalar { text, is_plain: true } if text.is_empty()) {
+        return None;
+    }
+    if let Some((field, value)) = entry.name.split_once(':').filter(|(field, _)| known.contains(field)) {
+        return Some(format!("; write a space after the colon: {}", Quoted(&format!("{field}: {value}"))));
+    }
+    let before = entries.get(at.checked_sub(1)?)?;
+    let Value::Scalar { text, is_plain: true } = &before.node.value else { return None };
+    let is_torn = before.place.line == entry.place.line && before.node.kind() == Type::Text;
+    is_torn.then(|| {
+        let whole = format!("{}: \"{text}, {}\"", before.name, entry.name);
+        format!("; if a comma belongs to the text before it, put quotes around the text: {}", Quoted(&whole))
+    })
+}
+
 pub(super) struct Reader<'p, 't, 'n> {
     pub(super) problems: &'p mut Problems<'t>,
     pub(super) names: Names<'n>,
@@ -119,13 +138,22 @@ impl Reader<'_, '_, '_> {
             );
         };
         let mut meant = Vec::new();
-        for entry in entries.iter().filter(|entry| !known.contains(&&*entry.name)) {
+        for (at, entry) in entries.iter().enumerate().filter(|(_, entry)| !known.contains(&&*entry.name)) {
             if entry.name == "<<" {
                 let message = "`<<` is not supported: write the fields out, or give single values an anchor";
                 self.problems.add(RulesErrorKind::Field, entry.place, message);
                 continue;
             }
             let message = format!("{} is not a field of {what}", Quoted(&entry.name));
+            if let Some(hint) = meant_by_bare(entries, at, known) {
+                self.problems.add(RulesErrorKind::Field, entry.place, message + &hint);
+                continue;
+            }
+            if known.contains(&"match") && MATCH.contains(&&*entry.name) {
+                let message = format!("{message}: write it in `match`, as in `match: {{{}: …}}`", entry.name);
+                self.problems.add(RulesErrorKind::Field, entry.place, message);
+                continue;
+            }
             let otherwise = format!(", which has {}", listed(known.iter().copied()));
             let (word, known) = (&entry.name, known.iter().copied());
             meant.extend(self.problems.add_word(RulesErrorKind::Field, entry.place, &message, word, known, &otherwise));
@@ -175,6 +203,15 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn number(&mut self, node: &Node<'_>, what: &str, expected: &str) -> Option<u64> {
         match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Number) if has_leading_zero(text) => {
+                let digits = text.trim_start_matches('0');
+                let message = format!(
+                    "{what} is written {}, which some readers of YAML take for an octal number: write {}",
+                    Quoted(text),
+                    Quoted(if digits.is_empty() { "0" } else { digits })
+                );
+                self.refuse(RulesErrorKind::Value, node.place, message)
+            }
             (Value::Scalar { text, .. }, Type::Number) => match text.parse() {
                 Ok(number) => Some(number),
                 Err(_) => {
@@ -235,4 +272,9 @@ impl Reader<'_, '_, '_> {
         }
         found
     }
+}
+
+/// Returns whether a number is written like `010`, which Envoy's service and YAML 1.1 read as 8.
+fn has_leading_zero(text: &str) -> bool {
+    text.len() > 1 && text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit())
 }

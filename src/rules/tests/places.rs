@@ -48,7 +48,7 @@ fn every_field_arrives() {
     );
     assert_eq!(matches.user_agent.iter().map(|agent| &*agent.0).collect::<Vec<_>>(), ["*bot*"]);
     assert_eq!(matches.action.iter().map(|action| &***action).collect::<Vec<_>>(), ["create_post"]);
-    let cost = CostSpec::Header { name: http::HeaderName::from_static("x-cost"), at_most: 100 };
+    let cost = CostSpec::Header { name: http::HeaderName::from_static("x-cost"), at_most: 20 };
     assert_eq!(rule.cost.as_ref().unwrap().value, cost);
     assert_eq!((rule.mode, rule.missing_key, rule.warn_at), (Mode::Degrade, MissingKey::Shared, Some(80)));
     let (minutes, hour) = (Duration::from_secs(600), Duration::from_secs(3_600));
@@ -117,7 +117,7 @@ fn names_that_may_be_registered_are_noted_once() {
 #[test]
 fn registered_names_differ_from_ready_made_ones() {
     assert!(can_be_registered("tenant"));
-    for name in ["", "client-ip", "header", "cookie", "two words", "a\tb"] {
+    for name in ["", "client-ip", "header", "cookie", "header:x", "cookie=x", "/x", "two words", "a\tb"] {
         assert!(!can_be_registered(name), "{name:?}");
     }
 }
