@@ -1,13 +1,14 @@
 //! The schema for editors agrees with the reader.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value as Json, json};
 
 use super::super::document::{Node, Type, Value, decode, parse};
 use super::super::problem::Problems;
-use super::super::read;
+use super::super::{Rules, read};
 use super::{accepted, refused};
+use crate::key::TrustedProxies;
 
 fn schema() -> Json {
     serde_json::from_str(include_str!("../schema.json")).unwrap()
@@ -34,6 +35,19 @@ fn json_of(text: &str) -> Option<Json> {
     parse(text, &mut Problems::new(text)).map(|root| convert(&root))
 }
 
+fn has_type(value: &Json, name: &str) -> bool {
+    match name {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        other => panic!("{other}"),
+    }
+}
+
 /// Returns whether a value is valid. Panics at a word of schemas that it does not know.
 fn is_valid(value: &Json, schema: &Json, root: &Json) -> bool {
     let number = |limit: &Json| limit.as_f64().unwrap();
@@ -45,17 +59,17 @@ fn is_valid(value: &Json, schema: &Json, root: &Json) -> bool {
         "anyOf" => rule.as_array().unwrap().iter().any(valid),
         "allOf" => rule.as_array().unwrap().iter().all(valid),
         "oneOf" => rule.as_array().unwrap().iter().filter(|one| valid(one)).count() == 1,
+        "not" => !valid(rule),
+        "pattern" => value.as_str().is_none_or(|text| match rule.as_str().unwrap() {
+            "\\*" => text.contains('*'),
+            "^[^*]*$" => !text.contains('*'),
+            other => panic!("the test does not know the pattern `{other}`"),
+        }),
         "const" => value == rule,
         "enum" => rule.as_array().unwrap().contains(value),
-        "type" => match rule.as_str().unwrap() {
-            "object" => value.is_object(),
-            "array" => value.is_array(),
-            "string" => value.is_string(),
-            "integer" => value.is_i64() || value.is_u64(),
-            "number" => value.is_number(),
-            "boolean" => value.is_boolean(),
-            "null" => value.is_null(),
-            other => panic!("{other}"),
+        "type" => match rule {
+            Json::Array(types) => types.iter().any(|one| has_type(value, one.as_str().unwrap())),
+            one => has_type(value, one.as_str().unwrap()),
         },
         "minimum" => value.as_f64().is_none_or(|value| value >= number(rule)),
         "maximum" => value.as_f64().is_none_or(|value| value <= number(rule)),
@@ -142,4 +156,150 @@ fn schema_has_the_fields_of_the_reader() {
     for (key, _) in read::key::KEYS {
         assert!(examples.contains(*key), "{key}");
     }
+}
+
+/// The messages of problems that the schema cannot see, and why it cannot.
+const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
+    ("is not a quota", GRAMMAR),
+    ("is not a block", GRAMMAR),
+    ("is not a time of up to", GRAMMAR),
+    ("is not a key", GRAMMAR),
+    ("is not a method", GRAMMAR),
+    ("is not a host", GRAMMAR),
+    ("is not the name of a header", GRAMMAR),
+    ("is neither an address", GRAMMAR),
+    ("no path matches", GRAMMAR),
+    ("must be text without spaces around it", GRAMMAR),
+    ("cannot be a policy's name", GRAMMAR),
+    ("bytes; the most is", "a schema counts characters"),
+    ("is too large: at most", "the bound depends on the unit"),
+    ("no request could pass: each costs", COMPARISON),
+    ("a request could never pass if its header", COMPARISON),
+    ("which has no quota", COMPARISON),
+    ("two descriptors have the key", COMPARISON),
+    ("is listed twice", COMPARISON),
+    ("count alike", COMPARISON),
+];
+
+/// A regular expression would repeat the reader.
+const GRAMMAR: &str = "the text has a grammar of its own";
+
+const COMPARISON: &str = "a schema cannot compare two values";
+
+/// Returns the values that a value is replaced by.
+fn replacements(value: &Json) -> Vec<Json> {
+    let mut all = vec![
+        Json::Null,
+        json!(true),
+        json!(false),
+        json!(0),
+        json!(1),
+        json!(-1),
+        json!(1.5),
+        json!(101),
+        json!(u64::MAX),
+        json!(""),
+        json!(" "),
+        json!("x"),
+        json!("5/s"),
+        json!("*"),
+        json!("a b"),
+        json!([]),
+        json!({}),
+        json!([value]),
+        json!([value, value]),
+        json!([[value]]),
+        json!({ "name": value }),
+        json!([{}]),
+        json!(["x", 1]),
+    ];
+    if let Some(text) = value.as_str() {
+        all.extend([
+            json!(text.to_uppercase()),
+            json!(format!("{text} ")),
+            json!(format!("{text}\n")),
+            json!(text.repeat(200)),
+        ]);
+    }
+    all
+}
+
+/// Calls `take` with the value after each change of one of its parts.
+fn each_mutant(whole: &Json, take: &mut dyn FnMut(&Json)) {
+    fn pointers(value: &Json, at: &str, all: &mut Vec<String>) {
+        all.push(at.to_owned());
+        let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
+        match value {
+            Json::Array(items) => {
+                items.iter().enumerate().for_each(|(place, item)| pointers(item, &format!("{at}/{place}"), all));
+            }
+            Json::Object(fields) => {
+                fields.iter().for_each(|(name, value)| pointers(value, &format!("{at}/{}", escaped(name)), all));
+            }
+            _ => {}
+        }
+    }
+    let mut all = Vec::new();
+    pointers(whole, "", &mut all);
+    for pointer in &all {
+        let changed = |change: &dyn Fn(&mut Json)| {
+            let mut mutant = whole.clone();
+            change(mutant.pointer_mut(pointer).unwrap());
+            mutant
+        };
+        let value = whole.pointer(pointer).unwrap();
+        for other in replacements(value) {
+            take(&changed(&|value| *value = other.clone()));
+        }
+        if let Some(fields) = value.as_object() {
+            for name in fields.keys() {
+                take(&changed(&|value| drop(value.as_object_mut().unwrap().remove(name))));
+                take(&changed(&|value| {
+                    let fields = value.as_object_mut().unwrap();
+                    let own = fields.remove(name).unwrap();
+                    fields.insert(format!("{name}s"), own);
+                }));
+            }
+            take(&changed(&|value| drop(value.as_object_mut().unwrap().insert("other".to_owned(), json!("x")))));
+        }
+    }
+}
+
+#[test]
+fn schema_and_reader_agree_on_changed_files() {
+    let schema = schema();
+    let proxies = TrustedProxies::count(1).unwrap();
+    let builder = Rules::builder().trusted_proxies(proxies);
+    let (mut count, mut differing, mut used) = (0, BTreeMap::<String, (usize, String)>::new(), BTreeSet::new());
+    for case in accepted() {
+        let json = json_of(&case.text).unwrap();
+        each_mutant(&json, &mut |mutant| {
+            count += 1;
+            let text = mutant.to_string();
+            let read = builder.check(&text);
+            let is_valid = is_valid(mutant, &schema, &schema);
+            let what = match read {
+                Ok(_) if !is_valid => format!("accepted, and against the schema: {text}"),
+                Err(error) if is_valid => {
+                    let problem = &error.problems()[0];
+                    let known = BEYOND_THE_SCHEMA.iter().find(|(message, _)| problem.message().contains(message));
+                    if let Some((message, _)) = known {
+                        used.insert(*message);
+                        return;
+                    }
+                    format!("{:?} {}", problem.kind(), problem.message())
+                }
+                _ => return,
+            };
+            differing.entry(what).or_insert((0, text)).0 += 1;
+        });
+    }
+    let sum: usize = differing.values().map(|(count, _)| count).sum();
+    for (what, (count, text)) in &differing {
+        println!("{count} x {what}\n      {text}");
+    }
+    println!("{count} files, {sum} differ");
+    assert!(differing.is_empty() && count > 5_000);
+    let unused = BEYOND_THE_SCHEMA.iter().filter(|(message, _)| !used.contains(message));
+    assert_eq!(unused.count(), 0, "{used:?}");
 }
