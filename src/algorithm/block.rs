@@ -23,13 +23,28 @@
 //! # 3 State
 //!
 //! A [`Pair`]: the instant at which all of it is forgotten, and a number of four parts (see [`pack`]): how many blocks
-//! are remembered, the strikes counted, and a span.
+//! are remembered, a flag, the strikes counted, and a span.
 //!
-//! * No strikes: there was a block. It ends the memory's length before that instant, and the span is how long it was,
-//!   so that a clock that steps back costs a key no more than that.
-//! * Strikes: the window and the memory of blocks end at different instants; the span is between them.
+//! * Fewer strikes than the limit: they count. The window and the memory of blocks end at different instants. The span
+//!   is between them, and the flag says that the memory ends later.
+//! * The limit or more: these strikes closed the key. The block ends the memory's length before that instant. The span
+//!   is between the end of the block and the end of the window in which the strikes counted, and the flag says that the
+//!   window ends later. Since the quota itself began the block, the number of blocks says how long it is.
+//! * No strikes: the key is closed, and nothing opens it but time or a reset. The span is how long the block is. The
+//!   key was closed under another quota, or by more strikes than a state counts.
 //!
-//! A refund of strikes takes them off while their window counts. It never opens what is closed.
+//! A clock that steps back costs a closed key no more than the length of its block.
+//!
+//! # 4 Refunds
+//!
+//! A receipt holds the end of the window in which its strikes counted, and the blocks that were remembered before them.
+//! A refund takes the strikes off while their window counts. It also takes them off a block that the strikes of this
+//! window closed. If fewer than the limit are left, the block is undone: the key is open, the strikes that are left
+//! count until the end of their window, and the blocks before this one are remembered as before it.
+//!
+//! So a refund undoes what its own strikes did and nothing else. Strikes in excess of the limit count, too: those of a
+//! key that an operator closed, and those of requests denied by a block that counts them while the window lasts. A
+//! block that has ended stays remembered.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Lasting, Spec};
@@ -48,12 +63,14 @@ const STRIKE_BITS: u32 = 12;
 /// Further blocks are as long as this one.
 const LEVEL_MAX: u64 = 63;
 const _: () = assert!(PERIOD_US_MAX < 1 << SPAN_BITS && SPAN_BITS + STRIKE_BITS + 1 + 6 == u64::BITS);
+const _: () = assert!(SPAN_BITS + 1 + 6 <= 53, "a receipt's number is exact as a double");
+const _: () = assert!(1 << (LEVEL_MAX - 1) > PERIOD_US_MAX, "the last two levels last as long as each other");
 
 /// The parts of a state's number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parts {
     pub(crate) span_us: u64,
-    /// Strikes, whether the memory of blocks ends after the window, and how many blocks are remembered: below 2^19.
+    /// Strikes, the flag, and how many blocks are remembered: below 2^19.
     pub(crate) counts: u64,
 }
 
@@ -90,9 +107,21 @@ struct View {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    Closed { until: u64, length_us: u64 },
-    Counting { end: u64, strikes: u64 },
+    /// `by` are the strikes that closed it, if their refund opens it.
+    Closed {
+        until: u64,
+        length_us: u64,
+        by: Option<Strikes>,
+    },
+    Counting(Strikes),
     Quiet,
+}
+
+/// Strikes in the window that ends at `end`.
+#[derive(Clone, Copy, Debug)]
+struct Strikes {
+    end: u64,
+    count: u64,
 }
 
 impl Block {
@@ -117,11 +146,11 @@ impl Block {
         if self.lasting.memory_us == 0 {
             view.level = 0;
         }
-        if let Phase::Counting { end, strikes } = view.phase {
-            moved |= end > now + self.period_us || strikes >= self.limit;
-            view = self.struck(view, now, end.min(now + self.period_us), strikes.min(self.limit));
+        if let Phase::Counting(Strikes { end, count }) = view.phase {
+            moved |= end > now + self.period_us || count >= self.limit;
+            view = self.struck(view, now, Strikes { end: end.min(now + self.period_us), count });
         }
-        (self.stored(view, now), moved)
+        (self.stored(view.kept_closed(), now), moved)
     }
 
     // Phases ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -130,17 +159,24 @@ impl Block {
         let quiet = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
         let Some(state) = state.filter(|state| state.at > now) else { return quiet };
         let Parts { span_us, counts } = unpack(state.n);
-        let (strikes, level) = (counts & STRIKES_MAX, counts >> (STRIKE_BITS + 1));
-        if strikes == 0 {
+        let (count, level) = (counts & STRIKES_MAX, counts >> (STRIKE_BITS + 1));
+        let is_later = counts >> STRIKE_BITS & 1 == 1;
+        if count == 0 || count >= self.limit {
             let end = state.at.saturating_sub(self.lasting.memory_us);
-            let moved = end > now + span_us;
-            let until = if moved { now + span_us } else { end };
-            let phase = if until > now { Phase::Closed { until, length_us: span_us } } else { Phase::Quiet };
+            let (length_us, by) = match count {
+                0 => (span_us, None),
+                _ => {
+                    let end = if is_later { end + span_us } else { end.saturating_sub(span_us) };
+                    (self.grown_us(level.saturating_sub(1)), Some(Strikes { end, count }))
+                }
+            };
+            let moved = end > now + length_us;
+            let until = if moved { now + length_us } else { end };
+            let phase = if until > now { Phase::Closed { until, length_us, by } } else { Phase::Quiet };
             return View { phase, level, forget: until + self.lasting.memory_us, moved };
         }
         let other = state.at.saturating_sub(span_us);
-        let memory_is_later = counts >> STRIKE_BITS & 1 == 1;
-        let (end, forget) = match (level, memory_is_later) {
+        let (end, forget) = match (level, is_later) {
             (0, _) => (state.at, 0),
             (_, true) => (other, state.at),
             (_, false) => (state.at, other),
@@ -149,21 +185,23 @@ impl Block {
         let moved = end > latest_end || forget > latest_forget;
         let (end, forget) = (end.min(latest_end), forget.min(latest_forget));
         let level = if forget > now { level } else { 0 };
-        // A state that was stored outside may be anything.
-        let strikes = strikes.min(self.limit - 1);
-        let phase = if end > now && strikes > 0 { Phase::Counting { end, strikes } } else { Phase::Quiet };
-        View { phase, level, forget, moved }
+        View { phase: Strikes { end, count }.phase(now), level, forget, moved }
     }
 
-    /// Returns the view with this many strikes in the window that ends then.
-    fn struck(&self, view: View, now: u64, end: u64, strikes: u64) -> View {
-        if strikes < self.limit {
-            return View { phase: Phase::Counting { end, strikes }, ..view };
+    /// Returns the view with these strikes.
+    fn struck(&self, view: View, now: u64, strikes: Strikes) -> View {
+        if strikes.count < self.limit {
+            return View { phase: Phase::Counting(strikes), ..view };
         }
         let level = if view.forget > now { view.level } else { 0 };
         let length_us = self.grown_us(level);
         let level = if self.lasting.memory_us > 0 { (level + 1).min(LEVEL_MAX) } else { 0 };
-        View { phase: Phase::Closed { until: now + length_us, length_us }, level, ..view }
+        View { phase: Phase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
+    }
+
+    /// Returns the strikes with `cost` more. No more of them matter than would close the key alone.
+    fn more(&self, strikes: Strikes, cost: u64) -> Strikes {
+        Strikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
     }
 
     /// Returns the length of a block when `level` blocks are remembered.
@@ -190,12 +228,19 @@ impl Block {
             n: pack(Parts { span_us, counts: level << (STRIKE_BITS + 1) | u64::from(later) << STRIKE_BITS | strikes }),
         };
         match view.phase {
-            Phase::Closed { until, length_us } => {
-                Some(pair(until + self.lasting.memory_us, view.level, false, 0, length_us))
+            Phase::Closed { until, length_us, by } => {
+                let at = until + self.lasting.memory_us;
+                let fits = |by: &Strikes| by.count <= STRIKES_MAX && by.end.abs_diff(until) <= PERIOD_US_MAX;
+                Some(match by.filter(fits) {
+                    Some(by) => pair(at, view.level, by.end > until, by.count, by.end.abs_diff(until)),
+                    None => pair(at, view.level, false, 0, length_us),
+                })
             }
-            Phase::Counting { end, strikes } if level == 0 => Some(pair(end, 0, false, strikes, 0)),
-            Phase::Counting { end, strikes } if forget > end => Some(pair(forget, level, true, strikes, forget - end)),
-            Phase::Counting { end, strikes } => Some(pair(end, level, false, strikes, end - forget)),
+            Phase::Counting(Strikes { end, count }) if level == 0 => Some(pair(end, 0, false, count, 0)),
+            Phase::Counting(Strikes { end, count }) if forget > end => {
+                Some(pair(forget, level, true, count, forget - end))
+            }
+            Phase::Counting(Strikes { end, count }) => Some(pair(end, level, false, count, end - forget)),
             Phase::Quiet if remembered => Some(pair(forget, level, false, 0, 0)),
             Phase::Quiet => None,
         }
@@ -204,14 +249,33 @@ impl Block {
     fn taken(&self, view: View) -> u64 {
         match view.phase {
             Phase::Closed { .. } => self.limit,
-            Phase::Counting { strikes, .. } => strikes,
+            Phase::Counting(strikes) => strikes.count,
             Phase::Quiet => 0,
         }
     }
 
+    /// Returns the number of a receipt for strikes in the window that ends at `end`: which blocks are remembered before
+    /// them.
+    fn past(view: View, now: u64, end: u64) -> u64 {
+        if view.level == 0 || view.forget <= now {
+            return 0;
+        }
+        let counts = view.level << 1 | u64::from(view.forget > end);
+        pack(Parts { span_us: view.forget.abs_diff(end), counts })
+    }
+
+    /// Returns the view without the block that strikes with this receipt closed, of which these are left.
+    fn reopened(&self, now: u64, left: Strikes, own: Pair) -> View {
+        let Parts { span_us, counts } = unpack(own.n);
+        let forget = if counts & 1 == 1 { own.at + span_us } else { own.at.saturating_sub(span_us) };
+        let left = Strikes { end: left.end.min(now + self.period_us), ..left };
+        let forget = forget.min(now + self.lasting.memory_us);
+        View { phase: left.phase(now), level: counts >> 1, forget, moved: false }
+    }
+
     fn describe(&self, view: View, now: u64, retry_us: Option<u64>) -> ChargeDecision {
         let left_us = match view.phase {
-            Phase::Closed { until: end, .. } | Phase::Counting { end, .. } => end - now,
+            Phase::Closed { until: end, .. } | Phase::Counting(Strikes { end, .. }) => end - now,
             Phase::Quiet => 0,
         };
         let window_us = match (retry_us, view.phase) {
@@ -223,43 +287,61 @@ impl Block {
     }
 }
 
+impl Strikes {
+    fn phase(self, now: u64) -> Phase {
+        if self.end > now && self.count > 0 { Phase::Counting(self) } else { Phase::Quiet }
+    }
+}
+
+impl View {
+    /// Returns the view with a block that no refund opens.
+    fn kept_closed(mut self) -> Self {
+        if let Phase::Closed { by, .. } = &mut self.phase {
+            *by = None;
+        }
+        self
+    }
+}
+
 impl PairAlgorithm for Block {
     #[inline(never)]
     fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
         let view = self.view(state, now);
         let kept = if view.moved && cost > 0 { self.store(view, now) } else { Next::Keep };
         let fits_never = cost > self.limit && !force;
-        let (end, strikes) = match view.phase {
-            Phase::Closed { until, length_us } => {
+        let strikes = match view.phase {
+            Phase::Closed { until, length_us, by } => {
                 let counts = self.count_denied && cost > 0;
                 let anew_us = if counts { self.grown_us(view.level.saturating_sub(1)) } else { 0 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
-                let seen = View { phase: Phase::Closed { until, length_us }, ..view };
+                let by = by.filter(|by| by.end > now).map(|by| self.more(by, cost)); // written only if it counts
+                let seen = View { phase: Phase::Closed { until, length_us, by }, ..view };
                 let retry_us = (!fits_never).then_some(until - now);
                 let next = if counts { self.store(seen, now) } else { kept };
                 return Answer { decision: self.describe(seen, now, retry_us), next };
             }
-            Phase::Counting { end, strikes } => (end, strikes),
-            Phase::Quiet => (now + self.period_us, 0),
+            Phase::Counting(strikes) => strikes,
+            Phase::Quiet => Strikes { end: now + self.period_us, count: 0 },
         };
         if cost == 0 {
             return Answer { decision: self.describe(view, now, Some(0)), next: kept };
         }
-        let room = self.limit - strikes;
+        let room = self.limit - strikes.count;
         let denied = cost > room && !force;
         if denied && !self.count_denied {
-            let retry_us = (!fits_never).then_some(end - now);
+            let retry_us = (!fits_never).then_some(strikes.end - now);
             return Answer { decision: self.describe(view, now, retry_us), next: kept };
         }
         let units = cost.min(room);
-        let after = self.struck(view, now, end, strikes + units);
+        let after = self.struck(view, now, self.more(strikes, cost));
         let closed_us = match after.phase {
             Phase::Closed { until, .. } if denied || force => until - now,
             _ => 0,
         };
         let decision = self.describe(after, now, (!fits_never).then_some(closed_us));
-        let decision = if denied { decision } else { decision.receipted(units, end, 0) };
+        let decision =
+            if denied { decision } else { decision.receipted(units, strikes.end, Self::past(view, now, strikes.end)) };
         Answer { decision, next: self.store(after, now) }
     }
 
@@ -274,17 +356,24 @@ impl PairAlgorithm for Block {
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 
-    /// Refunds strikes that were counted in the window that ends at `own`, while it counts.
+    /// Refunds strikes in the window that ends at `own`: while they count, and while the block lasts that they closed.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next {
         let view = self.view(Some(state), now);
-        match view.phase {
-            Phase::Counting { end, strikes } if end == own.at && units > 0 => {
-                let strikes = strikes.saturating_sub(units);
-                let phase = if strikes > 0 { Phase::Counting { end, strikes } } else { Phase::Quiet };
-                self.store(View { phase, ..view }, now)
-            }
-            _ => Next::Keep,
+        let (Phase::Counting(strikes) | Phase::Closed { by: Some(strikes), .. }) = view.phase else {
+            return Next::Keep;
+        };
+        if strikes.end != own.at || units == 0 {
+            return Next::Keep;
         }
+        let left = Strikes { count: strikes.count.saturating_sub(units), ..strikes };
+        let after = match view.phase {
+            Phase::Closed { until, length_us, .. } if left.count >= self.limit => {
+                View { phase: Phase::Closed { until, length_us, by: Some(left) }, ..view }
+            }
+            Phase::Closed { .. } => self.reopened(now, left, own),
+            _ => View { phase: left.phase(now), ..view },
+        };
+        self.store(after, now)
     }
 
     #[cfg(feature = "redis")]
@@ -308,22 +397,24 @@ impl PairAlgorithm for Block {
         let units = self.taken(view);
         let dated = match view.phase {
             Phase::Closed { until, .. } => Some(Dated::new(None, until, units)),
-            Phase::Counting { end, .. } => Some(Dated::new(Some(end.saturating_sub(self.period_us)), end, units)),
+            Phase::Counting(Strikes { end, .. }) => {
+                Some(Dated::new(Some(end.saturating_sub(self.period_us)), end, units))
+            }
             Phase::Quiet => None,
         };
         Carried::new(Used::units(units), dated)
     }
 
     fn take_over(&self, carried: &Carried, now: u64) -> Option<Pair> {
-        let strikes = carried.used.units_ceil().min(self.limit);
+        let count = carried.used.units_ceil().min(self.limit);
         let rest = View { phase: Phase::Quiet, level: 0, forget: 0, moved: false };
         let end = carried.until(now, self.period_us);
-        self.stored(if strikes == 0 { rest } else { self.struck(rest, now, end, strikes) }, now)
+        let struck = if count == 0 { rest } else { self.struck(rest, now, Strikes { end, count }) };
+        self.stored(struck.kept_closed(), now)
     }
 
     fn could_be(&self, state: Pair) -> bool {
-        let Parts { span_us, counts } = unpack(state.n);
-        counts & STRIKES_MAX < self.limit && span_us <= PERIOD_US_MAX
+        unpack(state.n).span_us <= PERIOD_US_MAX
     }
 
     /// Whether the state lies further ahead than any block. A block that was made by hand may be longer than the

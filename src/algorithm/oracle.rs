@@ -154,7 +154,11 @@ impl Oracle {
                 }
                 *meter = meter.filter(|(_, count)| *count > 0);
             }
-            Model::Closing(closing) => closing.refund(&self.spec, now, units, start),
+            Model::Closing(closing) => {
+                if let Model::Closing(own) = &own.0 {
+                    closing.refund(&self.spec, now, units, start, own);
+                }
+            }
             Model::Dated(entries) => {
                 if now < start + life_us {
                     entries.iter_mut().filter(|entry| entry.0 == start).for_each(|e| e.1 = e.1.saturating_sub(units));
@@ -195,7 +199,7 @@ impl Oracle {
                 let Parts { span_us, counts } = unpack(block.n);
                 Model::Closing(match counts & STRIKES_MAX {
                     0 => Closing::closed(spec, block.at - spec.lasting.memory_us, span_us, block.at),
-                    strikes => Closing::counting(block.at, strikes),
+                    strikes => Closing::counting(block.at, strikes), // a quota that takes over remembers no blocks
                 })
             }
             (Model::Dated(_), State::Pair(PairRules::TwoCounterWindow(counters), Some(pair))) => {

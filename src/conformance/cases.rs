@@ -343,6 +343,35 @@ cases! {
         ensure(bench.take(&set(1)).await?.is_allowed(), "a reset did not open the key")
     }
 
+    /// A refund of strikes that closed a key undoes the block and nothing else: the other strikes count, and the next
+    /// block is as long as if this one had not been. A key that an operator closed stays closed.
+    #[fix = "see Quota::block: keep the strikes that closed a key, and what was remembered before, until the block ends"]
+    async fn refund_of_strikes_undoes_their_block(bench) {
+        if !bench.supports(block()) {
+            return Ok(());
+        }
+        let block = named("block", block())?;
+        let strike = Charge::new(&block, &bench.key);
+        let both = [bench.take(&[strike]).await?, bench.take(&[strike]).await?];
+        let closed = bench.peek(&[strike.cost(0)]).await?;
+        same("the block that the second strike begins", closed.charges()[0].retry_after(), Some(HOUR))?;
+        // The second strike does not count, and the first does not either.
+        for (mut taken, left) in both.into_iter().zip([1, 2]) {
+            bench.refund(&block, receipt(taken.charge_mut(0))?).await?;
+            same("strikes left after a refund", bench.left_of(&block, &bench.key).await?, left)?;
+        }
+        let mut last = bench.take(&[strike]).await?;
+        bench.take(&[strike]).await?;
+        let closed = bench.peek(&[strike.cost(0)]).await?;
+        same("the block after one that was undone", closed.charges()[0].retry_after(), Some(HOUR))?;
+        bench.reset(&block).await?;
+        bench.refund(&block, receipt(last.charge_mut(0))?).await?;
+        let mut first = bench.take(&[strike]).await?;
+        bench.take(&[strike.cost(2).effect(Effect::Force)]).await?;
+        bench.refund(&block, receipt(first.charge_mut(0))?).await?;
+        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that other strikes closed")
+    }
+
     /// Units beyond an observed policy are metered once, and only if the set passes.
     #[fix = "see Effect::OnRefusal and Quota::meter, or let Limiter::supports return an error for meters"]
     async fn meter_counts_units_beyond_a_quota(bench) {

@@ -1,6 +1,7 @@
 //! Strikes and blocks, from their definition: when what happened, and nothing put together.
 
 use crate::quota::spec::Spec;
+use crate::time::PERIOD_US_MAX;
 
 /// The memory of a key that may be closed. Instants that are over stay, for a clock that steps back.
 #[derive(Clone, Debug, Default)]
@@ -11,18 +12,22 @@ pub(super) struct Closing {
     window: Option<(u64, u64)>,
     /// The number of blocks so far, and the instant until which they are remembered after the last.
     past: Option<(u64, u64)>,
+    /// The past just before the latest strike.
+    past_before: Option<(u64, u64)>,
+    /// The window, and the strikes in it, that began the block.
+    closed_by: Option<(u64, u64)>,
 }
 
 impl Closing {
     /// Makes a block that ends at `until` and lasts for `length_us` in all.
     pub(super) fn closed(spec: &Spec, until: u64, length_us: u64, forgotten: u64) -> Self {
         let past = (spec.lasting.memory_us > 0).then_some((1, forgotten));
-        Self { block: Some((until, length_us)), window: None, past: past.or(Some((1, until))) }
+        Self { block: Some((until, length_us)), past: past.or(Some((1, until))), ..Self::default() }
     }
 
     /// Makes a state of `strikes` that count until `end`.
     pub(super) fn counting(end: u64, strikes: u64) -> Self {
-        Self { block: None, window: Some((end, strikes)), past: None }
+        Self { window: Some((end, strikes)), ..Self::default() }
     }
 
     /// Whether it is allowed, and the units taken.
@@ -33,6 +38,10 @@ impl Closing {
                 self.block = self.block.filter(|(until, _)| now + anew <= *until).or(Some((now + anew, anew)));
                 let until = self.block.map_or(0, |(until, _)| until);
                 self.past = self.past.map(|(blocks, _)| (blocks, until + spec.lasting.memory_us));
+                // It is a strike in the window, if that has not ended.
+                let cost = cost.min(spec.limit + 1);
+                self.closed_by = self.closed_by.filter(|(end, _)| now < *end).map(|(end, all)| (end, all + cost));
+                self.closed_by = self.closed_by.filter(|(_, all)| *all < 4_096);
             }
             return (false, 0);
         }
@@ -42,7 +51,7 @@ impl Closing {
             return (true, 0);
         }
         if fits || force || spec.count_denied {
-            self.strike(spec, now, cost.min(room));
+            self.strike(spec, now, cost.min(spec.limit + 1));
         }
         match (force, fits) {
             (true, _) => (!self.is_closed(now), cost.min(room)),
@@ -56,24 +65,38 @@ impl Closing {
         let end = self.window.filter(|(end, _)| now < *end).map_or(now + spec.period_us, |(end, _)| end);
         self.forget(now);
         (self.block, self.window) = (None, Some((end, strikes)));
+        (self.past_before, self.closed_by) = (self.past, None);
         if strikes >= spec.limit {
             let blocks = self.past.map_or(0, |(blocks, _)| blocks);
             let length = length(spec, blocks);
             self.block = Some((now + length, length));
-            self.window = None;
+            (self.window, self.closed_by) = (None, self.window.filter(|(_, all)| *all < 4_096));
             self.past = Some(((blocks + 1).min(63), now + length + spec.lasting.memory_us));
         }
     }
 
-    pub(super) fn refund(&mut self, spec: &Spec, now: u64, units: u64, window_end: u64) {
+    /// Refunds strikes in the window that ends at `window_end`. `own` is the memory of the key when they were counted.
+    pub(super) fn refund(&mut self, spec: &Spec, now: u64, units: u64, window_end: u64, own: &Self) {
         let mut met = self.clone();
         met.meet_clock(spec, now);
-        if met.is_closed(now) || met.window.is_none_or(|(end, _)| end != window_end || end <= now) {
+        let is_closed = met.is_closed(now);
+        let (mut end, strikes) = match if is_closed { self.closed_by } else { met.window } {
+            Some((end, strikes)) if end == window_end && (is_closed || now < end) => (end, strikes),
+            _ => return,
+        };
+        *self = met;
+        let left = strikes.saturating_sub(units);
+        if is_closed && left >= spec.limit {
+            self.closed_by = self.closed_by.map(|(end, _)| (end, left));
             return;
         }
-        *self = met;
+        if is_closed {
+            (self.block, self.closed_by) = (None, None);
+            self.past = own.past_before.map(|(blocks, until)| (blocks, until.min(now + spec.lasting.memory_us)));
+            end = end.min(now + spec.period_us);
+        }
+        self.window = Some((end, left)).filter(|_| left > 0);
         self.forget(now);
-        self.window = self.window.map(|(end, strikes)| (end, strikes.saturating_sub(units))).filter(|left| left.1 > 0);
     }
 
     pub(super) fn used(&self, spec: &Spec, at: u64) -> u64 {
@@ -88,6 +111,8 @@ impl Closing {
             Some((until, length)) if until > now + length => {
                 self.block = Some((now + length, length));
                 self.past = self.past.map(|(blocks, _)| (blocks, now + length + memory_us));
+                // A key remembers what closed it only if the window ends within the longest period of the block's end.
+                self.closed_by = self.closed_by.filter(|(end, _)| end.abs_diff(now + length) <= PERIOD_US_MAX);
             }
             Some(_) => {}
             None => {

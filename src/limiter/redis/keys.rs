@@ -1,5 +1,5 @@
-//! The stored key of a state: `prefix:1:{caller}:4:name`, where 1 is the format's version and 4 the
-//! length of the policy's name. With groups it is `prefix:1:{group}:4:name:caller`.
+//! The stored key of a state: `prefix:2:{caller}:4:name`, where 2 is the format's version and 4 the
+//! length of the policy's name. With groups it is `prefix:2:{group}:4:name:caller`.
 //!
 //! A cluster hashes what is between the braces. So all policies of one caller are in one slot, and
 //! one call can decide them together.
@@ -77,7 +77,7 @@ impl KeySpace {
                 return misconfigured(format!("{groups} groups are not possible: 1 to {SLOTS}, one for each slot"));
             }
         };
-        Ok(Self { before: format!("{prefix}:1:{{").into_boxed_str(), callers, groups })
+        Ok(Self { before: format!("{prefix}:2:{{").into_boxed_str(), callers, groups })
     }
 
     /// Returns the stored key of a (policy, key).

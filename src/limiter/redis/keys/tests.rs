@@ -89,7 +89,7 @@ fn the_hash_is_the_documented_one() {
     let stored = hashed(0, None).key(&policy("p"), &key(b"api-key-7"));
     // Another program computed it: the SHA-256 of 16 zero bytes and the key's bytes, which are its
     // kind, its length and "api-key-7".
-    assert_eq!(stored.bytes.escape_ascii().to_string(), "test:1:{h0499981011b3e8477761769ef4081483}:1:p");
+    assert_eq!(stored.bytes.escape_ascii().to_string(), "test:2:{h0499981011b3e8477761769ef4081483}:1:p");
 }
 
 #[test]

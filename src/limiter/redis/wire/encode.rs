@@ -4,7 +4,7 @@
 use crate::algorithm::{PairAlgorithm, PairRules, Rules};
 use crate::decision::Receipt;
 use crate::limiter::Effect;
-use crate::quota::spec::Spec;
+use crate::quota::spec::{Lasting, Spec};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 
 use super::charge::KeyedCharge;
@@ -31,7 +31,7 @@ pub(super) enum Kind {
 }
 
 /// The format's version, in the upper half of a value's first byte.
-const VERSION: u8 = 0x90;
+const VERSION: u8 = 0xa0;
 
 impl Kind {
     pub(super) fn of(quota: &Quota) -> Self {
@@ -86,7 +86,10 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             Oldest::Dropped => 1,
             Oldest::Counted => 2,
         }),
-        Kind::Block => [spec.lasting.memory_us, spec.lasting.length_us].into_iter().for_each(&mut number),
+        Kind::Block => {
+            let Lasting { length_us, factor, longest_us, memory_us } = spec.lasting;
+            [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
+        }
         Kind::Whole | Kind::Parts | Kind::Meter => {}
     }
     number(spec.limit);

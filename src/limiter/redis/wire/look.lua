@@ -23,7 +23,7 @@ end
 -- Reads a head (see encode.rs). Returns the quota and the place behind the head, or nothing if it
 -- is no head of this version.
 local function quota_of(text)
-  local kind, place, ok = (string.byte(text, 1) or 0) - 144, 2, true
+  local kind, place, ok = (string.byte(text, 1) or 0) - 160, 2, true
   local function number()
     local value, scale = 0, 1
     while true do
@@ -41,7 +41,7 @@ local function quota_of(text)
   if kind < 1 or kind > 9 then return nil end
   local q = {kind = kind, is_list = kind == 6 or kind == 7, buckets = 1, epoch = 0, oldest = 0, log = 0}
   if kind == 3 or kind == 4 then q.epoch = number() end
-  if kind == 8 then q.memory, q.length = number(), number() end
+  if kind == 8 then q.memory, q.length, q.factor, q.longest = number(), number(), number(), number() end
   if kind >= 5 and kind <= 7 then
     q.oldest = number()
     if q.oldest > 2 then q.oldest, q.log = 1, 1 end
@@ -176,7 +176,8 @@ local function carry_pair(c, at, n, m, sliced)
     c.units = n
     date(c, math.min(math.max(ends - q.period, 0), now), ends, n, n)
   elseif kind == 8 then
-    local phase, a, strikes = block_view(now, at, n, m, q.limit, q.period, q.memory)
+    local phase, a, strikes =
+      block_view(now, at, n, m, q.limit, q.period, q.length, q.factor, q.longest, q.memory)
     if phase == 2 then
       c.units = q.limit
       date(c, nil, a, c.units, c.units)
@@ -205,7 +206,7 @@ end
 -- Returns the units of a value that are in use, or nothing if the value is garbled.
 local function carried(text, list, sliced)
   local kind = string.byte(text, 1) or 0
-  if kind < 145 or kind > 153 then error('\3', 0) end -- it is not of this version
+  if kind < 161 or kind > 169 then error('\3', 0) end -- it is not of this version
   local q, place = quota_of(text)
   if not q or q.is_list ~= (list ~= nil) then return nil end
   local c = {q = q, capacity = q.burst or q.limit, dated = {}, back = 0, units = 0}

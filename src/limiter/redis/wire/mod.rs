@@ -1,4 +1,4 @@
-//! The format of calls, replies and stored values. Its version is 1.
+//! The format of calls, replies and stored values. Its version is 2.
 //!
 //! # The program
 //!
@@ -60,7 +60,7 @@
 //!   runs the script that it was built with.
 //! * A new kind of state takes a new number. Older processes answer its values as foreign.
 //! * A change of the stored value of a kind, or of the stored key, takes a new
-//!   version: in the upper half of a value's first byte, and in the stored key (`prefix:1:`). The
+//!   version: in the upper half of a value's first byte, and in the stored key (`prefix:2:`). The
 //!   new version then shares no state with the old one, and each key has its whole quota once more.
 //!   The CHANGELOG says so.
 //!

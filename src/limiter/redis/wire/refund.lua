@@ -50,11 +50,24 @@ local function refund_pair(kind, q, r, at, n, m)
     return at, n - r.units
   elseif kind == 8 then
     local _, block_view, block_stored = twin(kind)
-    local phase, ends, strikes, level, forget = block_view(now, at, n, m or 0, q[3], q[4], q[8])
-    if phase ~= 1 or ends ~= r.at then return nil end
+    local limit, period, memory = q[3], q[4], q[8]
+    local phase, a, b, level, forget, _, window, strikes =
+      block_view(now, at, n, m or 0, limit, period, q[5], q[6], q[7], memory)
+    if phase == 1 then window, strikes = a, b end
+    if phase == 0 or strikes == 0 or window ~= r.at then return nil end
     strikes = math.max(strikes - r.units, 0)
-    if strikes == 0 then phase = 0 end
-    return block_stored(now, phase, ends, strikes, level, forget, q[8])
+    if phase == 2 and strikes >= limit then
+      return block_stored(now, phase, a, b, level, forget, memory, window, strikes)
+    end
+    if phase == 2 then -- the block is undone, and what was remembered before it is remembered again
+      local span = r.n % 35184372088832
+      local past = (r.n - span) / 35184372088832
+      local later = past % 2
+      level, forget = (past - later) / 2, later == 1 and window + span or math.max(window - span, 0)
+      window, forget = math.min(window, now + period), math.min(forget, now + memory)
+    end
+    phase = strikes > 0 and window > now and 1 or 0
+    return block_stored(now, phase, window, strikes, level, forget, memory)
   elseif kind == 9 then
     if at <= now or r.at <= now then return nil end
     if n <= r.units then return -1 end

@@ -128,8 +128,19 @@ impl Life {
 
     fn refund(&mut self, policy: &Policy, stored: &Stored, step: &Step) -> (Request, Option<ChargeDecision>) {
         let index = step.a as usize % self.receipts.len();
-        let (left, at, part) = self.receipts[index];
+        let left = self.receipts[index].0;
         let units = if step.b % 2 == 0 { left } else { step.b / 2 % (left + 1) };
+        self.refund_of(policy, stored, index, units)
+    }
+
+    fn refund_of(
+        &mut self,
+        policy: &Policy,
+        stored: &Stored,
+        index: usize,
+        units: u64,
+    ) -> (Request, Option<ChargeDecision>) {
+        let (left, at, part) = self.receipts[index];
         self.receipts[index].0 -= units;
         if units == left {
             self.receipts.swap_remove(index);
@@ -262,6 +273,77 @@ fn bursts_of_a_sliding_log_are_reported_as_in_memory() {
             assert!(is_same(&mut decision, &expected.unwrap()), "{decision:?} of {burst}, then {cost}");
         }
     }
+}
+
+/// Refunds of strikes that closed a key, each followed by a look: with and without earlier blocks, in any order, after
+/// a clock that stepped back, and with more strikes than it takes to close.
+#[test]
+fn refunds_that_undo_a_block_are_reported_as_in_memory() {
+    const SECOND: u64 = 1_000_000;
+    let seconds = std::time::Duration::from_secs;
+    let plain = Quota::block(3, seconds(60), seconds(900)).unwrap();
+    let growing = Quota::block(3, seconds(60), seconds(20)).unwrap().growing(3, seconds(90), seconds(600)).unwrap();
+    let quotas = [plain, growing, plain.count_denied().unwrap(), growing.count_denied().unwrap()];
+    let mut bench = Bench::start();
+    let (mut number, mut opened) = (0, 0);
+    for quota in quotas {
+        for order in 0..27 {
+            // How many blocks came before, how many strikes are forced upon it, and seconds until the refunds: below
+            // three the clock steps back.
+            let cases = [(0, 0, 4), (1, 0, 4), (2, 0, 10), (2, 0, 62), (1, 1, 4), (2, 2, 0), (1, 0, 33)];
+            for (earlier, forced, pause) in cases {
+                let mut life = Life::new(quota, 1_000_000 * SECOND, number, Vec::new());
+                number += 1;
+                let policy = Policy::new("p", quota).unwrap();
+                let stored = bench.space.key(&policy, &life.key);
+                let mut ask = |life: &Life, (ask, expected): (Request, Option<ChargeDecision>)| {
+                    let answer = bench.ask(&[(Timestamp::from_micros(life.now), &ask)]).remove(0);
+                    match (answer, expected) {
+                        (Ok(Answer::Decided(mut decision)), Some(expected)) => {
+                            assert!(
+                                is_same(&mut decision, &expected),
+                                "{decision:?}, not {expected:?}, {quota}, {order}"
+                            );
+                        }
+                        (answer, None) => assert!(matches!(answer, Ok(Answer::Done)), "{answer:?}"),
+                        (answer, _) => panic!("{answer:?}"),
+                    }
+                };
+                for _ in 0..earlier {
+                    let closing = life.charge(&policy, &stored, 3, Effect::Enforce, false);
+                    ask(&life, closing);
+                    life.now += life.reset_us + SECOND;
+                }
+                life.receipts.clear();
+                for _ in 0..3 {
+                    life.now += SECOND;
+                    let strike = life.charge(&policy, &stored, 1, Effect::Enforce, false);
+                    ask(&life, strike);
+                }
+                let denied = life.charge(&policy, &stored, 1, Effect::Enforce, false);
+                ask(&life, denied);
+                if forced > 0 {
+                    let denied = life.charge(&policy, &stored, forced, Effect::Force, false);
+                    ask(&life, denied);
+                }
+                life.now = life.now - 3 * SECOND + pause * SECOND;
+                let closed = life.retry_us > 0;
+                for place in [order % 3, order / 3 % 3, order / 9] {
+                    if let Some((left, ..)) = life.receipts.get(place).copied() {
+                        let refund = life.refund_of(&policy, &stored, place, left);
+                        ask(&life, refund);
+                    }
+                    let look = life.charge(&policy, &stored, 0, Effect::Enforce, false);
+                    ask(&life, look);
+                }
+                opened += usize::from(closed && life.retry_us == 0);
+                let strike = life.charge(&policy, &stored, 3, Effect::Force, false);
+                ask(&life, strike);
+            }
+        }
+    }
+    bench.check_ttls();
+    assert!(opened > number / 4, "{opened} of {number} keys were opened by refunds");
 }
 
 /// Plans of any two kinds in turn: their windows have one grid, unlike those of random quotas.

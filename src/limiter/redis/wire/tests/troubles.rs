@@ -46,7 +46,7 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
     for quota in quotas() {
         let policy = Policy::new("p", quota).unwrap();
         let left = quota.capacity() - 1;
-        let later_version = [&[0xa1_u8][..], b"\x05\x05\x05"].concat();
+        let later_version = [&[0xb1_u8][..], b"\x05\x05\x05"].concat();
         let values: [&[&[u8]]; 7] = [
             &[b"SET", b"hello"],
             &[b"SET", b"17"],
@@ -77,7 +77,7 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
             let Err(error) = failed else { panic!("{failed:?}") };
             assert_eq!(error.kind(), RedisErrorKind::Foreign);
             let text = error.to_string();
-            assert!(text.contains("`test:1:`") && text.contains("\"p\"") && !text.contains("bad"), "{text}");
+            assert!(text.contains("`test:2:`") && text.contains("\"p\"") && !text.contains("bad"), "{text}");
             assert!(is_taken(first, left) && is_taken(last, left), "{quota}: {among:?}");
             assert_eq!(dump(&mut bench), before);
             let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
