@@ -13,7 +13,10 @@ use super::setup::{AnyClock, OnFull, Setup};
 use super::snapshot::Snapshot;
 use super::store::Store;
 
-const CAPACITY_MAX: usize = 1 << 32;
+/// The most keys, and the most entries that can be asked for. On a target of 32 bits, what holds them has to fit its
+/// addresses: 40 bytes for each key in the table, and 128 for each six entries or for each slot in the arena.
+const CAPACITY_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 22 };
+const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 
 /// Sets up a [`MemoryLimiter`].
 ///
@@ -29,12 +32,14 @@ const CAPACITY_MAX: usize = 1 << 32;
 #[must_use]
 pub struct MemoryLimiterBuilder {
     setup: Setup,
+    /// The default clock is made only if no other is set: a target without an operating system has none.
+    clock: Option<AnyClock>,
     snapshot: Option<Vec<u8>>,
 }
 
 impl MemoryLimiterBuilder {
     /// Sets how many keys the limiter holds, from 1 to 2^32; a million by default. This bounds the
-    /// memory, see [`MemoryLimiter`].
+    /// memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
     pub fn capacity(mut self, keys: usize) -> Self {
         self.setup.capacity = keys;
         self
@@ -63,14 +68,14 @@ impl MemoryLimiterBuilder {
     /// The limiter's time reaches from about 200 days before it was built to 12 years after. Beyond that
     /// it stands still.
     pub fn clock(mut self, clock: impl Clock + 'static) -> Self {
-        self.setup.clock = AnyClock::Other(Arc::new(clock));
+        self.clock = Some(AnyClock::Other(Arc::new(clock)));
         self
     }
 
     /// Reads the CPU's time stamp counter, see [`FastClock`](crate::clock::FastClock).
     #[cfg(feature = "fast-clock")]
     pub fn fast_clock(mut self) -> Self {
-        self.setup.clock = AnyClock::Fast(crate::clock::FastClock::new());
+        self.clock = Some(AnyClock::Fast(crate::clock::FastClock::new()));
         self
     }
 
@@ -90,19 +95,19 @@ impl MemoryLimiterBuilder {
     /// Builds the limiter.
     ///
     /// # Errors
-    /// If the capacity is 0 or above 2^32, or the snapshot cannot be read.
+    /// If the capacity is 0 or above the most, or the snapshot cannot be read.
     pub fn build(self) -> Result<MemoryLimiter, MemoryLimiterError> {
-        let Self { setup, snapshot } = self;
-        if setup.capacity == 0 || setup.capacity > CAPACITY_MAX {
+        let Self { setup, clock, snapshot } = self;
+        if setup.capacity == 0 || setup.capacity as u64 > CAPACITY_MAX {
             return Err(MemoryLimiterError::new(
                 MemoryLimiterErrorKind::Capacity,
                 format!("a limiter for {} keys is not possible: choose 1 to {CAPACITY_MAX}", setup.capacity),
             ));
         }
-        let entries = setup.entries.min(CAPACITY_MAX);
+        let entries = usize::try_from(ENTRIES_MAX).map_or(setup.entries, |most| setup.entries.min(most));
         let snapshot = snapshot.as_deref().map(Snapshot::read).transpose()?;
         let seeds = snapshot.as_ref().map_or_else(random_seeds, |snapshot| snapshot.seeds);
-        let store = Store::new(Setup { entries, ..setup }, seeds);
+        let store = Store::new(Setup { entries, ..setup }, clock.unwrap_or_default(), seeds);
         if let Some(snapshot) = snapshot {
             snapshot.fill(&store);
         }
@@ -119,12 +124,12 @@ impl MemoryLimiter {
     /// Makes a limiter for a million keys.
     #[must_use]
     pub fn new() -> Self {
-        Self(Arc::new(Store::new(Setup::default(), random_seeds())))
+        Self(Arc::new(Store::new(Setup::default(), AnyClock::default(), random_seeds())))
     }
 
     /// Sets up a limiter.
     pub fn builder() -> MemoryLimiterBuilder {
-        MemoryLimiterBuilder { setup: Setup::default(), snapshot: None }
+        MemoryLimiterBuilder { setup: Setup::default(), clock: None, snapshot: None }
     }
 }
 

@@ -98,13 +98,13 @@ mod tests {
     use super::*;
     use crate::key::Key;
     use crate::limiter::Charge;
-    use crate::limiter::memory::setup::Setup;
+    use crate::limiter::memory::setup::{AnyClock, Setup};
     use crate::policy::Policy;
     use crate::quota::Quota;
 
     #[test]
     fn two_keys_found_in_one_slot_are_not_both_locked() {
-        let store = Store::new(Setup { capacity: 1, ..Setup::default() }, [1, 2]);
+        let store = Store::new(Setup { capacity: 1, ..Setup::default() }, AnyClock::default(), [1, 2]);
         let policy = Policy::from(Quota::per_hour(5));
         let [there, gone] = ["there", "gone"].map(|key| Key::of(key).expect("it is short"));
         assert!(store.charge(Charge::new(&policy, &there)).is_allowed());

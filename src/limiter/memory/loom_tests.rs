@@ -221,10 +221,15 @@ struct Limiter {
 impl Limiter {
     fn new(quota: Quota) -> Arc<Self> {
         let clock = ManualClock::new();
-        let clock_of_setup = AnyClock::Other(std::sync::Arc::new(clock.clone()));
-        let setup = Setup { clock: clock_of_setup, capacity: 1, entries: 1, ..Setup::default() };
+        let shared = AnyClock::Other(std::sync::Arc::new(clock.clone()));
+        let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
         let policy = Policy::new("p", quota).expect("it is a name");
-        Arc::new(Self { store: Store::new(setup, [1, 2]), clock, policy, key: Key::of("k").expect("it is short") })
+        Arc::new(Self {
+            store: Store::new(setup, shared, [1, 2]),
+            clock,
+            policy,
+            key: Key::of("k").expect("it is short"),
+        })
     }
 
     fn take(&self) -> bool {

@@ -35,6 +35,12 @@ pub(super) enum AnyClock {
     Other(Arc<dyn Clock>),
 }
 
+impl Default for AnyClock {
+    fn default() -> Self {
+        Self::Monotonic(MonotonicClock::new())
+    }
+}
+
 impl AnyClock {
     #[inline(always)] // it would be a call in the usual charge (benches/instructions.rs)
     pub(super) fn now_us(&self) -> u64 {
@@ -58,7 +64,6 @@ impl AnyClock {
 
 /// The settings of a limiter; its builder describes each.
 pub(super) struct Setup {
-    pub(super) clock: AnyClock,
     pub(super) capacity: usize,
     pub(super) entries: usize,
     pub(super) on_full: OnFull,
@@ -67,12 +72,6 @@ pub(super) struct Setup {
 
 impl Default for Setup {
     fn default() -> Self {
-        Self {
-            clock: AnyClock::Monotonic(MonotonicClock::new()),
-            capacity: 1_000_000,
-            entries: ENTRIES_MIN,
-            on_full: OnFull::Evict,
-            observers: Observers::default(),
-        }
+        Self { capacity: 1_000_000, entries: ENTRIES_MIN, on_full: OnFull::Evict, observers: Observers::default() }
     }
 }

@@ -14,7 +14,7 @@ use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::CLOCK_US_MAX;
 
 use super::entry_arena::EntryArena;
-use super::setup::Setup;
+use super::setup::{AnyClock, Setup};
 use super::slot_table::{Fingerprint, Seen, SlotTable, version_of};
 use super::versions::{PHASE_US, UNNAMED, Versions};
 use super::word::{NO_STATE, Now, RELATIVE_US_MAX, is_expired};
@@ -31,6 +31,7 @@ pub(super) struct Store {
     arena: OnceLock<EntryArena>,
     pub(super) versions: Versions,
     pub(super) setup: Setup,
+    clock: AnyClock,
     /// The secret that fingerprints are made with.
     pub(super) seeds: [u64; 2],
     shared_seed: SharedSeed,
@@ -50,14 +51,15 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(setup: Setup, seeds: [u64; 2]) -> Self {
+    pub(super) fn new(setup: Setup, clock: AnyClock, seeds: [u64; 2]) -> Self {
         Self {
             table: SlotTable::new(setup.capacity),
             arena: OnceLock::new(),
             versions: Versions::new(),
             // Early enough that no sum overflows.
-            base: setup.clock.now_us().saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX),
+            base: clock.now_us().saturating_sub(BACK_US).min(CLOCK_US_MAX - RELATIVE_US_MAX),
             setup,
+            clock,
             seeds,
             shared_seed: SharedSeed::from_u64(seeds[1]),
             policy_registry: PolicyRegistry::new(),
@@ -100,13 +102,13 @@ impl Store {
     /// [ahead](crate::algorithm::PairRules::is_clamped) of it.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
-        Now::new(self.setup.clock.now_us(), self.base)
+        Now::new(self.clock.now_us(), self.base)
     }
 
     /// Reads the clock after the state was locked. Only such a reading may rewind a state: if the state is ahead of it,
     /// the clock has stepped back.
     pub(super) fn now_after(&self) -> Now {
-        Now::new(self.setup.clock.now_us_in_order(), self.base)
+        Now::new(self.clock.now_us_in_order(), self.base)
     }
 
     // Stripes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
