@@ -77,12 +77,12 @@ local function block(now, at, n, m, cost, force, limit, period, length, factor, 
   local function stored(ok)
     return ok, block_stored(now, phase, a, b, level, forget, memory, window, strikes)
   end
-  if cost == 0 or phase == 2 and count_denied ~= 1 then
+  if cost == 0 or phase == 2 and count_denied ~= 1 and (force ~= 1 or strikes == 0) then
     if moved and cost > 0 then return stored(false) end
     return phase ~= 2
   end
   if phase == 2 then
-    local anew = block_length(math.max(level - 1, 0), length, factor, longest)
+    local anew = count_denied == 1 and block_length(math.max(level - 1, 0), length, factor, longest) or 0
     if now + anew > a then a, b = now + anew, anew end
     strikes = strikes > 0 and window > now and strikes + cost or 0
     return stored(false)

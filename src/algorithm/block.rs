@@ -42,9 +42,9 @@
 //! window closed. If fewer than the limit are left, the block is undone: the key is open, the strikes that are left
 //! count until the end of their window, and the blocks before this one are remembered as before it.
 //!
-//! So a refund undoes what its own strikes did and nothing else. Strikes in excess of the limit count, too: those of a
-//! key that an operator closed, and those of requests denied by a block that counts them while the window lasts. A
-//! block that has ended stays remembered.
+//! So a refund undoes what its own strikes did and nothing else. Strikes in excess of the limit count, too, while the
+//! window lasts: strikes by hand, and requests denied by a block that counts them. After the window either of them
+//! keeps the key closed. A block that has ended stays remembered.
 
 use crate::decision::ChargeDecision;
 use crate::quota::spec::{Lasting, Spec};
@@ -311,10 +311,12 @@ impl PairAlgorithm for Block {
         let fits_never = cost > self.limit && !force;
         let strikes = match view.phase {
             Phase::Closed { until, length_us, by } => {
-                let counts = self.count_denied && cost > 0;
-                let anew_us = if counts { self.grown_us(view.level.saturating_sub(1)) } else { 0 };
+                let is_renewed = self.count_denied && cost > 0;
+                let anew_us = if is_renewed { self.grown_us(view.level.saturating_sub(1)) } else { 0 };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
+                // A forced strike counts if the block is undone: an operator who closes a closed key means it.
+                let counts = is_renewed || force && cost > 0 && by.is_some();
                 let by = by.filter(|by| by.end > now).map(|by| self.more(by, cost)); // written only if it counts
                 let seen = View { phase: Phase::Closed { until, length_us, by }, ..view };
                 let retry_us = (!fits_never).then_some(until - now);
@@ -345,14 +347,15 @@ impl PairAlgorithm for Block {
         Answer { decision, next: self.store(after, now) }
     }
 
-    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it looks.
+    /// A charge on refusal is a strike if a charge that it belongs to was refused. Otherwise it looks, and so it does
+    /// if the key is closed, unless denied requests count.
     fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
         let How::OnRefusal { refused } = how else {
             let (cost, force) = how.plainly(cost);
             return self.decide(state, now, cost, force);
         };
         let closed = matches!(self.view(state, now).phase, Phase::Closed { .. });
-        let counts = refused || (closed && self.count_denied);
+        let counts = if closed { self.count_denied } else { refused };
         self.decide(state, now, if counts { cost } else { 0 }, counts)
     }
 

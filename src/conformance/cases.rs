@@ -369,7 +369,12 @@ cases! {
         let mut first = bench.take(&[strike]).await?;
         bench.take(&[strike.cost(2).effect(Effect::Force)]).await?;
         bench.refund(&block, receipt(first.charge_mut(0))?).await?;
-        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that other strikes closed")
+        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that other strikes closed")?;
+        bench.reset(&block).await?;
+        let mut both = bench.take(&[strike.cost(2)]).await?;
+        bench.take(&[strike.cost(2).effect(Effect::Force)]).await?;
+        bench.refund(&block, receipt(both.charge_mut(0))?).await?;
+        ensure(!bench.peek(&[strike]).await?.is_allowed(), "a refund opened a key that an operator closed once more")
     }
 
     /// Units beyond an observed policy are metered once, and only if the set passes.

@@ -98,12 +98,10 @@ impl Quota {
 }
 
 impl Quota {
-    /// Returns the quota without the options that its states do not depend on. The state of a block
-    /// itself says how long it lasts.
+    /// Returns the quota without the options that its states do not depend on.
     pub(crate) fn of_states(self) -> Self {
         let mut spec = *self.spec();
         if spec.algorithm == Algorithm::Block {
-            spec.lasting = Lasting { memory_us: spec.lasting.memory_us, length_us: 1, factor: 1, longest_us: 1 };
             spec.count_denied = false;
         }
         Self::from_spec(spec)

@@ -38,6 +38,8 @@ impl Closing {
                 self.block = self.block.filter(|(until, _)| now + anew <= *until).or(Some((now + anew, anew)));
                 let until = self.block.map_or(0, |(until, _)| until);
                 self.past = self.past.map(|(blocks, _)| (blocks, until + spec.lasting.memory_us));
+            }
+            if (spec.count_denied || force) && cost > 0 {
                 // It is a strike in the window, if that has not ended.
                 let cost = cost.min(spec.limit + 1);
                 self.closed_by = self.closed_by.filter(|(end, _)| now < *end).map(|(end, all)| (end, all + cost));

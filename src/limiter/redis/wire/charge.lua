@@ -73,9 +73,10 @@ local function charge(
     if mode > 2 then
       local from, upto = unpack('<I2I2', extra, 2)
       local is_hit = from == 0 or string.find(string.sub(denied, from, upto), '1', 1, true)
-      -- If no partner was refused, the charge only looks. A closed block that counts denied requests
-      -- counts it all the same.
-      if not is_hit and not (kind == 8 and i == 1 and more(now, at, n, m, c, d, e, f, g, h) == 2) then a = 0 end
+      -- If no partner was refused, the charge only looks. A closed block counts it if it counts denied
+      -- requests.
+      if kind == 8 and more(now, at, n, m, c, d, e, f, g, h) == 2 then is_hit = i == 1 end
+      if not is_hit then a = 0 end
     end
     ok, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g, h, i)
     if other and other.ahead and not to and (a > 0 or kind == 2 and e > 0) then
