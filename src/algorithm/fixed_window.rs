@@ -168,4 +168,9 @@ impl PairAlgorithm for FixedWindow {
     fn is_clamped(&self, state: Pair, now: u64) -> bool {
         state.at.saturating_sub(now) > 2 * self.period_us
     }
+
+    #[inline(always)]
+    fn counts_anew(&self, state: Option<Pair>, now: u64) -> bool {
+        state.is_none_or(|state| state.at <= now)
+    }
 }

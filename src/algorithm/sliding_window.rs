@@ -163,6 +163,12 @@ impl PairAlgorithm for TwoCounterWindow {
         state.at.saturating_sub(now) > 3 * self.period_us
     }
 
+    /// The oldest counter is dropped when a sub-window begins.
+    #[inline(always)]
+    fn counts_anew(&self, state: Option<Pair>, now: u64) -> bool {
+        state.is_none_or(|state| state.at <= now + self.period_us)
+    }
+
     fn carried(&self, state: Pair, now: u64, _sliced: bool) -> Carried {
         self.log.carried(&Listed(&self.unpack(Some(state))), now)
     }

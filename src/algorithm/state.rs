@@ -84,6 +84,14 @@ pub(crate) trait PairAlgorithm {
     /// back: either the clock stepped back, or `now` is older than the state.
     fn is_clamped(&self, state: Pair, now: u64) -> bool;
 
+    /// Returns whether a decision at `now` counts anew what this state, or one that has expired, counts at an earlier
+    /// instant. So the clock has to be read after the state: if it stepped back in between, units that still count
+    /// would be forgotten. A bucket forgets nothing, because the instant at which it is empty only moves ahead.
+    #[inline(always)]
+    fn counts_anew(&self, _state: Option<Pair>, _now: u64) -> bool {
+        false
+    }
+
     /// Returns how full the state is.
     fn fullness(&self, state: Pair, now: u64) -> Fullness {
         Fullness::of(&self.decide(Some(state), now, 0, false).decision)

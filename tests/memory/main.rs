@@ -9,6 +9,7 @@ mod limiter;
 mod model;
 mod on_refusal;
 mod plans;
+mod random_clocks;
 mod stale_clock;
 mod stopped_clock;
 mod stress;

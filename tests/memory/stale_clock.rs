@@ -1,6 +1,7 @@
 //! A thread may read the clock, lose the processor, and then meet a state that is newer than its
 //! reading. The limiter must not treat that as a clock that stepped back, which would refund the
-//! state's usage.
+//! state's usage. Or the clock steps back meanwhile, and the state is older than the reading says. The
+//! limiter must not treat it as expired.
 
 use std::fmt;
 use std::sync::mpsc::{self, Receiver};
@@ -11,7 +12,7 @@ use std::time::Duration;
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
     clock::{Clock, ManualClock, Timestamp},
-    limiter::{Charge, Effect, Refund},
+    limiter::{Charge, Effect, Refund, memory::OnFull},
     quota::{Anchor, Oldest, QuotaError},
 };
 
@@ -272,6 +273,101 @@ fn paused_conversion_gives_no_allowance_back() {
             let Some(others_first) = clock.paused() else { break };
             let after = drain(&limiter, &changed, &key);
             assert!(!others_first || after <= 2, "{quota}, pause {place}: {after} passed after ten of twelve");
+        }
+    }
+}
+
+/// Runs `decide` with a pause at each of its places. In the pause the clock steps back, and other
+/// threads use up the quota. At most one full quota may pass after the step, besides `decide`.
+fn check_step_back(what: &str, decide: impl Fn(&MemoryLimiter, &Policy, &Key)) {
+    for quota in quotas() {
+        for step in [SECOND / 2, SECOND, 3 * SECOND / 2, 5 * SECOND] {
+            let policy = Policy::new("p", quota).expect("it is a name");
+            let key = Key::of("k").expect("it is short");
+            for place in 0.. {
+                let clock = Pausing::new();
+                let limiter =
+                    MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().expect("the setup is possible");
+                let other = Policy::new("other", Quota::per_minute(1_000)).expect("it is a name");
+                assert!(limiter.take_one(&other, &key, 1).is_allowed());
+                // A state of the sub-window before, and one of the instant to which the clock steps back.
+                clock.time.set(at(9));
+                drain(&limiter, &policy, &key);
+                clock.time.set(at(10));
+                assert!(limiter.take_one(&policy, &key, 0).is_allowed());
+                let _ = limiter.take_one(&policy, &key, 1);
+                clock.time.advance(step);
+                let passed = Arc::new(Mutex::new(0));
+                let (others, limit, who, count) = (limiter.clone(), policy.clone(), key.clone(), passed.clone());
+                let time = clock.time.clone();
+                clock.arm(
+                    place,
+                    Box::new(move || {
+                        time.set(at(10));
+                        *count.lock().expect("no test panics with it") = drain(&others, &limit, &who);
+                    }),
+                );
+                decide(&limiter, &policy, &key);
+                if clock.paused().is_none() {
+                    assert!(place > 0, "{what}: {quota}: the clock was never read");
+                    break;
+                }
+                let (by_others, after) = (*passed.lock().expect("no test panics"), drain(&limiter, &policy, &key));
+                let most = quota.capacity();
+                assert!(
+                    by_others + after <= most,
+                    "{what}: {quota}, pause {place}, back by {step:?}: {by_others} and then {after} passed, of {most}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn step_back_during_a_take_passes_no_second_quota() {
+    for cost in [1, 2] {
+        check_step_back("a take", |limiter, policy, key| drop(limiter.take_one(policy, key, cost)));
+    }
+}
+
+#[test]
+fn step_back_during_a_set_passes_no_second_quota() {
+    let other = Policy::new("other", Quota::per_minute(1_000)).expect("it is a name");
+    check_step_back("a set", |limiter, policy, key| {
+        drop(limiter.take_now(&[Charge::new(&other, key), Charge::new(policy, key)]));
+    });
+}
+
+#[test]
+fn step_back_while_a_new_key_gets_a_slot_forgets_no_key() {
+    let policy = Policy::new("p", Quota::per_second(10)).expect("it is a name");
+    // As many as there are slots for, in two lines of four.
+    let keys: Vec<Key> = (0..8_u64).map(|number| Key::of(number).expect("it is short")).collect();
+    for place in 0.. {
+        let clock = Pausing::new();
+        let builder = MemoryLimiter::builder().capacity(1).on_full(OnFull::Deny).clock(clock.clone());
+        let limiter = builder.build().expect("the setup is possible");
+        keys.iter().for_each(|key| drop(limiter.take_one(&policy, key, 1)));
+        clock.time.set(at(100));
+        let passed = Arc::new(Mutex::new(Vec::new()));
+        let (others, limit, who, count) = (limiter.clone(), policy.clone(), keys.clone(), passed.clone());
+        let time = clock.time.clone();
+        clock.arm(
+            place,
+            Box::new(move || {
+                time.set(at(1));
+                *count.lock().expect("no test panics with it") =
+                    who.iter().map(|key| drain(&others, &limit, key)).collect();
+            }),
+        );
+        let _ = limiter.take_one(&policy, &Key::of("new").expect("it is short"), 1);
+        if clock.paused().is_none() {
+            assert!(place > 0, "the clock was never read");
+            return;
+        }
+        for (key, by_others) in keys.iter().zip(&*passed.lock().expect("no test panics with it")) {
+            let left = limiter.peek_one(&policy, key, 0).remaining();
+            assert!(by_others + left <= 10, "pause {place}: {by_others} passed, and {left} are left, of 10");
         }
     }
 }

@@ -150,7 +150,8 @@ fn take_unit(bucket: &Gcra<u64>, word: u64, now: Now) -> Option<(Verdict<u64>, u
     Some((verdict, next))
 }
 
-/// Decides about any charge, and returns the word to write; `None` if `now` may be older than the state.
+/// Decides about any charge, and returns the word to write; `None` if `now` may be older than the state, or if `now`
+/// says that another window has begun: that is decided by a clock that is read under the slot's lock.
 #[inline(always)]
 fn decide(
     rules: &impl PairAlgorithm,
@@ -165,7 +166,8 @@ fn decide(
         Effect::OnRefusal { .. } => return None,
     };
     let state = layout.unpack(word, now);
-    if state.is_some_and(|state| rules.is_clamped(state, now.at)) {
+    let is_clamped = state.is_some_and(|state| rules.is_clamped(state, now.at));
+    if is_clamped || word != NO_STATE && rules.counts_anew(state, now.at) {
         return None;
     }
     let Answer { decision, next } = rules.decide_how(state, now.at, charge.cost, how);

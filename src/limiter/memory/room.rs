@@ -71,6 +71,7 @@ impl Store {
         events: &mut Events<'_>,
     ) -> Option<Place<'a>> {
         let is_pinned = self.versions.form(version).is_pinned();
+        let mut now = now;
         for _ in 0..ATTEMPTS {
             let mut slots = self.table.candidates(key);
             if is_pinned {
@@ -81,11 +82,12 @@ impl Store {
             // so that an idle key keeps its slot for a while.
             let free = slots.iter().filter(|seen| self.is_free(**seen, now));
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
-                if let Some(place) = self.lock_and_empty(*seen) {
+                if let Some(place) = self.lock_free_slot(*seen) {
                     self.found_room(true);
                     return Some(place);
                 }
-                continue; // another thread was quicker
+                now = self.now_after(); // another thread was quicker, or the clock stepped back
+                continue;
             }
             let moved = self.vacate_one(key, &slots, now);
             // Without a slot that the key may take, pinned states are in the way. That does not mean a full table.
@@ -132,6 +134,13 @@ impl Store {
         slots.iter().filter(pinned).count()
     }
 
+    /// Locks and empties a slot whose state has expired. It reads the clock again, because the clock may have stepped
+    /// back since it was read, and the state may have been written after that.
+    fn lock_free_slot<'a>(&self, seen: Seen<'a>) -> Option<Place<'a>> {
+        let is_free = seen.word == NO_STATE || self.is_free(seen, self.now_after());
+        if is_free { self.lock_and_empty(seen) } else { None }
+    }
+
     fn lock_and_empty<'a>(&self, seen: Seen<'a>) -> Option<Place<'a>> {
         if !seen.try_lock() {
             return None;
@@ -170,7 +179,7 @@ impl Store {
             return None;
         }
         let to = match self.table.elsewhere(seen).find(|to| self.is_free(*to, now)) {
-            Some(free) => self.lock_and_empty(free)?,
+            Some(free) => self.lock_free_slot(free)?,
             None if deeper => self.table.elsewhere(seen).find_map(|other| self.vacate(other, now, false))?,
             None => return None,
         };
@@ -221,7 +230,7 @@ impl Store {
 
     /// When the arena is full: frees a block or more that other keys hold. It looks at a few keys drawn by lot. What
     /// has expired is forgotten; of what counts two blocks are [folded](super::entry_arena::EntryArena::fold) into one.
-    pub(super) fn free_a_block(&self, now: Now) {
+    pub(super) fn free_a_block(&self) {
         let arena = self.arena();
         if arena.has_free() {
             return;
@@ -234,7 +243,8 @@ impl Store {
                 continue;
             }
             let mut chain = arena.load(block_of(seen.word));
-            let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {
+            // After the lock: if the clock stepped back, an older reading would free what still counts.
+            let (is_freed, word) = if is_expired(seen.word, form.shift(), self.now_after()) {
                 arena.clear(owner, &mut chain);
                 (true, NO_STATE)
             } else {

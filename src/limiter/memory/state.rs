@@ -257,7 +257,7 @@ impl Store {
                 && (!adds
                     || word_layout(hold.rules, hold.version).is_some()
                     || !hold.chain.wants_block()
-                    || self.make_block(hold, now));
+                    || self.make_block(hold));
         if !has_room {
             hold.change_nothing();
         }
@@ -270,8 +270,8 @@ impl Store {
         place.is_some()
     }
 
-    fn make_block(&self, hold: &mut Hold<'_>, now: Now) -> bool {
-        self.free_a_block(now);
+    fn make_block(&self, hold: &mut Hold<'_>) -> bool {
+        self.free_a_block();
         if !hold.chain.has_block() {
             let Some(chain) = self.arena().begin(hold.key) else { return false };
             (hold.chain, hold.is_begun) = (chain, true);
