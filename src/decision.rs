@@ -369,8 +369,8 @@ impl Clone for ChargeDecision {
 /// refunded at most once.
 ///
 /// Each limiter defines what its numbers mean. In this crate a bucket's receipt holds the instant
-/// at which the charge's own units have drained, a window's the window, and a log's the instant of
-/// the charge.
+/// at which the charge's own units have drained, a window's the window, a block's the window and the
+/// blocks before it, and a log's the instant of the charge.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Receipt {
     units: u64,

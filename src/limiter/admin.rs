@@ -52,8 +52,8 @@ impl<L: Limiter> Blocks<L> {
     }
 
     /// Counts `strikes` strikes of a key, and returns how long the key is closed after them.
-    /// Strikes on a closed key change nothing, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied).
+    /// Strikes on a closed key do not prolong the block, unless the quota [counts
+    /// them](crate::quota::Quota::count_denied). They count if a refund would open the key.
     ///
     /// # Errors
     /// Returns the limiter's error.

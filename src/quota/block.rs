@@ -19,6 +19,10 @@ impl Quota {
     /// By itself it is a limit such as "five attempts, then nothing for an hour". As the block of a
     /// [rule](crate::Rule::block) its units are the rule's refusals.
     ///
+    /// A refund undoes the block that the refunded units began, while that lasts. So with
+    /// [`charge_when`](crate::Rule::charge_when) right logins never close a key; see the
+    /// [guide](crate::guide::blocks_and_meters#blocks).
+    ///
     /// ```
     /// use std::time::Duration;
     /// use tower_ratelimit::Quota;

@@ -883,3 +883,86 @@ async fn panic_of_a_closure_is_an_abort_for_any_method() {
         assert_eq!(layer.peek(&Key::global()).await.unwrap()[0].1.remaining(), 10, "{method}");
     }
 }
+
+/// Failed logins that close an account or an address: five within a quarter of an hour close it for a
+/// quarter of an hour, and longer each time if it grows.
+fn closing_logins(is_growing: bool) -> Rule {
+    let (quarter, day) = (Duration::from_secs(900), Duration::from_secs(86_400));
+    let block = Quota::block(5, quarter, quarter).unwrap();
+    let block = if is_growing { block.growing(2, day, day).unwrap() } else { block };
+    policy("failed-logins", block).charge_when(|response| response.status == 401)
+}
+
+fn empty() -> Body {
+    StreamBody::new(tokio_stream::iter(Vec::<Result<Frame<Bytes>, BoxError>>::new())).boxed_body()
+}
+
+const RIGHT: (&str, &str) = ("status", "200");
+const WRONG: (&str, &str) = ("status", "401");
+
+#[tokio::test]
+async fn right_logins_at_once_leave_a_block_open() {
+    for is_growing in [false, true] {
+        let bench = Bench::new(closing_logins(is_growing));
+        for _ in 0..3 {
+            // The service has all five before it answers the first one.
+            let entered = Arc::new(tokio::sync::Barrier::new(5));
+            let layer = RateLimitLayer::new(bench.limiter.clone(), bench.rule.clone(), key::global());
+            let service = layer.layer(service_fn(move |_: Request<()>| {
+                let entered = Arc::clone(&entered);
+                async move {
+                    entered.wait().await;
+                    Ok::<_, BoxError>(Response::new(empty()))
+                }
+            }));
+            let five = (0..5).map(|_| tokio::spawn(service.clone().oneshot(request(&[RIGHT]))));
+            for response in five.collect::<Vec<_>>() {
+                assert_eq!(response.await.unwrap().unwrap().status(), 200);
+            }
+            assert_eq!(bench.used(), 0);
+            assert_eq!(bench.head(&[RIGHT]).await.status(), 200, "the next one");
+        }
+    }
+}
+
+#[tokio::test]
+async fn right_login_among_wrong_ones_leaves_a_block_open() {
+    for is_growing in [false, true] {
+        let bench = Bench::new(closing_logins(is_growing));
+        for _ in 0..4 {
+            assert_eq!(bench.head(&[WRONG]).await.status(), 401);
+        }
+        for _ in 0..3 {
+            let right = bench.head(&[RIGHT]).await;
+            assert_eq!(right.status(), 200);
+            let limit = right.headers()["ratelimit"].to_str().unwrap();
+            assert_eq!(limit, "\"failed-logins\";r=1;t=900", "as if it had not been there");
+        }
+        assert_eq!(bench.head(&[WRONG]).await.status(), 401, "the fifth");
+        let closed = bench.head(&[RIGHT]).await;
+        assert_eq!(
+            (closed.status(), closed.headers()["retry-after"].to_str().unwrap()),
+            (429.try_into().unwrap(), "900")
+        );
+    }
+}
+
+#[tokio::test]
+async fn wrong_logins_over_many_accounts_close_the_address() {
+    let (clock, account) = (ManualClock::new(), |parts: &http::request::Parts| {
+        parts.headers.get("account").and_then(|name| Key::of(name.as_bytes()))
+    });
+    let address = closing_logins(true);
+    let by_account =
+        policy("failed-account", Quota::block(5, Duration::from_secs(900), Duration::from_secs(900)).unwrap())
+            .charge_when(|response| response.status == 401);
+    let layer = RateLimitLayer::new(memory(&clock), address, key::global()).and(by_account, account);
+    let service = layer.layer(handler(&Arc::default()));
+    let mut refused = 0;
+    for number in 0..40 {
+        let mut wrong = request(&[WRONG]);
+        wrong.headers_mut().insert("account", HeaderValue::from(number));
+        refused += usize::from(service.clone().oneshot(wrong).await.unwrap().status() == 429);
+    }
+    assert_eq!(refused, 35);
+}

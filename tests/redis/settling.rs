@@ -105,3 +105,52 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
         }
     }
 }
+
+#[tokio::test]
+async fn right_logins_leave_a_block_open() {
+    let server = Server::start();
+    let limiter = connect(&server).await;
+    let quarter = Duration::from_secs(900);
+    let plain = Quota::block(5, quarter, quarter).unwrap();
+    for (number, quota) in [plain, plain.growing(2, 96 * quarter, quarter).unwrap()].into_iter().enumerate() {
+        let failed = policy(&format!("failed-{number}"), quota);
+        let rule = failed.clone().charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+        let entered = std::sync::Arc::new(tokio::sync::Barrier::new(5));
+        let service = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all")).layer(service_fn(
+            move |request: Request<&'static str>| {
+                let entered = entered.clone();
+                async move {
+                    if *request.body() == "at once" {
+                        entered.wait().await; // all five are charged before the first is answered
+                    }
+                    let mut response = Response::new(axum::body::Body::empty());
+                    if *request.body() == "wrong" {
+                        *response.status_mut() = StatusCode::UNAUTHORIZED;
+                    }
+                    Ok::<_, Infallible>(response)
+                }
+            },
+        ));
+        let ask = async |how| service.clone().oneshot(Request::new(how)).await.unwrap();
+        let five = (0..5).map(|_| tokio::spawn(service.clone().oneshot(Request::new("at once"))));
+        for response in five.collect::<Vec<_>>() {
+            assert_eq!(response.await.unwrap().unwrap().status(), StatusCode::OK);
+        }
+        assert_eq!(used(&limiter, &failed).await, 0, "each was refunded");
+        for _ in 0..4 {
+            assert_eq!(ask("wrong").await.status(), StatusCode::UNAUTHORIZED);
+        }
+        for _ in 0..3 {
+            let right = ask("right").await;
+            assert_eq!(right.status(), StatusCode::OK);
+            let limit = right.headers()["ratelimit"].to_str().unwrap().to_owned();
+            assert!(limit.contains(";r=1;"), "{limit}");
+            assert_eq!(used(&limiter, &failed).await, 4, "the header says so, too");
+        }
+        assert_eq!(ask("wrong").await.status(), StatusCode::UNAUTHORIZED);
+        let closed = ask("right").await;
+        assert_eq!(closed.status(), StatusCode::TOO_MANY_REQUESTS);
+        let wait: u64 = closed.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        assert!((800..=900).contains(&wait), "the first block, whatever was undone: {wait}");
+    }
+}

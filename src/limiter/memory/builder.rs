@@ -148,3 +148,13 @@ impl fmt::Debug for MemoryLimiterBuilder {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn builder_makes_no_clock_of_its_own() {
+        assert!(MemoryLimiter::builder().capacity(1).clock.is_none(), "some targets have none");
+    }
+}
