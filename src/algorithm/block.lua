@@ -1,7 +1,7 @@
 -- Twin of block.rs: strikes, and blocks that are remembered.
 --
 -- 2 Parameters: the cost, 1 if it is forced, strikes, their period, the length, the factor, the longest, the memory, and 1 if
---   denied requests count.
+--   denied requests count, and how long a key is closed by hand or 0.
 -- 3 State: at, n (the span), m (strikes, 4,096 for the flag, 8,192 for each block remembered).
 
 -- The length of a block when `level` blocks are remembered.
@@ -71,7 +71,7 @@ local function block_struck(now, ends, strikes, level, forget, limit, length, fa
 end
 
 -- 4 decide
-local function block(now, at, n, m, cost, force, limit, period, length, factor, longest, memory, count_denied)
+local function block(now, at, n, m, cost, force, limit, period, length, factor, longest, memory, count_denied, by_hand)
   local phase, a, b, level, forget, moved, window, strikes =
     block_view(now, at, n or 0, m or 0, limit, period, length, factor, longest, memory)
   local function stored(ok)
@@ -83,8 +83,9 @@ local function block(now, at, n, m, cost, force, limit, period, length, factor, 
   end
   if phase == 2 then
     local anew = count_denied == 1 and block_length(math.max(level - 1, 0), length, factor, longest) or 0
+    if by_hand > 0 then anew = by_hand end
     if now + anew > a then a, b = now + anew, anew end
-    strikes = strikes > 0 and window > now and strikes + cost or 0
+    strikes = strikes > 0 and window > now and by_hand == 0 and strikes + cost or 0
     return stored(false)
   end
   window, strikes = now + period, 0
@@ -96,6 +97,7 @@ local function block(now, at, n, m, cost, force, limit, period, length, factor, 
   end
   strikes = strikes + cost
   phase, a, b, level = block_struck(now, window, strikes, level, forget, limit, length, factor, longest, memory)
+  if phase == 2 and by_hand > 0 then a, b, strikes = now + by_hand, by_hand, 0 end
   return stored(not denied and not (force == 1 and phase == 2))
 end
 

@@ -18,7 +18,7 @@
 //! # 2 Parameters
 //!
 //! Strikes (at most [`STRIKES_MAX`]), their period, the length, the factor, the longest, and for how long after its end
-//! a block is remembered (0 where blocks do not grow).
+//! a block is remembered (0 where blocks do not grow). To close a key by hand for a time, that time.
 //!
 //! # 3 State
 //!
@@ -31,7 +31,7 @@
 //!   is between the end of the block and the end of the window in which the strikes counted, and the flag says that the
 //!   window ends later. Since the quota itself began the block, the number of blocks says how long it is.
 //! * No strikes: the key is closed, and nothing opens it but time or a reset. The span is how long the block is. The
-//!   key was closed under another quota, or by more strikes than a state counts.
+//!   key was closed by hand for a time, under another quota, or by more strikes than a state counts.
 //!
 //! A clock that steps back costs a closed key no more than the length of its block.
 //!
@@ -199,6 +199,16 @@ impl Block {
         View { phase: Phase::Closed { until: now + length_us, length_us, by: Some(strikes) }, level, ..view }
     }
 
+    /// Returns the view with the length of a block that is made by hand, if it is one.
+    fn closed_by_hand(&self, view: View, now: u64) -> View {
+        match (view.phase, self.lasting.by_hand_us) {
+            (Phase::Closed { .. }, length_us) if length_us > 0 => {
+                View { phase: Phase::Closed { until: now + length_us, length_us, by: None }, ..view }
+            }
+            _ => view,
+        }
+    }
+
     /// Returns the strikes with `cost` more. No more of them matter than would close the key alone.
     fn more(&self, strikes: Strikes, cost: u64) -> Strikes {
         Strikes { count: strikes.count + cost.min(self.limit + 1), ..strikes }
@@ -312,12 +322,17 @@ impl PairAlgorithm for Block {
         let strikes = match view.phase {
             Phase::Closed { until, length_us, by } => {
                 let is_renewed = self.count_denied && cost > 0;
-                let anew_us = if is_renewed { self.grown_us(view.level.saturating_sub(1)) } else { 0 };
+                let anew_us = match self.lasting.by_hand_us {
+                    _ if !is_renewed => 0,
+                    0 => self.grown_us(view.level.saturating_sub(1)),
+                    by_hand_us => by_hand_us,
+                };
                 let longer = now + anew_us > until;
                 let (until, length_us) = if longer { (now + anew_us, anew_us) } else { (until, length_us) };
                 // A forced strike counts if the block is undone: an operator who closes a closed key means it.
                 let counts = is_renewed || force && cost > 0 && by.is_some();
-                let by = by.filter(|by| by.end > now).map(|by| self.more(by, cost)); // written only if it counts
+                let by = by.filter(|by| by.end > now && self.lasting.by_hand_us == 0);
+                let by = by.map(|by| self.more(by, cost)); // written only if it counts
                 let seen = View { phase: Phase::Closed { until, length_us, by }, ..view };
                 let retry_us = (!fits_never).then_some(until - now);
                 let next = if counts { self.store(seen, now) } else { kept };
@@ -336,7 +351,7 @@ impl PairAlgorithm for Block {
             return Answer { decision: self.describe(view, now, retry_us), next: kept };
         }
         let units = cost.min(room);
-        let after = self.struck(view, now, self.more(strikes, cost));
+        let after = self.closed_by_hand(self.struck(view, now, self.more(strikes, cost)), now);
         let closed_us = match after.phase {
             Phase::Closed { until, .. } if denied || force => until - now,
             _ => 0,
@@ -392,6 +407,7 @@ impl PairAlgorithm for Block {
             self.lasting.longest_us,
             self.lasting.memory_us,
             count_denied,
+            self.lasting.by_hand_us,
         ])
     }
 

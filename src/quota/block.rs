@@ -84,7 +84,7 @@ impl Quota {
         if longest_us < length_us {
             return Err(above_longest(length_us, longest_us));
         }
-        let lasting = Lasting { length_us, factor: u64::from(factor), longest_us, memory_us };
+        let lasting = Lasting { length_us, factor: u64::from(factor), longest_us, memory_us, by_hand_us: 0 };
         self.with("growing", &[Algorithm::Block], |spec| spec.lasting = lasting)
     }
 
@@ -106,6 +106,7 @@ impl Quota {
     pub(crate) fn of_states(self) -> Self {
         let mut spec = *self.spec();
         if spec.algorithm == Algorithm::Block {
+            spec.lasting.by_hand_us = 0;
             spec.count_denied = false;
         }
         Self::from_spec(spec)
@@ -119,9 +120,8 @@ impl Quota {
         let units = [SECOND_US, 60 * SECOND_US, 3_600 * SECOND_US];
         let rounded = units.into_iter().map(|unit| (us.div_ceil(unit), unit)).find(|(count, _)| *count <= 1_000);
         let (count, unit) = rounded.unwrap_or((us.div_ceil(86_400 * SECOND_US), 86_400 * SECOND_US));
-        let length_us = (count * unit).min(PERIOD_US_MAX);
         let mut spec = *self.spec();
-        spec.lasting = Lasting { length_us, factor: 1, longest_us: length_us, memory_us: spec.lasting.memory_us };
+        spec.lasting.by_hand_us = (count * unit).min(PERIOD_US_MAX);
         spec.count_denied = true;
         Self::from_spec(spec)
     }

@@ -38,6 +38,8 @@ pub(crate) struct Lasting {
     pub(crate) longest_us: u64,
     /// The time after a block's end within which another one is a further block.
     pub(crate) memory_us: u64,
+    /// How long a key is closed by hand; 0 if it is closed by its strikes.
+    pub(crate) by_hand_us: u64,
 }
 
 labelled! {
@@ -127,7 +129,7 @@ impl Spec {
             oldest: Oldest::Weighted,
             count_denied: false,
             proportional: false,
-            lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0 },
+            lasting: Lasting { length_us: 0, factor: 1, longest_us: 0, memory_us: 0, by_hand_us: 0 },
         };
         spec.settle();
         spec
@@ -146,7 +148,7 @@ impl Spec {
     /// Returns the time in which the whole capacity comes back, rounded up.
     pub(super) fn refill_us(&self) -> u64 {
         let refill = match self.algorithm {
-            Algorithm::Block => return self.lasting.longest_us.max(self.period_us),
+            Algorithm::Block => return self.lasting.longest_us.max(self.lasting.by_hand_us).max(self.period_us),
             algorithm if !algorithm.is_bucket() => return self.period_us,
             _ if self.limit == 0 => 0,
             Algorithm::StepBucket => u128::from(self.burst.div_ceil(self.limit)) * u128::from(self.period_us),

@@ -78,7 +78,7 @@ local function charge(
       if kind == 8 and more(now, at, n, m, c, d, e, f, g, h) == 2 then is_hit = i == 1 end
       if not is_hit then a = 0 end
     end
-    ok, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g, h, i)
+    ok, to, p, q = decide(now, at, n, m, a, b, c, d, e, f, g, h, i, j)
     if other and other.ahead and not to and (a > 0 or kind == 2 and e > 0) then
       -- It lies further ahead than this quota can put it, and would stay there.
       to, p, q = found ~= '\0' and at or -1, n, m

@@ -87,7 +87,7 @@ pub(super) fn head(kind: Kind, spec: &Spec) -> Vec<u8> {
             Oldest::Counted => 2,
         }),
         Kind::Block => {
-            let Lasting { length_us, factor, longest_us, memory_us } = spec.lasting;
+            let Lasting { length_us, factor, longest_us, memory_us, .. } = spec.lasting;
             [memory_us, length_us, factor, longest_us].into_iter().for_each(&mut number);
         }
         Kind::Whole | Kind::Parts | Kind::Meter => {}
