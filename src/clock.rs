@@ -35,6 +35,10 @@ impl<C: Clock + ?Sized> Clock for Arc<C> {
 ///
 /// It never steps back and does not follow corrections of the calendar time. So windows aligned to
 /// the epoch drift from the calendar by those corrections.
+///
+/// On a target without an operating system, such as `wasm32-unknown-unknown`, making it panics. Set a
+/// clock of your own there, by
+/// [`MemoryLimiterBuilder::clock`](crate::limiter::memory::MemoryLimiterBuilder::clock).
 #[derive(Clone, Debug)]
 pub struct MonotonicClock {
     started: Instant,

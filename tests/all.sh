@@ -104,6 +104,16 @@ else
     printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
 fi
 
+# Nothing is linked, so no C compiler for them is needed. The core has no clock there, but takes the application's.
+step '32-bit targets: the core on wasm32, all that needs no network on i686'
+if rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu 2>/dev/null; then
+    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --lib --target wasm32-unknown-unknown
+    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --lib --target i686-unknown-linux-gnu \
+        --features rules,tokio,metrics,tracing,fast-clock
+else
+    printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
+fi
+
 step 'documentation'
 run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
 
