@@ -112,9 +112,9 @@ fn play(quota: Quota, seed: u64) {
             });
         }
         start.wait();
-        for at in 0..PHASES {
+        for (at, done) in done.iter().enumerate() {
             // Each phase is long enough to use up the quota.
-            while done[at].load(Ordering::SeqCst) < 2 * LIMIT as usize {
+            while done.load(Ordering::SeqCst) < 2 * LIMIT as usize {
                 thread::yield_now();
             }
             let lot = mixed(seed << 8 ^ at as u64);
