@@ -46,11 +46,15 @@ macro_rules! forwarded {
     (replies { $($reply:ident($($asked:ident: $asked_type:ty),*) -> $answer:ty;)+ }
      values { $($value:ident($($argument:ident: $type:ty),*) -> $result:ty;)+ }) => {
         trait ErasedLimiter: Send + Sync {
+            fn is_overload(&self, error: &LimiterError) -> bool;
             $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer>;)+
             $(fn $value(&self, $($argument: $type),*) -> $result;)+
         }
 
         impl<L: Limiter> ErasedLimiter for L {
+            fn is_overload(&self, error: &LimiterError) -> bool {
+                error.downcast_ref().is_some_and(|error| Limiter::is_overload(self, error))
+            }
             $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer> {
                 erase(Limiter::$reply(self, $($asked),*))
             })+
@@ -64,6 +68,9 @@ macro_rules! forwarded {
             type Error = LimiterError;
             type Future<T: Send + 'static> = BoxFuture<T>;
 
+            fn is_overload(&self, error: &LimiterError) -> bool {
+                self.0.is_overload(error)
+            }
             $(fn $reply(&self, $($asked: $asked_type),*) -> BoxReply<$answer> {
                 self.0.$reply($($asked),*)
             })+
@@ -77,6 +84,9 @@ macro_rules! forwarded {
             type Error = L::Error;
             type Future<T: Send + 'static> = L::Future<T>;
 
+            fn is_overload(&self, error: &L::Error) -> bool {
+                Limiter::is_overload(&**self, error)
+            }
             $(#[inline]
             fn $reply(&self, $($asked: $asked_type),*) -> Reply<$answer, L::Error, L::Future<$answer>> {
                 Limiter::$reply(&**self, $($asked),*)

@@ -24,6 +24,9 @@ use crate::quota::Quota;
 /// While the first limiter is away, all processes together admit per period at most the larger of
 /// the quota and the number of processes, besides what the first had admitted before.
 ///
+/// The second limiter is also asked when the first is [overloaded](Limiter::is_overload) by a burst.
+/// Then the burst may get the second's share of each quota, besides what the first admits.
+///
 /// When the first limiter is back, it does not learn what the second admitted. The same holds for
 /// strikes of blocks and units of meters, which each process counts for itself meanwhile.
 ///
@@ -229,6 +232,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         self.first.supports(quota)?;
         self.second.limiter.supports(&quota.share(self.second.processes))
+    }
+
+    fn is_overload(&self, error: &S::Error) -> bool {
+        self.second.limiter.is_overload(error)
     }
 
     fn atomicity(&self) -> Atomicity {

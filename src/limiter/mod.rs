@@ -70,8 +70,9 @@ pub use support::{UnsupportedQuota, UnsupportedQuotaKind};
 /// * **Now or later.** A limiter that knows the answer returns [`Reply::Now`], and no future is
 ///   made. A remote limiter encodes the charges before it returns [`Reply::Later`], because they
 ///   are borrowed for the call only.
-/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind. A
-///   future that was never polled should leave nothing.
+/// * **Cancel safety.** A future of `take` that is dropped leaves at most its own charges behind, and
+///   should refund them. A future that was never polled should leave nothing.
+/// * **Held futures.** A future that was polled and is not polled again delays no other caller.
 /// * No caller can make it panic, hang, or use memory without bound.
 ///
 /// The suite in `tower_ratelimit::conformance` (feature `conformance`) checks an implementation
@@ -139,6 +140,16 @@ pub trait Limiter: Send + Sync + 'static {
     fn supports(&self, quota: &Quota) -> Result<(), UnsupportedQuota> {
         let _ = quota;
         Ok(())
+    }
+
+    /// Returns whether this limiter failed because this process asks for more than it can carry, and
+    /// not because its store failed. By default `false`.
+    ///
+    /// A client can cause such a failure by many requests at once, so [`OnError::Allow`](crate::OnError::Allow) does
+    /// not let the request pass.
+    fn is_overload(&self, error: &Self::Error) -> bool {
+        let _ = error;
+        false
     }
 
     /// Returns how strictly a set of charges is all or nothing.

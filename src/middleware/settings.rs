@@ -102,6 +102,12 @@ pub enum OnError {
     /// limit must not stop silently.
     #[default]
     Deny,
-    /// Lets the request pass, without rate-limit headers.
+    /// Lets the request pass, without rate-limit headers, if the limiter's store failed. If this process is
+    /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as by `Deny`, because clients can
+    /// cause that with many requests at once.
+    ///
+    /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
     Allow,
+    /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not limited.
+    AllowAlways,
 }

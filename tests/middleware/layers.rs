@@ -3,6 +3,7 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,12 +16,13 @@ use tower_ratelimit::{
     clock::ManualClock,
     key,
     limiter::{
-        BoxLimiter, Charge, ChargeDecision, Decision, Limiter, Refund, Reply, UnsupportedQuota, UnsupportedQuotaKind,
+        BoxLimiter, Charge, ChargeDecision, Decision, FallbackLimiter, Limiter, Refund, Reply, UnsupportedQuota,
+        UnsupportedQuotaKind,
     },
     observe::{LimiterEvent, Observer, SetupWarning, SetupWarningKind},
 };
 
-use crate::support::memory;
+use crate::support::{Broken, Scripted, Trouble, memory};
 #[cfg(feature = "redis")]
 use crate::support::{redis_limiter, redis_server::Server};
 
@@ -333,6 +335,34 @@ async fn unsupported_quota_is_reported_and_fails_each_request() {
     // As the layer is configured for failures, and as rules that refuse nothing do.
     assert_eq!(send(&small(Rule::new(large())).on_error(OnError::Allow), &[]).await, StatusCode::OK);
     assert_eq!(send(&small(large().mode(Mode::Shadow)), &[]).await, StatusCode::OK);
+}
+
+// Failures.
+
+#[tokio::test]
+async fn overloaded_limiter_fails_open_only_if_asked_to() {
+    let scripted = Scripted::new();
+    let second = FallbackLimiter::new(Broken(true, 0), scripted.clone(), NonZeroU32::MIN);
+    let limiters = || [BoxLimiter::new(scripted.clone()), BoxLimiter::new(Arc::new(scripted.clone()))];
+    let statuses = async |on_error| {
+        let mut statuses = Vec::new();
+        for limiter in limiters() {
+            let layer = RateLimitLayer::new(limiter, Quota::per_hour(1_000), key::global()).on_error(on_error);
+            statuses.push(send(&layer, &[]).await.as_u16());
+        }
+        statuses
+    };
+    scripted.fail(true);
+    assert_eq!(statuses(OnError::Deny).await, [503; 2]);
+    assert_eq!(statuses(OnError::Allow).await, [200; 2]);
+    scripted.overload();
+    assert_eq!(statuses(OnError::Deny).await, [503; 2]);
+    assert_eq!(statuses(OnError::Allow).await, [503; 2]);
+    assert_eq!(statuses(OnError::AllowAlways).await, [200; 2]);
+    let shadow =
+        RateLimitLayer::new(scripted.clone(), Policy::from(Quota::per_hour(1)).mode(Mode::Shadow), key::global());
+    assert_eq!(send(&shadow.on_error(OnError::Allow), &[]).await, 200, "it refuses nothing");
+    assert!(second.is_overload(&Trouble), "the error is the second limiter's");
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ use tower_ratelimit::MemoryLimiter;
 use tower_ratelimit::clock::ManualClock;
 
 pub(crate) use sampling::{cases, config, stride};
-pub(crate) use scripted::{Broken, Scripted};
+pub(crate) use scripted::{Broken, Scripted, Trouble};
 pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
 
 /// A limiter in memory that reads this clock. It has room for a thousand keys: to make one for a

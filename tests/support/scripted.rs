@@ -27,6 +27,7 @@ struct State {
     refunds: Vec<(String, Key, u64)>,
     later: bool,
     failing: bool,
+    overloaded: bool,
 }
 
 #[derive(Debug)]
@@ -52,6 +53,12 @@ impl Scripted {
 
     pub(crate) fn fail(&self, failing: bool) {
         self.state().failing = failing;
+    }
+
+    /// Makes it fail because it is overloaded.
+    pub(crate) fn overload(&self) {
+        let mut state = self.state();
+        (state.failing, state.overloaded) = (true, true);
     }
 
     /// Returns the policy names, keys and costs of each call.
@@ -149,6 +156,10 @@ impl Limiter for Scripted {
 
     fn reset(&self, _: &Policy, _: &Key) -> Reply<(), Trouble, Self::Future<()>> {
         Reply::Now(Ok(()))
+    }
+
+    fn is_overload(&self, _: &Trouble) -> bool {
+        self.state().overloaded
     }
 }
 

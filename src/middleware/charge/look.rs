@@ -19,7 +19,7 @@ impl Ticket {
         let mut failure = None;
         if !self.charges.is_empty() {
             if let Some(error) = self.unsupported(layer) {
-                failure = Some(error.to_string());
+                failure = Some((error.to_string(), false));
             } else {
                 let reply = layer.limiter.peek(&self.asked(layer));
                 match reply.await {
@@ -31,11 +31,11 @@ impl Ticket {
                             ticket.look_untaken(layer, &ticket.closed());
                         });
                     }
-                    Err(error) => failure = Some(error.to_string()),
+                    Err(error) => failure = Some((error.to_string(), layer.limiter.is_overload(&error))),
                 }
             }
-            if failure.is_some() {
-                self.kind = self.kind_of_failure(layer);
+            if let Some((_, is_overload)) = failure {
+                self.kind = self.kind_of_failure(layer, is_overload);
             }
         }
         if layer.delays.as_ref().is_some_and(|delays| delays.is_full()) && self.waits() {
@@ -57,7 +57,7 @@ impl Ticket {
                 rule.statuses.extend(status.cloned());
             }
         }
-        Explanation::new(outcome, rules.into_iter().map(|(_, rule)| rule).collect(), failure)
+        Explanation::new(outcome, rules.into_iter().map(|(_, rule)| rule).collect(), failure.map(|(error, _)| error))
     }
 
     /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under

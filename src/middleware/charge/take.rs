@@ -199,7 +199,7 @@ impl Ticket {
     #[inline(never)]
     fn ask<L: Limiter>(&mut self, layer: &Compiled<L>) -> Option<L::Future<Decision>> {
         if let Some(error) = self.unsupported(layer) {
-            self.fail(layer, error);
+            self.fail(layer, error, false);
             return None;
         }
         let charges = self.asked(layer);
@@ -241,7 +241,10 @@ impl Ticket {
                 }
                 self.decide(layer, decision.is_allowed(), Self::take_nothing_while_closed);
             }
-            Err(error) => self.fail(layer, error),
+            Err(error) => {
+                let is_overload = layer.limiter.is_overload(error);
+                self.fail(layer, error, is_overload);
+            }
         }
     }
 
@@ -268,19 +271,26 @@ impl Ticket {
 
     /// Decides about a request without an answer of the limiter. It is refused only if a rule could have refused it.
     #[cold]
-    fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &dyn Display) {
+    fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &dyn Display, is_overload: bool) {
         layer.report_failure(error);
-        self.kind = self.kind_of_failure(layer);
+        self.kind = self.kind_of_failure(layer, is_overload);
     }
 
     /// Returns what becomes of a request that the limiter does not answer.
-    pub(super) fn kind_of_failure<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
+    pub(super) fn kind_of_failure<L>(&self, layer: &Compiled<L>, is_overload: bool) -> OutcomeKind {
         let may_refuse = self.charges.iter().any(|charged| charged.mode == Mode::Enforce);
-        match layer.settings.on_error {
-            OnError::Deny if may_refuse => OutcomeKind::FailedClosed,
+        let denies = match layer.settings.on_error {
+            OnError::Deny => true,
+            OnError::Allow => is_overload,
+            OnError::AllowAlways => false,
+        };
+        if denies && may_refuse {
+            OutcomeKind::FailedClosed
+        } else if self.keyless == Mode::Degrade {
             // A request without a key stays degraded: that needs no answer of the limiter.
-            _ if self.keyless == Mode::Degrade => OutcomeKind::Degraded,
-            _ => OutcomeKind::FailedOpen,
+            OutcomeKind::Degraded
+        } else {
+            OutcomeKind::FailedOpen
         }
     }
 }
