@@ -183,3 +183,25 @@ async fn processes_agree_on_hashes_without_configuration() {
     assert!(super::passes(&first, &policy, SECRET).await);
     assert!(!super::passes(&second, &policy, SECRET).await);
 }
+
+#[tokio::test]
+async fn error_names_the_stored_key_and_no_secret() {
+    let server = Server::start();
+    for readable in [false, true] {
+        let builder = super::patient().prefix(format!("readable-{readable}"));
+        let builder = if readable { builder.readable_keys() } else { builder };
+        let limiter = super::connected(builder, &server.url()).await;
+        let (policy, key) = (policy("p", Quota::per_hour(100)), Key::of(SECRET).unwrap());
+        limiter.take(&[Charge::new(&policy, &key)]).await.unwrap();
+        let prefix = format!("readable-{readable}:");
+        let stored = keys(&server).into_iter().find(|key| key.starts_with(prefix.as_bytes()) && key.ends_with(b":p"));
+        let stored = String::from_utf8(stored.unwrap()).unwrap();
+        for command in ["SET", "LPUSH"] {
+            redis::cmd("DEL").arg(&stored).exec(&mut server.connection()).unwrap();
+            redis::cmd(command).arg(&[&stored, "something else"]).exec(&mut server.connection()).unwrap();
+            let error = limiter.take(&[Charge::new(&policy, &key)]).await.unwrap_err().to_string();
+            let shown = if readable { "readable-true:1:{k*}:1:p" } else { &stored };
+            assert!(error.contains(&format!("`{shown}`")) && !error.contains(SECRET), "{error}");
+        }
+    }
+}

@@ -124,6 +124,28 @@ impl KeySpace {
     }
 }
 
+/// Returns a stored key for the text of an error. A caller's key that is stored in clear may be a
+/// secret, so there is a `*` in its place, as in a pattern for `redis-cli --scan`.
+pub(super) fn shown(stored: &[u8]) -> String {
+    let caller = |at: usize| (stored.get(at) == Some(&b'k')).then_some(at + 1);
+    let opens = stored.iter().position(|byte| *byte == b'{').unwrap_or(stored.len());
+    let closes = stored.iter().position(|byte| *byte == b'}').unwrap_or(stored.len());
+    let hidden = match caller(opens + 1) {
+        Some(from) => from..closes,
+        // With groups the caller comes after the name, whose length precedes it.
+        None => {
+            let rest = stored.get(closes + 2..).unwrap_or_default();
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            let length = std::str::from_utf8(&rest[..digits]).ok().and_then(|digits| digits.parse::<usize>().ok());
+            let at = length.and_then(|length| (closes + 4 + digits).checked_add(length));
+            at.and_then(caller).map_or(stored.len()..stored.len(), |from| from..stored.len())
+        }
+    };
+    let star = if hidden.is_empty() { "" } else { "*" };
+    let (before, after) = (stored.get(..hidden.start), stored.get(hidden.end..));
+    format!("{}{star}{}", before.unwrap_or_default().escape_ascii(), after.unwrap_or_default().escape_ascii())
+}
+
 /// Writes a caller's key, or its hash.
 fn write_caller(bytes: &mut Vec<u8>, caller: &[u8], hash: Option<Hash>) {
     match hash {

@@ -109,3 +109,25 @@ fn groups_are_spread_evenly_over_the_slots() {
         assert!(slots.len() >= usize::from(groups).min(500), "{} slots of {groups} groups are used", slots.len());
     }
 }
+
+#[test]
+fn error_shows_stored_keys_but_no_caller_in_clear() {
+    for groups in [None, Some(16)] {
+        for (name, caller) in [("p", "sk-live"), ("k:7:k{", "k"), ("h}", "a:b{c"), ("4:name", "h00"), ("p", "has a }")]
+        {
+            let (policy, caller) = (policy(name), key(caller.as_bytes()));
+            let stored = hashed(7, groups).key(&policy, &caller).bytes;
+            assert_eq!(shown(&stored), stored.escape_ascii().to_string());
+            let stored = readable(groups).key(&policy, &caller).bytes;
+            let clear = if caller.as_bytes().contains(&b'}') { &b""[..] } else { caller.as_bytes() };
+            let shown = shown(&stored);
+            if clear.is_empty() {
+                assert_eq!(shown, stored.escape_ascii().to_string());
+            } else {
+                let (before, after) = shown.split_once("k*").unwrap();
+                let whole = [before.as_bytes(), b"k", clear, after.as_bytes()].concat();
+                assert_eq!(whole, stored.as_ref());
+            }
+        }
+    }
+}

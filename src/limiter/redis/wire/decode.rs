@@ -9,6 +9,7 @@ use super::{Answer, nonsense};
 use crate::algorithm::{How, Pair, PairRules, Rules, block};
 use crate::decision::{ChargeDecision, Decision, Several};
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::keys;
 
 /// The first byte of the script's answer for a key or a request.
 mod status {
@@ -29,6 +30,9 @@ mod status {
 /// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
 /// come before anything is written.
 const NOT_HERE: &str = "non local key";
+
+/// The most keys that an error names.
+const SHOWN: usize = 8;
 
 /// Returns the answer to each request of the call with this number, in their order. `refused` makes
 /// an error of Redis' words.
@@ -97,7 +101,11 @@ impl Reader<'_> {
                 let words = String::from_utf8_lossy(words);
                 // A key that was deleted just before, in a slot that is being moved, cannot be
                 // written here again.
-                Some(if words.contains(NOT_HERE) { Ok(Answer::Elsewhere) } else { Err((self.refused)(&words)) })
+                Some(if words.contains(NOT_HERE) {
+                    Ok(Answer::Elsewhere)
+                } else {
+                    Err(naming_keys((self.refused)(&words), request))
+                })
             }
             _ if matches!(request.verb, Verb::Refund | Verb::Reset) => {
                 (self.take()? == [status::DONE]).then_some(Ok(Answer::Done))
@@ -192,18 +200,22 @@ fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: H
     }
 }
 
-/// The error names the policy and the prefix, but not the key, which may be a secret.
 fn foreign(request: &Request) -> RedisError {
-    let first = request.charges.first();
-    let (policy, key) = first.map_or(("", &[][..]), |charge| (charge.policy.name(), &charge.key[..]));
-    let prefix = key.split(|byte| *byte == b'{').next().unwrap_or_default().escape_ascii();
-    RedisError::new(
-        RedisErrorKind::Foreign,
-        format!(
-            "what is stored for the policy \"{policy}\" under a key of {} bytes is not a state of this version's: something \
-             else uses keys that begin with `{prefix}`; delete it (redis-cli --scan --pattern '{prefix}*' lists them), or \
-             choose another prefix",
-            key.len()
-        ),
-    )
+    let policy = request.charges.first().map_or("", |charge| charge.policy.name());
+    let message = format!(
+        "what is stored for the policy \"{policy}\" is not a state of this version's: something else uses such keys; \
+         delete it, or choose another prefix"
+    );
+    naming_keys(RedisError::new(RedisErrorKind::Foreign, message), request)
+}
+
+/// Names the stored keys in an error that is about a stored value. They are hashes: a caller's key
+/// may be a secret.
+fn naming_keys(error: RedisError, request: &Request) -> RedisError {
+    if error.kind() != RedisErrorKind::Foreign {
+        return error;
+    }
+    let keys: Vec<_> = request.charges.iter().take(SHOWN).map(|charge| keys::shown(&charge.key)).collect();
+    let which = if keys.len() > 1 { "one of the keys" } else { "the key" };
+    RedisError::new(error.kind(), format!("{error} ({which} `{}`)", keys.join("`, `")))
 }

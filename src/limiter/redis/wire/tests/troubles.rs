@@ -77,7 +77,8 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
             let Err(error) = failed else { panic!("{failed:?}") };
             assert_eq!(error.kind(), RedisErrorKind::Foreign);
             let text = error.to_string();
-            assert!(text.contains("`test:2:`") && text.contains("\"p\"") && !text.contains("bad"), "{text}");
+            let shown = format!("`{}`", stored.bytes.escape_ascii());
+            assert!(text.contains(&shown) && text.contains("\"p\"") && !text.contains("bad"), "{text}");
             assert!(is_taken(first, left) && is_taken(last, left), "{quota}: {among:?}");
             assert_eq!(dump(&mut bench), before);
             let _: () = redis::cmd("FLUSHALL").query(&mut bench.connection).unwrap();
