@@ -463,7 +463,8 @@ pub enum LimiterEvent {
         /// The last error.
         error: String,
     },
-    /// A server answers again.
+    /// A server answers again. If it had gone away for the second time within ten seconds, this is reported once it has
+    /// answered for a second.
     StoreUp {
         /// Its host and port.
         server: String,
@@ -475,12 +476,13 @@ pub enum LimiterEvent {
     },
     /// A check failed at the store: no answer came in time, the server is read-only, loading or out
     /// of memory, too many checks wait already, or a stored value was not written by this crate.
-    /// Reported once a minute for each kind of error.
+    /// Reported once a minute for each kind of error, and again after `StoreRecovered`.
     StoreFailed {
         /// The error.
         error: String,
     },
-    /// Checks succeed again after `StoreFailed` or `StoreMisconfigured`.
+    /// Checks succeed again after `StoreFailed` or `StoreMisconfigured`: one has succeeded, and none has failed for five
+    /// seconds.
     StoreRecovered,
     /// A correction after the response did not reach the store: a refund, or the charge of what a request cost more
     /// than it was charged. Reported for each call that was lost.

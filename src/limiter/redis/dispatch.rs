@@ -72,8 +72,9 @@ impl Dispatcher {
             self.store.garbled(slot);
             failed(error)
         });
-        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err()) {
-            self.store.failed(error);
+        match answers.iter().find_map(|answer| answer.as_ref().err()) {
+            Some(error) => self.store.failed(error),
+            None => self.store.succeeded(),
         }
         #[cfg(test)]
         super::tests::processes::log(&reply, requests, &answers);

@@ -7,6 +7,7 @@ mod denial_cache;
 mod dispatch;
 mod error;
 mod keys;
+mod lateness;
 mod leases;
 pub(crate) mod limiter;
 mod queue_refunds;

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Opens after `most` failures in a row. Only [`close`](Self::close) closes it, after a probe was
-/// answered.
+/// Opens after `most` failures in a row, or by [`open`](Self::open). Only [`close`](Self::close)
+/// closes it, after a probe was answered.
 #[derive(Debug)]
 pub(super) struct Breaker {
     most: u32,
@@ -34,13 +34,17 @@ impl Breaker {
             return false;
         }
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        failures >= self.most && !self.open.swap(true, Ordering::Relaxed)
+        failures >= self.most && self.open()
     }
 
-    /// Closes the breaker. Returns whether it was open.
-    pub(super) fn close(&self) -> bool {
+    /// Opens the breaker. Returns whether it was closed.
+    pub(super) fn open(&self) -> bool {
+        !self.open.swap(true, Ordering::Relaxed)
+    }
+
+    pub(super) fn close(&self) {
         self.failures.store(0, Ordering::Relaxed);
-        self.open.swap(false, Ordering::Relaxed)
+        self.open.store(false, Ordering::Relaxed);
     }
 }
 
@@ -69,11 +73,12 @@ mod tests {
     #[test]
     fn closed_breaker_takes_as_many_failures_again() {
         let breaker = Breaker::new(2);
-        assert!(!breaker.close());
+        breaker.close();
         assert!(!breaker.failed() && breaker.failed());
         breaker.answered();
         assert!(breaker.is_open(), "an answer that was under way does not close it");
-        assert!(breaker.close() && !breaker.is_open());
+        breaker.close();
+        assert!(!breaker.is_open());
         assert!(!breaker.failed() && breaker.failed());
     }
 }

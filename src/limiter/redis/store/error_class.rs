@@ -18,6 +18,9 @@ pub(super) struct Failure {
 pub(super) enum Cause {
     /// No answer came. Only this counts against the server.
     Lost,
+    /// This process had no time to send the call, or to read the answer. Nothing is known about the
+    /// server.
+    NoTime,
     /// The server does not know the script: it did not run.
     NoScript,
     /// Another server has the slot: the script did not run.
@@ -57,6 +60,10 @@ impl Failure {
         match error.kind() {
             ErrorKind::Timeout => Self::timeout(format!("no answer from Redis at {server} in time")),
             _ if is_answer(error) => answer(error.details(), server),
+            // The reason, if there is one, comes by another way.
+            ErrorKind::Canceled => {
+                Self::lost(RedisErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
+            }
             ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
                 cause: Cause::Answer,
                 error: misconfigured(format!("Redis at {server} cannot be used so: {}", error.details())),

@@ -1,6 +1,7 @@
 //! The events of a store, for the observers.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,19 +16,36 @@ use crate::sync::contained;
 /// Errors of one kind are reported again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// The time without a failure after which checks count as succeeding again.
+const QUIET: Duration = Duration::from_secs(5);
+
 /// Reports to the observers, if there are any.
 pub(super) struct Events {
     observers: Observers,
+    /// Checks have failed, and have not recovered since.
+    is_failing: AtomicBool,
+    failures: Mutex<Failures>,
     /// The servers that are down, with their errors: an observer that comes later learns of them. It is held while these
     /// events are reported, so that each observer gets them in their order.
     down: Mutex<BTreeMap<String, String>>,
+}
+
+#[derive(Default)]
+struct Failures {
     /// When an error of each kind was last reported.
-    reported: [Mutex<Option<Instant>>; 5],
+    reported: [Option<Instant>; 5],
+    /// When a check failed last.
+    last: Option<Instant>,
 }
 
 impl Events {
     pub(super) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
-        Self { observers: Observers::from(observer), down: Mutex::default(), reported: Default::default() }
+        Self {
+            observers: Observers::from(observer),
+            is_failing: AtomicBool::new(false),
+            failures: Mutex::default(),
+            down: Mutex::default(),
+        }
     }
 
     pub(super) fn down(&self, server: &Address, error: &RedisError) {
@@ -51,7 +69,7 @@ impl Events {
         self.report(|| LimiterEvent::StoreLeft { server });
     }
 
-    /// Reports an error, once a minute for each kind.
+    /// Reports an error, once a minute for each kind, and again after checks succeeded.
     pub(super) fn failed(&self, error: &RedisError) {
         let kind = match error.kind() {
             RedisErrorKind::Unavailable => 0,
@@ -60,13 +78,51 @@ impl Events {
             RedisErrorKind::Foreign => 3,
             RedisErrorKind::Misconfigured => 4,
         };
-        if !self.is_observed() || !is_due(&self.reported[kind]) {
+        if !self.is_observed() || !self.is_due(kind) {
             return;
         }
         self.report(|| match error.kind() {
             RedisErrorKind::Misconfigured => LimiterEvent::StoreMisconfigured { error: error.to_string() },
             _ => LimiterEvent::StoreFailed { error: error.to_string() },
         });
+    }
+
+    /// Notes a failure. Returns whether its kind is to be reported, which then counts as done.
+    fn is_due(&self, kind: usize) -> bool {
+        let now = Instant::now();
+        let mut failures = self.failures();
+        self.is_failing.store(true, Ordering::Relaxed);
+        failures.last = Some(now);
+        let Some(reported) = failures.reported.get_mut(kind) else { return false };
+        let is_due = reported.is_none_or(|last| now.duration_since(last) >= AGAIN);
+        if is_due {
+            *reported = Some(now);
+        }
+        is_due
+    }
+
+    /// Notes that a call succeeded, and reports that checks succeed again if none has failed for a
+    /// while.
+    pub(super) fn succeeded(&self) {
+        if !self.is_failing.load(Ordering::Relaxed) {
+            return;
+        }
+        let recovered = {
+            let mut failures = self.failures();
+            let is_quiet = failures.last.is_some_and(|last| last.elapsed() >= QUIET);
+            if is_quiet {
+                *failures = Failures::default();
+                self.is_failing.store(false, Ordering::Relaxed);
+            }
+            is_quiet
+        };
+        if recovered {
+            self.report(|| LimiterEvent::StoreRecovered);
+        }
+    }
+
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds an observer. A new one gets an event for each server that is down.
@@ -102,59 +158,76 @@ fn report_to(observer: &Arc<dyn Observer>, event: &LimiterEvent) {
     contained(|| observer.on_event(event));
 }
 
-/// Whether something is to be reported again. If so, it counts as reported now.
-fn is_due(reported: &Mutex<Option<Instant>>) -> bool {
-    let now = Instant::now();
-    let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
-    let due = reported.is_none_or(|last| now.duration_since(last) >= AGAIN);
-    if due {
-        *reported = Some(now);
-    }
-    due
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Stats;
 
     #[derive(Default)]
-    struct Count(Mutex<usize>);
+    struct Seen(Mutex<Vec<LimiterEvent>>);
 
-    impl Observer for Count {
-        fn on_event(&self, _: &LimiterEvent) {
-            *self.0.lock().unwrap() += 1;
+    impl Observer for Seen {
+        fn on_event(&self, event: &LimiterEvent) {
+            self.0.lock().unwrap().push(event.clone());
         }
     }
 
+    fn observed() -> (Arc<Seen>, Events) {
+        let seen = Arc::new(Seen::default());
+        (Arc::clone(&seen), Events::new(Some(seen)))
+    }
+
     #[test]
-    fn observer_that_comes_later_learns_of_servers_that_are_down() {
-        let (events, stats) = (Events::new(None), [Stats::new(), Stats::new()]);
-        let servers = [("a", 1), ("b", 2)].map(|(host, port)| Address::new(host, port));
-        let error = RedisError::new(RedisErrorKind::Unavailable, "away");
-        events.observe(&(Arc::new(stats[0].clone()) as Arc<dyn Observer>));
-        servers.iter().for_each(|server| events.down(server, &error));
-        events.up(&servers[0]);
-        events.observe(&(Arc::new(stats[1].clone()) as Arc<dyn Observer>));
-        let down = |stats: &Stats| stats.snapshot().events().servers_down().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(stats.each_ref().map(down), [["b:2"], ["b:2"]]);
-        events.left(&servers[1]);
-        assert!(stats.iter().all(|stats| down(stats).is_empty()));
+    fn late_observer_learns_which_servers_are_down() {
+        let (events, error) = (Events::new(None), RedisError::new(RedisErrorKind::Unavailable, "away"));
+        let [first, second] = [1, 2].map(|port| Address::new("here", port));
+        events.down(&first, &error);
+        events.down(&second, &error);
+        events.up(&first);
+        let seen = Arc::new(Seen::default());
+        let observer: Arc<dyn Observer> = seen.clone();
+        events.observe(&observer);
+        events.observe(&observer);
+        let down = LimiterEvent::StoreDown { server: second.to_string(), error: error.to_string() };
+        assert_eq!(*seen.0.lock().unwrap(), [down]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn errors_are_reported_once_a_minute_for_each_kind() {
         use RedisErrorKind::{Foreign, Misconfigured, Overloaded, Timeout, Unavailable};
-        let count = Arc::new(Count::default());
-        let events = Events::new(Some(Arc::clone(&count) as Arc<dyn Observer>));
+        let (seen, events) = observed();
         for minute in 1..=2 {
             for kind in [Unavailable, Timeout, Overloaded, Foreign, Misconfigured].into_iter().cycle().take(50) {
                 events.failed(&RedisError::new(kind, "wrong"));
             }
             tokio::time::advance(AGAIN - Duration::from_millis(1)).await;
             events.failed(&RedisError::new(Misconfigured, "wrong"));
-            assert_eq!(*count.0.lock().unwrap(), 5 * minute);
+            assert_eq!(seen.0.lock().unwrap().len(), 5 * minute);
             tokio::time::advance(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn recovery_is_reported_once_after_some_quiet_seconds() {
+        let (seen, events) = observed();
+        let failed = LimiterEvent::StoreFailed { error: "away".to_owned() };
+        let mut expected = Vec::new();
+        events.succeeded();
+        for _ in 0..2 {
+            // Single successes between failures are no recovery.
+            for _ in 0..20 {
+                events.failed(&RedisError::new(RedisErrorKind::Unavailable, "away"));
+                tokio::time::advance(QUIET - Duration::from_millis(1)).await;
+                events.succeeded();
+            }
+            // Twenty failures take more than one minute, and less than two.
+            expected.extend([failed.clone(), failed.clone()]);
+            assert_eq!(*seen.0.lock().unwrap(), expected);
+            tokio::time::advance(Duration::from_millis(1)).await;
+            for _ in 0..3 {
+                events.succeeded();
+            }
+            expected.push(LimiterEvent::StoreRecovered);
+            assert_eq!(*seen.0.lock().unwrap(), expected);
         }
     }
 }

@@ -18,6 +18,7 @@ use super::error_class::{self, Cause, Failure};
 use super::events::Events;
 use super::settings::Settings;
 use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::limiter::redis::lateness::{self, Due};
 use crate::limiter::redis::script::{Call, Script};
 
 /// The time after fred's own timeout at which a call ends if fred's does not come.
@@ -41,10 +42,12 @@ pub(super) struct Link {
     pub(super) opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
     pub(super) made: Notify,
-    /// Notified when a call was dropped before its end, perhaps because it took too long.
-    pub(super) doubted: Notify,
     /// Notified when another server may have to be found.
     alarm: Option<Arc<Notify>>,
+    /// There was a connection to the server.
+    was_connected: AtomicBool,
+    /// The server was reported as down, and not as up since.
+    is_reported_down: AtomicBool,
     /// Why there is no connection, or why the breaker is open.
     trouble: Mutex<Option<RedisError>>,
     router: Mutex<Router>,
@@ -57,16 +60,6 @@ pub(super) struct Link {
 struct Router {
     task: Option<AbortHandle>,
     restarted: Option<Instant>,
-}
-
-/// A call under way. If it is dropped before its end, it is not known whether the server would have
-/// answered.
-struct Doubt<'a>(&'a Notify);
-
-impl Drop for Doubt<'_> {
-    fn drop(&mut self) {
-        self.0.notify_one();
-    }
 }
 
 impl Link {
@@ -85,8 +78,9 @@ impl Link {
             breaker: Breaker::new(failures),
             opened: Notify::new(),
             made: Notify::new(),
-            doubted: Notify::new(),
             alarm,
+            was_connected: AtomicBool::new(false),
+            is_reported_down: AtomicBool::new(false),
             trouble: Mutex::new(None),
             router: Mutex::default(),
             closed: AtomicBool::new(false),
@@ -150,10 +144,7 @@ impl Link {
         args.push(Value::from_static_str(script));
         args.push(Value::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
         args.extend(call.keys.iter().chain(&call.args).map(|bytes| Value::Bytes(bytes.clone())));
-        let doubt = Doubt(&self.doubted);
-        let answer = self.send(command, args, until, asking).await;
-        std::mem::forget(doubt);
-        match answer {
+        match self.send(command, args, until, asking).await {
             Ok(value) => {
                 self.breaker.answered();
                 Ok(value)
@@ -176,29 +167,42 @@ impl Link {
 
     /// Counts a failure, reports it, and draws its consequences.
     pub(super) fn count(&self, failure: Failure) -> Failure {
+        // The reason why there is no connection says more than that there is none.
+        let says_little = failure.cause == Cause::Lost && failure.error.kind() == RedisErrorKind::Unavailable;
+        let reason = if says_little { self.reason() } else { None };
+        let failure = Failure { error: reason.unwrap_or(failure.error), ..failure };
         // The check has not failed yet if its script is sent again.
         if !failure.cause.is_sent_again() {
             self.events.failed(&failure.error);
         }
-        if failure.cause != Cause::Lost {
-            self.breaker.answered();
-            if failure.cause == Cause::Demoted {
-                self.raise();
-                if self.is_sentinel {
-                    self.restart();
+        match failure.cause {
+            Cause::NoTime => {}
+            Cause::Lost => {
+                if self.breaker.failed() {
+                    self.opened(&failure.error);
                 }
             }
-            return failure;
+            _ => {
+                self.breaker.answered();
+                if failure.cause == Cause::Demoted {
+                    self.raise();
+                    if self.is_sentinel {
+                        self.restart();
+                    }
+                }
+            }
         }
-        if self.breaker.failed() {
-            self.trouble().get_or_insert_with(|| failure.error.clone());
-            self.events.down(&self.address, &failure.error);
-            self.opened.notify_one();
-            self.raise();
+        failure
+    }
+
+    /// Draws the consequences of an open breaker.
+    fn opened(&self, error: &RedisError) {
+        self.trouble().get_or_insert_with(|| error.clone());
+        if !self.is_reported_down.swap(true, Ordering::Relaxed) {
+            self.events.down(&self.address, error);
         }
-        // The reason why there is no connection says more than that there is none.
-        let reason = self.reason().filter(|_| failure.error.kind() == RedisErrorKind::Unavailable);
-        Failure { error: reason.unwrap_or(failure.error), ..failure }
+        self.opened.notify_one();
+        self.raise();
     }
 
     /// Returns the error for a command of a script that the server refused in these words.
@@ -216,7 +220,7 @@ impl Link {
         let left = until.saturating_duration_since(Instant::now());
         if left < SHORTEST {
             return Err(Failure {
-                cause: Cause::Answer,
+                cause: Cause::NoTime,
                 ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
             });
         }
@@ -237,11 +241,16 @@ impl Link {
                 self.client.with_options(&options).custom(command, args).await
             }
         });
-        match answer.await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(Failure::of(&error, &self.address)),
-            Err(_) => Err(Failure::timeout(format!("no answer from Redis at {} in time", self.address))),
+        let (failure, due) = match answer.await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(error)) => (Failure::of(&error, &self.address), until),
+            Err(_) => (Failure::timeout(format!("no answer from Redis at {} in time", self.address)), until + GUARD),
+        };
+        if failure.error.kind() == RedisErrorKind::Timeout && Due::at(due).is_late() {
+            let error = lateness::error(format!("no answer from Redis at {} was read in time", self.address));
+            return Err(Failure { cause: Cause::NoTime, error });
         }
+        Err(failure)
     }
 
     /// Remembers why there is no connection, and reports it if it is a misconfiguration.
@@ -260,7 +269,12 @@ impl Link {
             // caller does not hear why.
             self.raise();
         }
-        *self.trouble() = Some(failure.error);
+        let never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
+        *self.trouble() = Some(failure.error.clone());
+        // A server that was never there is not waited for by checks.
+        if never_there && self.breaker.open() {
+            self.opened(&failure.error);
+        }
     }
 
     /// Reports a misconfiguration.
@@ -273,6 +287,7 @@ impl Link {
     /// Notes that there is a connection. A server that is believed dead is then probed, since it
     /// may still run no scripts.
     pub(super) fn connected(&self) {
+        self.was_connected.store(true, Ordering::Relaxed);
         if self.breaker.is_open() {
             self.made.notify_one();
         } else {
@@ -283,14 +298,20 @@ impl Link {
     /// Notes that the server answers.
     pub(super) fn recovered(&self) {
         *self.trouble() = None;
-        if self.breaker.close() {
+        self.breaker.close();
+    }
+
+    /// Reports that the server answers, if it was reported as down.
+    pub(super) fn report_up(&self) {
+        if self.is_reported_down.swap(false, Ordering::Relaxed) {
             self.events.up(&self.address);
         }
     }
 
     /// Notes that nothing probes the server any more.
     pub(super) fn leave(&self) {
-        if self.breaker.close() {
+        self.breaker.close();
+        if self.is_reported_down.swap(false, Ordering::Relaxed) {
             self.events.left(&self.address);
         }
     }

@@ -78,8 +78,8 @@ impl Store {
         Instant::now() + self.0.settings.deadline
     }
 
-    /// Runs a script on the server that has the slot. It runs at most once. A future that is
-    /// dropped may have run it.
+    /// Runs a script on the server that has the slot, within a tokio runtime. It runs at most once. A
+    /// future that is dropped may have run it.
     ///
     /// Returns `None` if its keys are on two servers while their slot is moved: it did not run. A
     /// call for one of them would.
@@ -93,9 +93,6 @@ impl Store {
     }
 
     async fn reply(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
-        if Handle::try_current().is_err() {
-            return Err(no_runtime());
-        }
         let link = match &self.0.reach {
             Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
             Reach::One(server) => &server.link,
@@ -131,6 +128,11 @@ impl Store {
     /// Reports the error of a check that failed before it came here, or because of its value.
     pub(super) fn failed(&self, error: &RedisError) {
         self.0.events.failed(error);
+    }
+
+    /// Notes that all checks of a call succeeded.
+    pub(super) fn succeeded(&self) {
+        self.0.events.succeeded();
     }
 
     /// Adds an observer of events.
@@ -206,11 +208,8 @@ impl Store {
 }
 
 fn runtime() -> Result<Handle, RedisError> {
-    Handle::try_current().map_err(|_| no_runtime())
-}
-
-fn no_runtime() -> RedisError {
-    misconfigured("Redis is reached from within a tokio runtime, with its timers and I/O enabled")
+    let message = "Redis is reached from within a tokio runtime, with its timers and I/O enabled";
+    Handle::try_current().map_err(|_| misconfigured(message))
 }
 
 #[cfg(test)]

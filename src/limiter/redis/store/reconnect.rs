@@ -11,7 +11,7 @@ use fred::types::config::Server;
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::error_class::{Cause, Failure};
 use super::link::Link;
@@ -28,6 +28,11 @@ const LASTED: Duration = Duration::from_secs(1);
 /// answer to the call before it.
 const PATIENCE: Duration = Duration::from_secs(10);
 const PATIENCE_IF_CONNECTED: Duration = Duration::from_millis(500);
+
+/// A server that went away again within this time after it was back is reported as up only once it
+/// has answered for a while. So a server that comes and goes many times a second makes few events.
+const FLAPS: Duration = Duration::from_secs(10);
+const STEADY: Duration = Duration::from_secs(1);
 
 /// Keeps a server's connection until the task is aborted.
 pub(super) async fn keep(link: Arc<Link>, settings: Settings) {
@@ -103,47 +108,47 @@ async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Err
 
 /// Probes a server that is believed dead, so that no check has to.
 async fn probe(link: &Link, settings: &Settings) {
+    let mut back: Option<Instant> = None;
     loop {
         while !link.breaker.is_open() {
-            tokio::select! {
-                () = link.opened.notified() => {}
-                () = link.doubted.notified() => resolve(link, settings).await,
-            }
+            link.opened.notified().await;
         }
-        let mut since = Instant::now();
-        while link.breaker.is_open() {
-            // The answer is waited for until the next probe, because it comes when the server
-            // wakes.
-            let next = Instant::now() + jitter(settings.probe_every());
-            if !matches!(link.probe(next).await, Err(Failure { cause: Cause::Lost, .. })) {
-                link.recovered();
-                break;
-            }
-            tokio::select! {
-                () = sleep_until(next) => {}
-                () = link.made.notified() => continue,
-            }
-            let patience = if link.client.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
-            if since.elapsed() >= patience {
-                link.restart();
-                since = Instant::now();
+        let went = Instant::now();
+        until_it_answers(link, settings).await;
+        link.recovered();
+        let flaps = back.is_some_and(|back| went.duration_since(back) < FLAPS);
+        back = Some(Instant::now());
+        let reported = Instant::now() + if flaps { STEADY } else { Duration::ZERO };
+        loop {
+            match timeout_at(reported, link.opened.notified()).await {
+                Err(_) => {
+                    link.report_up();
+                    break;
+                }
+                Ok(()) if link.breaker.is_open() => break,
+                Ok(()) => {}
             }
         }
     }
 }
 
-/// Finds out whether a server answers when callers do not wait for the deadline. Otherwise its
-/// failures would not be counted.
-async fn resolve(link: &Link, settings: &Settings) {
-    while !link.is_open() {
-        match link.probe(Instant::now() + settings.deadline).await {
-            Err(failure) if failure.cause == Cause::Lost => drop(link.count(failure)),
-            Ok(_) | Err(_) => {
-                link.breaker.answered();
-                return;
-            }
+async fn until_it_answers(link: &Link, settings: &Settings) {
+    let mut since = Instant::now();
+    loop {
+        // The answer is waited for until the next probe, because it comes when the server wakes.
+        let next = Instant::now() + jitter(settings.probe_every());
+        if !matches!(link.probe(next).await, Err(Failure { cause: Cause::Lost | Cause::NoTime, .. })) {
+            return;
         }
-        sleep(PAUSES.0).await;
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = link.made.notified() => continue,
+        }
+        let patience = if link.client.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
+        if since.elapsed() >= patience {
+            link.restart();
+            since = Instant::now();
+        }
     }
 }
 

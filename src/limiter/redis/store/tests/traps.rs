@@ -192,3 +192,75 @@ async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
         run(&store, "key").await.unwrap();
     }
 }
+
+/// A process that has no time reads no answer. That says nothing about the server.
+#[tokio::test]
+async fn busy_process_counts_nothing_against_the_server() {
+    let server = Server::start();
+    let settings = Settings { deadline: 500 * MS, failures: 1, ..Settings::default() };
+    let store = connected(&server.url(), settings).await;
+    succeeds(&store, "key").await;
+    server.pause();
+    let busy = async {
+        let began = std::time::Instant::now();
+        while began.elapsed() < 600 * MS {
+            std::hint::spin_loop();
+        }
+    };
+    let (answer, ()) = tokio::join!(run(&store, "key"), busy);
+    assert_eq!(answer.unwrap_err().kind(), RedisErrorKind::Overloaded);
+    assert!(!store.is_open(0));
+    server.resume();
+    succeeds(&store, "key").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_that_comes_and_goes_makes_few_events() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let heard = Heard::default();
+    let store = connected(&proxy.url(), heard.settings()).await;
+    let mut load = Load::start(&store, 2, &["key"]);
+    let began = Instant::now();
+    for _ in 0..40 {
+        proxy.hold(true);
+        sleep(60 * MS).await;
+        proxy.hold(false);
+        sleep(20 * MS).await;
+    }
+    load.fixed();
+    // The first two outages, and then one for each second.
+    let most = 4 + 2 * usize::try_from(began.elapsed().as_secs()).unwrap();
+    let events = heard.downs() + heard.ups();
+    assert!(heard.downs() > 0 && events <= most, "{events} events in {:?}", began.elapsed());
+    load.end().await;
+    eventually("it is reported as up", || heard.downs() == heard.ups()).await;
+}
+
+/// The error of a check says why there is no connection. Events use the same words.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_have_the_words_of_the_checks_errors() {
+    let mut server = Server::start();
+    let heard = Heard::default();
+    // Until so many calls have failed, the reason is known.
+    let store = connected(&server.url(), Settings { failures: 100, ..heard.settings() }).await;
+    succeeds(&store, "key").await;
+    server.kill();
+    let mut errors = Vec::new();
+    while !store.is_open(0) {
+        errors.push(run(&store, "key").await.unwrap_err().to_string());
+        sleep(5 * MS).await;
+    }
+    let events = heard.0.lock().unwrap();
+    let failed = events.iter().find_map(|event| match event {
+        LimiterEvent::StoreFailed { error } => Some(error),
+        _ => None,
+    });
+    let down = events.iter().find_map(|event| match event {
+        LimiterEvent::StoreDown { error, .. } => Some(error),
+        _ => None,
+    });
+    assert_eq!((failed, down), (errors.first(), errors.last()));
+    assert!(errors.iter().all(|error| !error.contains("Canceled")), "{errors:?}");
+    assert_ne!(errors.first(), errors.last(), "the last says why");
+}
