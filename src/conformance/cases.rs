@@ -1,16 +1,18 @@
 //! The cases of the suite, each of which tests one promise of the contract.
 
 use std::fmt::{Debug, Display};
+use std::future::{Future, poll_fn};
 use std::panic::Location;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 
 use super::report::Failure;
 use super::threads::together;
 use super::{CAPACITY, HOUR, MINUTE, Subject, block, meter, quotas};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
-use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund};
+use crate::limiter::{Atomicity, Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota, QuotaError};
 
@@ -19,6 +21,9 @@ const TASKS: usize = 4;
 
 /// The number of keys that concurrent tasks charge.
 const KEYS: usize = 32;
+
+/// The number of futures that are held. A limiter may send some calls at a time.
+const HELD: usize = 64;
 
 /// The number of peeks until a settlement that was sent must have arrived.
 const PEEKS: usize = 10_000;
@@ -558,6 +563,23 @@ cases! {
         drop(bench.limiter.take(&[bench.charge(2)]));
         let left = bench.left().await?;
         ensure(left >= CAPACITY - 2, &format!("a dropped charge of 2 left {left} of {CAPACITY}"))
+    }
+
+    /// A future that was polled once and is then held delays no other caller.
+    #[fix = "let a task of the limiter's own send the charges, so that a caller's future only waits for its answer"]
+    async fn held_future_delays_no_other_caller(bench) {
+        let mut held = Vec::new();
+        for number in 0..HELD {
+            if let Reply::Later(future) = bench.limiter.take(&[Charge::new(&bench.policy, &numbered(number))]) {
+                let mut future = Box::pin(future);
+                poll_fn(|context| Poll::Ready(drop(future.as_mut().poll(context)))).await;
+                held.push(future);
+            }
+        }
+        bench.take_one(1).await?;
+        let left = bench.left().await?;
+        drop(held);
+        same("remaining after a charge of 1", left, CAPACITY - 1)
     }
 
     /// Sets that are wrong do not panic or hang, and empty keys are keys.

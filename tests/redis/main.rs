@@ -1,6 +1,7 @@
 //! Tests of `RedisLimiter` on real servers, through its public API.
 #![cfg(feature = "redis")]
 
+mod callers;
 mod cluster;
 mod companions;
 mod descriptors;

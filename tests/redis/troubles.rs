@@ -12,7 +12,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     MemoryLimiter, OnError, Quota, RateLimitLayer, RedisLimiter, key as extract,
     limiter::{
-        FallbackLimiter, Limiter,
+        Charge, FallbackLimiter, Limiter, Refund,
         redis::{RedisError, RedisErrorKind},
     },
     observe::{LimiterEvent, Observer},
@@ -244,6 +244,70 @@ async fn failure_of_each_kind_is_an_event_once_a_minute() {
         let told = told.iter().filter(|told| of_kind.iter().any(|error| **told == error.to_string())).count();
         assert_eq!(told, 1, "{kind:?}: {:?}", seen.0.lock().unwrap());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn server_away_from_the_start_is_down_without_a_check() {
+    let (mut server, seen) = (Server::start(), Seen::default());
+    server.kill();
+    let _limiter = RedisLimiter::builder().observer(seen.clone()).connect(&server.url()).await.unwrap();
+    let has = |is: fn(&LimiterEvent) -> bool| seen.0.lock().unwrap().iter().any(is);
+    eventually("it is down", async || has(|event| matches!(event, LimiterEvent::StoreDown { .. }))).await;
+    server.restart();
+    eventually("it is up", async || has(|event| matches!(event, LimiterEvent::StoreUp { .. }))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lost_correction_is_an_event() {
+    let (mut server, seen) = (Server::start(), Seen::default());
+    let limiter = connected(patient().observer(seen.clone()), &server.url()).await;
+    let (policy, other) = (policy("p", Quota::per_hour(100)), policy("other", Quota::per_hour(100)));
+    let key = super::key("a");
+    let mut refunds = Vec::new();
+    for receipt in limiter.take(&[Charge::new(&policy, &key), Charge::new(&other, &key)]).await.unwrap().take_receipts()
+    {
+        refunds.push(Refund::new(policy.clone(), key.clone(), receipt.unwrap()));
+    }
+    server.kill();
+    eventually("it is away", async || {
+        let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+        error.to_string().contains(" is away")
+    })
+    .await;
+    // The middleware does not wait for these.
+    drop(limiter.refund(refunds));
+    drop(limiter.settle(&[policy.clone(), other].each_ref().map(|policy| Charge::new(policy, &key).cost(5))));
+    let lost = || {
+        let seen = seen.0.lock().unwrap();
+        let lost = seen.iter().filter_map(|event| match event {
+            LimiterEvent::CorrectionLost { charges, error } => Some((*charges, *error)),
+            _ => None,
+        });
+        lost.collect::<Vec<_>>()
+    };
+    eventually("they are lost", async || lost().len() >= 3).await;
+    assert_eq!(lost(), [(1, "unavailable"), (1, "unavailable"), (2, "unavailable")]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn recovery_from_failures_is_an_event() {
+    let (server, seen) = (Server::start(), Seen::default());
+    let limiter = connected(patient().observer(seen.clone()), &server.url()).await;
+    let mut admin = server.connection();
+    let policy = policy("p", Quota::per_hour(1_000_000));
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut admin).unwrap();
+    take(&limiter, &policy, "a", 1).await.unwrap_err();
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut admin).unwrap();
+    let recoveries = || seen.0.lock().unwrap().iter().filter(|event| **event == LimiterEvent::StoreRecovered).count();
+    eventually("it is reported", async || {
+        assert!(passes(&limiter, &policy, "a").await);
+        recoveries() > 0
+    })
+    .await;
+    for _ in 0..100 {
+        assert!(passes(&limiter, &policy, "a").await);
+    }
+    assert_eq!((failures(&seen).len(), recoveries()), (1, 1));
 }
 
 #[tokio::test]

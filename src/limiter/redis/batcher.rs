@@ -1,10 +1,11 @@
 //! Micro-batching: while requests are in flight the next ones wait, and go together when a flight
 //! is back.
 //!
-//! A request that finds fewer than [`FLIGHTS`] in flight goes at once, alone, in its caller's task:
-//! it waits for no timer and for no other task. Requests that come meanwhile wait in the lane's
-//! queue. When a flight is back, the batcher's one task sends up to [`BATCH`] of them together, in
-//! the order in which they came.
+//! Each flight is a task of the limiter's runtime. It sends up to [`BATCH`] of a lane's waiting
+//! requests together, in the order in which they came, hands out the answers, and goes on until no
+//! request waits. A request that finds fewer than [`FLIGHTS`] in flight begins the next one, so it
+//! waits for no timer. A caller only waits for its answer: no request depends on another caller's
+//! future being polled.
 //!
 //! A lane is a set of keys that one script call may name: all of one server, or those of one slot
 //! of a cluster.
@@ -15,17 +16,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-use tokio::sync::{mpsc, oneshot};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 use super::error::{RedisError, RedisErrorKind};
+use super::lateness::{self, Due};
 
 /// Calls of one lane at a time: while one is on the wire the server decides the other.
 const FLIGHTS: usize = 2;
 
 /// The most requests of one call. At 2 to 3 µs each they hold the server for no longer than 0.2 ms.
 const BATCH: usize = 64;
+
+/// The time after the deadline at which a caller stops waiting. A call that was sent at once has
+/// failed before, with an error that names the server.
+const GRACE: Duration = Duration::from_millis(5);
 
 /// Takes requests to the store.
 pub(super) trait Dispatch: Send + Sync + 'static {
@@ -39,12 +44,45 @@ pub(super) trait Dispatch: Send + Sync + 'static {
     ) -> impl Future<Output = Vec<Result<Self::Answer, RedisError>>> + Send;
 }
 
+/// Receives the answer to a request, in the task of its flight.
+pub(super) trait Receiver<A>: Send {
+    /// Whether the answer is not needed any more. The request is then not sent.
+    fn is_gone(&self) -> bool {
+        false
+    }
+
+    /// Called right before the request is sent. Returns the answer if it is known by now. The request
+    /// is then not sent.
+    fn known(&mut self) -> Option<A> {
+        None
+    }
+
+    fn answer(self: Box<Self>, answer: Result<A, RedisError>);
+}
+
+/// A caller that waits for the answer as it is.
+impl<A: Send> Receiver<A> for oneshot::Sender<Result<A, RedisError>> {
+    fn is_gone(&self) -> bool {
+        self.is_closed()
+    }
+
+    fn answer(self: Box<Self>, answer: Result<A, RedisError>) {
+        drop(self.send(answer)); // the caller may have gone
+    }
+}
+
+/// A function. The request is sent in any case.
+struct Then<F>(F);
+
+impl<A, F: FnOnce(Result<A, RedisError>) + Send> Receiver<A> for Then<F> {
+    fn answer(self: Box<Self>, answer: Result<A, RedisError>) {
+        (self.0)(answer);
+    }
+}
+
 /// Batches requests.
 pub(super) struct Batcher<D: Dispatch> {
     lanes: Arc<Lanes<D>>,
-    /// Names lanes to the task that have something to send. The task ends when all senders are
-    /// dropped.
-    wake: mpsc::UnboundedSender<u16>,
 }
 
 struct Lanes<D: Dispatch> {
@@ -54,41 +92,32 @@ struct Lanes<D: Dispatch> {
     /// The number of requests that wait or are in flight, and the most that may.
     inside: Arc<AtomicUsize>,
     most: usize,
+    /// Where the flights are.
+    runtime: Handle,
 }
 
 struct Lane<D: Dispatch> {
-    flights: usize,
     waiting: VecDeque<Waiting<D>>,
-    /// The lane was named to the task, which has not handled it yet.
-    named: bool,
+    flights: usize,
+    /// A flight has begun that has taken no request yet.
+    boarding: bool,
+    /// How many requests have waited, and how many of them wait no longer.
+    came: u64,
+    went: u64,
+    /// The number of flights that the store answered.
+    answered: u64,
 }
 
 struct Waiting<D: Dispatch> {
     request: D::Request,
-    receiver: Receiver<D::Answer>,
+    receiver: Box<dyn Receiver<D::Answer>>,
     _place: Place,
 }
 
-/// The receiver of an answer.
-enum Receiver<T> {
-    /// A caller, which may have dropped its future.
-    Caller(oneshot::Sender<Result<T, RedisError>>),
-    /// A function. The request is sent in any case.
-    Then(Box<dyn FnOnce(Result<T, RedisError>) + Send>),
-}
-
-impl<T> Receiver<T> {
-    fn is_gone(&self) -> bool {
-        matches!(self, Self::Caller(caller) if caller.is_closed())
-    }
-
-    fn answer(self, answer: Result<T, RedisError>) {
-        match self {
-            // A caller that dropped its future stays charged.
-            Self::Caller(caller) => drop(caller.send(answer)),
-            Self::Then(then) => then(answer),
-        }
-    }
+/// What a lane was like when a request came.
+struct Ticket {
+    number: u64,
+    answered: u64,
 }
 
 /// One of the places for requests that wait or are in flight.
@@ -101,15 +130,15 @@ impl Drop for Place {
 }
 
 impl<D: Dispatch> Batcher<D> {
-    /// Makes a batcher with this many lanes and room for `most` requests. Must be called within a
-    /// tokio runtime, where its task runs.
-    pub(super) fn new(dispatch: D, lanes: u16, most: usize, deadline: Duration) -> Self {
-        let lane = || Mutex::new(Lane { flights: 0, waiting: VecDeque::new(), named: false });
+    /// Makes a batcher with this many lanes and room for `most` requests. Its flights are tasks of
+    /// this runtime.
+    pub(super) fn new(dispatch: D, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
+        let lane = || {
+            let waiting = VecDeque::new();
+            Mutex::new(Lane { waiting, flights: 0, boarding: false, came: 0, went: 0, answered: 0 })
+        };
         let lanes = (0..lanes.max(1)).map(|_| lane()).collect();
-        let lanes = Arc::new(Lanes { dispatch, lanes, deadline, inside: Arc::default(), most });
-        let (wake, woken) = mpsc::unbounded_channel();
-        tokio::spawn(send_waiting(Arc::clone(&lanes), woken));
-        Self { lanes, wake }
+        Self { lanes: Arc::new(Lanes { dispatch, lanes, deadline, inside: Arc::default(), most, runtime }) }
     }
 
     pub(super) fn dispatch(&self) -> &D {
@@ -121,39 +150,32 @@ impl<D: Dispatch> Batcher<D> {
         self.lanes.inside.load(Ordering::Relaxed)
     }
 
-    /// Returns the answer to a request, no later than the deadline. A request that is dropped
-    /// before it was sent is not sent.
-    pub(super) async fn ask(&self, lane: u16, request: D::Request) -> Result<D::Answer, RedisError> {
+    /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver
+    /// of the answer, which passes something on to this future.
+    pub(super) async fn ask<T, R: Receiver<D::Answer> + 'static>(
+        &self,
+        lane: u16,
+        request: D::Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R,
+    ) -> Result<T, RedisError> {
+        if Handle::try_current().is_err() {
+            return Err(RedisError::new(
+                RedisErrorKind::Misconfigured,
+                "checks on Redis have to be made within a tokio runtime, with its timers enabled",
+            ));
+        }
         let place = self.lanes.place(self.lanes.most)?;
-        let waiting = {
-            let mut queue = self.lanes.lock(lane);
-            if queue.flights < FLIGHTS && queue.waiting.is_empty() {
-                queue.flights += 1;
-                Err(request)
-            } else {
-                let (caller, answer) = oneshot::channel();
-                queue.waiting.push_back(Waiting { request, receiver: Receiver::Caller(caller), _place: place });
-                self.rouse(&mut queue, lane);
-                Ok(answer)
-            }
-        };
-        match waiting {
-            Err(request) => {
-                let _flight = Flight { batcher: self, lane };
-                self.lanes.dispatch.dispatch(vec![request]).await.pop().unwrap_or_else(|| Err(no_answer()))
-            }
-            Ok(answer) => match tokio::time::timeout(self.lanes.deadline, answer).await {
-                Ok(Ok(answer)) => answer,
-                Ok(Err(_)) => Err(RedisError::new(RedisErrorKind::Unavailable, "the task that sends checks has ended")),
-                Err(_) => Err(RedisError::new(
-                    RedisErrorKind::Timeout,
-                    format!("no answer within {:?}, the wait behind earlier checks included", self.lanes.deadline),
-                )),
-            },
+        let (sender, answer) = oneshot::channel();
+        let ticket = self.lanes.push(lane, request, Box::new(receiver(sender)), place);
+        let due = Due::after(self.lanes.deadline + GRACE);
+        match due.timeout(answer).await {
+            Some(Ok(answer)) => Ok(answer),
+            Some(Err(_)) => Err(ended()),
+            None => Err(self.lanes.timed_out(lane, &ticket, due)),
         }
     }
 
-    /// Sends a request by the batcher's task, which calls `then` with the answer.
+    /// Sends a request, and has its answer handed to a function.
     pub(super) fn send(
         &self,
         lane: u16,
@@ -163,17 +185,8 @@ impl<D: Dispatch> Batcher<D> {
         // Refunds have room of their own: the units of a lost refund would be missing until they
         // have drained.
         let place = self.lanes.place(self.lanes.most.saturating_mul(2))?;
-        let mut queue = self.lanes.lock(lane);
-        queue.waiting.push_back(Waiting { request, receiver: Receiver::Then(Box::new(then)), _place: place });
-        self.rouse(&mut queue, lane);
+        self.lanes.push(lane, request, Box::new(Then(then)), place);
         Ok(())
-    }
-
-    /// Names a lane to the task if it may send now. Otherwise the end of a flight does.
-    fn rouse(&self, lane: &mut Lane<D>, number: u16) {
-        if lane.flights < FLIGHTS && !lane.waiting.is_empty() && !lane.named {
-            lane.named = self.wake.send(number).is_ok();
-        }
     }
 }
 
@@ -194,81 +207,163 @@ impl<D: Dispatch> Lanes<D> {
         Ok(Place(Arc::clone(&self.inside)))
     }
 
-    /// Returns the next requests to be sent, if a flight is free. Requests whose callers have gone
-    /// are left out.
-    fn board(&self, number: u16) -> Option<Vec<Waiting<D>>> {
+    fn push(
+        self: &Arc<Self>,
+        number: u16,
+        request: D::Request,
+        receiver: Box<dyn Receiver<D::Answer>>,
+        place: Place,
+    ) -> Ticket {
         let mut lane = self.lock(number);
-        lane.named = false;
-        if lane.flights >= FLIGHTS {
-            return None;
+        let ticket = Ticket { number: lane.came, answered: lane.answered };
+        lane.came += 1;
+        lane.waiting.push_back(Waiting { request, receiver, _place: place });
+        let begins = lane.begins_flight();
+        drop(lane);
+        if begins {
+            self.begin(number);
         }
-        let mut batch = Vec::with_capacity(lane.waiting.len().min(BATCH));
+        ticket
+    }
+
+    /// Begins a flight. The lane must not be locked: if the runtime has ended, the flight ends here.
+    fn begin(self: &Arc<Self>, number: u16) {
+        self.runtime.spawn(fly(Flight { lanes: Arc::clone(self), number, has_landed: false }));
+    }
+
+    /// Returns the next requests to be sent. Requests whose callers have gone, and those whose answer
+    /// is known by now, are left out.
+    fn board(self: &Arc<Self>, number: u16) -> Vec<Waiting<D>> {
+        let (mut batch, mut gone, mut known) = (Vec::new(), Vec::new(), Vec::new());
+        let mut lane = self.lock(number);
+        lane.boarding = false;
+        batch.reserve_exact(lane.waiting.len().min(BATCH));
         while batch.len() < BATCH {
-            let Some(next) = lane.waiting.pop_front() else { break };
-            if !next.receiver.is_gone() {
-                batch.push(next);
+            let Some(mut next) = lane.waiting.pop_front() else { break };
+            lane.went += 1;
+            if next.receiver.is_gone() {
+                gone.push(next);
+                continue;
+            }
+            match next.receiver.known() {
+                Some(answer) => known.push((next, answer)),
+                None => batch.push(next),
             }
         }
-        if batch.is_empty() {
-            return None;
+        let begins = lane.begins_flight();
+        drop(lane);
+        if begins {
+            self.begin(number);
         }
-        lane.flights += 1;
-        Some(batch)
-    }
-
-    /// Sends a batch and hands out the answers. Returns the lane's number.
-    async fn fly(&self, number: u16, batch: Vec<Waiting<D>>) -> u16 {
-        // The places are kept until the answers are there.
-        let (requests, receivers): (Vec<_>, Vec<_>) =
-            batch.into_iter().map(|one| (one.request, (one.receiver, one._place))).unzip();
-        let mut answers = self.dispatch.dispatch(requests).await.into_iter();
-        for (receiver, _place) in receivers {
-            receiver.answer(answers.next().unwrap_or_else(|| Err(no_answer())));
+        for (next, answer) in known {
+            next.receiver.answer(Ok(answer));
         }
-        number
+        batch
     }
-}
 
-/// A request that its caller sends itself. However it ends, the next ones are sent.
-struct Flight<'a, D: Dispatch> {
-    batcher: &'a Batcher<D>,
-    lane: u16,
-}
-
-impl<D: Dispatch> Drop for Flight<'_, D> {
-    fn drop(&mut self) {
-        let mut lane = self.batcher.lanes.lock(self.lane);
-        lane.flights -= 1;
-        self.batcher.rouse(&mut lane, self.lane);
-    }
-}
-
-/// The batcher's task.
-async fn send_waiting<D: Dispatch>(lanes: Arc<Lanes<D>>, mut woken: mpsc::UnboundedReceiver<u16>) {
-    let mut flights = FuturesUnordered::new();
-    let mut open = true;
-    while open || !flights.is_empty() {
-        let number = tokio::select! {
-            number = woken.recv(), if open => match number {
-                Some(number) => number,
-                None => {
-                    open = false;
-                    continue;
-                }
-            },
-            Some(number) = flights.next() => {
-                lanes.lock(number).flights -= 1;
-                number
-            }
+    /// Returns why there is no answer although the time is over. If the store answered others while
+    /// the request waited, or this process was too busy to notice the time, it is no fault of the
+    /// store.
+    fn timed_out(&self, number: u16, ticket: &Ticket, due: Due) -> RedisError {
+        let (was_sent, answers) = {
+            let lane = self.lock(number);
+            (ticket.number < lane.went, lane.answered != ticket.answered)
         };
-        while let Some(batch) = lanes.board(number) {
-            flights.push(lanes.fly(number, batch));
+        let deadline = self.deadline;
+        if due.is_late() {
+            return lateness::error(format!("no answer was read within {deadline:?}"));
+        }
+        if !was_sent && answers {
+            let message = format!("earlier checks took longer than {deadline:?}: this one was not sent");
+            return RedisError::new(RedisErrorKind::Overloaded, message);
+        }
+        let message = format!("no answer within {deadline:?}, the wait behind earlier checks included");
+        RedisError::new(RedisErrorKind::Timeout, message)
+    }
+}
+
+impl<D: Dispatch> Lane<D> {
+    /// Returns whether the caller has to begin a flight, which is then counted.
+    fn begins_flight(&mut self) -> bool {
+        let begins = self.flights < FLIGHTS && !self.boarding && !self.waiting.is_empty();
+        if begins {
+            self.flights += 1;
+            self.boarding = true;
+        }
+        begins
+    }
+}
+
+/// A flight, which is counted in its lane.
+struct Flight<D: Dispatch> {
+    lanes: Arc<Lanes<D>>,
+    number: u16,
+    has_landed: bool,
+}
+
+impl<D: Dispatch> Flight<D> {
+    /// Ends the flight if no request waits. Returns whether it has ended.
+    fn lands(&mut self) -> bool {
+        let mut lane = self.lanes.lock(self.number);
+        self.has_landed = lane.waiting.is_empty();
+        if self.has_landed {
+            lane.flights -= 1;
+        }
+        self.has_landed
+    }
+}
+
+impl<D: Dispatch> Drop for Flight<D> {
+    /// Fails the requests that wait for the last flight if it did not land: the runtime has ended,
+    /// or a clock or an observer of the application panicked.
+    fn drop(&mut self) {
+        if self.has_landed {
+            return;
+        }
+        let left = {
+            let mut lane = self.lanes.lock(self.number);
+            lane.flights -= 1;
+            lane.boarding = false;
+            let left = if lane.flights == 0 { std::mem::take(&mut lane.waiting) } else { VecDeque::new() };
+            lane.went += left.len() as u64;
+            left
+        };
+        for next in left {
+            next.receiver.answer(Err(ended()));
+        }
+    }
+}
+
+/// Sends a lane's requests until none waits.
+async fn fly<D: Dispatch>(mut flight: Flight<D>) {
+    let lanes = Arc::clone(&flight.lanes);
+    loop {
+        let batch = lanes.board(flight.number);
+        if !batch.is_empty() {
+            // The places are kept until the answers are there.
+            let (requests, receivers): (Vec<_>, Vec<_>) =
+                batch.into_iter().map(|one| (one.request, (one.receiver, one._place))).unzip();
+            let answers = lanes.dispatch.dispatch(requests).await;
+            if answers.iter().any(Result::is_ok) {
+                lanes.lock(flight.number).answered += 1;
+            }
+            let mut answers = answers.into_iter();
+            for (receiver, _place) in receivers {
+                receiver.answer(answers.next().unwrap_or_else(|| Err(no_answer())));
+            }
+        }
+        if flight.lands() {
+            return;
         }
     }
 }
 
 fn no_answer() -> RedisError {
     RedisError::new(RedisErrorKind::Foreign, "the script answered fewer checks than it was asked")
+}
+
+pub(super) fn ended() -> RedisError {
+    RedisError::new(RedisErrorKind::Unavailable, "the runtime in which the limiter was made has ended")
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
+
 use super::batcher::Batcher;
 use super::denial_cache::DenialCache;
 use super::dispatch::Dispatcher;
@@ -201,11 +203,7 @@ impl RedisLimiterBuilder {
         if self.in_flight == 0 {
             return misconfigured("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
         }
-        if tokio::runtime::Handle::try_current().is_err() {
-            return misconfigured(
-                "a limiter on Redis must be made within a tokio runtime, where its task runs".to_owned(),
-            );
-        }
+        runtime()?;
         Ok(Settings { deadline: self.deadline, observer: self.observer.clone(), ..Settings::default() })
     }
 
@@ -225,7 +223,13 @@ impl RedisLimiterBuilder {
         };
         let inner = Arc::new(Inner {
             // Each slot of a cluster is a lane.
-            batcher: Batcher::new(dispatcher, if in_slots { SLOTS } else { 1 }, self.in_flight, self.deadline),
+            batcher: Batcher::new(
+                dispatcher,
+                if in_slots { SLOTS } else { 1 },
+                self.in_flight,
+                self.deadline,
+                runtime()?,
+            ),
             space,
             denials: DenialCache::new(self.denials, tags.clone(), clock),
             tags,
@@ -239,6 +243,12 @@ impl RedisLimiterBuilder {
         }
         Ok(RedisLimiter(inner))
     }
+}
+
+/// Returns the runtime in which the limiter works.
+fn runtime() -> Result<Handle, RedisError> {
+    let message = "a limiter on Redis must be made within a tokio runtime, where its tasks run";
+    Handle::try_current().map_err(|_| RedisError::new(RedisErrorKind::Misconfigured, message))
 }
 
 /// Refunds the remaining units of leases that are over, until the limiter is dropped.

@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::{Charge, Effect};
+use crate::policy::Policy;
 use crate::time::Timestamp;
 
 use super::tag::{Tag, Tags};
@@ -61,14 +62,24 @@ impl DenialCache {
         if self.slots.is_empty() || charges.iter().any(|charge| charge.policy.quota().counts_denied()) {
             return None;
         }
-        let now = self.now();
-        let (at, denied) = charges.iter().enumerate().find_map(|(at, charge)| Some((at, self.find(charge, now)?)))?;
+        self.repeat(charges.iter().map(|charge| (self.watch(charge), charge.policy)), self.now())
+    }
+
+    /// Returns the refusal of a set whose quotas count no denied requests, if one of its charges is
+    /// known to be denied.
+    pub(super) fn repeat<'a>(
+        &self,
+        charges: impl Iterator<Item = (Option<Watch>, &'a Policy)> + Clone,
+        now: Timestamp,
+    ) -> Option<Decision> {
+        let find = |watch: Option<Watch>| self.find(watch?, now);
+        let (at, denied) = charges.clone().enumerate().find_map(|(at, (watch, _))| Some((at, find(watch)?)))?;
         let mut denied = Some(denied);
         Some(Decision::new(
             false,
-            charges.iter().enumerate().map(|(index, charge)| {
-                let found = if index == at { denied.take() } else { self.find(charge, now) };
-                found.unwrap_or_else(|| ChargeDecision::unasked(charge.policy.quota().capacity()))
+            charges.enumerate().map(|(index, (watch, policy))| {
+                let found = if index == at { denied.take() } else { find(watch) };
+                found.unwrap_or_else(|| ChargeDecision::unasked(policy.quota().capacity()))
             }),
         ))
     }
@@ -105,13 +116,9 @@ impl DenialCache {
         slot.from = self.now().saturating_add(SETTLING);
     }
 
-    fn find(&self, charge: &Charge<'_>, now: Timestamp) -> Option<ChargeDecision> {
-        if charge.effect != Effect::Enforce || charge.cost == 0 {
-            return None;
-        }
-        let tag = self.tags.charge(charge);
-        let slot = self.slot(tag);
-        let denial = slot.denial.as_ref().filter(|denial| denial.tag == tag && denial.cost <= charge.cost)?;
+    fn find(&self, watch: Watch, now: Timestamp) -> Option<ChargeDecision> {
+        let slot = self.slot(watch.tag);
+        let denial = slot.denial.as_ref().filter(|denial| denial.tag == watch.tag && denial.cost <= watch.cost)?;
         // After the clock stepped back it is not known how long ago the call was sent.
         if now < denial.sent || now >= denial.until {
             return None;
@@ -135,7 +142,7 @@ pub(super) struct Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{clock::ManualClock, key::Key, policy::Policy, quota::Quota};
+    use crate::{clock::ManualClock, key::Key, quota::Quota};
 
     struct Bench {
         clock: ManualClock,

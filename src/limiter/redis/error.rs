@@ -16,7 +16,9 @@ pub enum RedisErrorKind {
     Unavailable,
     /// No answer came within the deadline. The charge may have been taken.
     Timeout,
-    /// Too many checks wait already; this one was not sent.
+    /// This process asks for more than it can carry, and Redis is not to blame. Too many checks wait
+    /// already, earlier checks took the whole deadline, or the process was too busy to read the
+    /// answer. Except in the last case the check was not sent.
     Overloaded,
     /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server
     /// that is too old, or a set of charges that Redis cannot decide.

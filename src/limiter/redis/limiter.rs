@@ -17,8 +17,9 @@ use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund,
 use crate::outcome::{LimiterEvent, Observer};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
+use crate::time::Timestamp;
 
-use super::batcher::Batcher;
+use super::batcher::{Batcher, Receiver, ended};
 use super::denial_cache::DenialCache;
 use super::dispatch::Dispatcher;
 use super::error::{RedisError, RedisErrorKind};
@@ -31,7 +32,9 @@ use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense};
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
-/// A request is sent when the future is first polled. Refunds and settlements are sent at once.
+/// A request is sent when the future is first polled, and needs no further poll. If the future of a
+/// `take` is dropped before it returned its answer, the limiter refunds what was charged as soon as
+/// the answer arrives. Refunds and settlements are sent at once.
 pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + Send>>;
 
 /// A limiter whose states are in Redis: one limit for any number of processes.
@@ -47,9 +50,9 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// Callers' keys may be secrets, so they are stored as hashes: see `key_secret` and `readable_keys`
 /// of the [builder](Self::builder).
 ///
-/// The limiter works in the tokio runtime in which it was connected. Once that has ended, checks
-/// fail as [`Unavailable`](RedisErrorKind::Unavailable), or as
-/// [`Overloaded`](RedisErrorKind::Overloaded) when as many checks as may wait are never answered.
+/// The limiter works in the tokio runtime in which it was connected, and may be used from any
+/// other. Once its own has ended, checks fail as [`Unavailable`](RedisErrorKind::Unavailable). If that
+/// runtime is not driven, as a current-thread runtime outside of `block_on`, checks fail after the deadline.
 #[derive(Clone)]
 pub struct RedisLimiter(pub(super) Arc<Inner>);
 
@@ -111,8 +114,16 @@ impl Inner {
     }
 
     async fn ask(&self, request: Request) -> Result<Answer, RedisError> {
+        self.ask_for(request, |sender: oneshot::Sender<_>| sender).await?
+    }
+
+    async fn ask_for<T, R: Receiver<Answer> + 'static>(
+        &self,
+        request: Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R,
+    ) -> Result<T, RedisError> {
         let lane = self.lane(request.slot());
-        self.batcher.ask(lane, request).await.inspect_err(|error| self.report(error))
+        self.batcher.ask(lane, request, receiver).await.inspect_err(|error| self.report(error))
     }
 
     /// Sends a request at once, and has its answer handed to a function.
@@ -124,14 +135,38 @@ impl Inner {
         self.batcher.send(self.lane(request.slot()), request, then).inspect_err(|error| self.report(error))
     }
 
-    /// Sends a request at once. The answer may be waited for.
-    fn send_now(
-        &self,
+    /// Sends a refund or a forced charge at once, and has its answer handed to a function. If it is
+    /// lost, the observer gets an event, whether or not a caller waits.
+    fn correct(
+        self: &Arc<Self>,
+        request: Request,
+        then: impl FnOnce(Result<Answer, RedisError>) + Send + 'static,
+    ) -> Result<(), RedisError> {
+        let (inner, charges) = (Arc::clone(self), request.keys());
+        let sent = self.send(request, move |answer| {
+            match &answer {
+                Ok(Answer::Split(_, Some(error))) | Err(error) => inner.lost(charges, error),
+                Ok(_) => {}
+            }
+            then(answer);
+        });
+        sent.inspect_err(|error| self.lost(charges, error))
+    }
+
+    /// Corrects something at once. The answer may be waited for.
+    fn correct_now(
+        self: &Arc<Self>,
         request: Request,
     ) -> Result<impl Future<Output = Result<Answer, RedisError>> + use<>, RedisError> {
         let (sender, answer) = oneshot::channel();
-        self.send(request, |answer| drop(sender.send(answer)))?; // the caller may have gone
-        Ok(async { answer.await.unwrap_or_else(|_| Err(nonsense())) })
+        self.correct(request, |answer| drop(sender.send(answer)))?; // the caller may have gone
+        Ok(async { answer.await.unwrap_or_else(|_| Err(ended())) })
+    }
+
+    /// Reports to the observer that a correction of this number of charges is lost.
+    fn lost(&self, charges: usize, error: &RedisError) {
+        let error = error.kind().as_str();
+        self.batcher.dispatch().store.report(|| LimiterEvent::CorrectionLost { charges, error });
     }
 
     /// Reports to the observer that too many requests wait, or that one waited for too long. The
@@ -152,28 +187,34 @@ impl Inner {
         self.batcher.dispatch().store.report(|| LimiterEvent::AnsweredLocally);
     }
 
-    async fn take(self: Arc<Self>, requests: Requests, mut owed: Owed) -> Result<Decision, RedisError> {
-        let sent = self.denials.now();
-        let (requests, places): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
-        let answers = requests.into_iter().map(|request| self.ask(request));
-        // A denial that is compensated is not remembered: another caller's charge may be refunded
-        // at any moment.
-        let gathered = gather(&mut owed.set, answers.collect(), places).await;
+    async fn take(self: Arc<Self>, requests: Requests, mut owed: Owed, repeats: bool) -> Result<Decision, RedisError> {
+        let began = self.denials.now();
+        let is_alone = requests.len() == 1;
+        let answers = requests.into_iter().map(|(request, places)| {
+            let owed = owed.part(&places);
+            self.ask_for(request, move |sender| Taking { sender, owed, sent: began, repeats, is_alone })
+        });
+        let answers: SmallVec<[_; 1]> = answers.collect();
+        let (mut is_repeated, mut failed) = (false, None);
+        for answer in join_all(answers).await {
+            let taken = answer.and_then(|taken| {
+                let Taken { owed: mut part, is_repeated: repeated, result } = taken;
+                is_repeated |= repeated;
+                owed.set.append(&mut part.set);
+                result
+            });
+            failed = failed.or(taken.err());
+        }
         let store = &self.batcher.dispatch().store;
-        if store.is_observed() {
-            let duration = self.denials.now().saturating_since(sent);
-            self.checked(duration, gathered.as_ref().err());
+        if is_alone && is_repeated {
+            self.answered_locally();
+        } else if store.is_observed() {
+            self.checked(self.denials.now().saturating_since(began), failed.as_ref());
         }
-        let atomic = gathered?;
-        for pending in &owed.set {
-            let Some(decision) = &pending.decision else { continue };
-            if let Some(leases) = &self.leases {
-                leases.told(pending.tag, decision);
-            }
-            if let Some(watch) = pending.watch.filter(|_| atomic) {
-                self.denials.note(watch, sent, decision);
-            }
+        if let Some(error) = failed {
+            return Err(error);
         }
+        owed.set.sort_unstable_by_key(|pending| pending.at);
         Ok(owed.decide())
     }
 
@@ -196,7 +237,7 @@ impl Inner {
             result
         } else {
             let (sender, result) = oneshot::channel();
-            self.send(self.refund(refund), |answer| drop(sender.send(done(answer))))?; // the caller may have gone
+            self.correct(self.refund(refund), |answer| drop(sender.send(done(answer))))?; // the caller may have gone
             result
         };
         let lost = || RedisError::new(RedisErrorKind::Unavailable, "the refund was not sent");
@@ -208,7 +249,7 @@ impl Inner {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag).map(Due::into_parts) {
             let inner = Arc::downgrade(self);
-            let sent = self.send(self.refund(refund), move |answer| {
+            let sent = self.correct(self.refund(refund), move |answer| {
                 Due::report(callers, &done(answer));
                 if let Some(inner) = inner.upgrade() {
                     let _ = inner.send_next_refund(tag); // the errors are reported
@@ -228,7 +269,7 @@ impl Inner {
         Request::refund(refund, &stored)
     }
 
-    /// Sends the request for a lease, by the batcher's task.
+    /// Sends the request for a lease.
     fn lease(self: &Arc<Self>, leases: &Arc<Leases>, wanted: Wanted) {
         let charge = Charge::new(&wanted.policy, &wanted.key).cost(wanted.units);
         let stored = self.space.key(charge.policy, charge.key);
@@ -251,29 +292,97 @@ impl Inner {
     }
 
     fn set(&self, charges: &[Charge<'_>]) -> Set {
-        charges.iter().map(|charge| Pending::new(charge, self.tags.of(charge.policy, charge.key))).collect()
+        let pending =
+            |(at, charge): (usize, &Charge<'_>)| Pending::new(at, charge, self.tags.of(charge.policy, charge.key));
+        charges.iter().enumerate().map(pending).collect()
     }
 }
 
 /// The requests for a set's charges, each with the places of its charges in the set.
 type Requests = SmallVec<[(Request, Places); 1]>;
 
-/// Puts the answers to several requests in their places. Returns whether all was decided in one
-/// step.
+/// Puts the answers to several requests of a set in their places.
 ///
 /// # Errors
-/// The first error. The set has the receipts of the others.
-async fn gather(
-    set: &mut Set,
-    answers: Vec<impl Future<Output = Result<Answer, RedisError>>>,
+/// The first error.
+fn put_together(
+    mut set: Set,
     places: Vec<Places>,
-) -> Result<bool, RedisError> {
-    let mut together = Ok(answers.len() == 1);
-    for (places, answer) in places.into_iter().zip(join_all(answers).await) {
-        let atomic = set::answer(set, places, answer);
-        together = together.and_then(|all| Ok(all && atomic?));
+    answers: Vec<Result<Answer, RedisError>>,
+) -> Result<Decision, RedisError> {
+    let mut whole = Set::new();
+    for (places, answer) in places.into_iter().zip(answers) {
+        let mut part = part(&mut set, &places);
+        set::answer(&mut part, answer)?;
+        whole.append(&mut part);
     }
-    together
+    whole.sort_unstable_by_key(|pending| pending.at);
+    Ok(set::decide(whole).0)
+}
+
+/// Takes the charges at these places out of a set. The places are in order.
+fn part(set: &mut Set, places: &Places) -> Set {
+    if places.len() == set.len() {
+        return std::mem::take(set);
+    }
+    let (part, rest) = std::mem::take(set).into_iter().partition(|pending| places.binary_search(&pending.at).is_ok());
+    *set = rest;
+    part
+}
+
+/// The receiver of the answer about some charges of a set. It is in the flight, so whatever becomes
+/// of the caller, the answer is noted.
+struct Taking {
+    sender: oneshot::Sender<Taken>,
+    owed: Owed,
+    /// When the request was sent.
+    sent: Timestamp,
+    /// Whether a denial of another check answers this one, too.
+    repeats: bool,
+    /// Whether these are all of the charges that Redis decides.
+    is_alone: bool,
+}
+
+/// The answer. If the caller has gone, it is dropped, and what was taken is refunded.
+struct Taken {
+    owed: Owed,
+    is_repeated: bool,
+    result: Result<(), RedisError>,
+}
+
+impl Receiver<Answer> for Taking {
+    fn is_gone(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    fn known(&mut self) -> Option<Answer> {
+        let denials = &self.owed.inner.denials;
+        self.sent = denials.now();
+        if !self.repeats {
+            return None;
+        }
+        let charges = self.owed.set.iter().map(|pending| (pending.watch, pending.policy()));
+        denials.repeat(charges, self.sent).map(Answer::Repeated)
+    }
+
+    fn answer(self: Box<Self>, answer: Result<Answer, RedisError>) {
+        let Self { sender, mut owed, sent, is_alone, .. } = *self;
+        let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
+        let answered = set::answer(&mut owed.set, answer);
+        // A denial that is compensated is not remembered: another caller's charge may be refunded
+        // at any moment.
+        let is_noted = is_alone && matches!(answered, Ok(true));
+        for pending in owed.set.iter().filter(|_| answered.is_ok()) {
+            let Some(decision) = &pending.decision else { continue };
+            if let Some(leases) = &owed.inner.leases {
+                leases.told(pending.tag, decision);
+            }
+            if let Some(watch) = pending.watch.filter(|_| is_noted) {
+                owed.inner.denials.note(watch, sent, decision);
+            }
+        }
+        drop(sender.send(Taken { owed, is_repeated, result: answered.map(drop) }));
+    }
 }
 
 /// A set whose requests are under way. If it is dropped before it is decided, the charges that it
@@ -284,6 +393,11 @@ struct Owed {
 }
 
 impl Owed {
+    /// Takes out the charges at these places.
+    fn part(&mut self, places: &Places) -> Self {
+        Self { inner: Arc::clone(&self.inner), set: part(&mut self.set, places) }
+    }
+
     fn decide(mut self) -> Decision {
         let (decision, refunds) = set::decide(std::mem::take(&mut self.set));
         self.inner.give_back(refunds);
@@ -335,7 +449,8 @@ impl Limiter for RedisLimiter {
             inner.checked(Duration::ZERO, Some(&error));
             return Reply::Now(Err(error));
         }
-        Reply::Later(Box::pin(Arc::clone(inner).take(requests, owed)))
+        let repeats = !paired && !charges.iter().any(|charge| charge.policy.quota().counts_denied());
+        Reply::Later(Box::pin(Arc::clone(inner).take(requests, owed, repeats)))
     }
 
     fn peek(&self, charges: &[Charge<'_>]) -> Reply<Decision, RedisError, RedisFuture<Decision>> {
@@ -343,18 +458,17 @@ impl Limiter for RedisLimiter {
             return Reply::Now(Err(error));
         }
         let inner = Arc::clone(&self.0);
-        let mut set = inner.set(charges);
+        let set = inner.set(charges);
         let (requests, places): (Vec<_>, Vec<_>) = inner.requests(Verb::Peek, charges, |_| true).into_iter().unzip();
         Reply::Later(Box::pin(async move {
-            let answers = requests.into_iter().map(|request| inner.ask(request)).collect();
-            gather(&mut set, answers, places).await?;
-            Ok(set::decide(set).0)
+            let answers = join_all(requests.into_iter().map(|request| inner.ask(request))).await;
+            put_together(set, places, answers)
         }))
     }
 
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), RedisError, RedisFuture<()>> {
         let sent = refunds.into_iter().map(|refund| self.0.send_refund(refund));
-        let answers = match sent.collect::<Result<Vec<_>, _>>() {
+        let answers = match all(sent) {
             Ok(answers) => answers,
             Err(error) => return Reply::Now(Err(error)),
         };
@@ -367,17 +481,13 @@ impl Limiter for RedisLimiter {
         if let Some(error) = unsupported(charges) {
             return Reply::Now(Err(error));
         }
-        let mut set = self.0.set(charges);
+        let set = self.0.set(charges);
         let (requests, places): (Vec<_>, Vec<_>) = self.0.requests(Verb::Take, charges, |_| true).into_iter().unzip();
-        let sent = requests.into_iter().map(|request| self.0.send_now(request));
-        let answers = match sent.collect::<Result<Vec<_>, _>>() {
+        let answers = match all(requests.into_iter().map(|request| self.0.correct_now(request))) {
             Ok(answers) => answers,
             Err(error) => return Reply::Now(Err(error)),
         };
-        Reply::Later(Box::pin(async move {
-            gather(&mut set, answers, places).await?;
-            Ok(set::decide(set).0)
-        }))
+        Reply::Later(Box::pin(async move { put_together(set, places, join_all(answers).await) }))
     }
 
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
@@ -397,6 +507,10 @@ impl Limiter for RedisLimiter {
     /// `Atomic` on one server without leases. Otherwise `Compensated`.
     fn atomicity(&self) -> Atomicity {
         if self.0.in_slots || self.0.leases.is_some() { Atomicity::Compensated } else { Atomicity::Atomic }
+    }
+
+    fn is_overload(&self, error: &RedisError) -> bool {
+        error.kind() == RedisErrorKind::Overloaded
     }
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
@@ -430,10 +544,16 @@ fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
     Some(RedisError::new(RedisErrorKind::Misconfigured, message))
 }
 
+/// Sends each of some corrections, also if one cannot be sent.
+fn all<T>(sent: impl Iterator<Item = Result<T, RedisError>>) -> Result<Vec<T>, RedisError> {
+    let sent: Vec<_> = sent.collect();
+    sent.into_iter().collect()
+}
+
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
     match answer? {
         Answer::Done => Ok(()),
-        Answer::Decided(_) | Answer::Split(..) | Answer::Elsewhere => Err(nonsense()),
+        Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere => Err(nonsense()),
     }
 }
 

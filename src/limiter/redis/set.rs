@@ -14,6 +14,8 @@ use crate::policy::Policy;
 
 /// A charge of a set.
 pub(super) struct Pending {
+    /// Its index in the set.
+    pub(super) at: usize,
     policy: Policy,
     key: Key,
     effect: Effect,
@@ -34,10 +36,14 @@ pub(super) type Set = SmallVec<[Pending; 2]>;
 pub(super) type Places = SmallVec<[usize; 2]>;
 
 impl Pending {
-    pub(super) fn new(charge: &Charge<'_>, tag: Tag) -> Self {
+    pub(super) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
         let Charge { policy, key, effect, cost } = *charge;
         let (policy, key) = (policy.clone(), key.clone());
-        Self { policy, key, effect, cost, tag, watch: None, decision: None, passed: true }
+        Self { at, policy, key, effect, cost, tag, watch: None, decision: None, passed: true }
+    }
+
+    pub(super) fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// Takes the receipt out, as a refund. The decision then reports the state with nothing taken:
@@ -67,22 +73,24 @@ impl Effective for Pending {
     }
 }
 
-/// Puts an answer in its places. Returns whether it was decided in one step.
+/// Puts the answer to a request with these charges into them. Returns whether Redis decided them in
+/// one step.
 ///
 /// # Errors
 /// Returns the reason why there is no answer. The set then has the receipts of the charges that
 /// were taken all the same.
-pub(super) fn answer(set: &mut Set, places: Places, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
-    let (decision, atomic, failed) = match answer? {
+pub(super) fn answer(set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
+    let (decision, in_one_step, failed) = match answer? {
         Answer::Decided(decision) => (decision, true, None),
+        Answer::Repeated(decision) => (decision, false, None),
         Answer::Split(decision, failed) => (decision, false, failed),
         Answer::Done | Answer::Elsewhere => return Err(nonsense()),
     };
     let passed = decision.is_allowed();
-    for (place, decision) in places.into_iter().zip(decision.into_charges()) {
-        (set[place].decision, set[place].passed) = (Some(decision), passed);
+    for (pending, decision) in set.iter_mut().zip(decision.into_charges()) {
+        (pending.decision, pending.passed) = (Some(decision), passed);
     }
-    failed.map_or(Ok(atomic), Err)
+    failed.map_or(Ok(in_one_step), Err)
 }
 
 /// Returns the refunds of all charges that the set took.

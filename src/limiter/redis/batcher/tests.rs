@@ -31,7 +31,13 @@ impl Dispatch for Held {
 
 fn queue(most: usize, lets: usize) -> (Held, Arc<Batcher<Held>>) {
     let held = Held { carried: Arc::default(), lets: Arc::new(Semaphore::new(lets)), fails: Arc::default() };
-    (held.clone(), Arc::new(Batcher::new(held, 1, most, DEADLINE)))
+    (held.clone(), Arc::new(Batcher::new(held, 1, most, DEADLINE, Handle::current())))
+}
+
+impl Batcher<Held> {
+    async fn double(&self, ask: u32) -> Result<u32, RedisError> {
+        self.ask(0, ask, |sender: oneshot::Sender<Result<u32, RedisError>>| sender).await?
+    }
 }
 
 impl Held {
@@ -43,7 +49,7 @@ impl Held {
 /// Asks in a task of its own, and returns when the task has come as far as it can.
 async fn start(queue: &Arc<Batcher<Held>>, ask: u32) -> JoinHandle<Result<u32, RedisError>> {
     let queue = queue.clone();
-    let task = tokio::spawn(async move { queue.ask(0, ask).await });
+    let task = tokio::spawn(async move { queue.double(ask).await });
     settle().await;
     task
 }
@@ -62,7 +68,7 @@ fn kind<T>(answer: Result<T, RedisError>) -> Option<RedisErrorKind> {
 async fn a_lone_check_goes_at_once_and_alone() {
     let (held, queue) = queue(10, 10);
     for ask in 1..=3 {
-        assert_eq!(queue.ask(0, ask).await, Ok(ask * 2));
+        assert_eq!(queue.double(ask).await, Ok(ask * 2));
     }
     assert_eq!(held.carried(), [[1], [2], [3]]);
     assert_eq!(queue.len(), 0);
@@ -85,7 +91,7 @@ async fn waiting_requests_go_together_and_in_order() {
     assert_eq!(carried.concat(), (0..100).collect::<Vec<_>>());
     settle().await;
     assert_eq!(queue.len(), 0);
-    assert_eq!(queue.ask(0, 7).await, Ok(14), "and then the next goes at once again");
+    assert_eq!(queue.double(7).await, Ok(14), "and then the next goes at once again");
 }
 
 #[tokio::test(start_paused = true)]
@@ -104,17 +110,19 @@ async fn check_without_a_caller_is_not_sent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_check_dropped_in_flight_lets_the_next_ones_go() {
+async fn held_futures_delay_no_other_check() {
     let (held, queue) = queue(10, 0);
-    let first = start(&queue, 1).await;
-    let second = start(&queue, 2).await;
-    let third = start(&queue, 3).await;
-    first.abort();
-    second.abort();
+    let mut futures: Vec<_> = (0..2 * FLIGHTS as u32).map(|ask| Box::pin(queue.double(ask))).collect();
+    for future in &mut futures {
+        assert!(futures_util::poll!(future.as_mut()).is_pending());
+    }
     settle().await;
-    assert_eq!(held.carried(), [[1], [2], [3]]);
-    held.lets.add_permits(1);
-    assert_eq!(third.await.unwrap(), Ok(6));
+    held.lets.add_permits(10);
+    assert_eq!(queue.double(7).await, Ok(14));
+    assert_eq!(queue.len(), 0, "their answers are there");
+    for (ask, future) in (0..).zip(futures) {
+        assert_eq!(future.await, Ok(ask * 2));
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,11 +130,103 @@ async fn waiting_has_the_deadline_too() {
     let (held, queue) = queue(10, 0);
     let _in_flight = [start(&queue, 1).await, start(&queue, 2).await];
     let began = tokio::time::Instant::now();
-    assert_eq!(kind(queue.ask(0, 3).await), Some(RedisErrorKind::Timeout));
+    assert_eq!(kind(queue.double(3).await), Some(RedisErrorKind::Timeout));
     assert!(began.elapsed() < DEADLINE * 2, "{:?}", began.elapsed());
     held.lets.add_permits(10);
     settle().await;
     assert_eq!(held.carried().concat(), [1, 2], "and is not sent later");
+}
+
+/// A store that answers, and more checks than it can answer in time.
+#[tokio::test(start_paused = true)]
+async fn check_behind_answered_ones_is_an_overload() {
+    let (held, queue) = queue(1_000, 0);
+    let mut tasks = Vec::new();
+    for ask in 0..200 {
+        tasks.push(start(&queue, ask).await);
+    }
+    held.lets.add_permits(1);
+    let mut ends = Vec::new();
+    for task in tasks {
+        ends.push(kind(task.await.unwrap()));
+    }
+    assert_eq!(held.carried().iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, BATCH]);
+    let sent = 2 + BATCH;
+    assert_eq!(ends[0], None);
+    assert!(ends[1..sent].iter().all(|end| *end == Some(RedisErrorKind::Timeout)), "{ends:?}");
+    assert!(ends[sent..].iter().all(|end| *end == Some(RedisErrorKind::Overloaded)), "{ends:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_that_ends_unnoticed_is_an_overload() {
+    let (_held, queue) = queue(10, 0);
+    let check = start(&queue, 1).await;
+    // The process does nothing for a while.
+    tokio::time::advance(DEADLINE * 2).await;
+    assert_eq!(kind(check.await.unwrap()), Some(RedisErrorKind::Overloaded));
+}
+
+#[tokio::test(start_paused = true)]
+async fn check_whose_answer_is_known_by_now_is_not_sent() {
+    struct Known(oneshot::Sender<Result<u32, RedisError>>);
+    impl Receiver<u32> for Known {
+        fn known(&mut self) -> Option<u32> {
+            Some(0)
+        }
+
+        fn answer(self: Box<Self>, answer: Result<u32, RedisError>) {
+            self.0.send(answer).unwrap();
+        }
+    }
+    let (held, queue) = queue(10, 0);
+    let in_flight = [start(&queue, 1).await, start(&queue, 2).await];
+    let known = queue.ask(0, 3, Known);
+    let mut known = std::pin::pin!(known);
+    assert!(futures_util::poll!(known.as_mut()).is_pending());
+    held.lets.add_permits(2);
+    assert_eq!(known.await.unwrap(), Ok(0));
+    assert_eq!(held.carried(), [[1], [2]]);
+    for task in in_flight {
+        assert!(task.await.unwrap().is_ok());
+    }
+}
+
+#[test]
+fn check_outside_of_a_runtime_is_an_error_and_no_panic() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (_held, queue) = runtime.block_on(async { queue(10, 10) });
+    let mut future = Box::pin(queue.double(1));
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    let std::task::Poll::Ready(Err(error)) = future.as_mut().poll(&mut context) else { panic!("an error, at once") };
+    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+}
+
+#[test]
+fn checks_fail_at_once_when_the_runtime_has_ended() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (own, other) = (runtime(), runtime());
+    let (_held, queue) = own.block_on(async { queue(10, 0) });
+    let waiting = other.block_on(async {
+        [1, 2, 3].map(|ask| {
+            tokio::spawn({
+                let queue = queue.clone();
+                async move { queue.double(ask).await }
+            })
+        })
+    });
+    other.block_on(settle());
+    own.block_on(settle());
+    drop(own);
+    other.block_on(async {
+        for task in waiting {
+            assert_eq!(kind(task.await.unwrap()), Some(RedisErrorKind::Unavailable));
+        }
+        assert_eq!(kind(queue.double(4).await), Some(RedisErrorKind::Unavailable));
+        let (tell, told) = oneshot::channel();
+        queue.send(0, 5, |answer| tell.send(answer).unwrap()).unwrap();
+        assert_eq!(kind(told.await.unwrap()), Some(RedisErrorKind::Unavailable));
+    });
+    assert_eq!(queue.len(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -136,7 +236,7 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
     for ask in 0..5 {
         tasks.push(start(&queue, ask).await);
     }
-    assert_eq!(kind(queue.ask(0, 9).await), Some(RedisErrorKind::Overloaded));
+    assert_eq!(kind(queue.double(9).await), Some(RedisErrorKind::Overloaded));
     for _ in 0..5 {
         assert_eq!(kind(queue.send(0, 8, drop)), None, "refunds have as many places again");
     }
@@ -146,7 +246,7 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
         assert!(task.await.unwrap().is_ok());
     }
     settle().await;
-    assert_eq!(queue.ask(0, 9).await, Ok(18));
+    assert_eq!(queue.double(9).await, Ok(18));
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,7 +268,7 @@ async fn failure_reaches_all_of_its_call_and_no_other() {
         failed.push(kind(task.await.unwrap()).is_some());
     }
     assert_eq!(failed, [false, false, true, true]);
-    assert!(queue.ask(0, 1).await.is_ok());
+    assert!(queue.double(1).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +283,7 @@ async fn sent_request_goes_without_a_waiting_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_task_ends_with_its_last_queue() {
+async fn nothing_stays_of_a_dropped_batcher() {
     let (held, queue) = queue(10, 10);
     let clone = queue.clone();
     drop(queue);
@@ -200,7 +300,7 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     let tasks: Vec<_> = (0..10_000)
         .map(|ask| {
             let queue = queue.clone();
-            tokio::spawn(async move { queue.ask(0, ask).await })
+            tokio::spawn(async move { queue.double(ask).await })
         })
         .collect();
     for (ask, task) in (0..).zip(tasks) {

@@ -103,6 +103,8 @@ pub(super) const CHARGES_MAX: usize = 1_000;
 #[derive(Debug)]
 pub(super) enum Answer {
     Decided(Decision),
+    /// Refused without a call, because Redis denied one of the charges a moment ago.
+    Repeated(Decision),
     /// Decided key by key. If some keys failed, or the decision is a refusal, its receipts hold
     /// what was taken.
     Split(Decision, Option<RedisError>),

@@ -1,0 +1,277 @@
+//! What callers do with the futures of checks: hold them, drop them, send thousands at once, and use
+//! them from another runtime.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::future::{poll_fn, ready};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Request, Response, StatusCode};
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt, service_fn};
+use tower_ratelimit::{
+    OnError, Policy, Quota, RateLimitLayer, RedisLimiter, key as extract,
+    limiter::{
+        Charge, Limiter, Reply,
+        redis::{RedisErrorKind, RedisLimiterBuilder},
+    },
+    quota::Anchor,
+};
+
+use super::{LONG, MINUTE, calls, connect, connected, eventually, key, passes, patient, policy, take};
+use crate::support::proxy::{Fault, Proxy};
+use crate::support::redis_server::Server;
+
+/// It begins with the first request, so that it does not end while a test runs.
+fn lasting(limit: u64) -> Quota {
+    Quota::fixed_window(limit, 30 * 24 * 60 * MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap()
+}
+
+async fn used(limiter: &RedisLimiter, policy: &Policy, name: &str) -> u64 {
+    let peeked = limiter.peek(&[Charge::new(policy, &key(name)).cost(0)]).await.unwrap();
+    policy.quota().capacity() - peeked.charges()[0].remaining()
+}
+
+async fn status(layer: &RateLimitLayer<RedisLimiter>, name: &str) -> StatusCode {
+    let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
+    let request = Request::builder().header("name", name).body(Body::empty()).unwrap();
+    layer.layer(inner).oneshot(request).await.unwrap().status()
+}
+
+/// With the default deadline: a check that waits for the held ones fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_checks_let_others_pass() {
+    let server = Server::start();
+    let limiter = connected(patient(), &server.url()).await;
+    let policy = policy("held", lasting(1_000));
+    let mut held = Vec::new();
+    for number in 0..50 {
+        let Reply::Later(mut future) = limiter.take(&[Charge::new(&policy, &key(&number.to_string()))]) else {
+            panic!("Redis decides")
+        };
+        // Another thread may be so quick that the answer is there already.
+        if poll_fn(|context| Poll::Ready(future.as_mut().poll(context).is_pending())).await {
+            held.push(future);
+        }
+        for _ in 0..10 {
+            assert!(tokio::time::timeout(LONG / 6, passes(&limiter, &policy, "other")).await.unwrap());
+        }
+    }
+    for future in held {
+        assert!(future.await.unwrap().is_allowed(), "its answer was kept");
+    }
+}
+
+/// A client that disconnects during the round trip is not charged, because its request never
+/// reaches the service.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn check_dropped_in_flight_is_refunded() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = connected(patient(), &proxy.url()).await;
+    let direct = connected(patient(), &server.url()).await;
+    let policy = policy("dropped", lasting(1_000));
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), |_: &_| key("all"));
+    for _ in 0..5 {
+        proxy.hold(true);
+        let requests: Vec<_> = (0..20)
+            .map(|_| {
+                let layer = layer.clone();
+                tokio::spawn(async move { status(&layer, "all").await })
+            })
+            .collect();
+        eventually("they ask", async || limiter.waiting() == 20).await;
+        requests.iter().for_each(tokio::task::JoinHandle::abort);
+        for request in requests {
+            assert!(request.await.unwrap_err().is_cancelled());
+        }
+        let before = calls(&server);
+        proxy.hold(false);
+        eventually("the calls in flight are made", async || calls(&server) > before).await;
+        eventually("all is refunded", async || limiter.waiting() == 0).await;
+        assert_eq!(used(&direct, &policy, "all").await, 0);
+    }
+}
+
+/// Whatever moment a caller leaves at: what is used is what callers were granted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn checks_dropped_at_any_moment_leave_exact_counts() {
+    let server = Server::start();
+    let limiter = connected(patient().denials(0), &server.url()).await;
+    let policies = [policy("first", lasting(100_000)), policy("second", lasting(100_000))];
+    let admitted = Arc::new(AtomicU64::new(0));
+    for round in 0..200_u64 {
+        let tasks: Vec<_> = (0..20)
+            .map(|_| {
+                let (limiter, policies, admitted) = (limiter.clone(), policies.clone(), Arc::clone(&admitted));
+                tokio::spawn(async move {
+                    let key = key("all");
+                    let charges = policies.each_ref().map(|policy| Charge::new(policy, &key));
+                    let decision = limiter.take(&charges).await.unwrap();
+                    admitted.fetch_add(u64::from(decision.is_allowed()), Ordering::Relaxed);
+                })
+            })
+            .collect();
+        for _ in 0..round % 40 {
+            tokio::task::yield_now().await;
+        }
+        tasks.iter().step_by(2).for_each(tokio::task::JoinHandle::abort);
+        for task in tasks {
+            let _ = task.await;
+        }
+    }
+    eventually("all is refunded", async || limiter.waiting() == 0).await;
+    let admitted = admitted.load(Ordering::Relaxed);
+    assert!((2_000..4_000).contains(&admitted), "{admitted}");
+    for policy in &policies {
+        assert_eq!(used(&limiter, policy, "all").await, admitted, "{}", policy.name());
+    }
+}
+
+/// Sends requests at once, of which `waiting` have to wait for Redis. Returns how many passed of each key, and how many
+/// failed.
+async fn burst(
+    builder: RedisLimiterBuilder,
+    requests: u64,
+    keys: u64,
+    waiting: usize,
+) -> (HashMap<u64, u64>, u64, u64) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let limiter = connected(builder, &proxy.url()).await;
+    let layer = RateLimitLayer::new(limiter.clone(), policy("burst", lasting(10)), extract::header("name"));
+    let layer = layer.on_error(OnError::Allow);
+    let before = calls(&server);
+    proxy.hold(true);
+    let sent = (0..requests).map(|number| {
+        let layer = layer.clone();
+        tokio::spawn(async move { (number % keys, status(&layer, &(number % keys).to_string()).await) })
+    });
+    let sent: Vec<_> = sent.collect();
+    eventually("they wait, or have failed", async || {
+        let ended = sent.iter().filter(|request| request.is_finished()).count();
+        limiter.waiting() == waiting && ended + waiting == sent.len()
+    })
+    .await;
+    proxy.hold(false);
+    let (mut passed, mut failed) = (HashMap::new(), 0);
+    for request in sent {
+        match request.await.unwrap() {
+            (key, StatusCode::OK) => *passed.entry(key).or_default() += 1,
+            (_, status) => failed += u64::from(status == StatusCode::SERVICE_UNAVAILABLE),
+        }
+    }
+    (passed, failed, calls(&server) - before)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn burst_passes_no_limit_although_failures_are_allowed() {
+    for (requests, keys) in [(2_000, 50), (5_000, 1)] {
+        // More than that may not wait by default.
+        let (passed, failed, _) = burst(patient(), requests, keys, 1_024).await;
+        assert!(passed.values().all(|passed| *passed == 10) && passed.len() == keys as usize, "{passed:?}");
+        assert_eq!(failed, requests - 1_024);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn burst_on_one_key_takes_few_calls() {
+    let (passed, failed, calls) = burst(patient().max_in_flight(10_000), 5_000, 1, 5_000).await;
+    assert_eq!((passed[&0], failed), (10, 0));
+    // All of them wait when the first is denied. If each were sent, it would be 80 calls.
+    assert!(calls <= 10, "{calls} calls");
+}
+
+#[test]
+fn limiter_is_used_from_a_runtime_that_is_not_its_own() {
+    let multi = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let current = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (server, own) = (Server::start(), multi());
+    let limiter = own.block_on(connect(&server));
+    let policy = policy("runtimes", lasting(1_000));
+    let checks = async || {
+        for _ in 0..20 {
+            assert!(passes(&limiter, &policy, "a").await);
+        }
+    };
+    for other in [&multi(), &current] {
+        other.block_on(checks());
+    }
+    own.shutdown_background();
+    let began = std::time::Instant::now();
+    current.block_on(async {
+        eventually("checks fail once the runtime has ended", async || {
+            take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.kind() == RedisErrorKind::Unavailable)
+        })
+        .await;
+        for _ in 0..2_000 {
+            let error = take(&limiter, &policy, "a", 1).await.unwrap_err();
+            assert_eq!(error.kind(), RedisErrorKind::Unavailable, "{error}");
+        }
+    });
+    // Twenty seconds are the deadline of one check.
+    assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
+    assert_eq!(limiter.waiting(), 0);
+}
+
+/// The accounts of a connection that is slow, stops, loses answers and ends: no unit is admitted
+/// that is not counted, and at most one call's checks are counted for nothing for each lost answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn accounts_are_exact_behind_a_bad_connection() {
+    const TASKS: u64 = 16;
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let deadline = Duration::from_millis(300);
+    let limiter = connected(RedisLimiter::builder().denials(0).deadline(deadline), &proxy.url()).await;
+    let direct = connected(patient(), &server.url()).await;
+    let policy = policy("accounts", lasting(1_000_000));
+    for fault in [None, Some(Fault::Lose), Some(Fault::Cut(20)), Some(Fault::Reset), Some(Fault::Repeat)] {
+        let (stop, name) = (Arc::new(std::sync::atomic::AtomicBool::new(false)), format!("{fault:?}"));
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let (limiter, policy, stop, name) = (limiter.clone(), policy.clone(), Arc::clone(&stop), name.clone());
+                tokio::spawn(async move {
+                    let (mut admitted, mut failed) = (0, 0);
+                    while !stop.load(Ordering::Relaxed) {
+                        let began = tokio::time::Instant::now();
+                        match take(&limiter, &policy, &name, 1).await {
+                            Ok(decision) => admitted += u64::from(decision.is_allowed()),
+                            Err(_) => failed += 1,
+                        }
+                        assert!(began.elapsed() < LONG, "a check hangs");
+                        sleep(Duration::from_millis(1)).await;
+                    }
+                    (admitted, failed)
+                })
+            })
+            .collect();
+        for _ in 0..5 {
+            match &fault {
+                // Answers are late, but within the deadline.
+                None => {
+                    proxy.hold(true);
+                    sleep(deadline / 10).await;
+                    proxy.hold(false);
+                }
+                Some(fault) => proxy.fault(fault.clone()),
+            }
+            sleep(deadline / 5).await;
+        }
+        proxy.behave();
+        eventually("checks succeed again", async || take(&limiter, &policy, "again", 1).await.is_ok()).await;
+        stop.store(true, Ordering::Relaxed);
+        let (mut admitted, mut failed) = (0, 0);
+        for task in tasks {
+            let (some, lost) = task.await.expect("no check panics");
+            admitted += some;
+            failed += lost;
+        }
+        eventually("nothing waits", async || limiter.waiting() == 0).await;
+        let used = used(&direct, &policy, &name).await;
+        assert!(admitted > 0 && (admitted..=admitted + failed).contains(&used), "{name}: {used}, {admitted}, {failed}");
+    }
+}
