@@ -70,6 +70,11 @@ impl Limiter for Probe {
         Err(UnsupportedQuota::new(UnsupportedQuotaKind::Algorithm, quota, "it is a probe"))
     }
 
+    /// It has no error. `tests/middleware/layers.rs` calls this through wrappers.
+    fn is_overload(&self, never: &Never) -> bool {
+        match *never {}
+    }
+
     fn atomicity(&self) -> Atomicity {
         self.note("atomicity");
         Atomicity::Compensated

@@ -202,7 +202,7 @@ fn limiter_is_used_from_a_runtime_that_is_not_its_own() {
         other.block_on(checks());
     }
     own.shutdown_background();
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     current.block_on(async {
         eventually("checks fail once the runtime has ended", async || {
             take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.kind() == RedisErrorKind::Unavailable)

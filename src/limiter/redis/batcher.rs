@@ -271,7 +271,7 @@ impl<D: Dispatch> Lanes<D> {
         };
         let deadline = self.deadline;
         if due.is_late() {
-            return lateness::error(format!("no answer was read within {deadline:?}"));
+            return lateness::error(&format!("no answer was read within {deadline:?}"));
         }
         if !was_sent && answers {
             let message = format!("earlier checks took longer than {deadline:?}: this one was not sent");

@@ -36,6 +36,6 @@ impl Due {
 }
 
 /// Returns the error of a check for which this process had no time.
-pub(super) fn error(what: String) -> RedisError {
+pub(super) fn error(what: &str) -> RedisError {
     RedisError::new(RedisErrorKind::Overloaded, format!("{what}: this process is too busy"))
 }

@@ -247,7 +247,7 @@ impl Link {
             Err(_) => (Failure::timeout(format!("no answer from Redis at {} in time", self.address)), until + GUARD),
         };
         if failure.error.kind() == RedisErrorKind::Timeout && Due::at(due).is_late() {
-            let error = lateness::error(format!("no answer from Redis at {} was read in time", self.address));
+            let error = lateness::error(&format!("no answer from Redis at {} was read in time", self.address));
             return Err(Failure { cause: Cause::NoTime, error });
         }
         Err(failure)

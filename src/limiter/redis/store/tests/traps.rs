@@ -202,7 +202,7 @@ async fn busy_process_counts_nothing_against_the_server() {
     succeeds(&store, "key").await;
     server.pause();
     let busy = async {
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         while began.elapsed() < 600 * MS {
             std::hint::spin_loop();
         }
