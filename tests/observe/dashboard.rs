@@ -40,7 +40,7 @@ fn memory(clock: &ManualClock) -> MemoryLimiter {
     MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap()
 }
 
-fn policy(name: &str, limit: u32) -> Policy {
+fn policy(name: &str, limit: u64) -> Policy {
     Policy::new(name, Quota::per_hour(limit)).unwrap()
 }
 
