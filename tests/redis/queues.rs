@@ -2,7 +2,9 @@
 //! request sends no command.
 
 use std::convert::Infallible;
-use std::future::ready;
+use std::future::{Future, poll_fn, ready};
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -29,6 +31,8 @@ const INTERVAL: Duration = Duration::from_millis(10);
 struct Process {
     layer: RateLimitLayer<RedisLimiter>,
     departures: Arc<Mutex<Vec<Instant>>>,
+    /// The requests that are being polled.
+    polled: Arc<AtomicUsize>,
 }
 
 impl Process {
@@ -36,7 +40,11 @@ impl Process {
     async fn start(server: &Server, policy: &Policy, clock: &MonotonicClock) -> Self {
         let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
         let layer = RateLimitLayer::new(limiter, policy, key::global()).delay(TokioTimer::new());
-        Self { layer, departures: Arc::default() }
+        Self::new(layer)
+    }
+
+    fn new(layer: RateLimitLayer<RedisLimiter>) -> Self {
+        Self { layer, departures: Arc::default(), polled: Arc::default() }
     }
 
     fn send(&self) -> JoinHandle<StatusCode> {
@@ -45,12 +53,24 @@ impl Process {
             departures.lock().unwrap().push(Instant::now());
             ready(Ok::<_, Infallible>(Response::new(Body::empty())))
         }));
-        tokio::spawn(async move { service.oneshot(Request::new(Body::empty())).await.unwrap().status() })
+        let polled = Arc::clone(&self.polled);
+        tokio::spawn(async move {
+            let mut response = pin!(service.oneshot(Request::new(Body::empty())));
+            let response = poll_fn(|cx| {
+                polled.fetch_add(1, Ordering::SeqCst);
+                let response = response.as_mut().poll(cx);
+                polled.fetch_sub(1, Ordering::SeqCst);
+                response
+            });
+            response.await.unwrap().status()
+        })
     }
 
+    /// Waits until this number of requests wait in their lines or have departed. A request counts as waiting just before
+    /// it joins its line, in one poll.
     async fn until_admitted(&self, count: usize) {
         tokio::time::timeout(LONG, async {
-            while self.layer.waiting() + self.departures().len() < count {
+            while self.layer.waiting() + self.departures().len() < count || self.polled.load(Ordering::SeqCst) > 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         })
@@ -140,7 +160,7 @@ async fn requests_that_leave_on_several_threads_free_all_slots() {
     for round in 0..20 {
         let policy = policy(&format!("queue-{round}"), quota);
         let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(TokioTimer::new());
-        let process = Process { layer, departures: Arc::default() };
+        let process = Process::new(layer);
         all_pass([process.send()]).await;
         let sent: Vec<_> = (0..150).map(|_| process.send()).collect();
         process.until_admitted(151).await;

@@ -200,7 +200,7 @@ async fn error_names_the_stored_key_and_no_secret() {
             redis::cmd("DEL").arg(&stored).exec(&mut server.connection()).unwrap();
             redis::cmd(command).arg(&[&stored, "something else"]).exec(&mut server.connection()).unwrap();
             let error = limiter.take(&[Charge::new(&policy, &key)]).await.unwrap_err().to_string();
-            let shown = if readable { "readable-true:1:{k*}:1:p" } else { &stored };
+            let shown = if readable { "readable-true:2:{k*}:1:p" } else { &stored };
             assert!(error.contains(&format!("`{shown}`")) && !error.contains(SECRET), "{error}");
         }
     }
