@@ -431,7 +431,7 @@ pub enum LimiterEvent {
         /// All problems, with the path of the file and their lines.
         error: String,
     },
-    /// The first of two limiters could not answer, and the second was asked.
+    /// The first of two limiters could not decide a request, and the second was asked.
     FellBack {
         /// The error of the first limiter.
         error: String,
@@ -451,7 +451,8 @@ pub enum LimiterEvent {
     WaitBegan,
     /// A request does not wait any more: it departs, or it was dropped.
     WaitEnded,
-    /// The limiter could not answer.
+    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to decide
+    /// a request.
     Failed {
         /// The error of the limiter.
         error: String,

@@ -70,8 +70,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         Self { first, second: Second { limiter: second, processes, observers: Arc::default() } }
     }
 
-    /// Adds an observer, which sees each use of the second limiter. The observers of
-    /// [layers](crate::RateLimitLayer::observer) see them without that.
+    /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter decides
+    /// in the first one's place, and a [`Failed`](LimiterEvent::Failed) when the first one fails at something else: to
+    /// look at a key, to settle, refund or reset. The observers of [layers](crate::RateLimitLayer::observer) get these
+    /// events without that.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.second.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
@@ -135,7 +137,10 @@ impl<S: Limiter> Second<S> {
         verb: Verb,
         error: &dyn std::error::Error,
     ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
-        self.tell(error);
+        match verb {
+            Verb::Take => self.report(|| LimiterEvent::FellBack { error: error.to_string() }),
+            Verb::Peek | Verb::Settle => self.first_failed(error),
+        }
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
         let charges: SmallVec<[Charge<'_>; 4]> =
             charges.iter().zip(&policies).map(|(charge, policy)| Charge { policy, ..*charge }).collect();
@@ -147,9 +152,14 @@ impl<S: Limiter> Second<S> {
         }
     }
 
-    fn tell(&self, error: &dyn std::error::Error) {
+    /// Reports that the first limiter failed at something else than to decide a request.
+    fn first_failed(&self, error: &dyn std::error::Error) {
+        self.report(|| LimiterEvent::Failed { error: error.to_string() });
+    }
+
+    fn report(&self, event: impl FnOnce() -> LimiterEvent) {
         if !self.observers.is_empty() {
-            self.observers.report(&LimiterEvent::FellBack { error: error.to_string() });
+            self.observers.report(&event());
         }
     }
 
@@ -208,7 +218,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> Limiter for FallbackLimiter<P, S>
     }
 
     /// Sends each receipt to the limiter that it came from. A refund that the first limiter cannot
-    /// take is reported to the observer.
+    /// take is reported to the observer as [`Failed`](LimiterEvent::Failed).
     fn refund(&self, refunds: Vec<Refund>) -> Reply<(), S::Error, BoxFuture<(), S::Error>> {
         let (mut to_first, mut to_second) = (Vec::new(), Vec::new());
         for refund in refunds {
@@ -273,7 +283,7 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
         let first = match first {
             Some(Reply::Later(first)) => Some(first),
             Some(Reply::Now(answer)) => {
-                let _ = answer.inspect_err(|error| self.second.tell(error));
+                let _ = answer.inspect_err(|error| self.second.first_failed(error));
                 None
             }
             None => None,
@@ -282,10 +292,10 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
             Reply::Now(answer) if first.is_none() => return Reply::Now(answer),
             second => second,
         };
-        let told = self.second.clone();
+        let of_second = self.second.clone();
         Reply::Later(Box::pin(async move {
             if let Some(first) = first {
-                let _ = first.await.inspect_err(|error| told.tell(error));
+                let _ = first.await.inspect_err(|error| of_second.first_failed(error));
             }
             second.await
         }))

@@ -11,7 +11,9 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
-use tower_ratelimit::observe::{Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot};
+use tower_ratelimit::observe::{
+    LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
+};
 use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
 
@@ -381,9 +383,10 @@ async fn fallback_is_counted_and_hands_the_observer_on() {
 }
 
 #[tokio::test]
-async fn refund_that_fails_at_once_is_reported() {
-    let (stats, first) = (Stats::new(), Scripted::new());
+async fn failed_correction_of_the_first_is_no_fallback() {
+    let (stats, first, events) = (Stats::new(), Scripted::new(), Events::default());
     let limiter = FallbackLimiter::new(first.clone(), memory(&ManualClock::new()), NonZeroU32::MIN);
+    let limiter = limiter.observer(events.clone());
     let rule = policy("client", 1).refund_when(|_| true);
     let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(stats.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| {
@@ -391,7 +394,9 @@ async fn refund_that_fails_at_once_is_reported() {
         Ok::<_, Infallible>(Response::new(Body::empty()))
     }));
     service.oneshot(Request::new(Body::empty())).await.unwrap();
-    assert_eq!(stats.snapshot().events().fallbacks(), 2, "of the refund, and of the look at what is left");
+    let failed = LimiterEvent::Failed { error: "the store is away".to_owned() };
+    assert_eq!(*events.lock(), vec![failed; 2], "of the refund, and of the look at what is left");
+    assert_eq!(stats.snapshot().events().fallbacks(), 0, "the first limiter decided the only request");
 }
 
 #[tokio::test]
