@@ -46,16 +46,6 @@ impl Observers {
     }
 }
 
-impl From<Option<Arc<dyn Observer>>> for Observers {
-    fn from(first: Option<Arc<dyn Observer>>) -> Self {
-        let observers = Self::default();
-        if let Some(first) = &first {
-            observers.add(first);
-        }
-        observers
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};

@@ -39,6 +39,17 @@ async fn checks_and_local_answers_are_counted() {
 }
 
 #[tokio::test]
+async fn every_observer_of_the_builder_gets_each_event() {
+    let (server, seen) = (Server::start(), [(); 2].map(|()| Events::default()));
+    let builder = RedisLimiter::builder().observer(seen[0].clone()).observer(seen[1].clone());
+    let limiter = connected(builder, &server.url()).await;
+    send(&RateLimitLayer::new(limiter, policy("client", Quota::per_hour(2)), extract::global()), 1).await;
+    let [first, second] = seen.each_ref().map(|events| events.lock().clone());
+    assert!(!first.is_empty());
+    assert_eq!(first, second);
+}
+
+#[tokio::test]
 async fn server_that_is_away_is_counted_until_it_is_back() {
     let (mut server, stats) = (Server::start(), Stats::new());
     // The observer of the limiter takes nothing away from that of the layer.

@@ -36,7 +36,7 @@ pub struct RedisLimiterBuilder {
     denials: usize,
     leases: u64,
     clock: Option<Arc<dyn Clock>>,
-    observer: Option<Arc<dyn Observer>>,
+    observers: Vec<Arc<dyn Observer>>,
 }
 
 impl RedisLimiter {
@@ -67,7 +67,7 @@ impl RedisLimiterBuilder {
             denials: 4_096,
             leases: 0,
             clock: None,
-            observer: None,
+            observers: Vec::new(),
         }
     }
 
@@ -163,11 +163,11 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets an observer from the beginning. It gets an event when a check has ended, when Redis stops answering,
+    /// Adds an observer from the beginning. It gets an event when a check has ended, when Redis stops answering,
     /// when it answers again, and when it refuses a command. The observers of
     /// [layers](crate::RateLimitLayer::observer) get them without that, from the layer's first service on.
     pub fn observer(mut self, observer: impl Observer + 'static) -> Self {
-        self.observer = Some(Arc::new(observer));
+        self.observers.push(Arc::new(observer));
         self
     }
 
@@ -204,7 +204,7 @@ impl RedisLimiterBuilder {
             return misconfigured("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
         }
         runtime()?;
-        Ok(Settings { deadline: self.deadline, observer: self.observer.clone(), ..Settings::default() })
+        Ok(Settings { deadline: self.deadline, observers: self.observers.clone(), ..Settings::default() })
     }
 
     fn build(self, store: Store) -> Result<RedisLimiter, RedisError> {

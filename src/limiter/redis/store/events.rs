@@ -39,13 +39,12 @@ struct Failures {
 }
 
 impl Events {
-    pub(super) fn new(observer: Option<Arc<dyn Observer>>) -> Self {
-        Self {
-            observers: Observers::from(observer),
-            is_failing: AtomicBool::new(false),
-            failures: Mutex::default(),
-            down: Mutex::default(),
+    pub(super) fn new(first: &[Arc<dyn Observer>]) -> Self {
+        let observers = Observers::default();
+        for observer in first {
+            observers.add(observer);
         }
+        Self { observers, is_failing: AtomicBool::new(false), failures: Mutex::default(), down: Mutex::default() }
     }
 
     pub(super) fn down(&self, server: &Address, error: &RedisError) {
@@ -173,12 +172,12 @@ mod tests {
 
     fn observed() -> (Arc<Seen>, Events) {
         let seen = Arc::new(Seen::default());
-        (Arc::clone(&seen), Events::new(Some(seen)))
+        (Arc::clone(&seen), Events::new(&[seen]))
     }
 
     #[test]
     fn late_observer_learns_which_servers_are_down() {
-        let (events, error) = (Events::new(None), RedisError::new(RedisErrorKind::Unavailable, "away"));
+        let (events, error) = (Events::new(&[]), RedisError::new(RedisErrorKind::Unavailable, "away"));
         let [first, second] = [1, 2].map(|port| Address::new("here", port));
         events.down(&first, &error);
         events.down(&second, &error);

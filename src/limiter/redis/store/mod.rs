@@ -59,7 +59,7 @@ impl Store {
     /// `Misconfigured`: a URL that is not valid, TLS without a feature for it, or no tokio runtime.
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
         let (settings, target, runtime) = (settings.bounded(), Target::parse(url)?, runtime()?);
-        let events = Arc::new(Events::new(settings.observer.clone()));
+        let events = Arc::new(Events::new(&settings.observers));
         let (address, is_sentinel) = match &target.kind {
             TargetKind::Cluster(_) => {
                 let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;

@@ -25,13 +25,13 @@ pub(in crate::limiter::redis) struct Settings {
     pub(in crate::limiter::redis) deadline: Duration,
     /// The number of calls in a row without an answer after which a server is believed dead.
     pub(in crate::limiter::redis) failures: u32,
-    /// The observer, which gets the events of servers.
-    pub(in crate::limiter::redis) observer: Option<Arc<dyn Observer>>,
+    /// The observers, which get the events of servers.
+    pub(in crate::limiter::redis) observers: Vec<Arc<dyn Observer>>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { deadline: Duration::from_millis(50), failures: 5, observer: None }
+        Self { deadline: Duration::from_millis(50), failures: 5, observers: Vec::new() }
     }
 }
 

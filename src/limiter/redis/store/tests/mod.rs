@@ -123,11 +123,11 @@ impl Observer for Heard {
 
 impl Heard {
     fn settings(&self) -> Settings {
-        Settings { observer: Some(Arc::new(self.clone())), ..Settings::default() }
+        Settings { observers: vec![Arc::new(self.clone())], ..Settings::default() }
     }
 
     fn patient(&self) -> Settings {
-        Settings { observer: Some(Arc::new(self.clone())), ..patient() }
+        Settings { observers: vec![Arc::new(self.clone())], ..patient() }
     }
 
     fn count(&self, is: impl Fn(&LimiterEvent) -> bool) -> usize {

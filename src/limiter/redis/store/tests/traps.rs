@@ -122,7 +122,7 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
         }
     }
     let mut server = Server::start();
-    let settings = Settings { observer: Some(Arc::new(Panics)), ..Settings::default() };
+    let settings = Settings { observers: vec![Arc::new(Panics)], ..Settings::default() };
     let store = connected(&server.url(), settings).await;
     server.kill();
     while !store.is_open(0) {
@@ -156,7 +156,7 @@ async fn a_shorter_deadline_is_kept_as_well() {
 async fn no_setting_is_too_short_or_too_long() {
     let mut server = Server::start();
     for time in [Duration::ZERO, Duration::MAX] {
-        let store = connected(&server.url(), Settings { deadline: time, failures: 0, observer: None }).await;
+        let store = connected(&server.url(), Settings { deadline: time, failures: 0, observers: Vec::new() }).await;
         // With the least of times, a busy machine may be too slow at first.
         succeeds(&store, "key").await;
         server.kill();
