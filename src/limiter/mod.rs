@@ -161,7 +161,8 @@ pub trait Limiter: Send + Sync + 'static {
     /// this before its first request. By default nothing happens.
     ///
     /// A limiter reports each event to each of its observers. It keeps one of those with the same
-    /// [identity](Observer::identity).
+    /// [identity](Observer::identity). The limiters of this crate keep at most 32 observers each, and leave out further
+    /// ones.
     fn observe(&self, observer: &Arc<dyn Observer>) {
         let _ = observer;
     }

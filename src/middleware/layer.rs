@@ -139,7 +139,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter
     /// gets it too, when the layer makes its first service, and reports its [events](crate::observe::LimiterEvent) to
     /// it. A limiter reports each event to each of its observers once, although several layers and its builder hand the
-    /// same one on; see [`Observer::identity`].
+    /// same one on; see [`Observer::identity`]. It keeps at most 32 different ones, with those of its builder: further
+    /// ones get what the layer reports, but no events of the limiter. So layers that are made often, for example one
+    /// for each customer, should share one observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.change(|settings| settings.observer = Some(Arc::new(observer)))
     }
