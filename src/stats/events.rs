@@ -26,6 +26,7 @@ pub(super) struct EventCells {
     fallbacks: AtomicU64,
     evicted: [AtomicU64; 2],
     full: AtomicU64,
+    too_many_quotas: AtomicU64,
     waits_begun: AtomicU64,
     waits_ended: AtomicU64,
     rules_loaded: AtomicU64,
@@ -53,6 +54,7 @@ impl EventCells {
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
             LimiterEvent::Full => add(&self.full),
+            LimiterEvent::TooManyQuotas => add(&self.too_many_quotas),
             LimiterEvent::WaitBegan => add(&self.waits_begun),
             LimiterEvent::WaitEnded => add(&self.waits_ended),
             LimiterEvent::RulesLoaded { version, .. } => {
@@ -76,8 +78,7 @@ impl EventCells {
             // Errors are counted by check, and failures by outcome.
             LimiterEvent::Failed { .. }
             | LimiterEvent::StoreFailed { .. }
-            | LimiterEvent::StoreMisconfigured { .. }
-            | LimiterEvent::TooManyQuotas => {}
+            | LimiterEvent::StoreMisconfigured { .. } => {}
         }
     }
 
@@ -94,6 +95,7 @@ impl EventCells {
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
             full: read(&self.full),
+            too_many_quotas: read(&self.too_many_quotas),
             waiting: read(&self.waits_begun).saturating_sub(ended),
             rules_loaded: read(&self.rules_loaded),
             rules_refused: read(&self.rules_refused),
@@ -121,6 +123,7 @@ pub struct EventCounts {
     fallbacks: u64,
     evicted: [u64; 2],
     full: u64,
+    too_many_quotas: u64,
     waiting: u64,
     rules_loaded: u64,
     rules_refused: u64,
@@ -160,7 +163,8 @@ impl EventCounts {
         self.local_answers
     }
 
-    /// Returns how often a [`FallbackLimiter`](crate::limiter::FallbackLimiter) asked its second limiter.
+    /// Returns how many requests a [`FallbackLimiter`](crate::limiter::FallbackLimiter) asked its second limiter to
+    /// decide.
     #[must_use]
     pub fn fallbacks(&self) -> u64 {
         self.fallbacks
@@ -183,6 +187,13 @@ impl EventCounts {
     #[must_use]
     pub fn full(&self) -> u64 {
         self.full
+    }
+
+    /// Returns how often a limiter in memory [reported](LimiterEvent::TooManyQuotas) that it has more quotas than it
+    /// distinguishes: at most every ten seconds.
+    #[must_use]
+    pub fn too_many_quotas(&self) -> u64 {
+        self.too_many_quotas
     }
 
     /// Returns the requests that wait for their departure from a leaky queue now.
@@ -243,6 +254,7 @@ mod tests {
             LimiterEvent::FellBack { error: text() },
             LimiterEvent::Evicted { throttled: true },
             LimiterEvent::Full,
+            LimiterEvent::TooManyQuotas,
             LimiterEvent::WaitBegan,
             LimiterEvent::WaitBegan,
             LimiterEvent::WaitEnded,
@@ -257,6 +269,7 @@ mod tests {
         assert_eq!((lost, counts.recoveries()), (vec![("unavailable", 3), ("other", 2)], 1));
         assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
+        assert_eq!(counts.too_many_quotas(), 1);
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
 
         cells.count(&LimiterEvent::StoreDown { server: "left:6379".to_owned(), error: String::new() });

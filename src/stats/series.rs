@@ -83,7 +83,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         ),
         (
             "ratelimit_limiter_fallbacks_total",
-            "Uses of the second limiter because the first failed.",
+            "Requests that a second limiter was asked to decide because the first failed.",
             events.fallbacks(),
         ),
         ("ratelimit_limiter_local_answers_total", "Checks answered without the store.", events.local_answers()),
@@ -102,6 +102,13 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
 
     to.begin("ratelimit_keys_full_total", Kind::Counter, "New keys denied in memory for want of room.");
     to.sample(&[], events.full());
+
+    to.begin(
+        "ratelimit_too_many_quotas_total",
+        Kind::Counter,
+        "Reports of a limiter in memory that it has more quotas than it distinguishes.",
+    );
+    to.sample(&[], events.too_many_quotas());
 
     to.begin(
         "ratelimit_rules_loads_total",
