@@ -22,6 +22,7 @@ pub(super) struct EventCells {
     errors: [AtomicU64; STORE_ERRORS.len()],
     corrections_lost: [AtomicU64; STORE_ERRORS.len()],
     recoveries: AtomicU64,
+    store_error: Mutex<Option<Box<str>>>,
     local_answers: AtomicU64,
     fallbacks: AtomicU64,
     evicted: [AtomicU64; 2],
@@ -49,7 +50,13 @@ impl EventCells {
             LimiterEvent::CorrectionLost { charges, error } => {
                 self.corrections_lost[kind(error)].fetch_add(*charges as u64, Ordering::Relaxed);
             }
-            LimiterEvent::StoreRecovered => add(&self.recoveries),
+            LimiterEvent::StoreRecovered => {
+                add(&self.recoveries);
+                *lock(&self.store_error) = None;
+            }
+            LimiterEvent::StoreFailed { error } | LimiterEvent::StoreMisconfigured { error } => {
+                *lock(&self.store_error) = Some(bounded(error));
+            }
             LimiterEvent::AnsweredLocally => add(&self.local_answers),
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
@@ -75,10 +82,8 @@ impl EventCells {
             LimiterEvent::StoreUp { server } | LimiterEvent::StoreLeft { server } => {
                 lock(&self.down).remove(&bounded(server));
             }
-            // Errors are counted by check, and failures by outcome.
-            LimiterEvent::Failed { .. }
-            | LimiterEvent::StoreFailed { .. }
-            | LimiterEvent::StoreMisconfigured { .. } => {}
+            // Failures are counted by outcome.
+            LimiterEvent::Failed { .. } => {}
         }
     }
 
@@ -91,6 +96,7 @@ impl EventCells {
             errors: self.errors.each_ref().map(read),
             corrections_lost: self.corrections_lost.each_ref().map(read),
             recoveries: read(&self.recoveries),
+            store_error: lock(&self.store_error).clone(),
             local_answers: read(&self.local_answers),
             fallbacks: read(&self.fallbacks),
             evicted: self.evicted.each_ref().map(read),
@@ -119,6 +125,7 @@ pub struct EventCounts {
     errors: [u64; STORE_ERRORS.len()],
     corrections_lost: [u64; STORE_ERRORS.len()],
     recoveries: u64,
+    store_error: Option<Box<str>>,
     local_answers: u64,
     fallbacks: u64,
     evicted: [u64; 2],
@@ -155,6 +162,13 @@ impl EventCounts {
     #[must_use]
     pub fn recoveries(&self) -> u64 {
         self.recoveries
+    }
+
+    /// Returns why checks of a store failed last, unless they [recovered](LimiterEvent::StoreRecovered) after that: at
+    /// most 4 KiB of text. An error of one kind is noted once a minute.
+    #[must_use]
+    pub fn store_error(&self) -> Option<&str> {
+        self.store_error.as_deref()
     }
 
     /// Returns the checks that a limiter answered without its store: by a remembered denial, or from leased units.
@@ -250,6 +264,8 @@ mod tests {
             LimiterEvent::CorrectionLost { charges: 3, error: "unavailable" },
             LimiterEvent::CorrectionLost { charges: 2, error: "a new kind" },
             LimiterEvent::StoreRecovered,
+            LimiterEvent::StoreFailed { error: text() },
+            LimiterEvent::StoreMisconfigured { error: "a wrong password".to_owned() },
             LimiterEvent::AnsweredLocally,
             LimiterEvent::FellBack { error: text() },
             LimiterEvent::Evicted { throttled: true },
@@ -269,7 +285,7 @@ mod tests {
         assert_eq!((lost, counts.recoveries()), (vec![("unavailable", 3), ("other", 2)], 1));
         assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
-        assert_eq!(counts.too_many_quotas(), 1);
+        assert_eq!((counts.too_many_quotas(), counts.store_error()), (1, Some("a wrong password")));
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
 
         cells.count(&LimiterEvent::StoreDown { server: "left:6379".to_owned(), error: String::new() });
@@ -277,7 +293,9 @@ mod tests {
         cells.count(&LimiterEvent::StoreUp { server: "one:6379".to_owned() });
         cells.count(&LimiterEvent::StoreUp { server: "another:6379".to_owned() });
         cells.count(&LimiterEvent::RulesLoaded { version: 3, file: None, rules: 1 });
+        cells.count(&LimiterEvent::StoreRecovered);
         let counts = cells.snapshot();
+        assert_eq!(counts.store_error(), None);
         assert_eq!(counts.servers_down().count(), 0);
         assert_eq!((counts.rules_loaded(), counts.rules_version(), counts.rules_error()), (1, 3, None));
     }

@@ -118,6 +118,9 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.sample(&[("result", "loaded")], events.rules_loaded());
     to.sample(&[("result", "refused")], events.rules_refused());
 
+    to.begin("ratelimit_rules_refused", Kind::Gauge, "1 while the rules that were read last are refused.");
+    to.sample(&[], u64::from(events.rules_error().is_some()));
+
     to.begin("ratelimit_rules_version", Kind::Gauge, "Version of the rules in force.");
     to.sample(&[], events.rules_version());
 

@@ -180,6 +180,13 @@ fn problems(html: &mut String, view: &View) -> fmt::Result {
     for server in view.stats.events().servers_down() {
         write!(html, "<pre class=\"bad\"><b>{}</b> does not answer, and is not asked.</pre>", Text(server))?;
     }
+    if let Some(error) = view.stats.events().store_error() {
+        write!(
+            html,
+            "<pre class=\"bad\"><b>Checks of the store fail, or failed a moment ago.</b>\n{}</pre>",
+            Text(error)
+        )?;
+    }
     Ok(())
 }
 

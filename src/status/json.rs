@@ -59,6 +59,7 @@ pub(super) fn render(view: &View) -> String {
             lost.end();
         }
         limiter.plain("recoveries", events.recoveries());
+        limiter.text_or_null("error", events.store_error());
         limiter.plain("local_answers", events.local_answers());
         limiter.plain("fallbacks", events.fallbacks());
         limiter.list("servers_down", events.servers_down(), push_string);

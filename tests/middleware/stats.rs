@@ -459,7 +459,8 @@ async fn rules_of_a_file_are_counted() {
     let rules = Rules::from_text(text("9/min")).unwrap();
     let layer = rules.layer(memory(&ManualClock::new())).unwrap().observer(stats.clone());
     send(&layer, &["a"]).await;
-    rules.replace(text("8/min")).unwrap();
+    let repaired = text("8/min");
+    rules.replace(repaired.as_str()).unwrap();
     assert!(rules.replace(text("nonsense")).is_err());
     let snapshot = stats.snapshot();
     let events = snapshot.events();
@@ -467,6 +468,9 @@ async fn rules_of_a_file_are_counted() {
     assert!(events.rules_error().is_some_and(|error| error.contains("nonsense")), "{events:?}");
     let text = stats.prometheus();
     assert_eq!(value(&text, "ratelimit_rules_loads_total", &[("result", "refused")]), Some(1.0));
+    assert_eq!(value(&text, "ratelimit_rules_refused", &[]), Some(1.0));
+    rules.replace(repaired.as_str()).unwrap();
+    assert_eq!(value(&stats.prometheus(), "ratelimit_rules_refused", &[]), Some(0.0));
 }
 
 #[tokio::test]

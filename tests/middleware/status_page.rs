@@ -9,7 +9,7 @@ use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::middleware::ModeSwitch;
-use tower_ratelimit::observe::{Stats, StatusPage};
+use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatusPage};
 use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
 
@@ -210,6 +210,19 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
     assert!(shown["rules"]["error"].as_str().unwrap().starts_with("1:"), "{shown}");
     let (_, html) = text(&page, Request::get("/").body(Body::empty()).unwrap()).await;
     assert!(html.contains("The file of rules was refused.") && html.contains("&lt;b&gt;"), "{html}");
+}
+
+#[tokio::test]
+async fn error_of_checks_is_shown_until_they_recover() {
+    let world = World::new();
+    world.stats.on_event(&LimiterEvent::StoreFailed { error: "a <read only> replica".to_owned() });
+    let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
+    let html = page().await;
+    assert!(html.contains("a &lt;read only&gt; replica"), "{html}");
+    assert_eq!(json(&world.page).await["limiter"]["error"], "a <read only> replica");
+    world.stats.on_event(&LimiterEvent::StoreRecovered);
+    assert!(!page().await.contains("replica"));
+    assert!(json(&world.page).await["limiter"]["error"].is_null());
 }
 
 #[tokio::test]
