@@ -57,14 +57,19 @@ fn alerts_see_every_failure_of_redis() {
             jobs.push(job);
         }
     }
-    // One that refuses a quarter of its requests, one whose rules are refused, and one that loses corrections.
-    let [refuses, rules, loses] = [(); 3].map(|()| Stats::new());
+    // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
+    // loses corrections, and one that forgets keys.
+    let [refuses, keyless, rules, loses, forgets] = [(); 5].map(|()| Stats::new());
     let policy = Policy::new("client", Quota::per_hour(15)).unwrap();
     let layer = RateLimitLayer::new(memory(), policy, key::global()).observer(refuses.clone());
     let file = Rules::from_text("version: 1\nrules:\n  - {name: client, key: global, quota: 9/s}\n").unwrap();
     let ruled = file.layer(memory()).unwrap().observer(rules.clone());
     app = app.merge(behind("/refuses", layer)).merge(behind("/rules", ruled));
-    for (job, stats) in [("refuses", &refuses), ("rules", &rules), ("loses", &loses)] {
+    let layer = RateLimitLayer::new(memory(), Quota::per_hour(1_000), key::header("absent"));
+    app = app.merge(behind("/keyless", layer.observer(keyless.clone())));
+    let others =
+        [("refuses", &refuses), ("keyless", &keyless), ("rules", &rules), ("loses", &loses), ("forgets", &forgets)];
+    for (job, stats) in others {
         app = app.merge(metrics(&format!("/{job}/metrics"), stats));
         jobs.push(job.to_owned());
     }
@@ -82,11 +87,13 @@ fn alerts_see_every_failure_of_redis() {
             }
         }
         send(port, "/refuses", 0..10);
+        send(port, "/keyless", 0..1);
         send(port, "/rules", 0..1);
         prometheus.scrape();
     }
     assert!(file.replace("nonsense").is_err());
     loses.on_event(&LimiterEvent::CorrectionLost { charges: 1, error: "timeout" });
+    forgets.on_event(&LimiterEvent::Evicted { throttled: true });
     prometheus.scrape();
 
     let count = |job: &str, metric: &str| prometheus.value(&format!("sum({metric}{{job=\"{job}\"}})"));
@@ -125,6 +132,8 @@ fn alerts_see_every_failure_of_redis() {
         ("RateLimitServerDown", of(&["dead-allow", "dead-deny", "dead-fallback"])),
         ("RateLimitCorrectionsLost", of(&["loses"])),
         ("RateLimitRulesRefused", of(&["rules"])),
+        ("RateLimitKeyMissing", of(&["keyless"])),
+        ("RateLimitForgetsKeys", of(&["forgets"])),
     ]);
     assert_eq!(prometheus.rules().len(), expected.len(), "each rule has an expectation");
     for (rule, jobs) in &expected {
