@@ -2,9 +2,10 @@
 //! of the limit.
 //!
 //! ```sh
-//! redis-server --save "" & cargo run --example fallback --features redis
+//! redis-server --save "" &
+//! cargo run --example fallback --features redis &
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # ten pass
-//! kill %1                                                                                       # stops Redis
+//! kill %1; sleep 2                          # stops Redis; a denial is remembered for up to a second
 //! for i in $(seq 12); do curl -s -o /dev/null -w '%{http_code} ' http://127.0.0.1:3000/; done   # five pass
 //! ```
 
@@ -22,13 +23,18 @@ use tower_ratelimit::{
 /// The number of processes that share the limit.
 const PROCESSES: NonZeroU32 = NonZeroU32::new(2).unwrap();
 
-/// Logs when Redis goes away and returns, but not each check.
+/// Logs when Redis goes away and returns, and why checks fail, but not each check.
 struct Health;
 
 impl Observer for Health {
     fn on_event(&self, event: &LimiterEvent) {
-        if let LimiterEvent::StoreDown { .. } | LimiterEvent::StoreUp { .. } = event {
-            eprintln!("limiter: {event:?}");
+        match event {
+            LimiterEvent::StoreDown { .. }
+            | LimiterEvent::StoreUp { .. }
+            | LimiterEvent::StoreFailed { .. }
+            | LimiterEvent::StoreMisconfigured { .. }
+            | LimiterEvent::StoreRecovered => eprintln!("limiter: {event:?}"),
+            _ => {}
         }
     }
 }

@@ -18,13 +18,19 @@ use tower_ratelimit::{
     observe::{LimiterEvent, Observer},
 };
 
-/// Logs when Redis goes away and returns. Metrics come from `Stats`, on the layer; see the example `observe`.
+/// Logs when Redis goes away and returns, and why checks fail, which they also do while it is full or read-only. Metrics
+/// come from `Stats`, on the layer; see the example `observe`.
 struct Log;
 
 impl Observer for Log {
     fn on_event(&self, event: &LimiterEvent) {
-        if let LimiterEvent::StoreDown { .. } | LimiterEvent::StoreUp { .. } = event {
-            eprintln!("limiter: {event:?}");
+        match event {
+            LimiterEvent::StoreDown { .. }
+            | LimiterEvent::StoreUp { .. }
+            | LimiterEvent::StoreFailed { .. }
+            | LimiterEvent::StoreMisconfigured { .. }
+            | LimiterEvent::StoreRecovered => eprintln!("limiter: {event:?}"),
+            _ => {}
         }
     }
 }
