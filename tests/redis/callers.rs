@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
     OnError, Policy, Quota, RateLimitLayer, RedisLimiter, key as extract,
     limiter::{
-        Charge, Limiter, Reply,
+        Charge, Limiter, Refund, Reply,
         redis::{RedisErrorKind, RedisLimiterBuilder},
     },
     quota::Anchor,
@@ -216,6 +216,36 @@ fn limiter_is_used_from_a_runtime_that_is_not_its_own() {
     // Twenty seconds are the deadline of one check.
     assert!(began.elapsed() < LONG, "{:?}", began.elapsed());
     assert_eq!(limiter.waiting(), 0);
+}
+
+/// A queue has one refund under way at a time, and the others wait for its end.
+#[test]
+fn queued_refunds_end_when_the_runtime_has_ended() {
+    const SLOTS: u64 = 2_000;
+    let runtime = || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (server, own, other) = (Server::start(), runtime(), runtime());
+    let proxy = other.block_on(async { Proxy::start(server.port()) });
+    let limiter = own.block_on(connected(patient(), &proxy.url()));
+    let hour = Duration::from_secs(3_600);
+    let policy = policy("queue", Quota::leaky_queue(1, hour).and_then(|quota| quota.queue(SLOTS)).unwrap());
+    other.block_on(async {
+        let mut slots = Vec::new();
+        for _ in 0..SLOTS {
+            let mut decision = take(&limiter, &policy, "all", 1).await.unwrap();
+            slots.extend(decision.charge_mut(0).and_then(|charge| charge.take_receipt()));
+        }
+        proxy.hold(true);
+        let refund = |slot| limiter.refund(vec![Refund::new(policy.clone(), key("all"), slot)]);
+        // Slots that do not lie side by side are refunded one by one.
+        let refunds: Vec<_> = slots.into_iter().rev().step_by(2).map(refund).collect();
+        eventually("one is under way", async || limiter.waiting() == 1).await;
+        own.shutdown_background();
+        for refund in refunds {
+            let ended = tokio::time::timeout(LONG, refund).await.expect("no refund waits for ever");
+            assert_eq!(ended.unwrap_err().kind(), RedisErrorKind::Unavailable);
+        }
+        eventually("nothing waits", async || limiter.waiting() == 0).await;
+    });
 }
 
 /// The accounts of a connection that is slow, stops, loses answers and ends: no unit is admitted

@@ -12,6 +12,7 @@
 
 use std::collections::VecDeque;
 use std::future::Future;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -71,12 +72,22 @@ impl<A: Send> Receiver<A> for oneshot::Sender<Result<A, RedisError>> {
     }
 }
 
-/// A function. The request is sent in any case.
-struct Then<F>(F);
+/// A function. The request is sent in any case. The function is called also if the flight ends without an answer.
+struct Then<A, F: FnOnce(Result<A, RedisError>)>(Option<F>, PhantomData<fn(A)>);
 
-impl<A, F: FnOnce(Result<A, RedisError>) + Send> Receiver<A> for Then<F> {
-    fn answer(self: Box<Self>, answer: Result<A, RedisError>) {
-        (self.0)(answer);
+impl<A, F: FnOnce(Result<A, RedisError>) + Send> Receiver<A> for Then<A, F> {
+    fn answer(mut self: Box<Self>, answer: Result<A, RedisError>) {
+        if let Some(then) = self.0.take() {
+            then(answer);
+        }
+    }
+}
+
+impl<A, F: FnOnce(Result<A, RedisError>)> Drop for Then<A, F> {
+    fn drop(&mut self) {
+        if let Some(then) = self.0.take() {
+            then(Err(ended()));
+        }
     }
 }
 
@@ -185,7 +196,7 @@ impl<D: Dispatch> Batcher<D> {
         // Refunds have room of their own: the units of a lost refund would be missing until they
         // have drained.
         let place = self.lanes.place(self.lanes.most.saturating_mul(2))?;
-        self.lanes.push(lane, request, Box::new(Then(then)), place);
+        self.lanes.push(lane, request, Box::new(Then(Some(then), PhantomData)), place);
         Ok(())
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -249,14 +250,19 @@ impl Inner {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag).map(Due::into_parts) {
             let inner = Arc::downgrade(self);
+            // Of this loop and the answer, the later one goes on. When the runtime has ended, the answer is there
+            // before `correct` returns, and would call this function again and again within itself.
+            let is_later = Arc::new(AtomicBool::new(false));
+            let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund(refund), move |answer| {
                 Due::report(callers, &done(answer));
-                if let Some(inner) = inner.upgrade() {
+                if let Some(inner) = inner.upgrade().filter(|_| answer_is_later.swap(true, Ordering::AcqRel)) {
                     let _ = inner.send_next_refund(tag); // the errors are reported
                 }
             });
             match sent {
-                Ok(()) => return result,
+                Ok(()) if !is_later.swap(true, Ordering::AcqRel) => return result,
+                Ok(()) => {}
                 Err(error) => result = result.and(Err(error)),
             }
         }

@@ -282,6 +282,26 @@ async fn sent_request_goes_without_a_waiting_caller() {
     assert_eq!(queue.len(), 0);
 }
 
+/// As when the runtime ends, or the application's clock panics.
+#[test]
+fn sent_request_is_answered_when_its_flight_ends() {
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (answers, seen) = std::sync::mpsc::channel();
+    let (held, queue) = own.block_on(async {
+        let (held, queue) = queue(10, 0);
+        for ask in 1..=3 {
+            let answers = answers.clone();
+            queue.send(0, ask, move |answer| answers.send(kind(answer)).unwrap()).unwrap();
+            settle().await;
+        }
+        (held, queue)
+    });
+    assert_eq!(held.carried(), [[1], [2]], "two in flight, one waits");
+    drop(own);
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [Some(RedisErrorKind::Unavailable); 3]);
+    assert_eq!(queue.len(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_stays_of_a_dropped_batcher() {
     let (held, queue) = queue(10, 10);
