@@ -1,6 +1,6 @@
 //! The events of a store, for the observers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,9 +25,26 @@ pub(super) struct Events {
     /// Checks have failed, and have not recovered since.
     is_failing: AtomicBool,
     failures: Mutex<Failures>,
-    /// The servers that are down, with their errors: an observer that comes later learns of them. It is held while these
-    /// events are reported, so that each observer gets them in their order.
-    down: Mutex<BTreeMap<String, String>>,
+    servers: Mutex<Servers>,
+}
+
+/// The servers that are down, for observers that come later.
+///
+/// Each observer gets the changes in their order, so one thread reports them at a time: a thread that makes a change
+/// meanwhile leaves it to that thread. The lock is not held while observers are called: they may use the limiter.
+#[derive(Default)]
+struct Servers {
+    /// With their errors.
+    down: BTreeMap<String, String>,
+    changes: VecDeque<Change>,
+    is_reporting: bool,
+}
+
+enum Change {
+    Down { server: String, error: String },
+    Up { server: String },
+    Left { server: String },
+    Observer(Arc<dyn Observer>),
 }
 
 #[derive(Default)]
@@ -44,28 +61,52 @@ impl Events {
         for observer in first {
             observers.add(observer);
         }
-        Self { observers, is_failing: AtomicBool::new(false), failures: Mutex::default(), down: Mutex::default() }
+        Self { observers, is_failing: AtomicBool::new(false), failures: Mutex::default(), servers: Mutex::default() }
     }
 
     pub(super) fn down(&self, server: &Address, error: &RedisError) {
-        let (server, error) = (server.to_string(), error.to_string());
-        let mut down = self.servers_down();
-        down.insert(server.clone(), error.clone());
-        self.report(|| LimiterEvent::StoreDown { server, error });
+        self.change(Change::Down { server: server.to_string(), error: error.to_string() });
     }
 
     pub(super) fn up(&self, server: &Address) {
-        let server = server.to_string();
-        let mut down = self.servers_down();
-        down.remove(&server);
-        self.report(|| LimiterEvent::StoreUp { server });
+        self.change(Change::Up { server: server.to_string() });
     }
 
     pub(super) fn left(&self, server: &Address) {
-        let server = server.to_string();
-        let mut down = self.servers_down();
-        down.remove(&server);
-        self.report(|| LimiterEvent::StoreLeft { server });
+        self.change(Change::Left { server: server.to_string() });
+    }
+
+    /// Adds an observer. A new one gets an event for each server that is down.
+    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
+        self.change(Change::Observer(Arc::clone(observer)));
+    }
+
+    /// Reports changes until there is none, unless another thread does.
+    fn change(&self, change: Change) {
+        let mut servers = self.servers();
+        servers.changes.push_back(change);
+        if servers.is_reporting {
+            return;
+        }
+        while let Some(change) = servers.changes.pop_front() {
+            servers.is_reporting = true;
+            let (new, events) = servers.apply(change);
+            drop(servers);
+            match new {
+                None => events.into_iter().for_each(|event| self.report(|| event)),
+                Some(new) => contained(|| {
+                    if self.observers.add(&new) {
+                        events.iter().for_each(|event| new.on_event(event));
+                    }
+                }),
+            }
+            servers = self.servers();
+        }
+        servers.is_reporting = false;
+    }
+
+    fn servers(&self) -> MutexGuard<'_, Servers> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports an error, once a minute for each kind, and again after checks succeeded.
@@ -124,21 +165,6 @@ impl Events {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds an observer. A new one gets an event for each server that is down.
-    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
-        let down = self.servers_down();
-        if !self.observers.add(observer) {
-            return;
-        }
-        for (server, error) in &*down {
-            report_to(observer, &LimiterEvent::StoreDown { server: server.clone(), error: error.clone() });
-        }
-    }
-
-    fn servers_down(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.down.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn is_observed(&self) -> bool {
         !self.observers.is_empty()
     }
@@ -149,6 +175,30 @@ impl Events {
         }
         let event = event();
         self.observers.iter().for_each(|observer| report_to(observer, &event));
+    }
+}
+
+impl Servers {
+    /// Makes a change. Returns the events to report: to a new observer, if there is one, else to all.
+    fn apply(&mut self, change: Change) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
+        match change {
+            Change::Down { server, error } => {
+                self.down.insert(server.clone(), error.clone());
+                (None, vec![LimiterEvent::StoreDown { server, error }])
+            }
+            Change::Up { server } => {
+                self.down.remove(&server);
+                (None, vec![LimiterEvent::StoreUp { server }])
+            }
+            Change::Left { server } => {
+                self.down.remove(&server);
+                (None, vec![LimiterEvent::StoreLeft { server }])
+            }
+            Change::Observer(observer) => {
+                let down = self.down.iter().map(|(server, error)| (server.clone(), error.clone()));
+                (Some(observer), down.map(|(server, error)| LimiterEvent::StoreDown { server, error }).collect())
+            }
+        }
     }
 }
 
@@ -188,6 +238,40 @@ mod tests {
         events.observe(&observer);
         let down = LimiterEvent::StoreDown { server: second.to_string(), error: error.to_string() };
         assert_eq!(*seen.0.lock().unwrap(), [down]);
+    }
+
+    /// Makes a layer over the limiter at each event, as a program does that changes its rules when a server is down.
+    struct Maker {
+        events: std::sync::Weak<Events>,
+        seen: Seen,
+        new: Arc<Seen>,
+    }
+
+    impl Observer for Maker {
+        fn on_event(&self, event: &LimiterEvent) {
+            let (events, new) = (self.events.upgrade().unwrap(), self.new.clone() as Arc<dyn Observer>);
+            if self.seen.0.lock().unwrap().is_empty() {
+                events.up(&Address::new("here", 1));
+            }
+            std::thread::spawn(move || events.observe(&new)).join().unwrap();
+            self.seen.on_event(event);
+        }
+    }
+
+    #[test]
+    fn observer_may_add_another_when_a_server_changes() {
+        let (done, ended) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let new = Arc::new(Seen::default());
+            let events = Arc::new(Events::new(&[]));
+            let maker = Maker { events: Arc::downgrade(&events), seen: Seen::default(), new: Arc::clone(&new) };
+            let maker = Arc::new(maker);
+            events.observe(&(maker.clone() as Arc<dyn Observer>));
+            events.down(&Address::new("here", 1), &RedisError::new(RedisErrorKind::Unavailable, "away"));
+            done.send([&maker.seen, &*new].map(|seen| seen.0.lock().unwrap().len())).unwrap();
+        });
+        // Down and up, of which the other observer comes after the second.
+        assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok([2, 0]));
     }
 
     #[tokio::test(start_paused = true)]
