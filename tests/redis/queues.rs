@@ -21,7 +21,8 @@ use tower_ratelimit::{
     middleware::TokioTimer,
 };
 
-use super::{LONG, connected, patient, policy};
+use super::{LONG, calls, connected, eventually, patient, policy};
+use crate::support::proxy::Proxy;
 use crate::support::redis_server::Server;
 
 /// The time between two departures.
@@ -149,6 +150,35 @@ async fn next_waits(limiter: &RedisLimiter, policy: &Policy, at_most: Duration) 
         assert!(began.elapsed() < LONG, "the next request waits for {wait:?}");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+}
+
+/// On one thread, so that all checks are there when the first call is sent.
+#[tokio::test]
+async fn checks_of_one_call_that_are_dropped_free_all_slots() {
+    let (server, minute) = (Server::start(), Duration::from_secs(60));
+    let proxy = Proxy::start(server.port());
+    let limiter = connected(patient(), &proxy.url()).await;
+    let quota = Quota::leaky_queue(1, minute).and_then(|quota| quota.queue(200)).expect("the quota is possible");
+    let (policy, before) = (policy("queue", quota), calls(&server));
+    proxy.hold(true);
+    let checks: Vec<_> = (0..50)
+        .map(|_| {
+            let (limiter, policy) = (limiter.clone(), policy.clone());
+            tokio::spawn(async move { limiter.take(&[Charge::new(&policy, &Key::global())]).await })
+        })
+        .collect();
+    eventually("they ask", async || limiter.waiting() == 50).await;
+    tokio::task::yield_now().await; // to the flight
+    checks.iter().for_each(JoinHandle::abort);
+    for check in checks {
+        assert!(check.await.is_err(), "it was aborted");
+    }
+    proxy.hold(false);
+    eventually("all is refunded", async || limiter.waiting() == 0).await;
+    let left = limiter.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.expect("Redis answers");
+    assert_eq!(left.charges()[0].remaining(), 201);
+    // One call took, one refunded the newest slot and one the others, and one looked.
+    assert_eq!(calls(&server) - before, 4);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]

@@ -359,8 +359,17 @@ async fn fly<D: Dispatch>(mut flight: Flight<D>) {
                 lanes.lock(flight.number).answered += 1;
             }
             let mut answers = answers.into_iter();
-            for (receiver, _place) in receivers {
-                receiver.answer(answers.next().unwrap_or_else(|| Err(no_answer())));
+            let mut gone = Vec::new();
+            for (receiver, place) in receivers {
+                let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
+                match receiver.is_gone() {
+                    true => gone.push((receiver, place, answer)),
+                    false => receiver.answer(answer),
+                }
+            }
+            // What they took is refunded, and a queue takes back the newest slot first.
+            for (receiver, _place, answer) in gone.into_iter().rev() {
+                receiver.answer(answer);
             }
         }
         if flight.lands() {

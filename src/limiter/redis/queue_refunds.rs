@@ -1,8 +1,8 @@
-//! Refunds to leaky queues, in the order in which they were asked for.
+//! Refunds to leaky queues, newest first.
 //!
 //! A queue accepts the refund of a slot only while no later slot is taken, and calls to Redis may overtake each other.
-//! So each queue has one refund under way at a time. The refunds that come meanwhile wait. Those whose slots lie side by
-//! side then go together, as the refund of one charge.
+//! So each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those
+//! whose slots lie side by side go together, as the refund of one charge.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -21,7 +21,7 @@ use super::tag::Tag;
 /// The result of a refund.
 pub(super) type Refunded = Result<(), RedisError>;
 
-/// The queues that have a refund under way, with the refunds that wait behind it.
+/// The queues that have a refund under way, with the refunds that wait behind it, newest first.
 #[derive(Default)]
 pub(super) struct QueueRefunds(Mutex<HashMap<Tag, VecDeque<Waiting>>>);
 
@@ -57,14 +57,16 @@ impl QueueRefunds {
     /// the receiver of the result.
     pub(super) fn add(&self, tag: Tag, refund: Refund) -> (bool, oneshot::Receiver<Refunded>) {
         let (caller, result) = oneshot::channel();
-        let waiting = Waiting { refund, caller };
+        let slot = end(&refund);
+        let added = Waiting { refund, caller };
         let is_first = match self.lock().entry(tag) {
             Entry::Occupied(mut entry) => {
-                entry.get_mut().push_back(waiting);
+                let waiting = entry.get_mut();
+                waiting.insert(waiting.partition_point(|other| end(&other.refund) > slot), added);
                 false
             }
             Entry::Vacant(entry) => {
-                entry.insert(VecDeque::from([waiting]));
+                entry.insert(VecDeque::from([added]));
                 true
             }
         };
@@ -99,6 +101,11 @@ impl QueueRefunds {
     fn lock(&self) -> MutexGuard<'_, HashMap<Tag, VecDeque<Waiting>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the end of the slot of a refund, as numbers that have its order.
+fn end(refund: &Refund) -> (u64, u64) {
+    (refund.receipt.at_us(), refund.receipt.part())
 }
 
 /// Returns whether the slot of `units` that ends at `own` begins where another one ends.
@@ -157,6 +164,24 @@ mod tests {
             assert!(refunds.next(tag).is_some());
             assert!(refunds.next(tag).is_none());
             assert!(refunds.add(tag, refund(Receipt::new(1, 1, 0))).0);
+        }
+    }
+
+    /// As when their callers leave in any order.
+    #[test]
+    fn newest_slot_is_refunded_first() {
+        for policy in queues() {
+            let limiter = MemoryLimiter::builder().capacity(10).clock(ManualClock::new()).build().unwrap();
+            let (refunds, tag) = (QueueRefunds::default(), Tags::default().of(&policy, &Key::global()));
+            let mut slots = slots(&limiter, &policy, &[1, 1, 1, 1, 1]);
+            slots.swap(1, 3);
+            slots.swap(2, 4);
+            let refund = |receipt| Refund::new(policy.clone(), Key::global(), receipt);
+            slots.into_iter().for_each(|slot| drop(refunds.add(tag, refund(slot))));
+            let due = refunds.next(tag).unwrap();
+            assert_eq!((due.refund.receipt.units(), due.callers.len()), (5, 5));
+            limiter.refund_now(&[due.refund]);
+            assert_eq!(limiter.peek_one(&policy, &Key::global(), 0).remaining(), 51, "{}", policy.quota());
         }
     }
 

@@ -109,6 +109,34 @@ async fn check_without_a_caller_is_not_sent() {
     assert_eq!(queue.len(), 0, "its place is free again");
 }
 
+/// A queue takes back the slot of the last one first.
+#[tokio::test(start_paused = true)]
+async fn checks_dropped_in_flight_are_answered_last_one_first() {
+    struct Noted(u32, Arc<Mutex<Vec<u32>>>, oneshot::Sender<()>);
+    impl Receiver<u32> for Noted {
+        fn is_gone(&self) -> bool {
+            self.2.is_closed()
+        }
+
+        fn answer(self: Box<Self>, _: Result<u32, RedisError>) {
+            self.1.lock().unwrap().push(self.0);
+        }
+    }
+    let (held, queue) = queue(10, 0);
+    let answered: Arc<Mutex<Vec<u32>>> = Arc::default();
+    let checks = [1, 2, 3, 4, 5].map(|ask| {
+        let (queue, answered) = (queue.clone(), Arc::clone(&answered));
+        tokio::spawn(async move { queue.ask(0, ask, |sender| Noted(ask, answered, sender)).await })
+    });
+    settle().await;
+    assert_eq!(held.carried(), [[1, 2, 3, 4, 5]], "one call");
+    [0, 1, 3].iter().for_each(|dropped| checks[*dropped].abort());
+    settle().await;
+    held.lets.add_permits(1);
+    settle().await;
+    assert_eq!(*answered.lock().unwrap(), [3, 5, 4, 2, 1]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn held_futures_delay_no_other_check() {
     let (held, queue) = queue(10, 0);
