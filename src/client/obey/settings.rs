@@ -30,7 +30,7 @@ pub(super) struct OwnQuota {
     pub(super) rule: BoundRule,
 }
 
-/// What a request takes of an own quota.
+/// The charge of a request to one of the client's own quotas.
 pub(super) struct Share {
     /// The index of the quota.
     pub(super) own: usize,

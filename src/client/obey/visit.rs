@@ -41,7 +41,7 @@ pub(super) struct Visit {
     turn: u64,
     deadline_us: u64,
     stage: Stage,
-    /// What it takes of the client's own quotas.
+    /// The charges of the request to the client's own quotas.
     shares: Vec<Share>,
     /// The number of shares that it has taken.
     taken: usize,

@@ -103,7 +103,7 @@ struct Lanes<D: Dispatch> {
     /// The number of requests that wait or are in flight, and the most that may.
     inside: Arc<AtomicUsize>,
     most: usize,
-    /// Where the flights are.
+    /// The runtime whose tasks the flights are.
     runtime: Handle,
 }
 
@@ -125,7 +125,7 @@ struct Waiting<D: Dispatch> {
     _place: Place,
 }
 
-/// What a lane was like when a request came.
+/// The state of a lane when a request came.
 struct Ticket {
     number: u64,
     answered: u64,

@@ -82,7 +82,7 @@ impl QueueRefunds {
             return None;
         };
         let mut callers = vec![caller];
-        // Where the slots that are refunded together begin.
+        // The beginning of the slots that are refunded together.
         let mut oldest_units = refund.receipt.units();
         let mut oldest = Pair { at: refund.receipt.at_us(), n: refund.receipt.part() };
         while let Some(earlier) = waiting.front().map(|waiting| &waiting.refund).filter(|earlier| {

@@ -205,7 +205,7 @@ fn excerpts_of_one_long_line_are_those_of_their_columns() {
 #[test]
 fn problems_in_one_line_cost_as_little_as_in_many() {
     let names = Names { are_all: false, ..NAMES };
-    // Of problems the first hundred are kept, of names that are not registered all.
+    // The error keeps the first hundred problems, and all names that are not registered.
     for (wrong, problems) in [(r#""quote": "5/s""#, 100), (r#""quota": "5/s", "key": "=N""#, 9_900)] {
         let of = |separator: &str| {
             let rule = |n: usize| format!(r#"{{"name": "r{n}", {}}}"#, wrong.replace('N', &n.to_string()));

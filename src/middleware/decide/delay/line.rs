@@ -349,7 +349,7 @@ mod tests {
         lines.leave(&turns[0], 0, |slots| {
             refunded.push(instants(&slots));
             if refunded.len() == 1 {
-                // What another thread does meanwhile. A panic of the limiter does not stop the refunds.
+                // Another thread leaves meanwhile. A panic of the limiter does not stop the refunds.
                 lines.leave(&turns[2], 0, |_| panic!("two threads refund"));
                 lines.leave(&turns[1], 0, |_| panic!("two threads refund"));
                 panic!("the limiter fails");

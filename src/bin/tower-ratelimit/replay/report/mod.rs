@@ -60,7 +60,7 @@ pub(crate) struct Counted {
     pub(crate) tallies: Vec<Tally>,
 }
 
-/// What was read of a file, and what was left out.
+/// The lines of a file that were read, and those that were left out.
 #[derive(Clone)]
 pub(crate) struct FileRead {
     pub(crate) name: Shown,
