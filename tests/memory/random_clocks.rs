@@ -99,7 +99,7 @@ fn play(quota: Quota, seed: u64) {
                         _ => limiter.take_one(policy, key, 1).is_allowed(),
                     };
                     let units = if lot >> 8 & 3 > 1 { 1 } else { cost };
-                    // What a thread began in the phase before may be counted in this one.
+                    // A request that began in the phase before may be counted in this one.
                     let at = phase.load(Ordering::SeqCst);
                     if at >= PHASES {
                         return;

@@ -1,4 +1,4 @@
-//! What remains of each quota after any mixture of settlements, aborted requests, panics, modes, nested refunds, delays
+//! The rest of each quota after any mixture of settlements, aborted requests, panics, modes, nested refunds, delays
 //! and quota switches, compared with a plain account of what each request should cost.
 //!
 //! Requests overlap: each is begun, answered and read in steps, between which others come. The limiter's clock stands
@@ -66,7 +66,7 @@ fn quota(terms: &Terms, capacity: u64) -> Quota {
     if terms.is_reserved() { quota.max_debt(DEBT).unwrap() } else { quota }
 }
 
-// What is drawn.
+// The random requests and their fates.
 
 /// How a rule settles what it charged.
 #[derive(Clone, Debug)]
@@ -81,7 +81,7 @@ struct Terms {
     refunds_aborted: bool,
 }
 
-/// What a request costs, and what its service does.
+/// The costs of a request, and the behaviour of its service.
 #[derive(Clone, Debug)]
 struct Script {
     costs: [u64; 4],
@@ -170,14 +170,14 @@ fn step() -> impl Strategy<Value = Step> {
 
 // The account: what each request should cost.
 
-/// What a rule charged a request. Indexes: rules 0 and 1 are the outer layer's, 2 and 3 the inner one's.
+/// The charge of one rule to a request. Indexes: rules 0 and 1 are the outer layer's, 2 and 3 the inner one's.
 #[derive(Clone, Debug)]
 struct Charge {
     rule: usize,
     /// The charge's units, and the number of drains before it.
     reserved: u64,
     drains: u64,
-    /// What was taken, if anything was.
+    /// The units taken, or `None` if nothing was taken.
     taken: Option<u64>,
     /// What the handler or the bytes have stated. `None` if nothing was.
     stated: Option<u64>,

@@ -367,7 +367,7 @@ async fn fly<D: Dispatch>(mut flight: Flight<D>) {
                     false => receiver.answer(answer),
                 }
             }
-            // What they took is refunded, and a queue takes back the newest slot first.
+            // Their charges are refunded, and a queue accepts the refund of its newest slot only.
             for (receiver, _place, answer) in gone.into_iter().rev() {
                 receiver.answer(answer);
             }

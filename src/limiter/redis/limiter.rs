@@ -250,8 +250,8 @@ impl Inner {
         let mut result = Ok(());
         while let Some((refund, callers)) = self.queue_refunds.next(tag).map(Due::into_parts) {
             let inner = Arc::downgrade(self);
-            // Of this loop and the answer, the later one goes on. When the runtime has ended, the answer is there
-            // before `correct` returns, and would call this function again and again within itself.
+            // The later of this loop and the answer sends the next refund. If the runtime has ended, the answer is
+            // there before `correct` returns. If it sent the next refund then, this function would recurse once per refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
             let sent = self.correct(self.refund(refund), move |answer| {
