@@ -69,7 +69,7 @@ impl Suggested {
     }
 }
 
-/// Returns the rule to begin with, in shadow mode: that of the second target, or else of the first.
+/// Returns the rule to begin with, in shadow mode: that of the second target, or if there is none, of the first.
 pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: &Paste) -> Option<Suggested> {
     let of = |at: usize| advice.get(at).and_then(|advice| Some((advice.target, limits.get(advice.limit?)?)));
     let (target, CurveLimit { quota, .. }) = of(1).or_else(|| of(0))?;

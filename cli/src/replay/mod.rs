@@ -72,8 +72,8 @@ fn is_log(file: &Path, options: &Options) -> bool {
 struct Forgotten(Arc<AtomicU64>);
 
 impl Observer for Forgotten {
-    fn on_event(&self, event: &LimiterEvent) {
-        if matches!(event, LimiterEvent::Evicted { throttled: true }) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        if matches!(event, LimiterEvent::Evicted { throttled: true, .. }) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -229,7 +229,7 @@ fn who(key: &Key, request: &Request, head: &Head) -> Who {
         if is(Key::of(parts.method.as_str())) {
             return Who::text(parts.method.as_str());
         }
-        let found = host()(parts);
+        let found = host()(&parts.into());
         if is(found) {
             let host = request.texts.as_ref().map_or(&b""[..], |texts| texts.host());
             let host = if host.is_empty() { parts.uri.host().unwrap_or_default().as_bytes() } else { host };

@@ -1,6 +1,7 @@
 //! The real layer on a clock that stands at the log's time.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fmt;
 use std::net::IpAddr;
 use std::pin::pin;
@@ -15,8 +16,8 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
 use tower_ratelimit::clock::{ManualClock, Timestamp};
 use tower_ratelimit::key::{self, PeerAddr, TrustedProxies};
 use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, OutcomeKind, SetupWarning};
-use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, RateLimitLayer};
+use tower_ratelimit::rules::{Rules, RulesError};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, RateLimitLayer, Rule};
 
 use super::args::{KeyWord, Through};
 use super::read::request::Request;
@@ -94,9 +95,9 @@ impl Observer for Shared {
         }
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         // `Full` cannot come: by default the limiter forgets a key instead.
-        if matches!(event, LimiterEvent::Evicted { throttled: true }) {
+        if matches!(event, LimiterEvent::Evicted { throttled: true, .. }) {
             lock(&self.notes).forgotten += 1;
         }
     }
@@ -115,7 +116,7 @@ impl Limits {
         start_us: u64,
     ) -> Result<Self, String> {
         let clock = ManualClock::at(Timestamp::from_micros(start_us));
-        let limiter = MemoryLimiter::builder().capacity(clients.max(1_000)).clock(clock.clone());
+        let limiter = MemoryLimiter::builder().max_keys(clients.max(1_000)).clock(clock.clone());
         let limiter = limiter.build().map_err(|error| error.to_string())?;
         let layer = match through {
             Through::Rules { file, names } => {
@@ -123,12 +124,16 @@ impl Limits {
                 for (name, word) in *names {
                     rules = rules.key(name, extract(word, proxies));
                 }
-                let rules = rules.from_file(file).map_err(|error| error.to_string())?;
+                let unread = |error: RulesError| match error.source() {
+                    Some(why) => format!("{error}: {why}"),
+                    None => error.to_string(),
+                };
+                let rules = rules.read_file(file).map_err(unread)?;
                 rules.layer(limiter.clone()).map_err(|error| error.to_string())?
             }
             Through::Quota { key, quota } => {
-                let policy = Policy::new(policy_name(key), **quota).map_err(|error| error.to_string())?;
-                RateLimitLayer::new(limiter.clone(), policy, extract(key, proxies))
+                let rule = Rule::new(policy_name(key), **quota).map_err(|error| error.to_string())?;
+                RateLimitLayer::new(limiter.clone(), rule, extract(key, proxies))
             }
         };
         let policies = layer.policies();
@@ -195,7 +200,7 @@ fn no_proxy() -> Result<TrustedProxies, String> {
 #[derive(Clone, Debug)]
 struct User(String);
 
-type Extract = Box<dyn Fn(&Parts) -> Option<Key> + Send + Sync>;
+type Extract = Box<dyn Fn(&tower_ratelimit::Head<'_>) -> Option<Key> + Send + Sync>;
 
 fn extract(word: &KeyWord, proxies: Option<&TrustedProxies>) -> Extract {
     match word {
@@ -251,8 +256,8 @@ impl Head {
     /// Returns the client's address as the rules see it.
     pub(crate) fn client(&self) -> Option<IpAddr> {
         match &self.proxies {
-            Some(proxies) => key::client_address(proxies, &self.parts),
-            None => key::peer_address(&self.parts),
+            Some(proxies) => key::client_address(proxies, &(&self.parts).into()),
+            None => key::peer_address(&(&self.parts).into()),
         }
     }
 

@@ -123,10 +123,10 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
                 _ => given.key(name.clone(), move |_| format!("<{name}>")),
             };
         }
-        builder.from_text(text)
+        builder.read_text(text)
     });
     // It has room for every quota that a file can have.
-    let limiter = MemoryLimiter::builder().capacity(1_000).entries(1_100_000).build();
+    let limiter = MemoryLimiter::builder().max_keys(1_000).min_entries(1_100_000).build();
     let limiter = limiter.map_err(|error| format!("error: {error}"))?;
     let has_descriptors = |rules: &Rules| rules.descriptor_limits(limiter.clone()).is_ok();
     let layer = match rules.and_then(|rules| Ok((has_descriptors(&rules), rules.layer(limiter.clone())?))) {

@@ -47,7 +47,7 @@ pub(crate) struct CurveLimiter {
 impl CurveLimiter {
     pub(crate) fn new(start_us: u64, observer: impl Observer + 'static) -> Result<Self, String> {
         let clock = ManualClock::at(Timestamp::from_micros(start_us));
-        let limiter = MemoryLimiter::builder().capacity(STATES).clock(clock.clone()).observer(observer);
+        let limiter = MemoryLimiter::builder().max_keys(STATES).clock(clock.clone()).observer(observer);
         Ok(Self { limiter: limiter.build().map_err(|error| error.to_string())?, clock })
     }
 

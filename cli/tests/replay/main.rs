@@ -1,0 +1,412 @@
+//! `tower-ratelimit replay`, seen from its user.
+
+mod log;
+
+mod rotated;
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A folder that is removed in the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("replay-{}-{name}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+        let path = self.0.join(name);
+        fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn run_with(args: &[&str], input: &[u8]) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_tower-ratelimit"))
+        .arg("replay")
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let _ = program.stdin.take().unwrap().write_all(input); // the program may end before it has read all
+    program.wait_with_output().unwrap()
+}
+
+/// Returns what the program prints.
+fn run(args: &[&str]) -> String {
+    let output = run_with(args, b"");
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn json(args: &[&str]) -> Value {
+    serde_json::from_str(&run(&[args, &["--json"]].concat())).unwrap()
+}
+
+/// Returns the error of a command that fails.
+fn error(args: &[&str], input: &[u8]) -> String {
+    let output = run_with(args, input);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.stdout.is_empty());
+    String::from_utf8(output.stderr).unwrap()
+}
+
+fn here(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/replay").join(file)
+}
+
+#[test]
+fn figures_are_those_of_an_independent_computation() {
+    let folder = Folder::new("figures");
+    let file = folder.file("access.log", log::shop());
+    for (numbers, algorithm, quota) in [
+        (["30", "30", "60"], "token", "30 per minute"),
+        (["20", "5", "60"], "token", "20 per minute, burst 5"),
+        (["20", "20", "60"], "fixed", "20 per minute, fixed window"),
+        (["20", "20", "60"], "sliding_log", "20 per minute, sliding log"),
+    ] {
+        let mut python = Command::new("python3");
+        python.arg(here("recompute.py")).arg(&file).args(numbers).arg(algorithm);
+        let python = python.output().expect("python3 computes the figures");
+        assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+        let expected: Value = serde_json::from_slice(&python.stdout).unwrap();
+        let report = json(&["--key", "client", "--quota", quota, &file]);
+        let policy = &report["policies"][0];
+        for name in ["requests", "unreadable", "late"] {
+            assert_eq!(report["read"][name], expected[name], "{quota}: {name}");
+        }
+        for name in [
+            "requests",
+            "clients",
+            "refused",
+            "touched",
+            "refused_as_burst",
+            "touched_as_burst",
+            "longest_run",
+            "requests_of_touched",
+            "peaks",
+        ] {
+            assert_eq!(policy[name], expected[name], "{quota}: {name}");
+        }
+        let worst: Vec<&Value> = policy["worst"].as_array().unwrap().iter().map(|worst| &worst["refused"]).collect();
+        assert_eq!(worst, expected["worst"].as_array().unwrap().iter().collect::<Vec<_>>(), "{quota}");
+        let limits = policy["curve"]["limits"].as_array().unwrap();
+        let mut compared = 0;
+        for limit in limits {
+            let Some(expected) = expected["curve"].get(limit["limit"].to_string()) else { continue };
+            for name in ["refused", "touched"] {
+                assert_eq!(limit["all"][name], expected[name], "{quota}: {name} at {}", limit["limit"]);
+            }
+            compared += 1;
+        }
+        assert_eq!(compared, 12, "{quota}");
+        assert!(policy["refused"].as_u64() > Some(20), "{quota}: the log tests the quota");
+    }
+}
+
+#[test]
+fn structure_of_the_log_is_found() {
+    let folder = Folder::new("structure");
+    let file = folder.file("access.log", log::shop());
+    let report = json(&["--quota", "30 per minute", &file]);
+    let read = &report["read"];
+    assert_eq!(read["format"], "COMBINED");
+    assert_eq!(read["requests"], log::REQUESTS);
+    assert_eq!(read["late"], log::LATE);
+    assert_eq!(read["unreadable"], log::UNREADABLE);
+    assert_eq!(read["lines"], log::REQUESTS + log::LATE + log::UNREADABLE);
+    assert_eq!(read["answered_429"], log::LIMITED);
+    assert_eq!(read["first_us"], log::epoch(0) * 1_000_000);
+    assert_eq!(read["unreadable_samples"].as_array().unwrap().len(), 3);
+    let policy = &report["policies"][0];
+    // The crawler stays at the rate of the quota, and the burst of 60 is over it by 29: a token comes back within its 3
+    // s.
+    assert_eq!((&policy["refused"], &policy["touched"]), (&Value::from(29), &Value::from(1)));
+    assert_eq!(policy["worst"][0]["client"], "203.0.113.0/24");
+    let parts = policy["timeline"]["parts"].as_array().unwrap();
+    let of_part = |name: &str| parts.iter().map(|part| part[name].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!(of_part("refused"), [0, 29, 0]);
+    assert_eq!(of_part("requests").iter().sum::<u64>(), log::REQUESTS);
+}
+
+#[test]
+fn text_report_is_the_golden_one() {
+    let folder = Folder::new("golden");
+    let file = folder.file("access.log", log::shop());
+    let text = run(&["--key", "client", "--quota", "25 per minute", &file]);
+    let golden = here("golden.txt");
+    if std::env::var_os("REWRITE_GOLDEN").is_some() {
+        fs::write(&golden, &text).unwrap();
+    }
+    let expected = fs::read_to_string(&golden).unwrap();
+    assert_eq!(text, expected, "to accept it: REWRITE_GOLDEN=1 cargo test --test replay");
+}
+
+#[test]
+fn rules_of_a_file_see_what_the_log_has() {
+    let folder = Folder::new("rules");
+    let rules = folder.file(
+        "rules.yaml",
+        r#"
+rules:
+  - {name: login, quota: 5 per minute, key: client-ip, match: {method: POST, path: /login}}
+  - {name: bots, quota: 2 per hour, key: client-ip, match: {user-agent: "*bot*"}, mode: shadow}
+  - {name: tenant, quota: 3 per hour, key: tenant, match: {host: shop.example}}
+  - {name: plain, quota: 1 per hour, key: header referer, match: {path: "/page/{id}"}, missing-key: exempt}
+  - {name: unused, quota: 1 per hour, key: path, match: {method: DELETE}}
+access: {allow: [192.0.2.200]}
+"#,
+    );
+    let format =
+        r#"$remote_addr $remote_user $host [$time_iso8601] "$request" $status "$http_referer" "$http_user_agent""#;
+    let mut log = String::new();
+    let mut write = |client: &str, user: &str, host: &str, request: &str, referer: &str, agent: &str| {
+        let second = log.lines().count() % 60;
+        log.push_str(&format!(
+            "{client} {user} {host} [2024-03-01T10:00:{second:02}Z] \"{request} HTTP/1.1\" 200 \"{referer}\" \"{agent}\"\n"
+        ));
+    };
+    for _ in 0..8 {
+        write("192.0.2.1", "-", "a.example", "POST /login", "-", "curl");
+        write("192.0.2.200", "-", "a.example", "POST /login", "-", "curl");
+        write("192.0.2.2", "-", "a.example", "GET /", "-", "a bot");
+        write("192.0.2.3", "ann", "shop.example", "GET /", "-", "curl");
+        write("192.0.2.4", "-", "a.example", "GET /page/7?q=1", "https://e.org/", "curl");
+    }
+    let log = folder.file("access.log", log);
+    let args = ["--rules", &rules, "--name", "tenant=user", "--format", format, &log];
+    let report = json(&args);
+    let policies = report["policies"].as_array().unwrap();
+    let refused: Vec<(&str, u64, u64)> = policies
+        .iter()
+        .map(|policy| {
+            let number = |name: &str| policy[name].as_u64().unwrap();
+            (policy["name"].as_str().unwrap(), number("requests"), number("refused"))
+        })
+        .collect();
+    // A token of `login` comes back every 12 s, and its requests come every 5 s.
+    assert_eq!(refused, [("login", 8, 1), ("bots", 8, 6), ("tenant", 8, 5), ("plain", 8, 7), ("unused", 0, 0)]);
+    assert_eq!(policies[1]["mode"], "shadow");
+    let outcomes = &report["read"]["outcomes"];
+    assert_eq!((&outcomes["limited"], &outcomes["shadow_limited"]), (&Value::from(13), &Value::from(6)));
+    assert_eq!(outcomes["exempt"], 8);
+    // A user and a referer may be personal data; a client is shown by its network.
+    assert!(policies[2]["worst"][0]["client"].as_str().unwrap().starts_with("key "));
+    // Another client of the network was refused, too.
+    assert_eq!(policies[1]["worst"][0]["client"], "192.0.2.0/24 #2");
+    let whole = json(&[&args[..], &["--show-addresses"]].concat());
+    assert!(whole["policies"][2]["worst"][0]["client"].as_str().unwrap().contains("ann"));
+    assert_eq!(whole["policies"][1]["worst"][0]["client"], "192.0.2.2");
+    let advice = report["policies"][0]["curve"]["rule"].as_str().unwrap();
+    assert!(advice.contains("candidate: 5 per minute"), "{advice}");
+}
+
+#[test]
+fn trusted_proxies_report_the_clients() {
+    let folder = Folder::new("proxies");
+    let mut log = String::new();
+    for n in 0..100 {
+        let client = n % 10;
+        log.push_str(&format!(
+            "10.0.0.1 - - [17/May/2015:10:05:{:02} +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\" \"6.6.6.6, 192.0.2.{client}\"\n",
+            n / 2
+        ));
+    }
+    let log = folder.file("access.log", log);
+    let report = json(&["--quota", "5 per minute", &log]);
+    assert_eq!(report["read"]["addresses"], 1);
+    let warnings = report["warnings"].to_string();
+    assert!(warnings.contains("10.0.0.0/24, sent 100%") && warnings.contains("--trusted-proxies"), "{warnings}");
+    let report = json(&["--quota", "5 per minute", "--trusted-proxies", "1", &log]);
+    assert_eq!((&report["read"]["addresses"], &report["warnings"]), (&Value::from(10), &Value::Array(Vec::new())));
+    assert_eq!(report["policies"][0]["clients"], 10);
+    assert!(report["policies"][0]["curve"]["rule"].as_str().unwrap().contains("key: client-ip"));
+}
+
+/// Texts that a client may send to attack the reader of the report.
+const HOSTILE: [&str; 8] = [
+    "/<script>alert(1)</script>",
+    "/</script><img/src=x/onerror=alert(1)>",
+    "/\\\"onmouseover=alert(1)",
+    "/'><b>",
+    "/&lt;script&gt;%3Cscript%3E",
+    "/\u{1b}[2J\u{1b}]0;owned\u{7}\u{9b}31m\u{202e}",
+    "/%s%n{}{0}$(id)`id`",
+    "/\\x1b[2J\\x00\\u001b",
+];
+
+#[test]
+fn hostile_lines_never_become_markup_or_terminal_commands() {
+    let folder = Folder::new("hostile");
+    let mut log = String::new();
+    for path in HOSTILE {
+        for _ in 0..10 {
+            log.push_str(&format!(
+                "192.0.2.1 - {path} [17/May/2015:10:05:03 +0000] \"GET {path} HTTP/1.1\" 200 1 \"{path}\" \"{path}\"\n"
+            ));
+        }
+        log.push_str(&format!("{path} <script>alert(2)</script>\n"));
+    }
+    let log = folder.file("access.log", log);
+    let html = folder.file("report.html", "");
+    for key in ["path", "user", "header referer", "header user-agent"] {
+        for show in [&[][..], &["--show-addresses"]] {
+            let args = [&["--key", key, "--quota", "1 per hour", "--html", &html, "--format", "combined", &log], show]
+                .concat();
+            let text = run(&args);
+            let odd = text.chars().find(|c| c.is_control() && *c != '\n' || *c == '\u{202e}');
+            assert_eq!(odd, None, "{key}");
+            assert!(text.contains("Refused most"), "{key}: the hostile texts are in the report");
+            json(&args);
+            let page = fs::read_to_string(&html).unwrap();
+            assert_eq!(page.matches("<script").count(), 1, "{key}: only the report's own");
+            assert_eq!(page.matches("</script").count(), 1);
+            for markup in ["<img", "<b>", "\"onmouseover", "alert(1)\">"] {
+                assert!(!page.contains(markup), "{key}: {markup}");
+            }
+            assert!(!page.chars().any(|c| c.is_control() && c != '\n' || c == '\u{202e}'), "{key}");
+            assert!(page.contains("default-src 'none'"));
+            for link in ["http:", "https:", "src=", "href=", "url(", "@import"] {
+                assert!(!page.replace("src=x", "").contains(link), "{key}: the page loads {link}");
+            }
+        }
+    }
+}
+
+#[test]
+fn standard_input_is_read_as_a_file() {
+    let folder = Folder::new("stdin");
+    let log = log::shop();
+    let file = folder.file("access.log", &log);
+    let output = run_with(&["--quota", "30 per minute", "-"], log.as_bytes());
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), run(&["--quota", "30 per minute", &file]));
+}
+
+#[test]
+fn trouble_is_reported_with_a_way_out() {
+    let folder = Folder::new("trouble");
+    let log = folder.file("access.log", log::shop());
+    let binary = folder
+        .file("binary.log", (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect::<Vec<_>>());
+    let bad_rules = folder.file("rules.yaml", "rules: [{name: a, quota: 5 per minut, key: peer-ip}]");
+    let quota = ["--quota", "5 per minute"];
+    for (args, input, expected) in [
+        (&["/no/such/file"][..], &b""[..], "/no/such/file"),
+        (&[folder.0.to_str().unwrap()], b"", "folder"),
+        (&["-"], b"BZh91AY", "bzcat"),
+        (&["-"], b"\x28\xb5\x2f\xfd\0", "zstdcat"),
+        (&["-"], b"\xfd7zXZ\0", "xzcat"),
+        (&["-"], b"\xff\xfe1\x009\x002\x00", "UTF-16"),
+        (&["-"], b"", "empty"),
+        (&["-"], b"what is this?\n", "--format"),
+        (&[&binary], b"", "--format"),
+        (&["--format", "combined", "-"], b"what is this?\n", "no line of 1 could be read as COMBINED"),
+        (&["--format", "combinde", &log], b"", "COMBINED"),
+        (&["--format", "$remote_addr", &log], b"", "time"),
+        (&["--html", "/no/such/folder/report.html", &log], b"", "/no/such/folder"),
+        (&["--html", &log, &log], b"", "overwrite"),
+    ] {
+        let error = error(&[&quota[..], args].concat(), input);
+        assert!(error.contains(expected), "{args:?}: {error}");
+    }
+    let error = error(&["--rules", &bad_rules, &log], b"");
+    assert!(error.contains("1:") && error.contains("5 per minut"), "{error}");
+}
+
+#[test]
+fn lines_of_any_kind_are_counted_and_passed_over() {
+    let folder = Folder::new("odd");
+    let good = "192.0.2.1 - - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"\n";
+    let mut log = good.repeat(200).into_bytes();
+    log.extend_from_slice(&[b'a'; 3 << 20]);
+    log.extend_from_slice(b"\n\0\0\n\xff\xfe\xfd\n\"\\\n[[[[\n{\"a\":\n");
+    for date in ["99/May/2015:10:05:03 +0000", "17/May/2149:10:05:03 +0000", "01/Jan/1970:00:00:00 +0000", "now"] {
+        log.extend_from_slice(good.replace("17/May/2015:10:05:03 +0000", date).as_bytes());
+    }
+    log.extend_from_slice(good.trim_end().as_bytes());
+    let report = json(&["--quota", "500 per minute", &folder.file("access.log", log)]);
+    let read = &report["read"];
+    assert_eq!(read["requests"], 201);
+    assert_eq!((&read["unreadable"], &read["too_long"]), (&Value::from(8), &Value::from(1)));
+    assert_eq!((&read["late"], &read["dated_ahead"]), (&Value::from(1), &Value::from(1)));
+    let warnings = report["warnings"].to_string();
+    for one in ["Left out: 1 line more than", "Left out: 1 line dated", "longer than 64 KiB: 1."] {
+        assert!(warnings.contains(one), "{warnings}");
+    }
+    assert_eq!(report["policies"][0]["refused"], 0);
+}
+
+#[test]
+fn names_of_hosts_are_clients() {
+    let folder = Folder::new("hosts");
+    let mut log = String::new();
+    for n in 0..60 {
+        let client = ["p-192-0-2-1.pool.isp.example", "P-192-0-2-2.pool.isp.example", "192.0.2.3"][n % 3];
+        log.push_str(&format!(
+            "{client} - - [17/May/2015:10:05:{n:02} +0000] \"GET / HTTP/1.1\" 200 1 \"-\" \"curl\"\n"
+        ));
+    }
+    let log = folder.file("access.log", log);
+    let clients = |report: &Value| {
+        let worst = report["policies"][0]["worst"].as_array().unwrap();
+        worst.iter().map(|worst| (worst["client"].to_string(), worst["refused"].as_u64().unwrap())).collect::<Vec<_>>()
+    };
+    let report = json(&["--quota", "10 per hour", &log]);
+    assert_eq!((&report["read"]["without_address"], &report["read"]["addresses"]), (&Value::from(0), &Value::from(3)));
+    let mut masked = clients(&report);
+    masked.sort();
+    let expected = [("\"*.isp.example #1\"", 10), ("\"*.isp.example #2\"", 10), ("\"192.0.2.0/24\"", 10)];
+    assert_eq!(masked, expected.map(|(client, refused)| (client.to_owned(), refused)));
+    assert!(report["warnings"].to_string().contains("name in place of its address in 40 requests"), "{report}");
+    let whole = clients(&json(&["--quota", "10 per hour", "--show-addresses", &log]));
+    assert!(whole.iter().any(|(client, _)| client == "\"p-192-0-2-2.pool.isp.example\""), "{whole:?}");
+}
+
+#[test]
+fn slider_begins_at_the_quota() {
+    let folder = Folder::new("slider");
+    let (log, html) = (folder.file("access.log", log::shop()), folder.file("report.html", ""));
+    let report = json(&["--quota", "25 per minute", "--html", &html, &log]);
+    let limits = report["policies"][0]["curve"]["limits"].as_array().unwrap();
+    let own = limits.iter().position(|limit| limit["limit"] == 25).unwrap();
+    // The curve and the report ask different limiters.
+    assert_eq!(limits[own]["all"]["refused"], report["policies"][0]["refused"]);
+    assert!(fs::read_to_string(&html).unwrap().contains(&format!("value=\"{own}\"")));
+}
+
+#[test]
+fn clients_beyond_the_bound_are_counted_in_the_totals() {
+    let folder = Folder::new("bound");
+    let mut log = String::new();
+    for n in 0..3_000 {
+        log.push_str(&format!(
+            "10.{}.{}.1 - - [17/May/2015:10:{:02}:{:02} +0000] \"GET / HTTP/1.1\" 200 1\n",
+            n % 50,
+            n % 20,
+            n / 60,
+            n % 60
+        ));
+    }
+    let report = json(&["--quota", "1 per hour", "--max-clients", "40", &folder.file("access.log", log)]);
+    let policy = &report["policies"][0];
+    assert_eq!((&policy["requests"], &policy["clients"]), (&Value::from(3_000), &Value::from(40)));
+    assert_eq!(policy["requests_of_clients_not_followed"], 1_800);
+    assert_eq!(policy["refused"], 2_900);
+    assert!(report["warnings"].to_string().contains("--max-clients"));
+    assert_eq!(report["read"]["more_addresses"], true);
+}
