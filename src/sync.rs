@@ -1,7 +1,8 @@
-//! Atomics and locks of the standard library, or of loom in tests that model interleavings; and the hint to load a
-//! cache line.
+//! Atomics and locks of the standard library, or of loom in tests that model interleavings; what a panic or a wrong poll
+//! comes to; and the hint to load a cache line.
 
 use std::sync::TryLockError;
+use std::task::Poll;
 
 #[cfg(ratelimit_loom)]
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -31,6 +32,14 @@ pub(crate) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
 /// the process if the value is dropped because of a panic.
 pub(crate) fn contained(run: impl FnOnce()) {
     let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run));
+}
+
+/// Answers a poll of a future that was ready before, or has panicked: nothing more will come. A caller that polls so breaks
+/// the contract of futures, and no request can make it do so.
+#[cold]
+pub(crate) fn polled_again<T>() -> Poll<T> {
+    debug_assert!(false, "a future was polled again after it was ready");
+    Poll::Pending
 }
 
 /// Waits a moment for another thread that holds a slot. Spins at first, then yields the processor,

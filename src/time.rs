@@ -4,7 +4,7 @@
 //! integers exactly up to 2^53, which in microseconds since 1970 is in the year 2255.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The longest period of a quota: 366 days.
 pub(crate) const PERIOD_US_MAX: u64 = 366 * 86_400 * 1_000_000;
@@ -56,6 +56,22 @@ impl Timestamp {
     }
 }
 
+impl From<SystemTime> for Timestamp {
+    /// Returns the instant in whole microseconds, rounded down. A time before the Unix epoch becomes the epoch.
+    fn from(time: SystemTime) -> Self {
+        Self(micros_floor(time.duration_since(UNIX_EPOCH).unwrap_or_default()))
+    }
+}
+
+impl From<Timestamp> for SystemTime {
+    /// Returns the same instant of the calendar. One that the platform cannot represent becomes the latest that limiters
+    /// accept, in the year 2150.
+    fn from(timestamp: Timestamp) -> Self {
+        let at = |micros| UNIX_EPOCH.checked_add(Duration::from_micros(micros));
+        at(timestamp.0).or_else(|| at(CLOCK_US_MAX)).unwrap_or(UNIX_EPOCH)
+    }
+}
+
 impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:06}", self.0 / 1_000_000, self.0 % 1_000_000)
@@ -88,4 +104,18 @@ pub(crate) fn micros_exact(duration: Duration) -> Option<u64> {
         return None;
     }
     u64::try_from(duration.as_micros()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamp_is_an_instant_of_the_calendar() {
+        let time = UNIX_EPOCH + Duration::from_micros(1_735_689_600_000_001);
+        assert_eq!(SystemTime::from(Timestamp::from_micros(1_735_689_600_000_001)), time);
+        assert_eq!(Timestamp::from(time + Duration::from_nanos(999)).as_micros(), 1_735_689_600_000_001);
+        assert_eq!(Timestamp::from(UNIX_EPOCH - Duration::from_secs(1)), Timestamp::default());
+        assert!(SystemTime::from(Timestamp::from_micros(u64::MAX)) >= time, "nothing panics");
+    }
 }

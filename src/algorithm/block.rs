@@ -3,13 +3,13 @@
 //! # 1 Definition and laws
 //!
 //! Units taken are strikes. They are counted in a window of one period that begins with the first of them. The strike
-//! that makes `limit` closes the key for the block's length; then the count begins anew. If a block begins while the
+//! that makes `limit` closes the key for the block's length; then the count begins again. If a block begins while the
 //! last one is remembered, it is longer by the factor, up to the longest. Half-open: free again at exactly
 //! `begin + length`.
 //!
 //! It guarantees: exactly `limit` units at once from rest, nothing while closed, and in any interval at most `limit`
 //! times two and the whole spans in it of the period or the length, whichever is shorter. A request that is denied by a
-//! block changes nothing, unless denied requests count: then it begins the block anew, as long as it would be now. A
+//! block changes nothing, unless denied requests count: then it begins the block again, as long as it would be now. A
 //! forced charge takes what is left. Its decision says whether the key is closed after it.
 //!
 //! Since a window begins with a strike and not with each, up to `2·limit − 2` strikes can be within one period

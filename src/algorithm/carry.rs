@@ -3,7 +3,7 @@
 use super::entry_log::Entries;
 use super::state::Pair;
 use super::used::{Carried, Used};
-use super::{PairRules, Rules};
+use super::{Decider, PairDecider};
 
 /// A state as it is kept.
 #[derive(Debug)]
@@ -30,8 +30,8 @@ pub(crate) enum Fit {
     Over,
 }
 
-impl Rules {
-    /// Returns a state that was written under other rules as one of these, and what may be written of it.
+impl Decider {
+    /// Returns a state that another decider wrote as one of this decider's, and what may be written of it.
     ///
     /// `share` are the capacities of the two quotas, if the used share is kept and not the amount.
     pub(crate) fn take_over<E: Entries>(
@@ -41,7 +41,7 @@ impl Rules {
         now: u64,
         share: Option<(u64, u64)>,
     ) -> (Kept, Fit) {
-        if let (Self::Pair(PairRules::Block(block), _), Self::Pair(PairRules::Block(from), _), Held::Pair(state)) =
+        if let (Self::Pair(PairDecider::Block(block), _), Self::Pair(PairDecider::Block(from), _), Held::Pair(state)) =
             (self, from, held)
         {
             let (adopted, moved) = block.adopt(from, *state, now);
@@ -57,7 +57,7 @@ impl Rules {
             None => carried,
         };
         let (most, longest_us) = match self {
-            Self::Pair(rules, _) => (rules.get().most(), rules.get().longest_us()),
+            Self::Pair(decider, _) => (decider.get().most(), decider.get().longest_us()),
             Self::EntryLog(log) => (log.most(), log.longest_us()),
         };
         let fit = match carried.back().saturating_sub(now) > longest_us {
@@ -66,7 +66,7 @@ impl Rules {
             false => Fit::Fits,
         };
         let kept = match self {
-            Self::Pair(rules, _) => Kept::Pair(rules.get().take_over(&carried, now)),
+            Self::Pair(decider, _) => Kept::Pair(decider.get().take_over(&carried, now)),
             Self::EntryLog(log) => Kept::Entries(log.take_over(&carried, now)),
         };
         (kept, fit)
@@ -74,11 +74,11 @@ impl Rules {
 
     /// Returns whether the states are dated entries.
     fn is_dated(&self) -> bool {
-        matches!(self, Self::EntryLog(_) | Self::Pair(PairRules::TwoCounterWindow(_), _))
+        matches!(self, Self::EntryLog(_) | Self::Pair(PairDecider::TwoCounterWindow(_), _))
     }
 }
 
-impl PairRules {
+impl PairDecider {
     /// Returns a state that is further ahead than the quota can put it, moved back.
     pub(crate) fn brought_back(&self, state: Pair, now: u64) -> Option<Pair> {
         self.get().take_over(&self.get().carried(state, now, false), now)

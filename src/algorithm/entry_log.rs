@@ -263,6 +263,7 @@ impl EntryLog {
             return Vec::new();
         }
         if carried.grid == Some(self.grid()) {
+            debug_assert!(carried.dated.iter().all(|dated| dated.start.is_some()), "entries of a grid have a start");
             let entries = carried.dated.iter().filter_map(|dated| Some((dated.start?, dated.whole)));
             let mut entries = carried.scaled(&entries.collect::<Vec<_>>(), self.most_kept(), self.most());
             if carried.share.is_some() {
@@ -396,7 +397,8 @@ impl EntryLog {
                 return self.leaves(start, units, target - newer).saturating_sub(view.now);
             }
         }
-        0 // not reached: without its entries nothing is in use
+        debug_assert!(false, "units are in use of which no entry knows");
+        0
     }
 
     /// Returns the first instant at which an entry of more than `room` units counts for at most `room`.

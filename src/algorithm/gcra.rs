@@ -22,7 +22,7 @@
 //! `period/limit` is reduced to `p/l`. Instants and spans are whole microseconds and a numerator below `l`, so that no
 //! interval is rounded: reported waits are rounded up to a microsecond, `remaining` is rounded down. A bucket that is
 //! full loses what overflows. With a burst of 1 that is the part of a microsecond by which each request comes later
-//! than it could. With a burst of 2 or more, a client that waits for `retry_after` gets the rate to the last unit.
+//! than it could. With a burst of 2 or more, a client that waits as long as it is told gets the rate to the last unit.
 //!
 //! Spans are counted in parts of `1/l` µs, in a number that is as wide as the quota needs: see [`Parts`].
 //!
@@ -272,7 +272,6 @@ impl<N: Parts> Gcra<N> {
     }
 
     /// Returns whether the charge of `units` that ends at `own` begins where another one ends.
-    #[cfg(feature = "redis")]
     pub(crate) fn begins_at(&self, own: Pair, units: u64, end: Pair) -> bool {
         let (span, l) = (self.span(units.min(self.most())), self.l.get());
         // Without numerators, the number of a pair means nothing.
@@ -355,6 +354,12 @@ impl<N: Parts> PairAlgorithm for Gcra<N> {
             rest if rest == N::from(0) => Next::Clear,
             rest => Next::Set(cut(rest, self.l).of(now)),
         }
+    }
+
+    fn is_behind(&self, state: Pair, now: u64, own: Pair) -> bool {
+        let num = |pair: Pair| pair.n.min(self.l.get() - 1);
+        let is_later = (own.at, num(own)) < (state.at, num(state));
+        self.queue.is_some() && own.at > now && is_later && !self.backlog(Some(state), now).1
     }
 
     fn could_be(&self, state: Pair) -> bool {

@@ -39,16 +39,16 @@ pub(crate) use state::{
 #[cfg(test)]
 pub(crate) use used::Used;
 
-/// A quota's algorithm with everything precomputed.
+/// Decides by a quota: its algorithm with everything precomputed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Rules {
-    Pair(PairRules, Layout),
+pub(crate) enum Decider {
+    Pair(PairDecider, Layout),
     EntryLog(EntryLog),
 }
 
-/// The algorithms whose state is a pair.
+/// Decides by an algorithm whose state is a pair.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum PairRules {
+pub(crate) enum PairDecider {
     Gcra(Gcra<u64>),
     /// For spans that a `u64` cannot hold.
     WideGcra(Gcra<u128>),
@@ -59,26 +59,26 @@ pub(crate) enum PairRules {
     Meter(Meter),
 }
 
-/// Calls something with the rules by their own type.
+/// Calls something with a decider by its own type.
 macro_rules! by_type {
-    ($rules:expr, $one:ident => $call:expr) => {
-        match $rules {
-            $crate::algorithm::PairRules::Gcra($one) => $call,
-            $crate::algorithm::PairRules::WideGcra($one) => $call,
-            $crate::algorithm::PairRules::StepBucket($one) => $call,
-            $crate::algorithm::PairRules::FixedWindow($one) => $call,
-            $crate::algorithm::PairRules::TwoCounterWindow($one) => $call,
-            $crate::algorithm::PairRules::Block($one) => $call,
-            $crate::algorithm::PairRules::Meter($one) => $call,
+    ($decider:expr, $one:ident => $call:expr) => {
+        match $decider {
+            $crate::algorithm::PairDecider::Gcra($one) => $call,
+            $crate::algorithm::PairDecider::WideGcra($one) => $call,
+            $crate::algorithm::PairDecider::StepBucket($one) => $call,
+            $crate::algorithm::PairDecider::FixedWindow($one) => $call,
+            $crate::algorithm::PairDecider::TwoCounterWindow($one) => $call,
+            $crate::algorithm::PairDecider::Block($one) => $call,
+            $crate::algorithm::PairDecider::Meter($one) => $call,
         }
     };
 }
 pub(crate) use by_type;
 
-impl Rules {
+impl Decider {
     pub(crate) fn new(spec: &Spec) -> Self {
-        use PairRules as P;
-        let rules = match spec.algorithm {
+        use PairDecider as P;
+        let decider = match spec.algorithm {
             Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {
                 if gcra::is_narrow(spec) {
                     P::Gcra(Gcra::new(spec))
@@ -95,8 +95,8 @@ impl Rules {
             Algorithm::Meter => P::Meter(Meter::new(spec)),
             Algorithm::SlidingWindow | Algorithm::SlidingLog => return Self::EntryLog(EntryLog::new(spec)),
         };
-        let layout = by_type!(&rules, rules => rules.layout());
-        Self::Pair(rules, layout)
+        let layout = by_type!(&decider, decider => decider.layout());
+        Self::Pair(decider, layout)
     }
 
     /// Returns the receipt of a charge's first `units`, out of the receipt of the whole charge, whose last units are
@@ -105,7 +105,7 @@ impl Rules {
     pub(crate) fn first_of(&self, whole: &Receipt, units: u64, last: u64) -> Receipt {
         let own = Pair { at: whole.at_us(), n: whole.part() };
         let own = match self {
-            Self::Pair(rules, _) => rules.get().own_without(own, last),
+            Self::Pair(decider, _) => decider.get().own_without(own, last),
             Self::EntryLog(_) => own, // the instant
         };
         Receipt::new(units, own.at, own.n)
@@ -119,28 +119,28 @@ impl Rules {
     }
 }
 
-impl PairRules {
-    /// Returns the rules, for calls that need not be fast.
+impl PairDecider {
+    /// Returns the algorithm, for calls that need not be fast.
     pub(crate) fn get(&self) -> &dyn PairAlgorithm {
-        by_type!(self, rules => rules)
+        by_type!(self, decider => decider)
     }
 
     /// See [`PairAlgorithm::decide`].
     #[inline]
     pub(crate) fn decide(&self, state: Option<Pair>, now: u64, cost: u64, force: bool) -> Answer {
-        by_type!(self, rules => rules.decide(state, now, cost, force))
+        by_type!(self, decider => decider.decide(state, now, cost, force))
     }
 
     /// See [`PairAlgorithm::decide_how`].
     #[inline]
     pub(crate) fn decide_how(&self, state: Option<Pair>, now: u64, cost: u64, how: How) -> Answer {
-        by_type!(self, rules => rules.decide_how(state, now, cost, how))
+        by_type!(self, decider => decider.decide_how(state, now, cost, how))
     }
 
     /// See [`PairAlgorithm::is_clamped`].
     #[inline]
     pub(crate) fn is_clamped(&self, state: Pair, now: u64) -> bool {
-        by_type!(self, rules => rules.is_clamped(state, now))
+        by_type!(self, decider => decider.is_clamped(state, now))
     }
 
     /// Returns whether the states are kept while they count, however full the table is.

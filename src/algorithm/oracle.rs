@@ -10,7 +10,7 @@ use crate::quota::spec::{Algorithm, Anchor, Oldest, Spec};
 
 use super::block::{Parts, STRIKES_MAX, unpack};
 use super::properties::key::State;
-use super::{PairAlgorithm, PairRules};
+use super::{PairAlgorithm, PairDecider};
 
 use closing::Closing;
 
@@ -64,7 +64,9 @@ impl Oracle {
             Algorithm::Block => Model::Closing(Closing::default()),
             Algorithm::Meter => Model::Meter(None),
             Algorithm::SlidingWindow | Algorithm::SlidingLog => Model::Dated(Vec::new()),
-            _ => Model::Fluid(None),
+            Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {
+                Model::Fluid(None)
+            }
         };
         Self { spec: *spec, model }
     }
@@ -202,7 +204,7 @@ impl Oracle {
                     strikes => Closing::counting(block.at, strikes), // a quota that takes over remembers no blocks
                 })
             }
-            (Model::Dated(_), State::Pair(PairRules::TwoCounterWindow(counters), Some(pair))) => {
+            (Model::Dated(_), State::Pair(PairDecider::TwoCounterWindow(counters), Some(pair))) => {
                 let dated = counters.carried(*pair, now, false).dated;
                 Model::Dated(dated.iter().map(|dated| (dated.start.unwrap_or(0), dated.whole)).collect())
             }
@@ -232,10 +234,8 @@ impl Oracle {
     }
 
     fn grain_us(&self) -> u64 {
-        match self.spec.algorithm {
-            Algorithm::SlidingLog => 1,
-            _ => self.spec.period_us / u64::from(self.spec.buckets),
-        }
+        let is_log = self.spec.algorithm == Algorithm::SlidingLog;
+        if is_log { 1 } else { self.spec.period_us / u64::from(self.spec.buckets) }
     }
 
     fn start_of(&self, now: u64) -> u64 {
@@ -294,12 +294,16 @@ impl Oracle {
         let grain_us = self.grain_us();
         match &mut self.model {
             Model::Fluid(level) if used > ceiling => *level = Some((ceiling, now)),
+            Model::Fluid(_) => {}
             Model::Steps(level) if used > ceiling => *level = Some((ceiling, now, if first { now } else { 0 })),
+            Model::Steps(_) => {}
             Model::Window(Some((end, _))) if *end > now + 2 * period_us => {
                 // The first edge that is a whole period away.
                 *end = if first { now + period_us } else { (now + period_us).div_ceil(period_us) * period_us };
             }
-            Model::Meter(Some((end, _))) if *end > now + period_us => *end = now + period_us,
+            Model::Window(_) => {}
+            Model::Meter(Some((end, _))) => *end = (*end).min(now + period_us),
+            Model::Meter(None) => {}
             Model::Closing(closing) => closing.meet_clock(&self.spec, now),
             Model::Dated(entries) if entries.iter().any(|entry| entry.0 > start + period_us) => {
                 // The first sub-window that begins no earlier than now.
@@ -309,7 +313,7 @@ impl Oracle {
                 left.push((then, later.iter().map(|entry| entry.1).sum::<u64>().min(most)));
                 *entries = left;
             }
-            _ => {}
+            Model::Dated(_) => {}
         }
     }
 
@@ -369,7 +373,7 @@ impl Oracle {
                     self.add(now, i128::from(units));
                 }
             }
-            _ => {
+            Algorithm::SlidingLog => {
                 let units = cost.min(limit);
                 if units > 0 {
                     self.add(now, i128::from(units));
@@ -386,6 +390,7 @@ impl Oracle {
                 }
                 entries.retain(|entry| entry.1 > 0);
             }
+            other => panic!("there is no definition of how a {other} counts denied requests"),
         }
     }
 

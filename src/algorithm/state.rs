@@ -77,6 +77,12 @@ pub(crate) trait PairAlgorithm {
     /// Refunds `units` of the charge whose receipt holds `own`.
     fn refund(&self, state: Pair, now: u64, units: u64, own: Pair) -> Next;
 
+    /// Returns whether a refund has no effect because a later slot of the queue is taken. It will have an effect once
+    /// all later slots are refunded.
+    fn is_behind(&self, _state: Pair, _now: u64, _own: Pair) -> bool {
+        false
+    }
+
     /// Returns whether the quota could have made this state. A state that was stored outside may be anything.
     fn could_be(&self, state: Pair) -> bool;
 

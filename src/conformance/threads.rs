@@ -7,7 +7,7 @@ use std::task::Poll;
 
 use super::subject::Subject;
 
-/// The state that concurrent tasks share. Each task holds an `Arc` of it until it ends, also if it
+/// The state that concurrent tasks share. Each task holds an `Arc` of it until it ends, even if it
 /// panics or is dropped.
 struct Crowd<T> {
     begun: AtomicUsize,

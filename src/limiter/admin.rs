@@ -33,10 +33,10 @@ pub struct Blocks<L> {
 }
 
 impl<L: Limiter> Blocks<L> {
-    /// Takes the limiter of a layer and the block's policy in that layer.
+    /// Takes the limiter of a layer, and the name and quota of the block as a policy.
     ///
-    /// A layer renames a policy whose name is [taken](crate::RateLimitLayer::and). So give each
-    /// policy its own name, or take the policy from
+    /// If a name is [taken](crate::RateLimitLayer::and) in a layer already, the layer changes it. So
+    /// give each rule and block its own name, or take the policy from
     /// [`RateLimitLayer::policies`](crate::RateLimitLayer::policies).
     ///
     /// # Errors
@@ -51,9 +51,10 @@ impl<L: Limiter> Blocks<L> {
         &self.policy
     }
 
-    /// Counts `strikes` strikes of a key, and returns how long the key is closed after them.
+    /// Adds strikes to a key. Returns how long the key is now closed, or `None` if it is open.
     /// Strikes on a closed key do not prolong the block, unless the quota [counts
-    /// them](crate::quota::Quota::count_denied). They count if a refund would open the key.
+    /// them](crate::quota::Quota::count_denied). They matter to a refund of earlier strikes: it does not
+    /// open the key if the strikes that are left would have closed it.
     ///
     /// # Errors
     /// Returns the limiter's error.
@@ -114,7 +115,7 @@ impl<L: Limiter> Blocks<L> {
 }
 
 fn closed_for(decision: &Decision) -> Option<Duration> {
-    decision.charges().first()?.retry_after()
+    decision.charges().first()?.wait().duration()
 }
 
 /// Works on the keys of a [meter](crate::quota::Quota::meter): reads and settles what each key used
@@ -141,7 +142,7 @@ pub struct Meters<L> {
 }
 
 impl<L: Limiter> Meters<L> {
-    /// Takes the limiter of a layer and the meter's policy in that layer.
+    /// Takes the limiter of a layer, and the name and quota of the meter as a policy.
     ///
     /// # Errors
     /// Returns an error if the policy's quota is not a [meter](crate::quota::Quota::meter).

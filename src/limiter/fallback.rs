@@ -11,8 +11,10 @@ use smallvec::SmallVec;
 use super::observers::Observers;
 use super::{Atomicity, Charge, Effect, Limiter, Occupancy, PolicyRegistry, Refund, Reply, UnsupportedQuota};
 use crate::decision::{ChargeDecision, Decision};
+use crate::error::WithSources;
+use crate::event::LimiterEvent;
 use crate::key::Key;
-use crate::outcome::{LimiterEvent, Observer};
+use crate::outcome::Observer;
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -22,10 +24,10 @@ use crate::quota::Quota;
 /// The second limiter is asked with every quota divided by the number of processes
 /// ([`Quota::share`](crate::quota::Quota::share)), because each process then counts for itself.
 /// While the first limiter is away, all processes together admit per period at most the larger of
-/// the quota and the number of processes, besides what the first had admitted before.
+/// the quota and the number of processes, on top of what the first had admitted before.
 ///
 /// The second limiter is also asked when the first is [overloaded](Limiter::is_overload) by a burst.
-/// Then the burst may get the second's share of each quota, besides what the first admits.
+/// Then the burst may get the second's share of each quota, on top of what the first admits.
 ///
 /// When the first limiter is back, it does not learn what the second admitted. The same holds for
 /// strikes of blocks and units of meters, which each process counts for itself meanwhile.
@@ -71,8 +73,8 @@ impl<P: Limiter, S: Limiter + Clone + 'static> FallbackLimiter<P, S> {
     }
 
     /// Adds an observer. It gets a [`FellBack`](LimiterEvent::FellBack) for each request that the second limiter decides
-    /// in the first one's place, and a [`Failed`](LimiterEvent::Failed) when the first one fails at something else: to
-    /// look at a key, to settle, refund or reset. The observers of [layers](crate::RateLimitLayer::observer) get these
+    /// in the first one's place, and a [`Failed`](LimiterEvent::Failed) when another call of the first one fails: a
+    /// peek, a settlement, a refund or a reset. The observers of [layers](crate::RateLimitLayer::observer) get these
     /// events without that.
     #[must_use]
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
@@ -138,7 +140,7 @@ impl<S: Limiter> Second<S> {
         error: &dyn std::error::Error,
     ) -> Reply<Decision, S::Error, BoxFuture<Decision, S::Error>> {
         match verb {
-            Verb::Take => self.report(|| LimiterEvent::FellBack { error: error.to_string() }),
+            Verb::Take => self.report(|| LimiterEvent::fell_back(WithSources(&error).to_string())),
             Verb::Peek | Verb::Settle => self.first_failed(error),
         }
         let policies: SmallVec<[Policy; 4]> = charges.iter().map(|charge| self.share(charge.policy)).collect();
@@ -154,7 +156,7 @@ impl<S: Limiter> Second<S> {
 
     /// Reports that the first limiter failed at something else than to decide a request.
     fn first_failed(&self, error: &dyn std::error::Error) {
-        self.report(|| LimiterEvent::Failed { error: error.to_string() });
+        self.report(|| LimiterEvent::failed(WithSources(&error).to_string()));
     }
 
     fn report(&self, event: impl FnOnce() -> LimiterEvent) {

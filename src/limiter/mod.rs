@@ -16,8 +16,11 @@ pub mod memory;
 mod observers;
 mod occupancy;
 mod policy_registry;
+mod queue_refunds;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "redis")]
+mod remote;
 mod reply;
 mod support;
 
@@ -31,6 +34,7 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 
 pub use crate::decision::{ChargeDecision, Decision, Receipt};
+pub use crate::event::StoreErrorKind;
 pub use admin::{Blocks, Meters};
 pub use boxed::{BoxLimiter, LimiterError};
 pub use fallback::FallbackLimiter;
@@ -105,8 +109,10 @@ pub trait Limiter: Send + Sync + 'static {
 
     /// Refunds what each receipt still holds.
     ///
-    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect once another request
-    /// has queued behind it, because that request has already been promised its departure time.
+    /// A refund to a [leaky queue](crate::Quota::leaky_queue) has no effect while another request is
+    /// queued behind it, because that request has already been promised its departure time. The
+    /// limiters of this crate keep such a refund, and make it once the requests behind it are refunded
+    /// too. Each keeps at most 4,096 of them.
     ///
     /// A refund never removes more usage than its receipt holds, even if the key was charged under a
     /// larger quota of the policy meanwhile. If that usage does not fit the refund's quota, the refund
@@ -131,7 +137,7 @@ pub trait Limiter: Send + Sync + 'static {
     /// Checks whether this limiter can keep the states of a quota. By default it can keep all.
     ///
     /// The layer's `check()` reports a quota that its limiter does not support, and the conformance
-    /// suite skips it. If the limiter is asked about such a quota all the same, it returns its
+    /// suite skips it. If the limiter is asked about such a quota anyway, it returns its
     /// error or denies the charge.
     ///
     /// # Errors
@@ -264,6 +270,7 @@ pub enum Effect {
 
 /// Returns whether the charge at index `at` denies its set if it is denied itself.
 pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
+    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => true,
@@ -280,6 +287,7 @@ pub(crate) fn binds(charges: &[impl Effective], at: usize) -> bool {
 /// Returns whether the charge at index `at` is written although its set is denied. `denied` says
 /// whether the charge was denied itself.
 pub(crate) fn outlives_refusal(charges: &[impl Effective], at: usize, denied: bool) -> bool {
+    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
     let Some(charge) = charges.get(at) else { return false };
     match charge.effect() {
         Effect::Enforce => denied,
@@ -297,6 +305,7 @@ pub(crate) fn stands(charges: &[impl Effective], at: usize, denied: bool) -> boo
 /// Returns how the charge at index `at` is taken. `denied` says of each charge before it whether it
 /// was denied.
 pub(crate) fn how(charges: &[impl Effective], at: usize, denied: impl Fn(usize) -> bool) -> How {
+    debug_assert!(at < charges.len(), "a charge is asked about that is none of the set");
     match charges.get(at).map_or(Effect::Observe, Effective::effect) {
         Effect::Enforce | Effect::Observe => How::IfAllowed,
         Effect::Force => How::Force,

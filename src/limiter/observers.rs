@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, OnceLock};
 
-use crate::outcome::{LimiterEvent, Observer};
+use crate::event::LimiterEvent;
+use crate::outcome::Observer;
 
 /// The most observers of a limiter: a program that makes layers all the time does not make it slow.
 const OBSERVERS_MAX: usize = 32;
@@ -38,7 +39,7 @@ impl Observers {
     }
 
     pub(crate) fn report(&self, event: &LimiterEvent) {
-        self.iter().for_each(|observer| observer.on_event(event));
+        self.iter().for_each(|observer| observer.on_limiter_event(event));
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<dyn Observer>> {
@@ -57,7 +58,7 @@ mod tests {
     struct Count(AtomicUsize);
 
     impl Observer for Count {
-        fn on_event(&self, _: &LimiterEvent) {
+        fn on_limiter_event(&self, _: &LimiterEvent) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
     }

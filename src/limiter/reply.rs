@@ -6,6 +6,8 @@ use std::task::{Context, Poll};
 
 use pin_project_lite::pin_project;
 
+use crate::sync::polled_again;
+
 /// A limiter's answer: known now, or coming with a future.
 ///
 /// `.await` returns the answer in both cases. If a reply is dropped, the limiter may have done
@@ -78,8 +80,7 @@ impl<T, E, F: Future<Output = Result<T, E>>> Future for ReplyFuture<T, E, F> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<T, E>> {
         match self.project().state.project() {
-            // Pending forever after the answer was returned, because no caller may poll again.
-            StateProjection::Now { answer } => answer.take().map_or(Poll::Pending, Poll::Ready),
+            StateProjection::Now { answer } => answer.take().map_or_else(polled_again, Poll::Ready),
             StateProjection::Later { future } => future.poll(context),
         }
     }

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Histogram, HistogramSnapshot};
-use crate::outcome::LimiterEvent;
+use crate::event::{LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
 use crate::sync::{Mutex, lock};
 
-/// The errors of stores that are counted apart. The last stands for all others.
-const STORE_ERRORS: [&str; 6] = ["unavailable", "timeout", "overloaded", "misconfigured", "foreign", "other"];
+/// The number of kinds of errors of stores.
+const STORE_ERRORS: usize = StoreErrorKind::ALL.len();
 
 /// The most servers that are remembered as down.
 const SERVERS_MAX: usize = 64;
@@ -19,8 +19,8 @@ const TEXT_MAX: usize = 4_096;
 #[derive(Default)]
 pub(super) struct EventCells {
     checks: Histogram,
-    errors: [AtomicU64; STORE_ERRORS.len()],
-    corrections_lost: [AtomicU64; STORE_ERRORS.len()],
+    errors: [AtomicU64; STORE_ERRORS],
+    corrections_lost: [AtomicU64; STORE_ERRORS],
     recoveries: AtomicU64,
     store_error: Mutex<Option<Box<str>>>,
     local_answers: AtomicU64,
@@ -38,41 +38,44 @@ pub(super) struct EventCells {
 }
 
 impl EventCells {
-    pub(super) fn count(&self, event: &LimiterEvent) {
-        let add = |cell: &AtomicU64| {
-            cell.fetch_add(1, Ordering::Relaxed);
-        };
-        let kind =
-            |error: &str| STORE_ERRORS.iter().position(|known| *known == error).unwrap_or(STORE_ERRORS.len() - 1);
+    pub(super) fn count_of_layer(&self, event: &LayerEvent) {
+        match event {
+            LayerEvent::WaitBegan => add(&self.waits_begun),
+            LayerEvent::WaitEnded => add(&self.waits_ended),
+        }
+    }
+
+    pub(super) fn count_of_rules(&self, event: &RulesEvent) {
+        match event {
+            RulesEvent::Loaded { version, .. } => {
+                add(&self.rules_loaded);
+                self.rules_version.store(*version, Ordering::Relaxed);
+                *lock(&self.rules_error) = None;
+            }
+            RulesEvent::Refused { error } => {
+                add(&self.rules_refused);
+                *lock(&self.rules_error) = Some(bounded(error));
+            }
+        }
+    }
+
+    pub(super) fn count_of_limiter(&self, event: &LimiterEvent) {
         match event {
             LimiterEvent::StoreChecked { duration, error: None } => self.checks.record(*duration),
-            LimiterEvent::StoreChecked { error: Some(error), .. } => add(&self.errors[kind(error)]),
-            LimiterEvent::CorrectionLost { charges, error } => {
-                self.corrections_lost[kind(error)].fetch_add(*charges as u64, Ordering::Relaxed);
+            LimiterEvent::StoreChecked { error: Some(error), .. } => add(&self.errors[*error as usize]),
+            LimiterEvent::CorrectionLost { charges, kind } => {
+                self.corrections_lost[*kind as usize].fetch_add(*charges as u64, Ordering::Relaxed);
             }
             LimiterEvent::StoreRecovered => {
                 add(&self.recoveries);
                 *lock(&self.store_error) = None;
             }
-            LimiterEvent::StoreFailed { error } | LimiterEvent::StoreMisconfigured { error } => {
-                *lock(&self.store_error) = Some(bounded(error));
-            }
+            LimiterEvent::StoreFailed { error, .. } => *lock(&self.store_error) = Some(bounded(error)),
             LimiterEvent::AnsweredLocally => add(&self.local_answers),
             LimiterEvent::FellBack { .. } => add(&self.fallbacks),
             LimiterEvent::Evicted { throttled } => add(&self.evicted[usize::from(*throttled)]),
             LimiterEvent::Full => add(&self.full),
             LimiterEvent::TooManyQuotas => add(&self.too_many_quotas),
-            LimiterEvent::WaitBegan => add(&self.waits_begun),
-            LimiterEvent::WaitEnded => add(&self.waits_ended),
-            LimiterEvent::RulesLoaded { version, .. } => {
-                add(&self.rules_loaded);
-                self.rules_version.store(*version, Ordering::Relaxed);
-                *lock(&self.rules_error) = None;
-            }
-            LimiterEvent::RulesRefused { error } => {
-                add(&self.rules_refused);
-                *lock(&self.rules_error) = Some(bounded(error));
-            }
             LimiterEvent::StoreDown { server, .. } => {
                 let mut down = lock(&self.down);
                 if down.len() < SERVERS_MAX {
@@ -112,18 +115,22 @@ impl EventCells {
     }
 }
 
+fn add(cell: &AtomicU64) {
+    cell.fetch_add(1, Ordering::Relaxed);
+}
+
 /// Returns the beginning of a text.
 fn bounded(text: &str) -> Box<str> {
     let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
     text.get(..end).unwrap_or_default().into()
 }
 
-/// Counts of [events](crate::observe::LimiterEvent).
+/// Counts of events: of [limiters](crate::observe::LimiterEvent), of waiting requests, and of rules.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounts {
     checks: HistogramSnapshot,
-    errors: [u64; STORE_ERRORS.len()],
-    corrections_lost: [u64; STORE_ERRORS.len()],
+    errors: [u64; STORE_ERRORS],
+    corrections_lost: [u64; STORE_ERRORS],
     recoveries: u64,
     store_error: Option<Box<str>>,
     local_answers: u64,
@@ -146,16 +153,15 @@ impl EventCounts {
         &self.checks
     }
 
-    /// Iterates over the kinds of errors with which checks of a store ended, and how many did: `unavailable`,
-    /// `timeout`, `overloaded`, `misconfigured`, `foreign` and `other`.
-    pub fn errors(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        STORE_ERRORS.iter().copied().zip(self.errors)
+    /// Iterates over the kinds of errors with which checks of a store ended, and how many did.
+    pub fn errors(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
+        StoreErrorKind::ALL.iter().copied().zip(self.errors)
     }
 
     /// Iterates over the kinds of errors, as of [`errors`](Self::errors), and how many charges could not be corrected
-    /// after the response: their refund, or the charge of what a request cost more, did not reach the store.
-    pub fn corrections_lost(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        STORE_ERRORS.iter().copied().zip(self.corrections_lost)
+    /// after the response, because the refund or the additional charge did not reach the store.
+    pub fn corrections_lost(&self) -> impl Iterator<Item = (StoreErrorKind, u64)> {
+        StoreErrorKind::ALL.iter().copied().zip(self.corrections_lost)
     }
 
     /// Returns how often checks of a store succeeded again after an error.
@@ -256,44 +262,49 @@ mod tests {
     fn events_are_counted_by_what_they_say() {
         let cells = EventCells::default();
         let text = || "ü".repeat(5_000);
-        let checked = |error| LimiterEvent::StoreChecked { duration: Duration::from_millis(2), error };
+        let checked = |error| LimiterEvent::store_checked(Duration::from_millis(2), error);
         let events = [
             checked(None),
-            checked(Some("timeout")),
-            checked(Some("a new kind")),
-            LimiterEvent::CorrectionLost { charges: 3, error: "unavailable" },
-            LimiterEvent::CorrectionLost { charges: 2, error: "a new kind" },
+            checked(Some(StoreErrorKind::Timeout)),
+            checked(Some(StoreErrorKind::Foreign)),
+            LimiterEvent::correction_lost(3, StoreErrorKind::Unavailable),
+            LimiterEvent::correction_lost(2, StoreErrorKind::Foreign),
             LimiterEvent::StoreRecovered,
-            LimiterEvent::StoreFailed { error: text() },
-            LimiterEvent::StoreMisconfigured { error: "a wrong password".to_owned() },
+            LimiterEvent::store_failed(StoreErrorKind::Unavailable, text()),
+            LimiterEvent::store_failed(StoreErrorKind::Misconfigured, "a wrong password"),
             LimiterEvent::AnsweredLocally,
-            LimiterEvent::FellBack { error: text() },
-            LimiterEvent::Evicted { throttled: true },
+            LimiterEvent::fell_back(text()),
+            LimiterEvent::evicted(true),
             LimiterEvent::Full,
             LimiterEvent::TooManyQuotas,
-            LimiterEvent::WaitBegan,
-            LimiterEvent::WaitBegan,
-            LimiterEvent::WaitEnded,
-            LimiterEvent::RulesRefused { error: text() },
-            LimiterEvent::StoreDown { server: "one:6379".to_owned(), error: text() },
+            LimiterEvent::store_down("one:6379", text()),
         ];
-        events.iter().for_each(|event| cells.count(event));
+        events.iter().for_each(|event| cells.count_of_limiter(event));
+        let waits = [LayerEvent::WaitBegan, LayerEvent::WaitBegan, LayerEvent::WaitEnded];
+        waits.iter().for_each(|event| cells.count_of_layer(event));
+        cells.count_of_rules(&RulesEvent::refused(text()));
         let counts = cells.snapshot();
         assert_eq!((counts.checks().count(), counts.local_answers(), counts.fallbacks()), (1, 1, 1));
-        assert_eq!(counts.errors().filter(|(_, count)| *count > 0).collect::<Vec<_>>(), [("timeout", 1), ("other", 1)]);
+        assert_eq!(
+            counts.errors().filter(|(_, count)| *count > 0).collect::<Vec<_>>(),
+            [(StoreErrorKind::Timeout, 1), (StoreErrorKind::Foreign, 1)]
+        );
         let lost: Vec<_> = counts.corrections_lost().filter(|(_, count)| *count > 0).collect();
-        assert_eq!((lost, counts.recoveries()), (vec![("unavailable", 3), ("other", 2)], 1));
+        assert_eq!(
+            (lost, counts.recoveries()),
+            (vec![(StoreErrorKind::Unavailable, 3), (StoreErrorKind::Foreign, 2)], 1)
+        );
         assert_eq!((counts.evicted(), counts.evicted_throttled(), counts.full(), counts.waiting()), (1, 1, 1, 1));
         assert_eq!((counts.rules_refused(), counts.rules_error().map(str::len)), (1, Some(TEXT_MAX)));
         assert_eq!((counts.too_many_quotas(), counts.store_error()), (1, Some("a wrong password")));
         assert_eq!(counts.servers_down().collect::<Vec<_>>(), ["one:6379"]);
 
-        cells.count(&LimiterEvent::StoreDown { server: "left:6379".to_owned(), error: String::new() });
-        cells.count(&LimiterEvent::StoreLeft { server: "left:6379".to_owned() });
-        cells.count(&LimiterEvent::StoreUp { server: "one:6379".to_owned() });
-        cells.count(&LimiterEvent::StoreUp { server: "another:6379".to_owned() });
-        cells.count(&LimiterEvent::RulesLoaded { version: 3, file: None, rules: 1 });
-        cells.count(&LimiterEvent::StoreRecovered);
+        cells.count_of_limiter(&LimiterEvent::store_down("left:6379", ""));
+        cells.count_of_limiter(&LimiterEvent::store_left("left:6379"));
+        cells.count_of_limiter(&LimiterEvent::store_up("one:6379"));
+        cells.count_of_limiter(&LimiterEvent::store_up("another:6379"));
+        cells.count_of_rules(&RulesEvent::loaded(3, None, 1));
+        cells.count_of_limiter(&LimiterEvent::StoreRecovered);
         let counts = cells.snapshot();
         assert_eq!(counts.store_error(), None);
         assert_eq!(counts.servers_down().count(), 0);
@@ -304,7 +315,7 @@ mod tests {
     fn servers_that_are_down_are_bounded() {
         let cells = EventCells::default();
         for n in 0..1_000 {
-            cells.count(&LimiterEvent::StoreDown { server: format!("server-{n}"), error: String::new() });
+            cells.count_of_limiter(&LimiterEvent::store_down(format!("server-{n}"), ""));
         }
         assert_eq!(cells.snapshot().servers_down().count(), SERVERS_MAX);
     }

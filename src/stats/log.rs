@@ -63,7 +63,7 @@ pub(super) fn write(outcome: &Outcome, fingerprint: u64) {
         target: "tower_ratelimit",
         policy = status.policy().name(),
         outcome = outcome.kind().as_str(),
-        retry_after_ms = outcome.retry_after().map(|wait| micros_ceil(wait).div_ceil(1_000)),
+        retry_after_ms = outcome.wait().duration().map(|wait| micros_ceil(wait).div_ceil(1_000)),
         key = %short_fingerprint(fingerprint),
         "refused"
     );

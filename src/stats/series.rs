@@ -62,8 +62,8 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.histogram(None, events.checks());
 
     to.begin("ratelimit_limiter_errors_total", Kind::Counter, "Checks that a store did not decide.");
-    for (error, count) in events.errors() {
-        to.sample(&[("error_type", error)], count);
+    for (kind, count) in events.errors() {
+        to.sample(&[("error_type", kind.as_str())], count);
     }
 
     to.begin(
@@ -71,8 +71,8 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
         Kind::Counter,
         "Charges whose refund or settlement did not reach the store.",
     );
-    for (error, count) in events.corrections_lost() {
-        to.sample(&[("error_type", error)], count);
+    for (kind, count) in events.corrections_lost() {
+        to.sample(&[("error_type", kind.as_str())], count);
     }
 
     let counts = [
@@ -100,7 +100,7 @@ pub(super) fn write_all(to: &mut impl Sink, stats: &StatsSnapshot) {
     to.sample(&[("throttled", "false")], events.evicted() - events.evicted_throttled());
     to.sample(&[("throttled", "true")], events.evicted_throttled());
 
-    to.begin("ratelimit_keys_full_total", Kind::Counter, "New keys denied in memory for want of room.");
+    to.begin("ratelimit_keys_full_total", Kind::Counter, "New keys denied in memory because there was no room.");
     to.sample(&[], events.full());
 
     to.begin(

@@ -18,9 +18,10 @@ use super::sketch::{HALVED_EACH_US, Reveal, Sketch};
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use super::state::PolicyState;
 use crate::clock::{Clock, MonotonicClock};
+use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
 use crate::key::Key;
 use crate::mode::Mode;
-use crate::outcome::{LimiterEvent, Observed, Observer, OutcomeKind};
+use crate::outcome::{Observed, Observer, OutcomeKind};
 use crate::policy::Policy;
 use crate::setup_warning::{SetupWarning, SetupWarningKind};
 use crate::sync::{Mutex, MutexGuard, lock, try_lock};
@@ -41,7 +42,7 @@ use crate::time::Timestamp;
 ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).observer(stats.clone());
 ///
 /// // The answer to `GET /metrics`, with the content type `Stats::CONTENT_TYPE`:
-/// let text = stats.prometheus();
+/// let text = stats.to_prometheus();
 /// assert!(text.contains("# TYPE ratelimit_requests_total counter\n"));
 /// ```
 ///
@@ -96,8 +97,8 @@ impl StatsBuilder {
     }
 
     /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
-    /// [fingerprint](super::LimitedKey::fingerprint), which cannot be turned into a key: an operator who is to reset or
-    /// unblock a client needs its name.
+    /// [fingerprint](super::LimitedKey::fingerprint), which cannot be turned into a key: an operator who wants to reset
+    /// or unblock a client needs its name.
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
@@ -119,7 +120,7 @@ impl StatsBuilder {
         self
     }
 
-    /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`.
+    /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`. By default this is off.
     ///
     /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and
     ///   `key`, the key's [fingerprint](super::LimitedKey::fingerprint).
@@ -129,8 +130,8 @@ impl StatsBuilder {
     ///   ten seconds, or the next [snapshot](Stats::snapshot) or scrape.
     #[cfg(feature = "tracing")]
     #[cfg_attr(docsrs, doc(cfg(feature = "tracing")))]
-    pub fn log_refusals(mut self) -> Self {
-        self.logs_refusals = true;
+    pub fn log_refusals(mut self, log_refusals: bool) -> Self {
+        self.logs_refusals = log_refusals;
         self
     }
 
@@ -159,7 +160,7 @@ impl StatsBuilder {
 }
 
 impl Stats {
-    /// The content type of [`prometheus`](Self::prometheus).
+    /// The content type of [`to_prometheus`](Self::to_prometheus).
     pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
     /// Makes statistics that begin at zero.
@@ -212,7 +213,7 @@ impl Stats {
     /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide
     /// [lists them](crate::guide::observing).
     #[must_use]
-    pub fn prometheus(&self) -> String {
+    pub fn to_prometheus(&self) -> String {
         prometheus::text(&self.snapshot())
     }
 }
@@ -221,7 +222,7 @@ impl Stats {
 #[cfg_attr(docsrs, doc(cfg(feature = "metrics")))]
 impl Stats {
     /// Hands the counts to the recorder of the crate `metrics`, under the same names as
-    /// [`prometheus`](Self::prometheus). Call it before each scrape, or at an interval. Requests cost no more by it.
+    /// [`to_prometheus`](Self::to_prometheus). Call it before each scrape, or at an interval. It does not slow requests down.
     ///
     /// The recorder gets totals of counters and gauges. It gets durations since the last call, each as the bound of its
     /// [bucket](super::HistogramSnapshot::buckets), and those above 10 s as 10 s. So use one `Stats` for one recorder.
@@ -340,8 +341,16 @@ impl Observer for Stats {
         setup_warning.report();
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
-        self.0.events.count(event);
+    fn on_layer_event(&self, event: &LayerEvent) {
+        self.0.events.count_of_layer(event);
+    }
+
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        self.0.events.count_of_limiter(event);
+    }
+
+    fn on_rules_event(&self, event: &RulesEvent) {
+        self.0.events.count_of_rules(event);
     }
 
     /// Clones are one observer.

@@ -50,12 +50,12 @@ pub(super) fn render(view: &View) -> String {
         limiter.micros("check_p99_us", events.checks().percentile(99));
         {
             let mut errors = Object::begin(limiter.field("errors"));
-            events.errors().for_each(|(kind, count)| errors.plain(kind, count));
+            events.errors().for_each(|(kind, count)| errors.plain(kind.as_str(), count));
             errors.end();
         }
         {
             let mut lost = Object::begin(limiter.field("corrections_lost"));
-            events.corrections_lost().for_each(|(kind, count)| lost.plain(kind, count));
+            events.corrections_lost().for_each(|(kind, count)| lost.plain(kind.as_str(), count));
             lost.end();
         }
         limiter.plain("recoveries", events.recoveries());

@@ -19,6 +19,8 @@ use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wan
 use super::source::Source;
 use super::view::View;
 use super::{html, json};
+#[cfg(feature = "rules")]
+use crate::error::WithSources;
 use crate::limiter::Limiter;
 use crate::middleware::layer::RateLimitLayer;
 use crate::mode::ModeSwitch;
@@ -34,10 +36,10 @@ use crate::stats::Stats;
 /// ```
 /// use axum::{Router, routing::get};
 /// use tower_ratelimit::observe::{Stats, StatusPage};
-/// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let stats = Stats::new();
-/// let client = Policy::new("client", Quota::per_minute(100))?;
+/// let client = Rule::new("client", Quota::per_minute(100))?;
 /// let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).observer(stats.clone());
 ///
 /// let page = StatusPage::new(stats).layer("api", &limit);
@@ -123,7 +125,7 @@ impl Shown {
         let mut view = View::new(self.stats.snapshot(), &self.sources);
         #[cfg(feature = "rules")]
         if let Some(rules) = &self.rules {
-            let error = rules.error().map(|error| error.to_string());
+            let error = rules.error().map(|error| WithSources(&error).to_string());
             view.rules = Some(super::view::RulesView { version: rules.version(), error });
         }
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();

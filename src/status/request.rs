@@ -254,7 +254,7 @@ mod tests {
         let Described { request, form } = *described;
         assert_eq!((request.method.as_str(), request.uri.to_string().as_str()), ("POST", "/posts?a=b%20c"));
         assert_eq!(request.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
-        assert_eq!(crate::key::peer_address(&request), "2001:db8::1".parse().ok());
+        assert_eq!(crate::key::peer_address(&(&request).into()), "2001:db8::1".parse().ok());
         assert_eq!(form.headers, "x-a: 1\r\n\r\nx-a:2");
         let Ok(Asked::Explain(described)) = read("action=explain") else { panic!() };
         let request = described.request;

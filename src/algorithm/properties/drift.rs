@@ -76,7 +76,7 @@ fn honest_waits_admit_one_unit_per_interval() {
         assert!(key.decide(now, 1, false).0.is_allowed());
         for nth in 1..=20_000_u64 {
             assert!(key.decide(now, 1, false).0.is_allowed());
-            now += key.look(now, 1).retry_after().map_or(0, |wait| wait.as_micros() as u64);
+            now += key.look(now, 1).wait().duration().map_or(0, |wait| wait.as_micros() as u64);
             // At ⌈n · period/limit⌉: rounded once, not once for each.
             assert_eq!(now - begin, (nth * period_us).div_ceil(limit), "the {nth}-th of {quota}");
         }
@@ -91,7 +91,7 @@ fn strict_spacing_is_the_interval_rounded_up() {
         for nth in 0..100 {
             let now = nth * period_us.div_ceil(limit);
             assert!(key.decide(now, 1, false).0.is_allowed(), "{quota}");
-            let wait = key.look(now, 1).retry_after().map_or(0, |wait| wait.as_micros() as u64);
+            let wait = key.look(now, 1).wait().duration().map_or(0, |wait| wait.as_micros() as u64);
             assert_eq!(wait, period_us.div_ceil(limit), "{quota}");
         }
     }

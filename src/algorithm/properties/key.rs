@@ -2,7 +2,7 @@
 
 use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
-use crate::algorithm::{Layout, NUMBER_BITS, Next, Pair, PairRules, Rules, Used, WORD_AHEAD_US};
+use crate::algorithm::{Decider, Layout, NUMBER_BITS, Next, Pair, PairDecider, Used, WORD_AHEAD_US};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::Quota;
 
@@ -52,30 +52,30 @@ impl Log {
 /// One key's state under one quota.
 #[derive(Clone, Debug)]
 pub(crate) enum State {
-    Pair(PairRules, Option<Pair>),
+    Pair(PairDecider, Option<Pair>),
     EntryLog(EntryLog, Log),
 }
 
 impl State {
     pub(crate) fn new(quota: &Quota) -> Self {
-        match quota.rules() {
-            Rules::Pair(rules, _) => Self::Pair(*rules, None),
-            Rules::EntryLog(rules) => Self::EntryLog(*rules, Log::default()),
+        match quota.decider() {
+            Decider::Pair(decider, _) => Self::Pair(*decider, None),
+            Decider::EntryLog(decider) => Self::EntryLog(*decider, Log::default()),
         }
     }
 
     /// Answers, writes what is to be written, and says whether anything was.
     pub(crate) fn decide(&mut self, now: u64, cost: u64, force: bool) -> (ChargeDecision, bool) {
         match self {
-            Self::Pair(rules, state) => {
-                let answer = rules.decide(*state, now, cost, force);
+            Self::Pair(decider, state) => {
+                let answer = decider.decide(*state, now, cost, force);
                 set(state, answer.next);
                 (answer.decision, answer.next != Next::Keep)
             }
-            Self::EntryLog(rules, log) => {
-                let answer = rules.decide(&Listed(&log.0), now, cost, force);
+            Self::EntryLog(decider, log) => {
+                let answer = decider.decide(&Listed(&log.0), now, cost, force);
                 if let Some(edit) = answer.edit {
-                    log.apply(edit, rules.most());
+                    log.apply(edit, decider.most());
                 }
                 (answer.decision, answer.edit.is_some())
             }
@@ -91,18 +91,20 @@ impl State {
         self.look(now, cost).is_allowed()
     }
 
-    pub(crate) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) {
+    /// Returns whether the refund has no effect because a later slot of the queue is taken.
+    pub(crate) fn refund(&mut self, now: u64, receipt: &Receipt, units: u64) -> bool {
         match self {
-            Self::Pair(rules, state) => {
+            Self::Pair(decider, state) => {
                 let own = Pair { at: receipt.at_us(), n: receipt.part() };
-                if let Some(kept) = *state {
-                    set(state, rules.get().refund(kept, now, units, own));
-                }
+                let Some(kept) = *state else { return false };
+                set(state, decider.get().refund(kept, now, units, own));
+                decider.get().is_behind(kept, now, own)
             }
-            Self::EntryLog(rules, log) => {
-                if let Some((start, units)) = rules.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
+            Self::EntryLog(decider, log) => {
+                if let Some((start, units)) = decider.refundable(&Listed(&log.0), now, units, receipt.at_us()) {
                     log.take(start, units);
                 }
+                false
             }
         }
     }
@@ -110,8 +112,8 @@ impl State {
     pub(crate) fn used(&self, now: u64) -> Used {
         match self {
             Self::Pair(_, None) => Used { parts: 0, of: 1 },
-            Self::Pair(rules, Some(state)) => rules.get().carried(*state, now, false).used,
-            Self::EntryLog(rules, log) => rules.carried(&Listed(&log.0), now).used,
+            Self::Pair(decider, Some(state)) => decider.get().carried(*state, now, false).used,
+            Self::EntryLog(decider, log) => decider.carried(&Listed(&log.0), now).used,
         }
     }
 
@@ -121,13 +123,15 @@ impl State {
         let (kept, fit) = match self {
             Self::Pair(_, None) => return (Self::new(to), Fit::Fits),
             Self::Pair(_, Some(state)) => {
-                to.rules().take_over::<Listed<'_>>(from.rules(), &Held::Pair(*state), now, share)
+                to.decider().take_over::<Listed<'_>>(from.decider(), &Held::Pair(*state), now, share)
             }
-            Self::EntryLog(_, log) => to.rules().take_over(from.rules(), &Held::Entries(&Listed(&log.0)), now, share),
+            Self::EntryLog(_, log) => {
+                to.decider().take_over(from.decider(), &Held::Entries(&Listed(&log.0)), now, share)
+            }
         };
         let state = match (Self::new(to), kept) {
-            (Self::Pair(rules, _), Kept::Pair(state)) => Self::Pair(rules, state),
-            (Self::EntryLog(rules, _), Kept::Entries(entries)) => Self::EntryLog(rules, Log(entries)),
+            (Self::Pair(decider, _), Kept::Pair(state)) => Self::Pair(decider, state),
+            (Self::EntryLog(decider, _), Kept::Entries(entries)) => Self::EntryLog(decider, Log(entries)),
             (state, kept) => panic!("{kept:?} is no state like {state:?}"),
         };
         (state, fit)
@@ -138,19 +142,19 @@ impl State {
     pub(super) fn is_throttled(&self, now: u64) -> Option<bool> {
         match self {
             Self::Pair(_, None) => None,
-            Self::Pair(rules, Some(state)) => Some(rules.get().fullness(*state, now).throttled),
-            Self::EntryLog(rules, log) => Some(rules.fullness(&Listed(&log.0), now).throttled),
+            Self::Pair(decider, Some(state)) => Some(decider.get().fullness(*state, now).throttled),
+            Self::EntryLog(decider, log) => Some(decider.fullness(&Listed(&log.0), now).throttled),
         }
     }
 
     /// Whether the state's own instant or entries are over.
     pub(super) fn is_over(&self, now: u64) -> bool {
         match self {
-            Self::Pair(PairRules::Gcra(_) | PairRules::WideGcra(_), state) => {
+            Self::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), state) => {
                 state.is_none_or(|pair| pair.at + u64::from(pair.n > 0) <= now)
             }
             Self::Pair(_, state) => state.is_none_or(|pair| pair.at <= now),
-            Self::EntryLog(rules, log) => log.0.last().is_none_or(|newest| newest.0 + rules.life_us() <= now),
+            Self::EntryLog(decider, log) => log.0.last().is_none_or(|newest| newest.0 + decider.life_us() <= now),
         }
     }
 
@@ -164,7 +168,7 @@ impl State {
 
     /// Checks that the state fits the word that its layout promises, and can be read back from it.
     pub(super) fn check_layout(&self, quota: &Quota, now: u64) {
-        let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.rules().layout()) else { return };
+        let (Self::Pair(_, Some(pair)), Layout::Word(word)) = (self, quota.decider().layout()) else { return };
         assert_eq!(pair.n >> (NUMBER_BITS + word.shift), 0, "{pair:?} of {quota:?}");
         assert!(pair.at.saturating_sub(now) <= WORD_AHEAD_US, "{pair:?} at {now} of {quota:?}");
         assert_eq!(pair.at % word.grid.get(), 0, "{pair:?} of {quota:?}");
@@ -222,12 +226,14 @@ impl Planned {
 
     /// Refunds what the state still holds of the receipt. Writes nothing if it holds nothing.
     #[cfg(feature = "redis")]
-    pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) {
+    /// Returns whether the refund has no effect because a later slot of the queue is taken.
+    pub(crate) fn refund(&mut self, quota: &Quota, now: u64, receipt: &Receipt, units: u64) -> bool {
         let (before, fit) = self.under(quota, now);
         let mut after = before.clone();
-        after.refund(now, receipt, units);
+        let is_behind = after.refund(now, receipt, units);
         if fit != Fit::Over && after.words() != before.words() {
             *self = Self { state: after, written: *quota };
         }
+        fit != Fit::Over && is_behind
     }
 }

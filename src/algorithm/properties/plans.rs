@@ -11,28 +11,41 @@ const SECOND_US: u64 = 1_000_000;
 const MINUTE: Duration = Duration::from_secs(60);
 const TODAY: u64 = 1_790_000_000_000_000;
 
-/// A plan of each kind.
+/// Returns plans of each algorithm: of each anchor, and of each way to count sub-windows.
 pub(crate) fn plans(limit: u64) -> Vec<Quota> {
-    let window = Quota::sliding_window(limit, MINUTE).unwrap();
-    let plans = vec![
-        Quota::token_bucket(limit, MINUTE).unwrap(),
-        Quota::gcra(limit, MINUTE).unwrap(),
-        Quota::leaky_queue(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap(),
-        Quota::fixed_window(limit, MINUTE).unwrap(),
-        Quota::fixed_window(limit, MINUTE).and_then(|quota| quota.anchor(Anchor::FirstRequest)).unwrap(),
-        window,
-        window.oldest(Oldest::Dropped).unwrap(),
-        window.oldest(Oldest::Counted).unwrap(),
-        window.buckets(6).unwrap(),
-        window.buckets(60).and_then(|quota| quota.oldest(Oldest::Counted)).unwrap(),
-        Quota::sliding_log(limit, MINUTE).unwrap(),
-        Quota::block(limit, MINUTE, MINUTE).unwrap(),
-        Quota::meter(limit, MINUTE).unwrap(),
+    let plans = Algorithm::ALL.iter().flat_map(|algorithm| plans_of(*algorithm, limit));
+    // As `Rule::plans` does.
+    plans.map(|quota| quota.holding(101)).collect()
+}
+
+fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
+    let plain = match algorithm {
+        Algorithm::TokenBucket => Quota::token_bucket(limit, MINUTE),
+        Algorithm::StepBucket => Quota::step_bucket(limit, MINUTE),
+        Algorithm::Gcra => Quota::gcra(limit, MINUTE),
+        Algorithm::LeakyBucket => Quota::leaky_bucket(limit, MINUTE),
+        Algorithm::LeakyQueue => Quota::leaky_queue(limit, MINUTE),
+        Algorithm::FixedWindow => Quota::fixed_window(limit, MINUTE),
+        Algorithm::SlidingWindow => Quota::sliding_window(limit, MINUTE),
+        Algorithm::SlidingLog => Quota::sliding_log(limit, MINUTE),
+        Algorithm::Block => Quota::block(limit, MINUTE, MINUTE),
+        Algorithm::Meter => Quota::meter(limit, MINUTE),
+    };
+    let plain = plain.unwrap();
+    // An option that this algorithm does not have is left out.
+    let others = [
+        plain.anchor(Anchor::FirstRequest),
+        plain.oldest(Oldest::Dropped),
+        plain.oldest(Oldest::Counted),
+        plain.buckets(6),
+        plain.buckets(60).and_then(|quota| quota.oldest(Oldest::Counted)),
     ];
-    // As `Policy::plans` does.
-    plans.into_iter().map(|quota| quota.holding(101)).collect()
+    std::iter::once(plain).chain(others.into_iter().flatten()).collect()
+}
+
+/// Returns the plans that keep a share of their capacity.
+pub(crate) fn proportional_plans(limit: u64) -> Vec<Quota> {
+    plans(limit).into_iter().filter_map(|plan| plan.in_proportion().ok()).collect()
 }
 
 /// Returns what passes in an hour if each second asks for this many units one by one, under the plans in
@@ -55,7 +68,7 @@ fn a_second_longer(quota: &Quota) -> Quota {
     match quota.algorithm() {
         Algorithm::Block => quota.lasting(MINUTE + second).unwrap(),
         Algorithm::Meter => Quota::meter(quota.limit(), MINUTE + second).unwrap(),
-        _ => *quota,
+        _ => *quota, // a limit
     }
 }
 
@@ -110,7 +123,7 @@ fn alternating_plans_do_not_change_the_end_of_a_block() {
             for second in 0..36_000 {
                 let (plan, now) = ([&one, &other][second as usize % 2], TODAY + second * SECOND_US);
                 let decision = key.decide(plan, now, 1, false).0;
-                let until = now + decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
+                let until = now + decision.wait().duration().map_or(0, |wait| wait.as_micros() as u64);
                 match (decision.is_allowed(), closed) {
                     (true, _) => {
                         assert!(closed.is_none_or(|(until, _)| until <= now), "open before its time");

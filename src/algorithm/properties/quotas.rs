@@ -37,6 +37,11 @@ pub(crate) fn shapes() -> impl Strategy<Value = [u64; 6]> {
     (0..34_u64, any::<[u64; 5]>()).prop_map(|(rate, [a, b, c, d, e])| [rate, a, b, c, d, e])
 }
 
+/// Returns an algorithm by a number, whatever it is.
+pub(crate) fn any_algorithm(number: u64) -> Algorithm {
+    Algorithm::ALL[(number % Algorithm::ALL.len() as u64) as usize]
+}
+
 /// A quota out of a few numbers: small ones make toys, so that a failing case shrinks to one.
 pub(crate) fn quota(algorithm: Algorithm, anchor: Anchor, shape: &[u64; 6]) -> Quota {
     let [rate, limit, period, burst, debt, options] = *shape;

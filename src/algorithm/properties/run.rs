@@ -8,9 +8,10 @@ use crate::algorithm::oracle::{Expected, Oracle, Own};
 use crate::decision::{ChargeDecision, Receipt};
 use crate::quota::{Algorithm, Anchor, Oldest, Quota};
 use crate::time::{CLOCK_US_MAX, INSTANT_US_MAX};
+use crate::wait::Wait;
 
 use super::key::State;
-use super::quotas::quota;
+use super::quotas::{any_algorithm, quota};
 
 /// An action and its time after the step before: numbers whose meaning depends on the last answer.
 #[derive(Clone, Copy, Debug)]
@@ -199,7 +200,7 @@ impl Run {
                 assert_eq!(fresh.look(self.now, cost), before.look(self.now, cost), "an expired state is no state");
             }
         }
-        if let Some(wait) = decision.retry_after().filter(|_| denied && !is_stale) {
+        if let Some(wait) = decision.wait().duration().filter(|_| denied && !is_stale) {
             self.check_promise(cost, wait.as_micros() as u64, step);
         }
         self.retry_us = expected.retry_us.unwrap_or(0);
@@ -231,21 +232,11 @@ impl Run {
     }
 
     fn change_quota(&mut self, step: &Step) {
-        const ALGORITHMS: [Algorithm; 8] = [
-            Algorithm::TokenBucket,
-            Algorithm::LeakyQueue,
-            Algorithm::StepBucket,
-            Algorithm::FixedWindow,
-            Algorithm::SlidingWindow,
-            Algorithm::SlidingLog,
-            Algorithm::Block,
-            Algorithm::Meter,
-        ];
         self.check_safety();
         let b = step.b;
         let anchor = if b % 2 == 0 { Anchor::Epoch } else { Anchor::FirstRequest };
         let shape = [b % 34, b >> 5, b >> 9, b >> 13, b >> 17, b >> 21];
-        let next = quota(ALGORITHMS[(step.a / 4 % 8) as usize], anchor, &shape);
+        let next = quota(any_algorithm(step.a / 4), anchor, &shape);
         if (self.quota.algorithm(), next.algorithm()) == (Algorithm::Block, Algorithm::Block) {
             return; // of which more is kept than what is in use
         }
@@ -325,6 +316,7 @@ impl Run {
                 }
                 let length_us = u128::from(to.forward_us - from.forward_us);
                 let same_window = from.now / spec.period_us == to.now / spec.period_us && !self.stepped_back;
+                let is_within = length_us < period_us;
                 let bound = match spec.algorithm {
                     // admitted ≤ burst + rate × length, in units × period
                     Algorithm::TokenBucket | Algorithm::Gcra | Algorithm::LeakyBucket | Algorithm::LeakyQueue => {
@@ -340,17 +332,20 @@ impl Run {
                     }
                     Algorithm::StepBucket => burst + limit * (length_us / period_us + 1),
                     Algorithm::FixedWindow if spec.anchor == Anchor::Epoch && same_window => limit,
-                    Algorithm::SlidingLog | Algorithm::Meter if length_us < period_us => limit,
-                    Algorithm::SlidingWindow if spec.oldest == Oldest::Counted && length_us < period_us => limit,
+                    Algorithm::FixedWindow if is_within => 2 * limit,
+                    Algorithm::SlidingWindow if spec.oldest == Oldest::Counted && is_within => limit,
                     Algorithm::SlidingWindow
                         if length_us * u128::from(spec.buckets) < period_us * u128::from(spec.buckets - 1) =>
                     {
                         limit
                     }
+                    Algorithm::SlidingWindow if is_within => 2 * limit,
+                    Algorithm::SlidingLog | Algorithm::Meter if is_within => limit,
+                    Algorithm::FixedWindow | Algorithm::SlidingWindow | Algorithm::SlidingLog | Algorithm::Meter => {
+                        continue;
+                    }
                     // After each time that it closes, for its length at least, it counts anew.
                     Algorithm::Block => limit * (2 + length_us / period_us.min(u128::from(spec.lasting.length_us))),
-                    _ if length_us < period_us => 2 * limit,
-                    _ => continue,
                 };
                 assert!(
                     admitted <= bound + refunded,
@@ -374,7 +369,7 @@ pub(super) fn lone_refund(quota: &Quota, begin: u64, steps: &[Step], chosen: pro
         let cost = run.cost(step);
         let (mut decision, _) = run.state.decide(run.now, cost, false);
         run.remaining = decision.remaining();
-        run.retry_us = decision.retry_after().map_or(0, |wait| wait.as_micros() as u64);
+        run.retry_us = decision.wait().duration().map_or(0, |wait| wait.as_micros() as u64);
         if index == chosen {
             receipt = decision.take_receipt();
         } else if decision.is_allowed() {
@@ -404,7 +399,7 @@ fn told(decision: &ChargeDecision, taken: u64) -> Expected {
         allowed: decision.is_allowed(),
         remaining: decision.remaining(),
         reset_us: decision.reset_us,
-        retry_us: if decision.is_never() { None } else { Some(decision.retry_us) },
+        retry_us: if decision.wait() == Wait::Never { None } else { Some(decision.retry_us) },
         window_us: decision.window_us,
         delay_us: decision.delay().as_micros() as u64,
         position: decision.position(),

@@ -3,10 +3,11 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::algorithm::Rules;
+use crate::algorithm::Decider;
 use crate::algorithm::entry_log::{Entries, EntryLog, Listed};
 use crate::decision::Receipt;
 use crate::quota::{Oldest, Quota};
+use crate::wait::Wait;
 
 use super::key::State;
 
@@ -114,11 +115,11 @@ fn no_answer_walks_over_a_long_log() {
     for counts_denied in [false, true] {
         let quota = Quota::sliding_log(10_000, Duration::from_millis(20)).unwrap();
         let quota = if counts_denied { quota.count_denied().unwrap() } else { quota };
-        let Rules::EntryLog(rules) = quota.rules() else { panic!("a log has dated entries") };
+        let Decider::EntryLog(decider) = quota.decider() else { panic!("a log has dated entries") };
         let seen_by = |full: u64, now: u64, cost: u64| {
             let log: Vec<_> = (0..full).map(|nth| (TODAY + nth, 1)).collect();
             let seen = Cell::new(0);
-            EntryLog::decide(rules, &Counted { log: Listed(&log), seen: &seen }, now, cost, false);
+            EntryLog::decide(decider, &Counted { log: Listed(&log), seen: &seen }, now, cost, false);
             seen.get()
         };
         let now = TODAY + 10_000;
@@ -153,7 +154,7 @@ fn a_queue_spaces_departures_and_bounds_its_length() {
     let tenth = Duration::from_millis(100);
     assert_eq!(told, [(Duration::ZERO, 0), (Duration::ZERO, 0), (Duration::ZERO, 0), (tenth, 1), (2 * tenth, 2)]);
     let refused = key.look(TODAY, 1);
-    assert_eq!((refused.is_allowed(), refused.retry_after()), (false, Some(tenth)));
+    assert_eq!((refused.is_allowed(), refused.wait()), (false, Wait::After(tenth)));
 }
 
 /// A request of several units departed when its first unit was due, so that the others were above the rate.
@@ -207,7 +208,7 @@ fn leaky_queue_departures_keep_rate_times_length_and_burst() {
 fn closed_quota_takes_nothing_even_by_force() {
     for algorithm in ["token bucket", "step bucket", "leaky queue", "fixed window", "sliding window", "sliding log"] {
         let mut key = State::new(&format!("0/s {algorithm}").parse().unwrap());
-        assert!(key.look(TODAY, 1).is_never(), "{algorithm}");
+        assert_eq!(key.look(TODAY, 1).wait(), Wait::Never, "{algorithm}");
         assert_eq!(key.decide(TODAY, 5, true).0.take_receipt(), None, "{algorithm}");
         assert!(key.look(TODAY, 0).is_allowed(), "{algorithm}: a look is no request");
     }

@@ -25,7 +25,7 @@ const ENTRIES_MAX: u64 = if usize::BITS > 32 { 1 << 32 } else { 1 << 26 };
 /// use tower_ratelimit::{clock::ManualClock, MemoryLimiter};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let clock = ManualClock::new();
-/// let limiter = MemoryLimiter::builder().capacity(100_000).on_full(OnFull::Deny).clock(clock.clone()).build()?;
+/// let limiter = MemoryLimiter::builder().max_keys(100_000).on_full(OnFull::Deny).clock(clock.clone()).build()?;
 /// # let _ = limiter;
 /// # Ok(()) }
 /// ```
@@ -38,21 +38,22 @@ pub struct MemoryLimiterBuilder {
 }
 
 impl MemoryLimiterBuilder {
-    /// Sets how many keys the limiter holds, from 1 to 2^32; a million by default. This bounds the
-    /// memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
-    pub fn capacity(mut self, keys: usize) -> Self {
+    /// Sets the most keys that the limiter holds, its capacity: from 1 to 2^32, a million by default. This
+    /// bounds the memory, see [`MemoryLimiter`]. On a 32-bit target it is at most 2^22.
+    pub fn max_keys(mut self, keys: usize) -> Self {
         self.setup.capacity = keys;
         self
     }
 
-    /// Sets the least number of dated entries that the limiter holds for all logs and sub-windows
-    /// together; 65,536 by default. It holds at least 15 for each key of its capacity, whatever is set
-    /// here. More entries take more memory, 21.3 bytes each.
+    /// Sets the least number of dated entries that the limiter has room for, of all logs and sub-windows
+    /// together: up to 2^32, 65,536 by default. It has room for at least 15 for each of its
+    /// [`max_keys`](Self::max_keys), whatever is set here. More entries take more memory, 21.3 bytes each. On a
+    /// 32-bit target they are at most 2^26. A larger number is taken as the most.
     ///
     /// A single key may use all entries. The limiter does
     /// [not support](crate::limiter::Limiter::supports) a quota of which one key may need more: a log
     /// needs an entry for each unit of its limit, a sliding window one for each bucket and two more.
-    pub fn entries(mut self, entries: usize) -> Self {
+    pub fn min_entries(mut self, entries: usize) -> Self {
         self.setup.entries = entries;
         self
     }
@@ -72,14 +73,7 @@ impl MemoryLimiterBuilder {
         self
     }
 
-    /// Reads the CPU's time stamp counter, see [`FastClock`](crate::clock::FastClock).
-    #[cfg(feature = "fast-clock")]
-    pub fn fast_clock(mut self) -> Self {
-        self.clock = Some(AnyClock::Fast(crate::clock::FastClock::new()));
-        self
-    }
-
-    /// Adds an observer, which sees keys that are forgotten or denied for want of room. The observers of
+    /// Adds an observer, which sees keys that are forgotten or denied because there is no room. The observers of
     /// [layers](crate::RateLimitLayer::observer) see them without that.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
         self.setup.observers.add(&(Arc::new(observer) as Arc<dyn Observer>));
@@ -95,13 +89,13 @@ impl MemoryLimiterBuilder {
     /// Builds the limiter.
     ///
     /// # Errors
-    /// If the capacity is 0 or above the most, or the snapshot cannot be read.
+    /// Returns an error if [`max_keys`](Self::max_keys) is out of range, or the snapshot cannot be read.
     pub fn build(self) -> Result<MemoryLimiter, MemoryLimiterError> {
         let Self { setup, clock, snapshot } = self;
         if setup.capacity == 0 || setup.capacity as u64 > CAPACITY_MAX {
             return Err(MemoryLimiterError::new(
-                MemoryLimiterErrorKind::Capacity,
-                format!("a limiter for {} keys is not possible: choose 1 to {CAPACITY_MAX}", setup.capacity),
+                MemoryLimiterErrorKind::MaxKeys,
+                format!("max_keys of {} is not possible: use 1 to {CAPACITY_MAX}", setup.capacity),
             ));
         }
         let entries = usize::try_from(ENTRIES_MAX).map_or(setup.entries, |most| setup.entries.min(most));
@@ -142,8 +136,8 @@ impl Default for MemoryLimiter {
 impl fmt::Debug for MemoryLimiterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("MemoryLimiterBuilder")
-            .field("capacity", &self.setup.capacity)
-            .field("entries", &self.setup.entries)
+            .field("max_keys", &self.setup.capacity)
+            .field("min_entries", &self.setup.entries)
             .field("on_full", &self.setup.on_full)
             .finish_non_exhaustive()
     }
@@ -155,6 +149,6 @@ mod tests {
 
     #[test]
     fn builder_makes_no_clock_of_its_own() {
-        assert!(MemoryLimiter::builder().capacity(1).clock.is_none(), "some targets have none");
+        assert!(MemoryLimiter::builder().max_keys(1).clock.is_none(), "some targets have none");
     }
 }

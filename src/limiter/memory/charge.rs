@@ -4,16 +4,24 @@ use smallvec::SmallVec;
 
 use crate::algorithm::carry::Kept;
 use crate::algorithm::{How, Pair};
-use crate::decision::{ChargeDecision, Several};
+use crate::decision::{ChargeDecision, Receipt, Several};
 use crate::key::Key;
+use crate::limiter::queue_refunds::is_queue;
 use crate::limiter::{Charge, Refund, binds, how, outlives_refusal, stands};
 use crate::policy::Policy;
+use crate::sync::contained;
+use crate::time::Timestamp;
+use crate::wait::Wait;
 
 use super::events::Events;
 use super::locked::{INLINE, LockedSet};
+use super::slot_table::Fingerprint;
 use super::state::Hold;
 use super::store::Store;
 use super::word::Now;
+
+/// The table has to grow for this key.
+struct NoRoom(Fingerprint);
 
 impl Store {
     /// Takes one charge.
@@ -21,39 +29,64 @@ impl Store {
     pub(super) fn charge_one(&self, charge: Charge<'_>) -> ChargeDecision {
         let how = how(&[charge], 0, |_| false);
         let mut events = Events::of(self);
-        let hold = self.hold(charge.policy, charge.key);
+        let hold = || self.hold(charge.policy, charge.key);
         let decide = |hold: &mut Hold<'_>, now| self.decide(hold, now, charge.cost, how);
         let (decision, has_room) = self.update(hold, &mut events, decide);
         if has_room || !decision.is_allowed() { decision } else { events.full(&decision) }
     }
 
-    /// Locks a state, reads it, and writes what `decide` changes, if there is room. Returns what `decide` returns, and
-    /// whether there was room.
+    /// Locks the state of this hold, reads it, and writes what `decide` changes, if there is room. Returns what `decide`
+    /// returns, and whether there was room. It asks both again if the table has to grow.
     #[inline(always)]
-    fn update<T>(
-        &self,
-        hold: Hold<'_>,
+    fn update<'a, T>(
+        &'a self,
+        hold: impl Fn() -> Hold<'a>,
         events: &mut Events<'_>,
-        decide: impl FnOnce(&mut Hold<'_>, Now) -> T,
+        mut decide: impl FnMut(&mut Hold<'_>, Now) -> T,
     ) -> (T, bool) {
-        let mut holds = [hold];
-        let set = LockedSet::lock(self, &mut holds);
-        let [hold] = set.holds;
-        // After the lock: an older reading would look like a clock that stepped back, and rewind the state.
-        let now = self.now_after();
-        self.read(hold, now);
-        let decided = decide(hold, now);
-        let has_room = self.make_room(hold, now, events);
-        self.write(hold, now);
-        (decided, has_room)
+        self.go_on_growing();
+        loop {
+            let mut holds = [hold()];
+            let set = LockedSet::lock(self, &mut holds);
+            let [hold] = set.holds;
+            // After the lock: an older reading would look like a clock that stepped back, and rewind the state.
+            let now = self.now_after();
+            self.read(hold, now);
+            let decided = decide(hold, now);
+            let has_room = self.make_room(hold, now, events);
+            if !hold.awaits_growth {
+                self.write(hold, now);
+                return (decided, has_room);
+            }
+            let key = hold.key;
+            drop(set);
+            self.grow_for(key);
+        }
     }
 
     /// Takes all charges or none, and returns whether it took them; or, if it does not take, whether it would. The
     /// charges should be for different (policy, key) pairs.
     #[inline(never)]
     pub(super) fn charge_all(&self, charges: &[Charge<'_>], decisions: &mut Several, takes: bool) -> bool {
-        decisions.clear();
+        self.go_on_growing();
         let mut events = Events::of(self);
+        loop {
+            match self.try_charge_all(charges, decisions, takes, &mut events) {
+                Ok(allowed) => return allowed,
+                Err(NoRoom(key)) => self.grow_for(key),
+            }
+        }
+    }
+
+    /// Does what [`charge_all`](Self::charge_all) says, or nothing if the table has to grow for one of the keys.
+    fn try_charge_all(
+        &self,
+        charges: &[Charge<'_>],
+        decisions: &mut Several,
+        takes: bool,
+        events: &mut Events<'_>,
+    ) -> Result<bool, NoRoom> {
+        decisions.clear();
         let mut holds: SmallVec<[Hold<'_>; INLINE]> = SmallVec::new();
         for charge in charges {
             let mut hold = self.hold(charge.policy, charge.key);
@@ -67,7 +100,7 @@ impl Store {
             self.read(hold, now);
             let how = how(charges, at, |at| is_denied(decisions, at));
             decisions.push(if hold.is_twice {
-                ChargeDecision::denied(charge.policy.quota().capacity(), 0, None)
+                ChargeDecision::denied(charge.policy.quota().capacity(), 0, Wait::Never)
             } else {
                 self.decide(hold, now, charge.cost, how)
             });
@@ -80,7 +113,10 @@ impl Store {
                 hold.change_nothing();
             }
             // Room first: if there is none for one of the charges, none has been written.
-            if !self.make_room(hold, now, &mut events) {
+            if !self.make_room(hold, now, events) {
+                if hold.awaits_growth {
+                    return Err(NoRoom(hold.key));
+                }
                 if let Some(decision) = decisions.get_mut(at).filter(|decision| decision.is_allowed()) {
                     *decision = events.full(decision);
                     allowed = is_allowed(charges, decisions);
@@ -91,6 +127,7 @@ impl Store {
             if allowed || outlives(at, decisions) {
                 self.write(hold, now);
             }
+            debug_assert!(at < decisions.len(), "each charge was decided");
             let Some(decision) = decisions.get(at) else { continue };
             if !allowed && stands(charges, at, !decision.is_allowed()) {
                 decisions[at] = self.decide(hold, now, 0, How::IfAllowed);
@@ -99,25 +136,47 @@ impl Store {
                 decisions[at].untaken();
             }
         }
-        allowed
+        Ok(allowed)
     }
 
-    /// Refunds what a receipt still holds.
+    /// Refunds what a receipt still holds. The refund of a queue's slot waits for those of the later slots.
     pub(super) fn refund(&self, refund: &Refund) {
+        if !is_queue(refund.policy.quota()) {
+            self.refund_once(refund);
+            return;
+        }
+        let Refund { policy, key, receipt } = refund;
+        let queue = self.fingerprint(policy, key);
+        let receipt = Receipt::new(receipt.units(), receipt.at_us(), receipt.part());
+        if !self.queue_refunds.add(queue, Refund::new(policy.clone(), key.clone(), receipt), ()) {
+            return; // another thread makes it
+        }
+        while let Some((refund, _)) = self.queue_refunds.next(queue) {
+            let mut is_behind = false;
+            contained(|| is_behind = self.refund_once(&refund)); // the observer may panic
+            if is_behind {
+                self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
+            }
+        }
+    }
+
+    /// Returns whether a refund had no effect because a later slot of the queue is taken.
+    pub(super) fn refund_once(&self, refund: &Refund) -> bool {
         let receipt = &refund.receipt;
         let own = Pair { at: receipt.at_us(), n: receipt.part() };
         let decide = |hold: &mut Hold<'_>, now| self.decide_refund(hold, now, receipt.units(), own);
-        self.update(self.hold(&refund.policy, &refund.key), &mut Events::of(self), decide);
+        self.update(|| self.hold(&refund.policy, &refund.key), &mut Events::of(self), decide).0
     }
 
     /// Forgets a key's state under a policy's name, whatever its quota was.
     pub(super) fn reset(&self, policy: &Policy, key: &Key) {
-        self.update(self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
+        self.queue_refunds.forget(self.fingerprint(policy, key));
+        self.update(|| self.hold(policy, key), &mut Events::of(self), |hold, _| hold.clear());
     }
 
     /// Replaces the state of a key by one that was kept elsewhere, if there is room.
-    pub(super) fn replace(&self, hold: Hold<'_>, kept: Kept, events: &mut Events<'_>) {
-        self.update(hold, events, |hold, _| hold.adopt(kept));
+    pub(super) fn replace<'a>(&'a self, hold: impl Fn() -> Hold<'a>, kept: &Kept, events: &mut Events<'_>) {
+        self.update(hold, events, |hold, _| hold.adopt(kept.clone()));
     }
 }
 

@@ -451,10 +451,12 @@ impl EntryArena {
     // Only the owner is read without them, as a hint.
 
     fn word(&self, block: u32, word: usize) -> u64 {
+        debug_assert!(block <= self.last(), "a chain has a block that the arena does not have");
         self.blocks.get(block as usize).map_or(0, |words| words[word].load(Ordering::Relaxed))
     }
 
     fn set_word(&self, block: u32, word: usize, to: u64) {
+        debug_assert!(block != NONE && block <= self.last(), "a chain has a block that the arena does not have");
         if let Some(words) = self.blocks.get(block as usize) {
             words[word].store(to, Ordering::Relaxed);
         }
@@ -513,6 +515,17 @@ impl Entries for ChainView<'_> {
 }
 
 #[cfg(all(test, not(ratelimit_loom)))]
+impl EntryArena {
+    /// Returns how many blocks are free, by taking them all.
+    pub(super) fn free_blocks(&self) -> usize {
+        let owner = Fingerprint::new(7 << 40);
+        let blocks: Vec<u32> = std::iter::from_fn(|| self.allocate(owner)).collect();
+        blocks.iter().for_each(|block| self.release(owner, *block, *block));
+        blocks.len()
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
 mod tests {
     use super::*;
 
@@ -530,15 +543,6 @@ mod tests {
 
     fn begun(arena: &EntryArena) -> Chain {
         arena.begin(owner()).expect("there is a block")
-    }
-
-    fn free(arena: &EntryArena) -> usize {
-        let mut blocks = Vec::new();
-        while let Some(block) = arena.allocate(owner()) {
-            blocks.push(block);
-        }
-        blocks.iter().for_each(|block| arena.release(owner(), *block, *block));
-        blocks.len()
     }
 
     #[test]
@@ -575,7 +579,7 @@ mod tests {
             }
         }
         arena.clear(owner(), &mut chain);
-        assert_eq!(free(&arena), 4);
+        assert_eq!(arena.free_blocks(), 4);
     }
 
     #[test]
@@ -592,6 +596,36 @@ mod tests {
     }
 
     #[test]
+    fn full_block_that_lost_its_oldest_entries_keeps_all_dates() {
+        let arena = EntryArena::new(1, 0);
+        let mut chain = begun(&arena);
+        while arena.allocate(owner()).is_some() {}
+        for start in 0..6 {
+            add(&arena, &mut chain, start, 1);
+        }
+        for start in 6..30 {
+            let edit = Edit { drop: 1, add: Some((start, 1)), ..Edit::default() };
+            arena.apply(owner(), &mut chain, &edit, u64::MAX);
+            let expected: Vec<(u64, u64)> = (start - 5..=start).map(|start| (start, 1)).collect();
+            assert_eq!((entries(&arena, &chain), chain.total), (expected, 6));
+        }
+    }
+
+    /// Another thread may take the block that a fold has freed.
+    #[test]
+    fn last_block_of_several_is_folded_by_itself() {
+        let arena = EntryArena::new(100, 0);
+        let mut chain = begun(&arena);
+        for start in 0..12 {
+            add(&arena, &mut chain, start, 1);
+        }
+        arena.apply(owner(), &mut chain, &Edit { drop: 2, ..Edit::default() }, u64::MAX);
+        arena.fold_last(&mut chain);
+        assert_eq!(entries(&arena, &chain), [(2, 1), (3, 1), (4, 1), (5, 1), (7, 2), (9, 2), (11, 2)]);
+        assert!(!chain.wants_block(), "there is a place for the next entry");
+    }
+
+    #[test]
     fn chain_of_a_pair_holds_it_and_nothing_else() {
         let arena = EntryArena::new(100, 0);
         let mut chain = begun(&arena);
@@ -601,7 +635,7 @@ mod tests {
         arena.set_pair(owner(), &mut chain, Pair { at: 7, n: 9 });
         arena.store(owner(), &mut chain);
         assert_eq!(arena.pair(&arena.load(chain.first)), Some(Pair { at: 7, n: 9 }));
-        assert_eq!(free(&arena), arena.last() as usize - 1);
+        assert_eq!(arena.free_blocks(), arena.last() as usize - 1);
     }
 
     #[test]
@@ -664,6 +698,6 @@ mod tests {
             assert_eq!(chain.total, list.iter().map(|entry| entry.1).sum::<u64>());
         }
         arena.clear(owner(), &mut chain);
-        assert_eq!(free(&arena), arena.last() as usize, "no block is lost");
+        assert_eq!(arena.free_blocks(), arena.last() as usize, "no block is lost");
     }
 }

@@ -11,8 +11,8 @@ kind_and_message! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MemoryLimiterErrorKind {
-    /// The capacity is out of range.
-    Capacity,
+    /// [`max_keys`](super::MemoryLimiterBuilder::max_keys) is out of range.
+    MaxKeys,
     /// The snapshot is not one, is of another version of this crate, or is damaged.
     Snapshot,
 }

@@ -9,7 +9,7 @@
 //! the same key would take its cache line from each other (`benches/scaling.rs`).
 
 use crate::algorithm::gcra::{Gcra, Verdict};
-use crate::algorithm::{Answer, How, Layout, Next, PairAlgorithm, PairRules, Rules, WordLayout, by_type};
+use crate::algorithm::{Answer, Decider, How, Layout, Next, PairAlgorithm, PairDecider, WordLayout, by_type};
 use crate::decision::{ChargeDecision, Several};
 use crate::limiter::{Charge, Effect};
 
@@ -39,8 +39,8 @@ impl Store {
     /// Takes one charge that is not of one unit of a bucket. Out of line, so that the usual charge stays short.
     #[inline(never)]
     fn charge_any(&self, charge: Charge<'_>) -> ChargeDecision {
-        if let (Some((seen, now)), Rules::Pair(rules, Layout::Word(layout))) =
-            (self.look(charge, None), charge.policy.quota().rules())
+        if let (Some((seen, now)), Decider::Pair(rules, Layout::Word(layout))) =
+            (self.look(charge, None), charge.policy.quota().decider())
         {
             by_type!(rules, rules => {
                 if let Some((decision, word)) = decide(rules, *layout, charge, seen.word, now) {
@@ -68,7 +68,7 @@ impl Store {
         let mut is_refused = false;
         for (charge, plan) in charges.iter().copied().zip(planned.iter_mut()) {
             let (seen, now) = self.look(charge, Some(now))?;
-            let Rules::Pair(rules, Layout::Word(layout)) = charge.policy.quota().rules() else { return None };
+            let Decider::Pair(rules, Layout::Word(layout)) = charge.policy.quota().decider() else { return None };
             let (decision, word) = match bucket_of_unit(charge) {
                 Some(bucket) => {
                     let (verdict, word) = take_unit(bucket, seen.word, now)?;
@@ -97,7 +97,7 @@ impl Store {
     /// clock before that, unless it was read.
     #[inline(always)]
     fn look(&self, charge: Charge<'_>, now: Option<Now>) -> Option<(Seen<'_>, Now)> {
-        let Rules::Pair(_, Layout::Word(_)) = charge.policy.quota().rules() else { return None };
+        let Decider::Pair(_, Layout::Word(_)) = charge.policy.quota().decider() else { return None };
         let version = self.version(charge.policy);
         let key = self.fingerprint(charge.policy, charge.key);
         let line = self.table.prefetch(key)?;
@@ -129,8 +129,8 @@ fn write_set(planned: &[Option<(Seen<'_>, u64)>]) -> bool {
 /// Returns the bucket of a charge of one unit, if its state is a word.
 #[inline(always)]
 fn bucket_of_unit<'a>(charge: Charge<'a>) -> Option<&'a Gcra<u64>> {
-    match (charge.policy.quota().rules(), charge.effect) {
-        (Rules::Pair(PairRules::Gcra(bucket), Layout::Word(_)), Effect::Enforce | Effect::Observe)
+    match (charge.policy.quota().decider(), charge.effect) {
+        (Decider::Pair(PairDecider::Gcra(bucket), Layout::Word(_)), Effect::Enforce | Effect::Observe)
             if charge.cost == 1 =>
         {
             Some(bucket)
@@ -183,7 +183,8 @@ fn decide(
 #[cold]
 fn stand(charges: &[Charge<'_>], planned: &[Option<(Seen<'_>, u64)>], decisions: &mut Several, now: Now) {
     for ((charge, (seen, _)), decision) in charges.iter().zip(planned.iter().flatten()).zip(decisions) {
-        if let (true, Rules::Pair(rules, Layout::Word(layout))) = (decision.is_allowed(), charge.policy.quota().rules())
+        if let (true, Decider::Pair(rules, Layout::Word(layout))) =
+            (decision.is_allowed(), charge.policy.quota().decider())
         {
             *decision = rules.decide(layout.unpack(seen.word, now), now.at, 0, false).decision;
         }

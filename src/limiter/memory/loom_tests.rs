@@ -7,9 +7,10 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::thread;
 
-use super::setup::{AnyClock, Setup};
-use super::slot_table::{Fingerprint, Place, Seen, SlotTable, version_of};
-use super::store::Store;
+use super::events::Events;
+use super::setup::{AnyClock, OnFull, Setup};
+use super::slot_table::{Claim, Fingerprint, Growth, Place, Seen, SlotTable, version_of};
+use super::store::{Store, stripe_of};
 use super::versions::PHASE_US;
 use super::word::{NO_STATE, Now};
 use crate::algorithm::divisor::Divisor;
@@ -218,17 +219,29 @@ struct Limiter {
     key: Key,
 }
 
+fn setup(capacity: usize) -> Setup {
+    Setup { capacity, entries: 1, ..Setup::default() }
+}
+
 impl Limiter {
     fn new(quota: Quota) -> Arc<Self> {
+        Self::of(quota, 1, 0)
+    }
+
+    /// A limiter for this many keys, which is asked about this one.
+    fn of(quota: Quota, capacity: usize, key: u64) -> Arc<Self> {
+        Self::that(setup(capacity), quota, key)
+    }
+
+    fn that(setup: Setup, quota: Quota, key: u64) -> Arc<Self> {
         let clock = ManualClock::new();
         let shared = AnyClock::Other(std::sync::Arc::new(clock.clone()));
-        let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
         let policy = Policy::new("p", quota).expect("it is a name");
         Arc::new(Self {
             store: Store::new(setup, shared, [1, 2]),
             clock,
             policy,
-            key: Key::of("k").expect("it is short"),
+            key: Key::of(key).expect("it is short"),
         })
     }
 
@@ -240,15 +253,21 @@ impl Limiter {
         self.store.charge(Charge::new(&self.policy, &self.key).cost(0)).remaining()
     }
 
+    fn fingerprint(&self) -> Fingerprint {
+        self.store.fingerprint(&self.policy, &self.key)
+    }
+
     /// The places of all live states.
     fn live(&self) -> Vec<usize> {
         let seen = self.store.table.places().filter_map(Place::read);
         seen.filter(|seen| seen.tag != 0).map(|seen| seen.place.address()).collect()
     }
 
-    /// Moves the key to its other line, if it is free to move.
+    /// Moves the key to its other line, if it is free to move. A thread that moves a key holds the stripe of the key that
+    /// it makes room for.
     fn move_key(&self) {
-        let place = self.store.table.place_of(self.store.fingerprint(&self.policy, &self.key));
+        let _stripe = self.store.lock_stripe(stripe_of(self.fingerprint()) + 1);
+        let place = self.store.table.place_of(self.fingerprint());
         if let Some(seen) = place.and_then(Place::read).filter(|seen| seen.tag != 0) {
             if let Some(place) = self.store.vacate(seen, self.store.now(), false) {
                 place.unlock(0, NO_STATE);
@@ -261,6 +280,7 @@ impl Limiter {
 fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
+    builder.max_branches = 20_000; // a table is filled in some
     builder.check(run);
 }
 
@@ -359,5 +379,141 @@ fn set_and_single_charge_share_the_last_unit() {
         assert!(set != single, "one unit, one of them got it");
         let left = limiter.store.charge(Charge::new(&first, &limiter.key).cost(0)).remaining();
         assert_eq!(left, 10 - u64::from(set), "all or nothing");
+    });
+}
+
+/// A limiter whose table can double once, and a key that leaves its first line then.
+fn growing(quota: &Quota) -> Arc<Limiter> {
+    let leaves = |limiter: &Arc<Limiter>| {
+        assert!(limiter.store.table.may_grow());
+        let key = limiter.fingerprint();
+        let before = limiter.store.table.parents(key)[0];
+        limiter.store.grow_for(key);
+        limiter.store.table.leaves(before, key.tag(1))
+    };
+    let key = (0..).find(|key| leaves(&Limiter::of(quota.clone(), 7, *key))).expect("every other key does");
+    Limiter::of(quota.clone(), 7, key)
+}
+
+#[test]
+fn charge_of_a_key_whose_line_is_split_is_counted_once() {
+    model(2, || {
+        let limiter = growing(&bucket());
+        assert!(limiter.take());
+        let before = limiter.live();
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        assert!(limiter.take());
+        thread.join().expect("the thread ends");
+        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+        assert!(limiter.live() != before, "it left its line");
+    });
+}
+
+#[test]
+fn charge_of_a_log_whose_line_is_split_is_counted_once() {
+    model(2, || {
+        let limiter = growing(&Quota::sliding_log(10, HOUR).expect("the quota is possible"));
+        assert!(limiter.take());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        assert!(limiter.take());
+        thread.join().expect("the thread ends");
+        assert_eq!((limiter.remaining(), limiter.live().len()), (8, 1));
+    });
+}
+
+#[test]
+fn new_key_gets_one_slot_while_the_table_doubles() {
+    model(2, || {
+        let limiter = growing(&bucket());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        assert!(limiter.take());
+        thread.join().expect("the thread ends");
+        assert!(limiter.store.table.growth() == Growth::Settled);
+        assert_eq!((limiter.remaining(), limiter.live().len()), (9, 1));
+    });
+}
+
+/// A key that has the same first line as the key of [`growing`] when the table has doubled.
+fn following(quota: &Quota) -> u64 {
+    let limiter = growing(quota);
+    limiter.store.grow_for(limiter.fingerprint());
+    let first_line = |key| {
+        let key = limiter.store.fingerprint(&limiter.policy, &key);
+        limiter.store.table.prefetch(key).map(|line| line.address())
+    };
+    let follows = |key: &u64| {
+        let key = Key::of(*key).expect("it is short");
+        key != limiter.key && first_line(key) == first_line(limiter.key.clone())
+    };
+    (0..).find(follows).expect("every fourth key does")
+}
+
+#[test]
+fn new_key_never_takes_the_place_of_a_key_whose_line_is_split() {
+    model(2, || {
+        let key = Key::of(following(&bucket())).expect("it is short");
+        let limiter = growing(&bucket());
+        assert!(limiter.take());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        assert!(limiter.store.charge(Charge::new(&limiter.policy, &key)).is_allowed());
+        thread.join().expect("the thread ends");
+        assert_eq!((limiter.remaining(), limiter.live().len()), (9, 2));
+        assert_eq!(limiter.store.charge(Charge::new(&limiter.policy, &key).cost(0)).remaining(), 9);
+    });
+}
+
+#[test]
+fn new_key_gets_an_expired_slot_while_the_growth_ends() {
+    model(2, || {
+        let limiter = Limiter::that(Setup { on_full: OnFull::Deny, ..setup(7) }, bucket(), 0);
+        let (table, now) = (&limiter.store.table, limiter.store.now());
+        assert!(table.announce());
+        table.begin_splitting();
+        // Each slot has a key whose state expired a second ago, so it is kept as long as the table can grow.
+        let expired = LAYOUT.pack(Pair { at: now.at - 1_000_000, n: 0 }, now);
+        let version = limiter.store.version(&limiter.policy);
+        for n in 1_u64.. {
+            let key = limiter.store.fingerprint(&limiter.policy, &Key::of(n).expect("it is short"));
+            let free = table.candidates(key).into_iter().find(|seen| seen.word == NO_STATE && seen.try_lock());
+            free.inspect(|seen| seen.place.unlock(key.tag(version), expired));
+            if table.places().all(|place| place.tag() != 0) {
+                break;
+            }
+        }
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.table.settle());
+        let (key, mut events) = (limiter.fingerprint(), Events::of(&limiter.store));
+        let stripe = limiter.store.lock_stripe_of(key);
+        match limiter.store.claim(key, version, now, &mut events) {
+            Claim::Slot(place) => place.unlock(0, NO_STATE),
+            Claim::AfterGrowth => {} // which has ended then
+            Claim::Nothing => panic!("no slot is live"),
+        }
+        drop(stripe);
+        thread.join().expect("the thread ends");
+    });
+}
+
+#[test]
+fn walk_meets_a_key_whose_line_is_split() {
+    model(2, || {
+        let limiter = growing(&bucket());
+        assert!(limiter.take());
+        let other = limiter.clone();
+        let thread = thread::spawn(move || other.store.grow_for(other.fingerprint()));
+        let mut met = 0;
+        limiter.store.walk(
+            |_| false,
+            |seen| {
+                met += usize::from(seen.tag != 0);
+                seen
+            },
+        );
+        thread.join().expect("the thread ends");
+        assert!(met == 1 || met == 2, "it is met {met} times");
     });
 }

@@ -26,7 +26,7 @@
 //! Each state names the quota it was written under. When a policy's quota changes, its keys keep what
 //! they have used. The limiter numbers up to 16,383 quotas that have live states. Beyond that every
 //! quota still holds, but a key whose quota changes starts afresh, and the observer gets
-//! [`TooManyQuotas`](crate::outcome::LimiterEvent::TooManyQuotas).
+//! [`TooManyQuotas`](crate::event::LimiterEvent::TooManyQuotas).
 //!
 //! When three quarters of the numbers are in use, the limiter looks for quotas that no request used for
 //! ten seconds and that have no live state. That takes about ten milliseconds for a million keys, in
@@ -37,6 +37,7 @@ mod charge;
 mod entry_arena;
 mod error;
 mod events;
+mod growth;
 pub(crate) mod limiter;
 mod lock_free;
 mod locked;

@@ -3,12 +3,12 @@
 //!
 //! The caller holds slots and stripes, so nothing here waits: a lock that another thread holds is passed over.
 
-use crate::algorithm::{Fullness, PairRules, Rules};
+use crate::algorithm::{Decider, Fullness, PairDecider};
 use crate::sync::Ordering;
 
 use super::events::Events;
 use super::setup::OnFull;
-use super::slot_table::{Fingerprint, Place, SLOTS_PER_LINE, Seen, version_of};
+use super::slot_table::{Claim, Fingerprint, Growth, Place, SLOTS_PER_LINE, Seen, version_of};
 use super::state::State;
 use super::store::Store;
 use super::versions::{Known, word_layout};
@@ -17,12 +17,16 @@ use super::word::{NO_STATE, Now, block_of, expiry_of, is_expired};
 /// The number of times that a key's lines are searched again if another thread was quicker.
 const ATTEMPTS: usize = 16;
 
-/// The slots of a line that may be pinned, so that other keys find room.
+/// The slots of a line that may be pinned, so that other keys find room. While the table grows, a pinned key that finds
+/// both of its lines so takes any free slot.
 const PINNED_MAX: usize = SLOTS_PER_LINE / 2;
 
 /// This many new keys in a row that found no room in any other line mean that the table is full. At nineteen of twenty
 /// slots live one key in five finds none, so that many in a row never do.
 const CROWDED: u32 = 64;
+
+/// The time for which a key keeps its slot after its state expired, while the table can grow.
+const KEPT_US: u64 = 10_000_000;
 
 /// The number of blocks that one call draws at most when the arena is full.
 const DRAWS_MAX: usize = 16;
@@ -45,10 +49,10 @@ enum Rank {
 }
 
 impl Worth {
-    fn new(rules: &Rules, fullness: Fullness, expires: u64) -> Self {
+    fn new(rules: &Decider, fullness: Fullness, expires: u64) -> Self {
         let rank = match rules {
             _ if !fullness.throttled => Rank::Left,
-            Rules::Pair(PairRules::Block(_), _) => Rank::Closed,
+            Decider::Pair(PairDecider::Block(_), _) => Rank::Closed,
             _ => Rank::Throttled,
         };
         Self { rank, used: if rank == Rank::Left { fullness.used } else { 0 }, expires }
@@ -61,22 +65,23 @@ impl Worth {
 }
 
 impl Store {
-    /// Under the key's stripe: locks a slot for a key that has none, and empties it. `None` if there is no room.
+    /// Under the key's stripe: locks a slot for a key that has none, and empties it.
     #[cold]
-    pub(super) fn claim<'a>(
-        &'a self,
-        key: Fingerprint,
-        version: u16,
-        now: Now,
-        events: &mut Events<'_>,
-    ) -> Option<Place<'a>> {
+    pub(super) fn claim<'a>(&'a self, key: Fingerprint, version: u16, now: Now, events: &mut Events<'_>) -> Claim<'a> {
         let is_pinned = self.versions.form(version).is_pinned();
-        let mut now = now;
+        let mut read = now;
         for _ in 0..ATTEMPTS {
+            // Once for each search: if the growth ends meanwhile, slots are free that this search takes for kept.
+            let may_grow = self.table.may_grow();
+            let now = if may_grow { read.earlier(KEPT_US) } else { read };
             let mut slots = self.table.candidates(key);
             if is_pinned {
                 let all = slots.clone();
                 slots.retain(|seen| self.pinned_beside(*seen, &all, now) < PINNED_MAX);
+                // Or this call would split all lines that are left, and then begin the next growth.
+                if slots.is_empty() && self.table.growth() != Growth::Settled {
+                    slots = all;
+                }
             }
             // A slot that was never used, in the first line if there is one; else the slot that has been free longest,
             // so that an idle key keeps its slot for a while.
@@ -84,9 +89,9 @@ impl Store {
             if let Some(seen) = free.min_by_key(|seen| if seen.tag == 0 { 0 } else { seen.word.max(1) }) {
                 if let Some(place) = self.lock_free_slot(*seen) {
                     self.found_room(true);
-                    return Some(place);
+                    return Claim::Slot(place);
                 }
-                now = self.now_after(); // another thread was quicker, or the clock stepped back
+                read = self.now_after(); // another thread was quicker, or the clock stepped back
                 continue;
             }
             let moved = self.vacate_one(key, &slots, now);
@@ -94,21 +99,24 @@ impl Store {
             if !slots.is_empty() {
                 self.found_room(moved.is_some());
             }
-            if moved.is_some() {
-                return moved;
+            if let Some(place) = moved {
+                return Claim::Slot(place);
+            }
+            if may_grow {
+                return Claim::AfterGrowth;
             }
             if self.setup.on_full == OnFull::Deny {
-                return None;
+                return Claim::Nothing;
             }
             let known = self.versions.known();
             let worth = |seen: Seen<'a>| Some((self.worth(seen, &known, now)?, seen));
             let least = slots.iter().copied().filter_map(worth).min_by_key(|(worth, _)| *worth);
             if let Some((worth, place)) = least.and_then(|(worth, seen)| Some((worth, self.lock_and_empty(seen)?))) {
                 events.evicted(worth.is_throttled());
-                return Some(place);
+                return Claim::Slot(place);
             }
         }
-        None
+        Claim::Nothing
     }
 
     /// Returns the number of live states, without those that are being written.
@@ -117,7 +125,15 @@ impl Store {
         self.table.places().filter_map(Place::read).filter(|seen| seen.tag != 0 && !self.is_free(*seen, now)).count()
     }
 
-    fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
+    /// Returns the instant until which a state has expired if its slot is to be used again.
+    ///
+    /// While the table can grow, a key keeps its slot for a while after its state expired: the next charge of a client
+    /// that comes back takes the short way, and the table becomes as large as its clients are many.
+    pub(super) fn free_until(&self, now: Now) -> Now {
+        if self.table.may_grow() { now.earlier(KEPT_US) } else { now }
+    }
+
+    pub(super) fn is_free(&self, seen: Seen<'_>, now: Now) -> bool {
         is_expired(seen.word, self.versions.form(version_of(seen.tag)).shift(), now)
     }
 
@@ -150,14 +166,15 @@ impl Store {
         Some(seen.place)
     }
 
-    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty.
+    /// Moves the key of one of these slots to its other line, and returns the slot, locked and empty. It looks further
+    /// only in a table that cannot grow.
     ///
     /// Each other line is a wait for memory. When many new keys in a row found no room in any, of the next ones each
     /// eighth looks into one line, until a key finds room. A flood of fresh keys costs a tenth of the time by that.
     fn vacate_one<'a>(&self, key: Fingerprint, slots: &[Seen<'a>], now: Now) -> Option<Place<'a>> {
         if self.crowding.load(Ordering::Relaxed) < CROWDED || self.setup.on_full == OnFull::Deny {
             let vacate = |deeper| slots.iter().find_map(|seen| self.vacate(*seen, now, deeper));
-            return vacate(false).or_else(|| vacate(true));
+            return vacate(false).or_else(|| if self.table.may_grow() { None } else { vacate(true) });
         }
         let lot = (key.bits() >> 24) as usize % (8 * slots.len().max(1));
         self.vacate(*slots.get(lot)?, now, false)
@@ -211,15 +228,15 @@ impl Store {
         let Some(policy) = known.policy(version) else {
             return Some(Worth { rank: Rank::Left, used: 0, expires }); // its quota is not known, there were too many
         };
-        let rules = policy.quota().rules();
+        let rules = policy.quota().decider();
         let is_word = word_layout(rules, version).is_some();
         if form.is_pinned() || !is_word && !seen.try_lock() {
             return None;
         }
         let (chain, state) = self.unpack(seen, rules, now);
         let fullness = match (rules, state) {
-            (Rules::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(pair, now.at),
-            (Rules::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
+            (Decider::Pair(rules, _), State::Pair(pair)) => rules.get().fullness(pair, now.at),
+            (Decider::EntryLog(rules), State::Entries) => rules.fullness(&self.arena().view(&chain), now.at),
             _ => Fullness { throttled: false, used: 0 }, // it has just expired
         };
         if !is_word {

@@ -3,35 +3,42 @@
 use std::sync::Arc;
 
 use crate::clock::{Clock, MonotonicClock};
+use crate::error::labelled;
 use crate::limiter::observers::Observers;
 
 /// The least number of entries: a limiter for few keys may need many for one of them.
 const ENTRIES_MIN: usize = 1 << 16;
 
-/// Says what happens to a new key when all slots that it may use are live.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnFull {
-    /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
-    /// all of them are out of allowance, it forgets the key whose state expires first; a closed
-    /// [block](crate::quota::Quota::block) goes only if all are closed.
-    #[default]
-    Evict,
-    /// Denies the new key, with a retry after one second.
+labelled! {
+    /// Says what happens to a new key when all slots that it may use are live.
     ///
-    /// In a flood of new keys each of them costs about three times as much as with
-    /// [`Evict`](Self::Evict): before it is denied, the limiter looks in other cache lines for room to which one of
-    /// the keys in its slots can move.
-    Deny,
+    /// With the feature `serde` it is read and written as its [label](Self::as_str).
+    #[derive(Default)]
+    OnFull,
+    /// Returns the label for files: `evict`, `deny`.
+    as_str {
+        /// Forgets one of the keys in these slots: the key that has used the smallest part of its quota. If
+        /// all of them are out of allowance, it forgets the key whose state expires first; a closed
+        /// [block](crate::quota::Quota::block) goes only if all are closed.
+        #[default]
+        Evict = "evict",
+        /// Denies the new key, with a retry after one second.
+        ///
+        /// In a flood of new keys each of them costs about three times as much as with
+        /// [`Evict`](Self::Evict): before it is denied, the limiter looks in other cache lines for room to which one of
+        /// the keys in its slots can move.
+        Deny = "deny",
+    }
 }
+
+#[cfg(feature = "serde")]
+crate::serde::by_label!(OnFull);
 
 /// The clock that a limiter reads. It has a tag of its own, because one hidden in a clock's fields takes longer to
 /// read.
 #[repr(u8)]
 pub(super) enum AnyClock {
     Monotonic(MonotonicClock),
-    #[cfg(feature = "fast-clock")]
-    Fast(crate::clock::FastClock),
     Other(Arc<dyn Clock>),
 }
 
@@ -46,8 +53,6 @@ impl AnyClock {
     pub(super) fn now_us(&self) -> u64 {
         match self {
             Self::Monotonic(clock) => clock.now(),
-            #[cfg(feature = "fast-clock")]
-            Self::Fast(clock) => clock.now(),
             Self::Other(clock) => clock.now(),
         }
         .as_micros()
@@ -55,9 +60,8 @@ impl AnyClock {
 
     pub(super) fn now_us_in_order(&self) -> u64 {
         match self {
-            #[cfg(feature = "fast-clock")]
-            Self::Fast(clock) => clock.now_in_order().as_micros(),
-            clock => clock.now_us(),
+            Self::Monotonic(clock) => clock.now_in_order().as_micros(),
+            Self::Other(_) => self.now_us(),
         }
     }
 }

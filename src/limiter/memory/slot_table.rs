@@ -5,6 +5,9 @@
 //! cache line of 64 bytes. A key lives in either of two lines. A slot whose state has expired is free, so nothing has
 //! to be removed and no sweep is needed.
 //!
+//! The memory is reserved for all keys of the capacity. Of it the table uses the first lines only, so that a few keys
+//! are close together, and uses twice as many when a key finds no room: see [`growth`](super::growth).
+//!
 //! # Locking
 //!
 //! * A thread locks a slot by exchanging its word for [`LOCKED`], and then reads the tag: another key may have moved in
@@ -18,6 +21,9 @@ use smallvec::SmallVec;
 use super::word::LOCKED;
 use crate::sync::{AtomicU64, Backoff, Ordering, prefetch};
 
+/// The least number of lines that a table begins with. One that has no more than that in all does not grow.
+const LINES_MIN: usize = if cfg!(ratelimit_loom) { 2 } else { 512 };
+
 /// Bits of a tag that hold the version; the others hold the fingerprint.
 pub(super) const VERSION_BITS: u32 = 14;
 const VERSION_MASK: u64 = (1 << VERSION_BITS) - 1;
@@ -27,7 +33,7 @@ const LINE_BYTES: usize = 64;
 const _: () = assert!(SLOTS_PER_LINE * size_of::<Slot>() == LINE_BYTES);
 
 /// A key's fingerprint: the upper 50 bits of a keyed hash, and zeros. Not all bits are zero.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Fingerprint(u64);
 
 impl Fingerprint {
@@ -78,20 +84,31 @@ pub(super) struct Seen<'a> {
     pub(super) word: u64,
 }
 
-/// A line of the table.
-pub(super) struct Line<'a> {
-    number: usize,
-    slots: &'a [Slot; SLOTS_PER_LINE],
+/// What a key without a slot gets.
+pub(super) enum Claim<'a> {
+    /// This slot, which is locked and empty.
+    Slot(Place<'a>),
+    /// One that there is when the table has grown.
+    AfterGrowth,
+    Nothing,
 }
 
+/// A line of the table.
+pub(super) struct Line<'a>(&'a [Slot; SLOTS_PER_LINE]);
+
 impl<'a> Line<'a> {
+    #[cfg(ratelimit_loom)]
+    pub(super) fn address(&self) -> usize {
+        std::ptr::from_ref(self.0).addr()
+    }
+
     /// Returns the slot of which the tag is it.
     #[inline(always)]
     fn find(&self, is_it: &impl Fn(u64) -> bool) -> Option<Place<'a>> {
         // All four tags at once: a branch for each would be mispredicted. Acquire: see `read_tagged`.
-        let hit = |slot: usize| usize::from(is_it(self.slots[slot][0].load(Ordering::Acquire))) << slot;
+        let hit = |slot: usize| usize::from(is_it(self.0[slot][0].load(Ordering::Acquire))) << slot;
         let hits = hit(0) | hit(1) | hit(2) | hit(3);
-        if hits == 0 { None } else { Some(Place(&self.slots[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
+        if hits == 0 { None } else { Some(Place(&self.0[hits.trailing_zeros() as usize % SLOTS_PER_LINE])) }
     }
 }
 
@@ -99,6 +116,11 @@ impl<'a> Place<'a> {
     /// Returns the address, which is the order in which slots are locked.
     pub(super) fn address(self) -> usize {
         std::ptr::from_ref(self.0).addr()
+    }
+
+    /// Reads the tag alone.
+    pub(super) fn tag(self) -> u64 {
+        self.0[0].load(Ordering::Acquire)
     }
 
     /// Reads the slot; `None` if it is locked or changes meanwhile.
@@ -200,12 +222,29 @@ impl Seen<'_> {
     }
 }
 
+/// Which of its lines a table uses, and whether keys are on their way to lines that it uses since lately.
+#[repr(u64)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    /// Each key is in one of its lines.
+    Settled,
+    /// The table has just doubled. Threads may still place keys where they belonged before.
+    Announced,
+    /// Keys that are not in a line of theirs yet are in the one that it was split from.
+    Splitting,
+}
+
 /// The table.
 pub(super) struct SlotTable {
     slots: Box<[Slot]>,
     /// The index at which the first whole line of the allocation begins.
     start: usize,
-    lines: usize,
+    /// Lines of a part. The table uses one part, or two, or four, and so on.
+    part: u64,
+    parts_max: u64,
+    /// The number of parts in use, less one: a mask.
+    mask: AtomicU64,
+    growth: AtomicU64,
 }
 
 impl SlotTable {
@@ -213,19 +252,22 @@ impl SlotTable {
     /// forgotten, and twice as many keys still find room.
     pub(super) fn new(keys: usize) -> Self {
         let lines = (keys * 5).div_ceil(2 * SLOTS_PER_LINE).max(2);
-        let slots = zeroed((lines + 1) * SLOTS_PER_LINE);
+        let doublings = (lines / LINES_MIN).checked_ilog2().unwrap_or(0);
+        let (part, parts_max) = (lines >> doublings, 1 << doublings);
+        let slots = zeroed(((part << doublings) + 1) * SLOTS_PER_LINE);
         let misaligned = slots.as_ptr() as usize % LINE_BYTES;
         let start = (LINE_BYTES - misaligned) % LINE_BYTES / size_of::<Slot>();
-        Self { slots, start, lines }
+        let (mask, growth) = (AtomicU64::new(0), AtomicU64::new(Growth::Settled as u64));
+        Self { slots, start, part: part as u64, parts_max, mask, growth }
     }
 
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.slots)
     }
 
-    /// Returns the number of slots.
+    /// Returns the number of slots that the table uses at most.
     pub(super) fn len(&self) -> usize {
-        self.lines * SLOTS_PER_LINE
+        self.part as usize * self.parts_max as usize * SLOTS_PER_LINE // as many as were made
     }
 
     // Reading ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -234,59 +276,69 @@ impl SlotTable {
     /// the line. A check of a million keys takes two thirds of the time that it takes without (`benches/tables.rs`).
     #[inline(always)]
     pub(super) fn prefetch(&self, key: Fingerprint) -> Option<Line<'_>> {
-        let line = self.line(self.first_line(key))?;
-        prefetch(line.slots);
+        let line = self.line(self.first_line(key, self.mask()))?;
+        prefetch(line.0);
         Some(line)
     }
 
-    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, or if it is locked or
-    /// changes meanwhile. `first` is the key's first line.
+    /// Reads the key's slot of this version, and waits for nothing. `None` if there is none, if it is locked or changes
+    /// meanwhile, or if the key is not in a line of its own yet. `first` is the key's first line.
     #[inline(always)]
     pub(super) fn look<'a>(&'a self, first: &Line<'a>, key: Fingerprint, version: u16) -> Option<Seen<'a>> {
         let tag = key.tag(version);
-        self.find(first, key, |other| other == tag)?.read_tagged(tag)
+        let is_it = |other| other == tag;
+        let place = match first.find(&is_it) {
+            None => self.line(self.second_line(key, self.mask()))?.find(&is_it)?,
+            Some(place) => place,
+        };
+        place.read_tagged(tag)
     }
 
-    /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once.
+    /// Returns the place of the key's slot, whatever its version and state. The key may leave it at once. Under the
+    /// key's stripe `None` is certain.
     #[inline]
     pub(super) fn place_of(&self, key: Fingerprint) -> Option<Place<'_>> {
-        self.find(&self.line(self.first_line(key))?, key, |tag| key.matches(tag))
-    }
-
-    #[inline(always)]
-    fn find<'a>(&'a self, first: &Line<'a>, key: Fingerprint, is_it: impl Fn(u64) -> bool) -> Option<Place<'a>> {
-        match first.find(&is_it) {
-            None => self.line(self.second_line(key, first.number))?.find(&is_it),
-            found => found,
-        }
+        let mask = self.mask_before_growth();
+        let find = |line| self.line(line)?.find(&|tag| key.matches(tag));
+        let [first, second] = self.lines(key, mask);
+        find(first).or_else(|| find(second)).or_else(|| {
+            let [first, second] = self.lines(key, mask >> 1);
+            (self.growth() != Growth::Settled).then(|| find(first).or_else(|| find(second)))?
+        })
     }
 
     #[inline(always)]
     fn line(&self, number: usize) -> Option<Line<'_>> {
         let first = self.start + number * SLOTS_PER_LINE;
-        Some(Line { number, slots: self.slots.get(first..)?.first_chunk()? })
+        debug_assert!(first + SLOTS_PER_LINE <= self.slots.len(), "the table has no line {number}");
+        Some(Line(self.slots.get(first..)?.first_chunk()?))
     }
 
-    /// Returns the slots of a key's two lines as they are now, except those that are locked.
+    /// Returns the slots that a key may take as they are now, except those that are locked.
     pub(super) fn candidates(&self, key: Fingerprint) -> SmallVec<[Seen<'_>; 2 * SLOTS_PER_LINE]> {
-        let first = self.first_line(key);
-        [first, self.second_line(key, first)].into_iter().flat_map(|line| self.slots(line)).collect()
+        self.lines(key, self.mask_before_growth()).into_iter().flat_map(|line| self.open_slots(line)).collect()
     }
 
-    /// Returns the slots of the other line in which the key of this slot may live, except those that are locked.
+    /// Returns the slots elsewhere that the key of this slot may take, except those that are locked.
     pub(super) fn elsewhere(&self, seen: Seen<'_>) -> impl Iterator<Item = Seen<'_>> {
-        let key = Fingerprint::of_tag(seen.tag);
-        let first = self.first_line(key);
-        self.slots(if first == self.line_of(seen.place) { self.second_line(key, first) } else { first })
+        let (key, here) = (Fingerprint::of_tag(seen.tag), self.line_of(seen.place));
+        let mask = self.mask_before_growth();
+        // The second is computed only if it is needed.
+        let lines = [Self::first_line, Self::second_line].into_iter().map(move |line| line(self, key, mask));
+        lines.filter(move |line| *line != here).flat_map(|line| self.open_slots(line))
     }
 
-    fn slots(&self, line: usize) -> impl Iterator<Item = Seen<'_>> {
-        self.line(line).into_iter().flat_map(|line| line.slots).filter_map(|slot| Place(slot).read())
+    #[inline]
+    fn open_slots(&self, line: usize) -> impl Iterator<Item = Seen<'_>> {
+        let line = if self.is_open(line) { self.line(line) } else { None };
+        line.into_iter().flat_map(|line| line.0).filter_map(|slot| Place(slot).read())
     }
 
-    /// Returns the places of all slots.
+    /// Returns the places of all slots in use, in order. Those that come into use meanwhile are among them.
     pub(super) fn places(&self) -> impl Iterator<Item = Place<'_>> {
-        self.slots.iter().skip(self.start).take(self.len()).map(Place)
+        let slots = self.slots.iter().skip(self.start).enumerate();
+        // A key that was moved there was seen to have left its slot: then the new mask is seen too.
+        slots.take_while(|(at, _)| *at < self.in_use() * SLOTS_PER_LINE).map(|(_, slot)| Place(slot))
     }
 
     // Lines ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,22 +349,129 @@ impl SlotTable {
         (slot - self.start) / SLOTS_PER_LINE
     }
 
-    #[inline]
-    fn first_line(&self, key: Fingerprint) -> usize {
-        self.scale(key.0)
+    /// Returns the numbers of a key's two lines, which differ, when this many parts are in use.
+    fn lines(&self, key: Fingerprint, mask: u64) -> [usize; 2] {
+        [self.first_line(key, mask), self.second_line(key, mask)]
     }
 
-    /// Returns a key's second line, which is never its first.
-    #[inline]
-    fn second_line(&self, key: Fingerprint, first: usize) -> usize {
-        let second = self.scale((key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15)); // odd: it mixes, one to one
-        if second == first { (first + 1) % self.lines } else { second }
+    #[inline(always)]
+    fn first_line(&self, key: Fingerprint, mask: u64) -> usize {
+        self.number(self.place_in_part(key), key.0, mask)
+    }
+
+    #[inline(always)]
+    fn second_line(&self, key: Fingerprint, mask: u64) -> usize {
+        let hash = (key.0 ^ key.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15); // odd: it mixes, one to one
+        // Another place in the part, so another line however many parts there are.
+        let place = self.place_in_part(key) + 1 + scale(hash, self.part - 1);
+        self.number(if place < self.part { place } else { place - self.part }, hash, mask)
+    }
+
+    #[inline(always)]
+    fn place_in_part(&self, key: Fingerprint) -> u64 {
+        scale(key.0, self.part)
+    }
+
+    /// Returns the number of a line, by its place in a part, and the hash that says which part.
+    #[inline(always)]
+    fn number(&self, place: u64, hash: u64, mask: u64) -> usize {
+        (place + (hash >> VERSION_BITS & mask) * self.part) as usize // below the number of lines
+    }
+
+    // Growth ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    #[inline(always)]
+    fn mask(&self) -> u64 {
+        // Relaxed: a thread that sees an older one does not find the key, and then looks under its stripe.
+        self.mask.load(Ordering::Relaxed)
+    }
+
+    /// Returns the mask. The growth that is read afterwards is not older: to a thread that sees the new lines, they are
+    /// not open.
+    #[inline(always)]
+    fn mask_before_growth(&self) -> u64 {
+        self.mask.load(Ordering::Acquire) // with the Release in `announce`
     }
 
     #[inline]
-    fn scale(&self, hash: u64) -> usize {
-        ((u128::from(hash) * self.lines as u128) >> 64) as usize // below lines
+    pub(super) fn growth(&self) -> Growth {
+        match self.growth.load(Ordering::Acquire) {
+            0 => Growth::Settled,
+            1 => Growth::Announced,
+            _ => Growth::Splitting,
+        }
     }
+
+    /// Returns the number of lines in use.
+    pub(super) fn in_use(&self) -> usize {
+        (self.mask() + 1) as usize * self.part as usize
+    }
+
+    /// Whether not all lines are in use, or keys are on their way.
+    pub(super) fn may_grow(&self) -> bool {
+        self.mask() + 1 < self.parts_max || self.growth() != Growth::Settled
+    }
+
+    /// Uses twice the lines, if there are more.
+    pub(super) fn announce(&self) -> bool {
+        let parts = self.mask() + 1;
+        if parts < self.parts_max {
+            self.growth.store(Growth::Announced as u64, Ordering::Relaxed); // ordered by the next
+            self.mask.store(2 * parts - 1, Ordering::Release); // with the Acquire in `mask_before_growth`
+        }
+        parts < self.parts_max
+    }
+
+    /// Notes that no thread places keys by the mask before.
+    pub(super) fn begin_splitting(&self) {
+        self.growth.store(Growth::Splitting as u64, Ordering::Release);
+    }
+
+    /// Notes that each key is in a line of its own.
+    pub(super) fn settle(&self) {
+        self.growth.store(Growth::Settled as u64, Ordering::Release);
+    }
+
+    /// Returns the lines from which the lines of a key were split, or will be.
+    pub(super) fn parents(&self, key: Fingerprint) -> [usize; 2] {
+        self.lines(key, self.mask() >> 1)
+    }
+
+    /// Returns the places of a line, and for each the place that its key gets when the line is split.
+    pub(super) fn splits(&self, parent: usize) -> impl Iterator<Item = (Place<'_>, Place<'_>)> {
+        let lines = self.line(parent).zip(self.line(parent + self.in_use() / 2));
+        lines.into_iter().flat_map(|(from, to)| from.0.iter().map(Place).zip(to.0.iter().map(Place)))
+    }
+
+    /// Whether the tag is that of a key which has to leave this line when the line is split.
+    pub(super) fn leaves(&self, parent: usize, tag: u64) -> bool {
+        tag != 0 && !self.lines(Fingerprint::of_tag(tag), self.mask()).contains(&parent)
+    }
+
+    /// Whether the tag is that of a key which was placed in this line because its first line was full, before the table
+    /// doubled.
+    pub(super) fn is_second(&self, parent: usize, tag: u64) -> bool {
+        tag != 0 && self.first_line(Fingerprint::of_tag(tag), self.mask() >> 1) != parent
+    }
+
+    /// Whether keys may be placed in a line: one that comes from a split is kept free until that is done.
+    #[inline]
+    fn is_open(&self, line: usize) -> bool {
+        self.growth() == Growth::Settled || self.is_split(line)
+    }
+
+    #[cold]
+    fn is_split(&self, line: usize) -> bool {
+        let is_splitting = self.growth() == Growth::Splitting; // else keys may still come to lines that seem to be split
+        let Some(parent) = line.checked_sub(self.in_use() / 2) else { return true };
+        is_splitting && self.splits(parent).all(|(from, _)| !self.leaves(parent, from.tag()))
+    }
+}
+
+/// Scales a hash to a number below `below`, which is less than 2^32.
+#[inline(always)]
+fn scale(hash: u64, below: u64) -> u64 {
+    ((hash >> 32) * below) >> 32
 }
 
 /// Returns `count` arrays of words, which are all 0.

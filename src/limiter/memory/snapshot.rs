@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::algorithm::carry::Kept;
 use crate::algorithm::entry_log::{Entries, EntryLog};
-use crate::algorithm::{Pair, PairRules, Rules};
+use crate::algorithm::{Decider, Pair, PairDecider};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -63,7 +63,7 @@ impl Snapshot {
     fn state(&mut self, store: &Store, seen: Seen<'_>, now: Now, places: &mut HashMap<u16, usize>) -> Option<State> {
         let (version, known) = (version_of(seen.tag), store.versions.known());
         let policy = known.policy(version)?;
-        let entries = match store.unpack(seen, policy.quota().rules(), now) {
+        let entries = match store.unpack(seen, policy.quota().decider(), now) {
             (_, Held::Pair(pair)) => smallvec![(pair.at, pair.n)],
             (chain, Held::Entries) => store.arena().view(&chain).iter().collect(),
             _ => return None,
@@ -82,19 +82,20 @@ impl Snapshot {
         let mut events = Events::of(store);
         let versions: Vec<u16> = self.policies.iter().map(|policy| store.version(policy)).collect();
         for state in &self.states {
+            debug_assert!(state.policy < self.policies.len(), "the reader refuses a state without a policy");
             let (Some(policy), Some(version)) = (self.policies.get(state.policy), versions.get(state.policy)) else {
                 continue;
             };
-            let rules = policy.quota().rules();
+            let rules = policy.quota().decider();
             let kept = match (rules, state.entries.as_slice()) {
-                (Rules::Pair(rules, _), [(at, n)]) => {
+                (Decider::Pair(rules, _), [(at, n)]) => {
                     possible(rules, Pair { at: *at, n: *n }, now).map(|pair| Kept::Pair(Some(pair)))
                 }
-                (Rules::EntryLog(rules), entries) => Some(Kept::Entries(possible_entries(rules, entries, now))),
+                (Decider::EntryLog(rules), entries) => Some(Kept::Entries(possible_entries(rules, entries, now))),
                 _ => None,
             };
             if let Some(kept) = kept.filter(|_| *version != UNNAMED) {
-                store.replace(Hold::new(state.key, *version, rules), kept, &mut events);
+                store.replace(|| Hold::new(state.key, *version, rules), &kept, &mut events);
             }
         }
     }
@@ -150,7 +151,7 @@ impl Snapshot {
 }
 
 /// The state as a clock of now may find it: one that is further ahead than a word holds is clamped by its own rules.
-fn possible(rules: &PairRules, pair: Pair, now: Now) -> Option<Pair> {
+fn possible(rules: &PairDecider, pair: Pair, now: Now) -> Option<Pair> {
     if !rules.get().could_be(pair) || pair.at < now.at {
         return None;
     }
@@ -177,7 +178,7 @@ fn possible_entries(rules: &EntryLog, entries: &[(u64, u64)], now: Now) -> Vec<(
 }
 
 fn is_log(policy: &Policy) -> bool {
-    matches!(policy.quota().rules(), Rules::EntryLog(_))
+    matches!(policy.quota().decider(), Decider::EntryLog(_))
 }
 
 /// Reads numbers off the front.
@@ -198,8 +199,13 @@ impl<'a> Reader<'a> {
     }
 
     fn number(&mut self) -> Result<u64, MemoryLimiterError> {
-        let bytes = self.take(8)?;
-        Ok(u64::from_le_bytes(bytes.try_into().unwrap_or_default()))
+        match self.left.split_first_chunk() {
+            Some((number, left)) => {
+                self.left = left;
+                Ok(u64::from_le_bytes(*number))
+            }
+            None => Err(self.damaged("it ends too early")),
+        }
     }
 
     /// Reads a number of things. At least `bytes_each` bytes for each must follow.

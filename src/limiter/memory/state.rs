@@ -2,14 +2,14 @@
 
 use crate::algorithm::carry::{Fit, Held, Kept};
 use crate::algorithm::entry_log::{Edit, Entries, EntryLog, Listed};
-use crate::algorithm::{How, Next, Pair, Rules};
+use crate::algorithm::{Decider, How, Next, Pair};
 use crate::decision::ChargeDecision;
 use crate::key::Key;
 use crate::policy::Policy;
 
 use super::entry_arena::Chain;
 use super::events::Events;
-use super::slot_table::{Fingerprint, Place, Seen, version_of};
+use super::slot_table::{Claim, Fingerprint, Place, Seen, version_of};
 use super::store::Store;
 use super::versions::{UNNAMED, word_layout};
 use super::word::{NO_STATE, Now, block_of, block_word};
@@ -18,13 +18,15 @@ use super::word::{NO_STATE, Now, block_of, block_word};
 pub(super) struct Hold<'a> {
     pub(super) key: Fingerprint,
     version: u16,
-    rules: &'a Rules,
+    rules: &'a Decider,
     /// An earlier key of the set is the same: the caller should have summed the charges.
     pub(super) is_twice: bool,
     /// The place at which the key was found.
     pub(super) place: Option<Place<'a>>,
     /// The locked slot as it was; `None` if the key has none, or the slot is written.
     pub(super) slot: Option<Seen<'a>>,
+    /// There is no room before the table has grown.
+    pub(super) awaits_growth: bool,
     /// The blocks of the slot, whichever version wrote them.
     chain: Chain,
     /// The chain is a new one, of which the slot does not know.
@@ -60,7 +62,7 @@ enum Change {
 }
 
 impl<'a> Hold<'a> {
-    pub(super) fn new(key: Fingerprint, version: u16, rules: &'a Rules) -> Self {
+    pub(super) fn new(key: Fingerprint, version: u16, rules: &'a Decider) -> Self {
         Self {
             key,
             version,
@@ -68,6 +70,7 @@ impl<'a> Hold<'a> {
             is_twice: false,
             place: None,
             slot: None,
+            awaits_growth: false,
             chain: Chain::default(),
             is_begun: false,
             state: State::Nothing,
@@ -125,7 +128,7 @@ impl Store {
             // Another quota is another state.
             key = Fingerprint::new(key.bits() ^ policy.state_fingerprint().rotate_left(17));
         }
-        Hold::new(key, version, policy.quota().rules())
+        Hold::new(key, version, policy.quota().decider())
     }
 
     // Read ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,17 +147,17 @@ impl Store {
     /// Returns the blocks and the state of a slot that was written under these rules. If the state is not a word, the
     /// slot must be locked.
     #[inline]
-    pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Rules, now: Now) -> (Chain, State) {
+    pub(super) fn unpack(&self, seen: Seen<'_>, rules: &Decider, now: Now) -> (Chain, State) {
         if let Some(layout) = word_layout(rules, version_of(seen.tag)) {
             return (Chain::default(), layout.unpack(seen.word, now).map_or(State::Nothing, State::Pair));
         }
         let chain = self.arena().load(block_of(seen.word));
         let state = match rules {
-            Rules::Pair(..) => {
+            Decider::Pair(..) => {
                 let live = self.arena().pair(&chain).filter(|pair| pair.at >= now.at);
                 live.map_or(State::Nothing, State::Pair)
             }
-            Rules::EntryLog(rules) => match self.expiry(&chain, rules) {
+            Decider::EntryLog(rules) => match self.expiry(&chain, rules) {
                 Some(expires) if expires > now.at => State::Entries,
                 _ => State::Nothing,
             },
@@ -173,10 +176,11 @@ impl Store {
     fn take_over(&self, hold: &mut Hold<'_>, seen: Seen<'_>, now: Now) {
         let known = self.versions.known();
         let (Some(from), Some(to)) = (known.policy(version_of(seen.tag)), known.policy(hold.version)) else {
-            return; // not reached: a tag's version is known
+            debug_assert!(false, "the version of a tag is known as long as a state has it");
+            return;
         };
         let (from, to) = (from.quota(), to.quota());
-        let (chain, state) = self.unpack(seen, from.rules(), now);
+        let (chain, state) = self.unpack(seen, from.decider(), now);
         hold.chain = chain;
         let view = self.arena().view(&chain);
         let held = match state {
@@ -185,7 +189,7 @@ impl Store {
             State::Nothing | State::Listed(_) => return,
         };
         let share = to.spec().proportional.then_some((from.capacity(), to.capacity()));
-        let (kept, fit) = to.rules().take_over(from.rules(), &held, now.at, share);
+        let (kept, fit) = to.decider().take_over(from.decider(), &held, now.at, share);
         (hold.state, hold.fit) = (kept.into(), fit);
     }
 
@@ -195,13 +199,13 @@ impl Store {
     #[inline(always)]
     pub(super) fn decide(&self, hold: &mut Hold<'_>, now: Now, cost: u64, how: How) -> ChargeDecision {
         let decision = match hold.rules {
-            Rules::Pair(rules, _) => {
+            Decider::Pair(rules, _) => {
                 let pair = if let State::Pair(pair) = hold.state { Some(pair) } else { None };
                 let answer = rules.decide_how(pair, now.at, cost, how);
                 hold.change = answer.next.into();
                 answer.decision
             }
-            Rules::EntryLog(rules) => {
+            Decider::EntryLog(rules) => {
                 let answer = match &hold.state {
                     State::Entries => rules.decide_how(&self.arena().view(&hold.chain), now.at, cost, how),
                     State::Listed(entries) => rules.decide_how(&Listed(entries), now.at, cost, how),
@@ -219,25 +223,27 @@ impl Store {
         decision
     }
 
-    /// Notes what a refund changes: what the receipt `own` of `units` still holds.
-    pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair) {
+    /// Notes what a refund changes: what the receipt `own` of `units` still holds. Returns whether it changes nothing
+    /// because a later slot of the queue is taken.
+    pub(super) fn decide_refund(&self, hold: &mut Hold<'_>, now: Now, units: u64, own: Pair) -> bool {
         if hold.fit == Fit::Over {
-            return;
+            return false;
         }
         let held = match (&hold.state, hold.rules) {
-            (State::Pair(pair), Rules::Pair(rules, _)) => {
+            (State::Pair(pair), Decider::Pair(rules, _)) => {
                 hold.change = rules.get().refund(*pair, now.at, units, own).into();
-                return;
+                return rules.get().is_behind(*pair, now.at, own);
             }
-            (State::Entries, Rules::EntryLog(rules)) => {
+            (State::Entries, Decider::EntryLog(rules)) => {
                 rules.refundable(&self.arena().view(&hold.chain), now.at, units, own.at)
             }
-            (State::Listed(entries), Rules::EntryLog(rules)) => {
+            (State::Listed(entries), Decider::EntryLog(rules)) => {
                 rules.refundable(&Listed(entries), now.at, units, own.at)
             }
             _ => None,
         };
         hold.change = held.map_or(Change::Nothing, |(start, units)| Change::Remove(start, units));
+        false
     }
 
     // Write ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,9 +271,12 @@ impl Store {
     }
 
     fn make_slot<'a>(&'a self, hold: &mut Hold<'a>, now: Now, events: &mut Events<'_>) -> bool {
-        let place = self.claim(hold.key, hold.version, now, events);
-        hold.slot = place.map(|place| Seen { place, tag: 0, word: NO_STATE });
-        place.is_some()
+        match self.claim(hold.key, hold.version, now, events) {
+            Claim::Slot(place) => hold.slot = Some(Seen { place, tag: 0, word: NO_STATE }),
+            Claim::AfterGrowth => hold.awaits_growth = true,
+            Claim::Nothing => {}
+        }
+        hold.slot.is_some()
     }
 
     fn make_block(&self, hold: &mut Hold<'_>) -> bool {
@@ -299,7 +308,7 @@ impl Store {
                 self.free_chain(*key, chain);
                 NO_STATE
             }
-            (change @ (Change::Entries(_) | Change::Remove(..)), Rules::EntryLog(rules)) => {
+            (change @ (Change::Entries(_) | Change::Remove(..)), Decider::EntryLog(rules)) => {
                 let arena = self.arena();
                 if !matches!(state, State::Entries) {
                     arena.empty(*key, chain); // what has expired, or is another quota's
@@ -319,7 +328,11 @@ impl Store {
                 let expires = self.expiry(chain, rules);
                 self.store_chain(*key, chain, expires, now)
             }
-            _ => return,
+            (Change::Nothing, _) => return,
+            (Change::Entries(_) | Change::Remove(..), Decider::Pair(..)) => {
+                debug_assert!(false, "a state that is a pair has no entries to change");
+                return;
+            }
         };
         if let Some(seen) = hold.slot.take() {
             seen.place.unlock(key.tag(*version), word);

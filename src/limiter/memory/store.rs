@@ -6,9 +6,10 @@ use std::sync::atomic::AtomicU32;
 
 use foldhash::SharedSeed;
 
+use crate::event::LimiterEvent;
 use crate::key::Key;
 use crate::limiter::PolicyRegistry;
-use crate::outcome::LimiterEvent;
+use crate::limiter::queue_refunds::QueueRefunds;
 use crate::policy::Policy;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, lock, try_lock};
 use crate::time::CLOCK_US_MAX;
@@ -46,8 +47,11 @@ pub(super) struct Store {
     /// Held by the thread that walks over all slots: the earliest instant at which unused versions may be looked for
     /// again.
     walk: Mutex<u64>,
+    /// Held by the thread that grows the table: the line that is split next.
+    pub(super) growth: Mutex<usize>,
     /// A thread walks over all slots, and no key moves.
     pub(super) is_walked: AtomicBool,
+    pub(super) queue_refunds: QueueRefunds<Fingerprint, ()>,
 }
 
 impl Store {
@@ -67,7 +71,9 @@ impl Store {
             crowding: AtomicU32::new(0),
             is_reported: AtomicBool::new(false),
             walk: Mutex::new(0),
+            growth: Mutex::new(0),
             is_walked: AtomicBool::new(false),
+            queue_refunds: QueueRefunds::new(),
         }
     }
 
@@ -99,7 +105,7 @@ impl Store {
 
     /// Reads the clock before the state is read. A thread that loses the processor in between finds a state that is
     /// newer. So a decision by this reading is given up if the state is
-    /// [ahead](crate::algorithm::PairRules::is_clamped) of it.
+    /// [ahead](crate::algorithm::PairDecider::is_clamped) of it.
     #[inline(always)] // as `now_us`
     pub(super) fn now(&self) -> Now {
         Now::new(self.clock.now_us(), self.base)
@@ -117,14 +123,23 @@ impl Store {
         lock(&self.stripes[stripe % STRIPES])
     }
 
+    pub(super) fn lock_stripe_of(&self, key: Fingerprint) -> MutexGuard<'_, ()> {
+        lock(&self.stripes[stripe_of(key)])
+    }
+
     pub(super) fn try_lock_stripe(&self, key: Fingerprint) -> Option<MutexGuard<'_, ()>> {
         try_lock(&self.stripes[stripe_of(key)])
+    }
+
+    /// Waits until no thread holds a stripe that it has held since before.
+    pub(super) fn pass_stripes(&self) {
+        (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
     }
 
     // Walks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// Locks one slot after the other, except those that `is_skipped` or that hold nothing, and unlocks each as `visit`
-    /// returns it. Meanwhile no key moves, so each is met, and no other walk happens, so each version means one thing.
+    /// returns it. Meanwhile no key moves to an earlier slot, so each is met, and no other walk happens, so each version means one thing.
     pub(super) fn walk(&self, is_skipped: impl Fn(Seen<'_>) -> bool, visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         let _one = lock(&self.walk);
         self.walk_alone(is_skipped, visit);
@@ -132,8 +147,7 @@ impl Store {
 
     fn walk_alone(&self, is_skipped: impl Fn(Seen<'_>) -> bool, mut visit: impl FnMut(Seen<'_>) -> Seen<'_>) {
         self.is_walked.store(true, Ordering::Relaxed);
-        // A key moves under its stripe. A move that did not see the walk is done after this.
-        (0..STRIPES).for_each(|stripe| drop(self.lock_stripe(stripe)));
+        self.pass_stripes(); // a key moves under its stripe: a move that did not see the walk is done after this
         for place in self.table.places() {
             if place.read().is_some_and(|seen| seen.tag == 0 || is_skipped(seen)) {
                 continue;
@@ -169,7 +183,7 @@ impl Store {
     }
 
     /// Frees the versions that no charge asked for since this was done last, and that have no live states. It returns
-    /// `false` if that is not long ago, or another thread is at it.
+    /// `false` if that is not long ago, or another thread is doing it.
     pub(super) fn free_versions(&self) -> bool {
         let Some(mut next_phase_us) = try_lock(&self.walk) else { return false };
         let now = self.now();
@@ -202,4 +216,73 @@ impl Store {
 /// Returns the number of a key's stripe.
 pub(super) fn stripe_of(key: Fingerprint) -> usize {
     (key.bits() >> 32) as usize % STRIPES
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::limiter::Charge;
+    use crate::quota::Quota;
+    use crate::time::Timestamp;
+
+    const HOUR: Duration = Duration::from_secs(3_600);
+    const PHASE: Duration = Duration::from_micros(PHASE_US);
+
+    fn store(clock: &ManualClock) -> Store {
+        let setup = Setup { capacity: 1, entries: 1, ..Setup::default() };
+        Store::new(setup, AnyClock::Other(Arc::new(clock.clone())), [1, 2])
+    }
+
+    #[test]
+    fn states_of_unused_versions_give_their_blocks_back() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
+        let store = store(&clock);
+        let free = store.arena().free_blocks();
+        let policy = Policy::new("log", Quota::sliding_log(10, HOUR).expect("it is possible")).expect("it is a name");
+        assert!(store.charge(Charge::new(&policy, &Key::global())).is_allowed());
+        assert!(store.free_versions(), "a phase begins, in which no charge asks");
+        clock.advance(PHASE);
+        assert!(store.free_versions());
+        let in_use = || (store.versions.known().in_use(), store.arena().free_blocks());
+        assert_eq!(in_use(), (1, free - 1), "its state lives");
+        clock.advance(2 * HOUR);
+        assert!(store.free_versions());
+        assert_eq!(in_use(), (0, free));
+    }
+
+    /// A number that is used again must not give an old state another meaning.
+    #[test]
+    fn state_of_an_unused_version_means_nothing_to_the_next_one() {
+        let clock = ManualClock::at(Timestamp::from_micros(1_790_000_000_000_000));
+        let store = store(&clock);
+        let of = |hours: u32| {
+            let quota = Quota::sliding_log(10, hours * HOUR).expect("it is possible");
+            Policy::new("log", quota).expect("it is a name")
+        };
+        let (short, long) = (of(1), of(100));
+        assert!(store.charge(Charge::new(&short, &Key::global())).is_allowed());
+        assert!(store.free_versions());
+        clock.advance(2 * HOUR);
+        assert!(store.free_versions());
+        assert_eq!(store.versions.known().in_use(), 0);
+        assert_eq!(store.charge(Charge::new(&long, &Key::global()).cost(0)).remaining(), 10);
+    }
+
+    #[test]
+    fn step_back_delays_the_look_for_versions_by_a_phase() {
+        let now = Timestamp::from_micros(1_790_000_000_000_000);
+        let clock = ManualClock::at(now);
+        let store = store(&clock);
+        assert!(store.free_versions() && !store.free_versions());
+        clock.set(Timestamp::from_micros(now.as_micros() - PHASE_US / 2));
+        assert!(store.free_versions(), "the step is longer than what was left of the phase");
+        clock.set(Timestamp::from_micros(now.as_micros() - PHASE_US));
+        assert!(store.free_versions());
+        clock.advance(PHASE);
+        assert!(store.free_versions());
+    }
 }

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::algorithm::{Layout, Rules, WordLayout};
+use crate::algorithm::{Decider, Layout, WordLayout};
 use crate::policy::Policy;
 
 use super::slot_table::VERSION_BITS;
@@ -43,12 +43,12 @@ impl Form {
     /// The form of states that name no version.
     const UNNAMED: Self = Self(BLOCK_SHIFT as u8 | Self::IN_ARENA);
 
-    fn of(rules: &Rules) -> Self {
+    fn of(rules: &Decider) -> Self {
         let form = match rules.layout() {
             Layout::Word(layout) => layout.shift as u8, // at most 40
             Layout::Pair | Layout::Entries => Self::UNNAMED.0,
         };
-        let is_pinned = matches!(rules, Rules::Pair(rules, _) if rules.is_pinned());
+        let is_pinned = matches!(rules, Decider::Pair(rules, _) if rules.is_pinned());
         Self(if is_pinned { form | Self::PINNED } else { form })
     }
 
@@ -71,9 +71,9 @@ impl Form {
 
 /// Returns the layout of a state of these rules and this version, if the state is a word.
 #[inline]
-pub(super) fn word_layout(rules: &Rules, version: u16) -> Option<WordLayout> {
+pub(super) fn word_layout(rules: &Decider, version: u16) -> Option<WordLayout> {
     match rules {
-        Rules::Pair(_, Layout::Word(layout)) if version != UNNAMED => Some(*layout),
+        Decider::Pair(_, Layout::Word(layout)) if version != UNNAMED => Some(*layout),
         _ => None,
     }
 }
@@ -190,7 +190,7 @@ impl Versions {
                     None => return UNNAMED,
                 };
                 let at = usize::from(number);
-                self.forms[at].store(Form::of(policy.quota().rules()).0, Ordering::Relaxed);
+                self.forms[at].store(Form::of(policy.quota().decider()).0, Ordering::Relaxed);
                 match known.policies.get_mut(at - 1) {
                     Some(place) => *place = policy.clone(),
                     None => known.policies.push(policy.clone()),
@@ -232,5 +232,52 @@ impl Versions {
         known.phase = phase.wrapping_add(1);
         self.crowded.store(known.in_use() >= CROWDED, Ordering::Relaxed);
         self.cache.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use super::*;
+    use crate::quota::Quota;
+
+    fn policy(limit: u64) -> Policy {
+        Policy::new("p", Quota::per_hour(limit)).expect("it is a name")
+    }
+
+    #[test]
+    fn number_that_is_asked_for_during_a_look_stays() {
+        let versions = Versions::new();
+        let [idle, asked] = [1, 2].map(policy);
+        let number = [&idle, &asked].map(|policy| versions.look_up(policy))[1];
+        versions.begin_phase(&versions.idle());
+        let unused = versions.idle();
+        assert_eq!(versions.look_up(&asked), number);
+        versions.begin_phase(&unused);
+        assert_eq!(versions.known().in_use(), 1);
+        assert_eq!((versions.look_up(&asked), versions.known().policy(number)), (number, Some(&asked)));
+    }
+
+    #[test]
+    fn policy_asks_for_its_number_again_in_each_phase() {
+        let versions = Versions::new();
+        let policy = policy(1);
+        let number = versions.look_up(&policy);
+        assert_eq!(versions.cached(&policy), Some(number));
+        versions.begin_phase(&versions.idle());
+        assert_eq!(versions.cached(&policy), None, "or the next phase takes its number for unused");
+        assert_eq!((versions.look_up(&policy), versions.cached(&policy)), (number, Some(number)));
+    }
+
+    #[test]
+    fn numbers_are_looked_for_only_while_most_are_in_use() {
+        let versions = Versions::new();
+        (1..CROWDED as u64).for_each(|limit| assert!(versions.look_up(&policy(limit)) != UNNAMED));
+        assert!(!versions.is_crowded());
+        versions.look_up(&policy(CROWDED as u64));
+        assert!(versions.is_crowded());
+        versions.begin_phase(&versions.idle());
+        assert!(versions.is_crowded(), "all were asked for");
+        versions.begin_phase(&versions.idle());
+        assert!(!versions.is_crowded() && versions.known().in_use() == 0);
     }
 }

@@ -41,6 +41,12 @@ impl Now {
         Self { at: base + relative, relative }
     }
 
+    /// Returns an instant before this one.
+    pub(super) fn earlier(self, us: u64) -> Self {
+        let relative = self.relative.saturating_sub(us);
+        Self { at: self.base() + relative, relative }
+    }
+
     #[inline]
     fn base(self) -> u64 {
         self.at - self.relative

@@ -7,34 +7,36 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::batcher::Batcher;
-use super::denial_cache::DenialCache;
 use super::dispatch::Dispatcher;
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::keys::{CallerKeys, KeySpace, SLOTS};
-use super::leases::{HELD, Leases};
 use super::limiter::{Inner, RedisLimiter};
-use super::queue_refunds::QueueRefunds;
-use super::store::{Settings, Store};
-use super::tag::Tags;
+use super::store::{RedisStore, Settings};
 use crate::clock::{Clock, MonotonicClock};
+use crate::event::StoreErrorKind;
 use crate::limiter::PolicyRegistry;
+use crate::limiter::queue_refunds::QueueRefunds;
+use crate::limiter::remote::{Batcher, DenialCache, HELD, Leases, Tags};
 use crate::outcome::Observer;
 
 /// The time that `connect` waits for the first connection, and then for the answer which rights the user
 /// has.
 const FIRST: Duration = Duration::from_millis(500);
 
+/// The most denials that are remembered. Their memory is taken when the limiter is made.
+const DENIALS_MAX: usize = 1 << 20;
+
 /// Sets up a [`RedisLimiter`].
 #[must_use]
 pub struct RedisLimiterBuilder {
     prefix: String,
-    callers: CallerKeys,
-    groups: Option<u16>,
+    key_secret: [u8; 16],
+    readable_keys: bool,
+    slot_groups: Option<u16>,
     deadline: Duration,
-    in_flight: usize,
-    denials: usize,
-    leases: u64,
+    max_in_flight: usize,
+    max_denials: usize,
+    lease_units: u64,
     clock: Option<Arc<dyn Clock>>,
     observers: Vec<Arc<dyn Observer>>,
 }
@@ -60,12 +62,13 @@ impl RedisLimiterBuilder {
     fn new() -> Self {
         Self {
             prefix: "ratelimit".to_owned(),
-            callers: CallerKeys::Hashed(Default::default()),
-            groups: None,
+            key_secret: [0; 16],
+            readable_keys: false,
+            slot_groups: None,
             deadline: Settings::default().deadline,
-            in_flight: 1_024,
-            denials: 4_096,
-            leases: 0,
+            max_in_flight: 1_024,
+            max_denials: 4_096,
+            lease_units: 0,
             clock: None,
             observers: Vec::new(),
         }
@@ -82,21 +85,22 @@ impl RedisLimiterBuilder {
     /// Sets the secret with which callers' keys are hashed. All processes need the same secret.
     /// With another one every key has its whole quota once more.
     ///
-    /// Callers' keys (API keys, tokens, addresses) are stored as a hash also without a secret: 128
+    /// Callers' keys (API keys, tokens, addresses) are stored as a hash even without a secret: 128
     /// bits of SHA-256, so that an attacker cannot make a key with the hash of another caller's.
-    /// But without a secret a person who reads Redis can find out by trying whether a guessable
-    /// key, such as an address or a user's name, has a state.
+    /// But without a secret a person who reads Redis can try whether a guessable key, such as an
+    /// address or a user's name, has a state.
     pub fn key_secret(mut self, secret: [u8; 16]) -> Self {
-        self.callers = CallerKeys::Hashed(secret);
+        self.key_secret = secret;
         self
     }
 
     /// Stores callers' keys as they are, to be read with `redis-cli` while debugging. **Everyone
     /// who can read Redis, its backups or its slow log can then read the keys**: do not use this if
     /// a key is an API key, a token or a cookie. All processes need the same choice. Keys of more
-    /// than 128 bytes, or with a `}`, are still hashed.
-    pub fn readable_keys(mut self) -> Self {
-        self.callers = CallerKeys::Readable;
+    /// than 128 bytes, or with a `}`, are still hashed, without the [secret](Self::key_secret). By
+    /// default all keys are hashed.
+    pub fn readable_keys(mut self, readable: bool) -> Self {
+        self.readable_keys = readable;
         self
     }
 
@@ -108,8 +112,8 @@ impl RedisLimiterBuilder {
     /// several checks of each group are in flight at a time. Use several groups for each master.
     /// All processes need the same number. With another one every key has its whole quota once
     /// more. The setting has no effect on one server.
-    pub fn groups(mut self, groups: u16) -> Self {
-        self.groups = Some(groups);
+    pub fn slot_groups(mut self, groups: u16) -> Self {
+        self.slot_groups = Some(groups);
         self
     }
 
@@ -120,15 +124,16 @@ impl RedisLimiterBuilder {
         self
     }
 
-    /// Sets how many checks may wait for an answer at a time; 1,024 by default. One more fails at
-    /// once as [`Overloaded`](RedisErrorKind::Overloaded). As many refunds may wait as well. The
-    /// units of one more refund return as they drain.
+    /// Sets how many checks may wait for an answer at a time: at least 1, and 1,024 by default. A further check
+    /// fails at once as [`Overloaded`](StoreErrorKind::Overloaded). The same number of refunds may
+    /// wait. A further refund is not sent: its units return as they drain.
     pub fn max_in_flight(mut self, checks: usize) -> Self {
-        self.in_flight = checks;
+        self.max_in_flight = checks;
         self
     }
 
-    /// Sets how many denials are remembered, at about 200 bytes each; 4,096 by default, 0 for none.
+    /// Sets how many denials are remembered, at about 200 bytes each: from 0 to 1,048,576, and 4,096 by
+    /// default.
     /// A key that Redis has denied is denied here until its wait is over, or a second has passed.
     /// So a caller that has to wait for longer than a second costs one call a second. If waits are
     /// some milliseconds, most checks of a denied key are still calls. A denial for which there is
@@ -136,22 +141,25 @@ impl RedisLimiterBuilder {
     ///
     /// Charges of a set that has one [on refusal](crate::limiter::Effect::OnRefusal), for a block
     /// or a meter, go to Redis each time, and are not leased either.
-    pub fn denials(mut self, denials: usize) -> Self {
-        self.denials = denials;
+    pub fn max_denials(mut self, denials: usize) -> Self {
+        self.max_denials = denials;
         self
     }
 
-    /// Lets this process take up to `units` units of a hot key at once and hand them out by itself;
-    /// 0 by default. Up to 1,024 keys are leased at a time. Checks of other keys are calls.
+    /// Lets this process lease up to `units` units of a hot key: take them at once and hand them out by
+    /// itself. By default it is 0, and nothing is leased. Up to 1,024 keys are leased at a time. Checks
+    /// of other keys are calls.
     ///
-    /// The total is never exceeded. With `n` processes, the units admitted in any interval are at
-    /// most the quota's bound and `n · units`, since units leased before may be used in it; and up
-    /// to
-    /// `units` are denied to other processes for up to 0.1 s, after which unused units are refunded.
-    /// `remaining` is then the number that this process last saw. Units that a process holds when it
-    /// ends, drops the limiter or loses Redis are not refunded: they return as they drain.
-    pub fn leases(mut self, units: u64) -> Self {
-        self.leases = units;
+    /// The total is never exceeded. The price is precision:
+    ///
+    /// * With `n` processes, the units admitted in any interval are at most the quota's bound plus
+    ///   `n · units`, because units that were leased before the interval may be used in it.
+    /// * Up to `units` are denied to other processes, for up to 0.1 s. Then unused units are refunded.
+    /// * `remaining` is the number that this process last saw.
+    /// * If a process ends, drops the limiter or loses Redis, the units that it holds are not refunded.
+    ///   They return as they drain.
+    pub fn lease_units(mut self, units: u64) -> Self {
+        self.lease_units = units;
         self
     }
 
@@ -182,38 +190,46 @@ impl RedisLimiterBuilder {
     /// server that is away, is loading, or has as many clients as it may have is no error: checks
     /// fail until it can serve them.
     pub async fn connect(self, url: &str) -> Result<RedisLimiter, RedisError> {
-        let store = Store::connect(url, self.settings()?)?;
-        let there = store.connected(FIRST).await;
+        let store = RedisStore::connect(url, self.settings()?)?;
+        let there = store.wait_until_ready(FIRST).await;
         let limiter = self.build(store)?;
         let looked = match there {
             Ok(()) => limiter.check_rights(FIRST).await,
             Err(error) => Err(error),
         };
         match looked {
-            Err(error) if error.kind() == RedisErrorKind::Misconfigured => Err(error),
+            Err(error) if error.kind() == StoreErrorKind::Misconfigured => Err(error),
             _ => Ok(limiter), // it is up, or will be found once it is
         }
     }
 
     fn settings(&self) -> Result<Settings, RedisError> {
-        let misconfigured = |message: String| Err(RedisError::new(RedisErrorKind::Misconfigured, message));
+        let misconfigured = |message: String| Err(RedisError::new(StoreErrorKind::Misconfigured, message));
         if !(Duration::from_millis(1)..=Duration::from_secs(60)).contains(&self.deadline) {
             return misconfigured(format!("a deadline of {:?} is not possible: from 1 ms to 60 s", self.deadline));
         }
-        if self.in_flight == 0 {
+        if self.max_in_flight == 0 {
             return misconfigured("with a max_in_flight of 0 every check would fail: use at least 1".to_owned());
+        }
+        if self.max_denials > DENIALS_MAX {
+            return misconfigured(format!(
+                "max_denials of {} is not possible: use at most {DENIALS_MAX}",
+                self.max_denials
+            ));
         }
         runtime()?;
         Ok(Settings { deadline: self.deadline, observers: self.observers.clone(), ..Settings::default() })
     }
 
-    fn build(self, store: Store) -> Result<RedisLimiter, RedisError> {
+    fn build(self, store: RedisStore) -> Result<RedisLimiter, RedisError> {
         let in_slots = store.is_cluster();
-        let groups = if in_slots { self.groups } else { None };
-        let space = KeySpace::new(&self.prefix, self.callers, groups)?;
+        let groups = if in_slots { self.slot_groups } else { None };
+        let callers = if self.readable_keys { CallerKeys::Readable } else { CallerKeys::Hashed(self.key_secret) };
+        let space = KeySpace::new(&self.prefix, callers, groups)?;
         let tags = Tags::default();
         let clock: Arc<dyn Clock> = Arc::new(MonotonicClock::new());
-        let leases = (self.leases > 0).then(|| Arc::new(Leases::new(self.leases, tags.clone(), Arc::clone(&clock))));
+        let leases =
+            (self.lease_units > 0).then(|| Arc::new(Leases::new(self.lease_units, tags.clone(), Arc::clone(&clock))));
         let dispatcher = Dispatcher {
             store,
             clock: self.clock,
@@ -226,15 +242,15 @@ impl RedisLimiterBuilder {
             batcher: Batcher::new(
                 dispatcher,
                 if in_slots { SLOTS } else { 1 },
-                self.in_flight,
+                self.max_in_flight,
                 self.deadline,
                 runtime()?,
             ),
             space,
-            denials: DenialCache::new(self.denials, tags.clone(), clock),
+            denials: DenialCache::new(self.max_denials, tags.clone(), clock),
             tags,
             leases,
-            queue_refunds: QueueRefunds::default(),
+            queue_refunds: QueueRefunds::new(),
             registry: PolicyRegistry::new(),
             in_slots,
         });
@@ -248,7 +264,7 @@ impl RedisLimiterBuilder {
 /// Returns the runtime in which the limiter works.
 fn runtime() -> Result<Handle, RedisError> {
     let message = "a limiter on Redis must be made within a tokio runtime, where its tasks run";
-    Handle::try_current().map_err(|_| RedisError::new(RedisErrorKind::Misconfigured, message))
+    Handle::try_current().map_err(|_| RedisError::new(StoreErrorKind::Misconfigured, message))
 }
 
 /// Refunds the remaining units of leases that are over, until the limiter is dropped.
@@ -259,7 +275,7 @@ async fn refund_leases(limiter: Weak<Inner>) {
         ticks.tick().await;
         let Some(inner) = limiter.upgrade() else { return };
         if let Some(leases) = &inner.leases {
-            let over = leases.over();
+            let over = leases.end_expired();
             if !over.is_empty() {
                 inner.give_back(over);
             }
@@ -272,12 +288,12 @@ impl fmt::Debug for RedisLimiterBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisLimiterBuilder")
             .field("prefix", &self.prefix)
-            .field("readable_keys", &matches!(self.callers, CallerKeys::Readable))
-            .field("groups", &self.groups)
+            .field("readable_keys", &self.readable_keys)
+            .field("slot_groups", &self.slot_groups)
             .field("deadline", &self.deadline)
-            .field("max_in_flight", &self.in_flight)
-            .field("denials", &self.denials)
-            .field("leases", &self.leases)
+            .field("max_in_flight", &self.max_in_flight)
+            .field("max_denials", &self.max_denials)
+            .field("lease_units", &self.lease_units)
             .finish_non_exhaustive()
     }
 }

@@ -13,16 +13,17 @@ use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::batcher::Dispatch;
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::keys::Stored;
-use super::store::Store;
+use super::store::RedisStore;
 use super::wire::{self, Answer, Request, Split};
 use crate::clock::Clock;
+use crate::event::StoreErrorKind;
+use crate::limiter::remote::Dispatch;
 
 /// The store, and the clock of the limiter, if the scripts do not use the server's.
 pub(super) struct Dispatcher {
-    pub(super) store: Store,
+    pub(super) store: RedisStore,
     pub(super) clock: Option<Arc<dyn Clock>>,
     /// The number of the next call.
     pub(super) calls: AtomicU64,
@@ -36,6 +37,7 @@ type Answered = Result<Answer, RedisError>;
 impl Dispatch for Dispatcher {
     type Request = Request;
     type Answer = Answer;
+    type Error = RedisError;
 
     async fn dispatch(&self, requests: Vec<Request>) -> Vec<Answered> {
         let until = self.store.until();
@@ -67,14 +69,14 @@ impl Dispatcher {
             Ok(None) => return requests.iter().map(|_| Ok(Answer::Elsewhere)).collect(),
             Err(error) => return failed(error),
         };
-        let refused = |words: &str| self.store.refused(slot, words);
+        let refused = |words: &str| self.store.record_refusal(slot, words);
         let answers = wire::answers(requests, number, &reply, &refused).unwrap_or_else(|error| {
-            self.store.garbled(slot);
+            self.store.restart_garbled(slot);
             failed(error)
         });
         match answers.iter().find_map(|answer| answer.as_ref().err()) {
-            Some(error) => self.store.failed(error),
-            None => self.store.succeeded(),
+            Some(error) => self.store.record_failure(error),
+            None => self.store.record_success(),
         }
         #[cfg(test)]
         super::tests::processes::log(&reply, requests, &answers);
@@ -99,7 +101,7 @@ impl Dispatcher {
         match self.answers(&[request], until).await.pop() {
             None | Some(Ok(Answer::Elsewhere)) => {
                 let message = "the key went to another server of the cluster while it was asked for";
-                Err(RedisError::new(RedisErrorKind::Unavailable, message))
+                Err(RedisError::new(StoreErrorKind::Unavailable, message))
             }
             Some(answer) => answer,
         }
@@ -115,7 +117,7 @@ impl Dispatcher {
         match reply.as_deref().map(std::str::from_utf8) {
             None | Some(Ok("")) => Ok(()), // a script of one key is never apart
             Some(Ok(rights)) => {
-                Err(self.store.refused(key.slot, &format!("NOPERM {rights} is missing for the limiter's keys")))
+                Err(self.store.record_refusal(key.slot, &format!("NOPERM {rights} is missing for the limiter's keys")))
             }
             Some(Err(_)) => Err(wire::nonsense()),
         }

@@ -1,41 +1,76 @@
 //! The errors of the limiter.
 
 use crate::error::kind_and_message;
+use crate::event::StoreErrorKind;
+use crate::limiter::remote::{Events, Unanswered};
 
 kind_and_message! {
-    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about it.
-    RedisError, RedisErrorKind
+    /// Why Redis did not decide. [`kind`](Self::kind) says what to do about it. The reason of a lost
+    /// connection is the [source](std::error::Error::source).
+    RedisError, StoreErrorKind
 }
 
-/// The kinds of [`RedisError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RedisErrorKind {
-    /// Redis cannot serve now: no connection, loading, failing over, read-only, out of memory. It
-    /// passes by itself.
-    Unavailable,
-    /// No answer came within the deadline. The charge may have been taken.
-    Timeout,
-    /// This process asks for more than it can carry, and Redis is not to blame. Too many checks wait
-    /// already, earlier checks took the whole deadline, or the process was too busy to read the
-    /// answer. Except in the last case the check was not sent.
-    Overloaded,
-    /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server
-    /// that is too old, or a set of charges that Redis cannot decide.
-    Misconfigured,
-    /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
-    Foreign,
+impl RedisError {
+    /// Returns the error of a check for which this process had no time.
+    pub(super) fn too_busy(what: &str) -> Self {
+        Self::new(StoreErrorKind::Overloaded, format!("{what}: this process is too busy"))
+    }
+
+    /// Reports the error to observers, as the failure of a check.
+    pub(super) fn report_to(&self, events: &Events) {
+        events.report_failure(self.kind, self);
+    }
 }
 
-impl RedisErrorKind {
-    /// Returns the label for metrics.
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Overloaded => "overloaded",
-            Self::Misconfigured => "misconfigured",
-            Self::Foreign => "foreign",
+impl From<Unanswered> for RedisError {
+    fn from(why: Unanswered) -> Self {
+        let (kind, message) = match why {
+            Unanswered::NoRuntime => (
+                StoreErrorKind::Misconfigured,
+                "checks on Redis have to be made within a tokio runtime, with its timers enabled".to_owned(),
+            ),
+            Unanswered::TooMany(waiting) => {
+                (StoreErrorKind::Overloaded, format!("{waiting} checks wait for Redis already: this one was not sent"))
+            }
+            Unanswered::NotSent(deadline) => (
+                StoreErrorKind::Overloaded,
+                format!("earlier checks took longer than {deadline:?}: this one was not sent"),
+            ),
+            Unanswered::TooBusy(deadline) => return Self::too_busy(&format!("no answer was read within {deadline:?}")),
+            Unanswered::TimedOut(deadline) => (
+                StoreErrorKind::Timeout,
+                format!("no answer within {deadline:?}, the wait behind earlier checks included"),
+            ),
+            Unanswered::RuntimeEnded => {
+                (StoreErrorKind::Unavailable, "the runtime in which the limiter was made has ended".to_owned())
+            }
+            Unanswered::LeftOut => {
+                (StoreErrorKind::Foreign, "the script answered fewer checks than it was asked".to_owned())
+            }
+        };
+        Self::new(kind, message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn unanswered_check_is_the_servers_failure_only_if_it_was_sent() {
+        let time = Duration::from_millis(50);
+        for (why, kind) in [
+            (Unanswered::NoRuntime, StoreErrorKind::Misconfigured),
+            (Unanswered::TooMany(5), StoreErrorKind::Overloaded),
+            (Unanswered::NotSent(time), StoreErrorKind::Overloaded),
+            (Unanswered::TooBusy(time), StoreErrorKind::Overloaded),
+            (Unanswered::TimedOut(time), StoreErrorKind::Timeout),
+            (Unanswered::RuntimeEnded, StoreErrorKind::Unavailable),
+            (Unanswered::LeftOut, StoreErrorKind::Foreign),
+        ] {
+            assert_eq!(RedisError::from(why).kind(), kind, "{why:?}");
         }
     }
 }

@@ -17,12 +17,13 @@ use std::fmt;
 use bytes::Bytes;
 use sha2::{Digest, Sha256};
 
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::store;
+use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::policy::Policy;
 
-/// Callers' keys of more bytes are hashed, also if keys are readable.
+/// Callers' keys of more bytes are hashed, even if keys are readable.
 const CLEAR_MAX: usize = 128;
 
 const PREFIX_MAX: usize = 128;
@@ -63,7 +64,7 @@ impl KeySpace {
     /// If the prefix is empty, longer than 128 bytes or has braces, or there are no groups or more
     /// than slots.
     pub(super) fn new(prefix: &str, callers: CallerKeys, groups: Option<u16>) -> Result<Self, RedisError> {
-        let misconfigured = |message: String| Err(RedisError::new(RedisErrorKind::Misconfigured, message));
+        let misconfigured = |message: String| Err(RedisError::new(StoreErrorKind::Misconfigured, message));
         if prefix.is_empty() || prefix.len() > PREFIX_MAX || prefix.contains(['{', '}']) {
             return misconfigured(format!(
                 "{prefix:?} cannot be a prefix of stored keys: it must be 1 to {PREFIX_MAX} bytes without braces, which tell \

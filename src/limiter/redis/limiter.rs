@@ -13,23 +13,26 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use crate::decision::Decision;
+use crate::event::LimiterEvent;
 use crate::key::Key;
+use crate::limiter::queue_refunds::{QueueRefunds, is_queue};
+use crate::limiter::remote::{
+    self, Batcher, DenialCache, Leases, Pending, Places, Receiver, Set, Tag, Tags, Unanswered, Wanted,
+};
 use crate::limiter::{Atomicity, Charge, Effect, Limiter, PolicyRegistry, Refund, Reply};
-use crate::outcome::{LimiterEvent, Observer};
+use crate::outcome::Observer;
 use crate::policy::Policy;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 use crate::time::Timestamp;
 
-use super::batcher::{Batcher, Receiver, ended};
-use super::denial_cache::DenialCache;
 use super::dispatch::Dispatcher;
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::keys::KeySpace;
-use super::leases::{Leases, Wanted};
-use super::queue_refunds::{Due, QueueRefunds, Refunded, keep_order};
-use super::set::{self, Pending, Places, Set};
-use super::tag::{Tag, Tags};
 use super::wire::{Answer, CHARGES_MAX, Request, Verb, nonsense};
+use crate::event::StoreErrorKind;
+
+/// The result of a refund.
+type Refunded = Result<(), RedisError>;
 
 /// A future of a [`RedisLimiter`]'s answer.
 ///
@@ -52,7 +55,7 @@ pub type RedisFuture<T> = Pin<Box<dyn Future<Output = Result<T, RedisError>> + S
 /// of the [builder](Self::builder).
 ///
 /// The limiter works in the tokio runtime in which it was connected, and may be used from any
-/// other. Once its own has ended, checks fail as [`Unavailable`](RedisErrorKind::Unavailable). If that
+/// other. Once its own has ended, checks fail as [`Unavailable`](StoreErrorKind::Unavailable). If that
 /// runtime is not driven, as a current-thread runtime outside of `block_on`, checks fail after the deadline.
 #[derive(Clone)]
 pub struct RedisLimiter(pub(super) Arc<Inner>);
@@ -63,7 +66,7 @@ pub(super) struct Inner {
     pub(super) tags: Tags,
     pub(super) denials: DenialCache,
     pub(super) leases: Option<Arc<Leases>>,
-    pub(super) queue_refunds: QueueRefunds,
+    pub(super) queue_refunds: QueueRefunds<Tag, oneshot::Sender<Refunded>>,
     pub(super) registry: PolicyRegistry,
     /// Whether it is a cluster, where charges of one set can be in different slots.
     pub(super) in_slots: bool,
@@ -73,7 +76,8 @@ impl RedisLimiter {
     /// Finds out, within this time, whether checks have the rights that they need.
     pub(super) async fn check_rights(&self, within: Duration) -> Result<(), RedisError> {
         let policy = Policy::new("rights", Quota::per_second(1));
-        let Ok(policy) = policy else { return Ok(()) }; // never: the name is valid
+        debug_assert!(policy.is_ok(), "the name is valid");
+        let Ok(policy) = policy else { return Ok(()) };
         let key = self.0.space.key(&policy, &Key::global());
         self.0.batcher.dispatch().check_rights(&key, within).await
     }
@@ -118,7 +122,7 @@ impl Inner {
         self.ask_for(request, |sender: oneshot::Sender<_>| sender).await?
     }
 
-    async fn ask_for<T, R: Receiver<Answer> + 'static>(
+    async fn ask_for<T, R: Receiver<Answer, RedisError> + 'static>(
         &self,
         request: Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R,
@@ -161,27 +165,27 @@ impl Inner {
     ) -> Result<impl Future<Output = Result<Answer, RedisError>> + use<>, RedisError> {
         let (sender, answer) = oneshot::channel();
         self.correct(request, |answer| drop(sender.send(answer)))?; // the caller may have gone
-        Ok(async { answer.await.unwrap_or_else(|_| Err(ended())) })
+        Ok(async { answer.await.unwrap_or_else(|_| Err(Unanswered::RuntimeEnded.into())) })
     }
 
     /// Reports to the observer that a correction of this number of charges is lost.
     fn lost(&self, charges: usize, error: &RedisError) {
-        let error = error.kind().as_str();
-        self.batcher.dispatch().store.report(|| LimiterEvent::CorrectionLost { charges, error });
+        let kind = error.kind();
+        self.batcher.dispatch().store.report(|| LimiterEvent::correction_lost(charges, kind));
     }
 
     /// Reports to the observer that too many requests wait, or that one waited for too long. The
     /// store does not see these errors.
     fn report(&self, error: &RedisError) {
-        if matches!(error.kind(), RedisErrorKind::Overloaded | RedisErrorKind::Timeout) {
-            self.batcher.dispatch().store.failed(error);
+        if matches!(error.kind(), StoreErrorKind::Overloaded | StoreErrorKind::Timeout) {
+            self.batcher.dispatch().store.record_failure(error);
         }
     }
 
     /// Reports to the observer that a check has ended.
     fn checked(&self, duration: Duration, error: Option<&RedisError>) {
-        let error = error.map(|error| error.kind().as_str());
-        self.batcher.dispatch().store.report(|| LimiterEvent::StoreChecked { duration, error });
+        let error = error.map(RedisError::kind);
+        self.batcher.dispatch().store.report(|| LimiterEvent::store_checked(duration, error));
     }
 
     fn answered_locally(&self) {
@@ -229,34 +233,36 @@ impl Inner {
 
     /// Sends a refund at once, or after the earlier ones of its queue. The result may be waited for.
     fn send_refund(self: &Arc<Self>, refund: Refund) -> Result<impl Future<Output = Refunded> + use<>, RedisError> {
-        let result = if keep_order(refund.policy.quota()) {
-            let tag = self.tags.of(&refund.policy, &refund.key);
-            let (is_first, result) = self.queue_refunds.add(tag, refund);
-            if is_first {
+        let (sender, result) = oneshot::channel();
+        if is_queue(refund.policy.quota()) {
+            let tag = self.tags.queue(&refund.policy, &refund.key);
+            if self.queue_refunds.add(tag, refund, sender) {
                 self.send_next_refund(tag)?;
             }
-            result
         } else {
-            let (sender, result) = oneshot::channel();
-            self.correct(self.refund(refund), |answer| drop(sender.send(done(answer))))?; // the caller may have gone
-            result
-        };
-        let lost = || RedisError::new(RedisErrorKind::Unavailable, "the refund was not sent");
+            self.correct(self.refund(&refund), |answer| drop(sender.send(done(answer))))?; // the caller may have gone
+        }
+        let lost = || RedisError::new(StoreErrorKind::Unavailable, "the refund was not sent");
         Ok(async move { result.await.unwrap_or_else(|_| Err(lost())) })
     }
 
     /// Sends the next refund of a queue. Its answer sends the one after it.
     fn send_next_refund(self: &Arc<Self>, tag: Tag) -> Result<(), RedisError> {
         let mut result = Ok(());
-        while let Some((refund, callers)) = self.queue_refunds.next(tag).map(Due::into_parts) {
+        while let Some((refund, callers)) = self.queue_refunds.next(tag) {
             let inner = Arc::downgrade(self);
             // The later of this loop and the answer sends the next refund. If the runtime has ended, the answer is
             // there before `correct` returns. If it sent the next refund then, this function would recurse once per refund.
             let is_later = Arc::new(AtomicBool::new(false));
             let answer_is_later = Arc::clone(&is_later);
-            let sent = self.correct(self.refund(refund), move |answer| {
-                Due::report(callers, &done(answer));
-                if let Some(inner) = inner.upgrade().filter(|_| answer_is_later.swap(true, Ordering::AcqRel)) {
+            let sent = self.correct(self.refund(&refund), move |answer| {
+                let inner = inner.upgrade();
+                if let (Ok(Answer::Behind), Some(inner)) = (&answer, &inner) {
+                    inner.queue_refunds.keep(tag, refund, inner.denials.now());
+                }
+                let refunded = done(answer);
+                callers.into_iter().for_each(|caller| drop(caller.send(refunded.clone()))); // it may have gone
+                if let Some(inner) = inner.filter(|_| answer_is_later.swap(true, Ordering::AcqRel)) {
                     let _ = inner.send_next_refund(tag); // the errors are reported
                 }
             });
@@ -269,7 +275,7 @@ impl Inner {
         result
     }
 
-    fn refund(&self, refund: Refund) -> Request {
+    fn refund(&self, refund: &Refund) -> Request {
         self.denials.forget(self.tags.of(&refund.policy, &refund.key));
         let stored = self.space.key(&refund.policy, &refund.key);
         Request::refund(refund, &stored)
@@ -288,12 +294,12 @@ impl Inner {
                 Ok(Answer::Decided(decision)) => decision.into_charges().next(),
                 _ => None,
             };
-            if let (Some(refund), Some(inner)) = (held.came(&asked, answer), inner.upgrade()) {
+            if let (Some(refund), Some(inner)) = (held.record_answer(&asked, answer), inner.upgrade()) {
                 inner.give_back(vec![refund]);
             }
         });
         if sent.is_err() {
-            leases.came(&wanted, None);
+            leases.record_answer(&wanted, None);
         }
     }
 
@@ -319,11 +325,28 @@ fn put_together(
     let mut whole = Set::new();
     for (places, answer) in places.into_iter().zip(answers) {
         let mut part = part(&mut set, &places);
-        set::answer(&mut part, answer)?;
+        put_answer(&mut part, answer)?;
         whole.append(&mut part);
     }
     whole.sort_unstable_by_key(|pending| pending.at);
-    Ok(set::decide(whole).0)
+    Ok(remote::decide(whole).0)
+}
+
+/// Puts the answer to a request with these charges into them. Returns whether Redis decided them in
+/// one step.
+///
+/// # Errors
+/// Returns the reason why there is no answer. The set then has the receipts of the charges that
+/// were taken anyway.
+fn put_answer(set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
+    let (decision, in_one_step, failed) = match answer? {
+        Answer::Decided(decision) => (decision, true, None),
+        Answer::Repeated(decision) => (decision, false, None),
+        Answer::Split(decision, failed) => (decision, false, failed),
+        Answer::Done | Answer::Behind | Answer::Elsewhere => return Err(nonsense()),
+    };
+    remote::fill(set, decision);
+    failed.map_or(Ok(in_one_step), Err)
 }
 
 /// Takes the charges at these places out of a set. The places are in order.
@@ -356,7 +379,7 @@ struct Taken {
     result: Result<(), RedisError>,
 }
 
-impl Receiver<Answer> for Taking {
+impl Receiver<Answer, RedisError> for Taking {
     fn is_gone(&self) -> bool {
         self.sender.is_closed()
     }
@@ -374,14 +397,15 @@ impl Receiver<Answer> for Taking {
     fn answer(self: Box<Self>, answer: Result<Answer, RedisError>) {
         let Self { sender, mut owed, sent, is_alone, .. } = *self;
         let is_repeated = matches!(answer, Ok(Answer::Repeated(_)));
-        let answered = set::answer(&mut owed.set, answer);
+        let answered = put_answer(&mut owed.set, answer);
         // A denial that is compensated is not remembered: another caller's charge may be refunded
         // at any moment.
         let is_noted = is_alone && matches!(answered, Ok(true));
         for pending in owed.set.iter().filter(|_| answered.is_ok()) {
+            debug_assert!(pending.decision.is_some(), "a request that was answered has a decision for each charge");
             let Some(decision) = &pending.decision else { continue };
             if let Some(leases) = &owed.inner.leases {
-                leases.told(pending.tag, decision);
+                leases.record_remaining(pending.tag, decision);
             }
             if let Some(watch) = pending.watch.filter(|_| is_noted) {
                 owed.inner.denials.note(watch, sent, decision);
@@ -405,7 +429,7 @@ impl Owed {
     }
 
     fn decide(mut self) -> Decision {
-        let (decision, refunds) = set::decide(std::mem::take(&mut self.set));
+        let (decision, refunds) = remote::decide(std::mem::take(&mut self.set));
         self.inner.give_back(refunds);
         decision
     }
@@ -413,7 +437,7 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        self.inner.give_back(set::undo(&mut self.set));
+        self.inner.give_back(remote::undo(&mut self.set));
     }
 }
 
@@ -451,7 +475,7 @@ impl Limiter for RedisLimiter {
             return Reply::Now(Ok(owed.decide()));
         }
         let store = &inner.batcher.dispatch().store;
-        if let Some(error) = requests.iter().find_map(|(request, _)| store.trouble(request.slot())) {
+        if let Some(error) = requests.iter().find_map(|(request, _)| store.error_at_once(request.slot())) {
             inner.checked(Duration::ZERO, Some(&error));
             return Reply::Now(Err(error));
         }
@@ -498,7 +522,7 @@ impl Limiter for RedisLimiter {
 
     fn reset(&self, policy: &Policy, key: &Key) -> Reply<(), RedisError, RedisFuture<()>> {
         let inner = Arc::clone(&self.0);
-        let tag = inner.tags.of(policy, key);
+        let (tag, queue) = (inner.tags.of(policy, key), inner.tags.queue(policy, key));
         let request = Request::reset(policy, &inner.space.key(policy, key));
         Reply::Later(Box::pin(async move {
             if let Some(leases) = &inner.leases {
@@ -506,6 +530,7 @@ impl Limiter for RedisLimiter {
             }
             let answer = inner.ask(request).await;
             inner.denials.forget(tag);
+            inner.queue_refunds.forget(queue);
             done(answer)
         }))
     }
@@ -516,7 +541,7 @@ impl Limiter for RedisLimiter {
     }
 
     fn is_overload(&self, error: &RedisError) -> bool {
-        error.kind() == RedisErrorKind::Overloaded
+        error.kind() == StoreErrorKind::Overloaded
     }
 
     fn observe(&self, observer: &Arc<dyn Observer>) {
@@ -532,7 +557,7 @@ impl Limiter for RedisLimiter {
 /// and a set has a bound.
 fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
     let unknown = |charge: &&Charge<'_>| {
-        let known = matches!(charge.policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+        let known = !charge.policy.quota().algorithm().is_limit();
         matches!(charge.effect, Effect::OnRefusal { .. }) && !known
     };
     let message = match charges.iter().find(unknown) {
@@ -547,10 +572,10 @@ fn unsupported(charges: &[Charge<'_>]) -> Option<RedisError> {
         ),
         None => return None,
     };
-    Some(RedisError::new(RedisErrorKind::Misconfigured, message))
+    Some(RedisError::new(StoreErrorKind::Misconfigured, message))
 }
 
-/// Sends each of some corrections, also if one cannot be sent.
+/// Sends each of some corrections, even if one cannot be sent.
 fn all<T>(sent: impl Iterator<Item = Result<T, RedisError>>) -> Result<Vec<T>, RedisError> {
     let sent: Vec<_> = sent.collect();
     sent.into_iter().collect()
@@ -558,7 +583,7 @@ fn all<T>(sent: impl Iterator<Item = Result<T, RedisError>>) -> Result<Vec<T>, R
 
 fn done(answer: Result<Answer, RedisError>) -> Result<(), RedisError> {
     match answer? {
-        Answer::Done => Ok(()),
+        Answer::Done | Answer::Behind => Ok(()),
         Answer::Decided(_) | Answer::Repeated(_) | Answer::Split(..) | Answer::Elsewhere => Err(nonsense()),
     }
 }

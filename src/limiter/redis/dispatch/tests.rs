@@ -13,6 +13,7 @@ use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
 use crate::limiter::{Charge, Effect, Limiter};
 use crate::sampling::config;
+use crate::wait::Wait;
 use crate::{
     MemoryLimiter,
     clock::ManualClock,
@@ -67,11 +68,11 @@ fn set() -> impl Strategy<Value = Vec<(usize, usize, u64, Effect)>> {
 
 /// Returns what a set reports. In a refused set that was decided key by key, the remaining units
 /// before a forced charge are not known, because there may have been debt.
-fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, Option<Duration>)>) {
+fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, Wait)>) {
     let allowed = decision.is_allowed();
     let known = |at: usize| allowed || charges.get(at).is_none_or(|charge| charge.effect != Effect::Force);
     let answers = decision.charges().iter().enumerate();
-    let told = answers.map(|(at, it)| (it.is_allowed(), if known(at) { it.remaining() } else { 0 }, it.retry_after()));
+    let told = answers.map(|(at, it)| (it.is_allowed(), if known(at) { it.remaining() } else { 0 }, it.wait()));
     (allowed, told.collect())
 }
 
@@ -80,7 +81,7 @@ fn told(decision: &Decision, charges: &[Charge<'_>]) -> (bool, Vec<(bool, u64, O
 fn deciding_key_by_key_equals_deciding_in_one_step() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (server, clock) = (Server::start(), ManualClock::new());
-    let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).denials(0).clock(clock.clone());
+    let connect = || RedisLimiter::builder().deadline(Duration::from_secs(20)).max_denials(0).clock(clock.clone());
     let redis = runtime.block_on(connected(connect(), &server.url()));
     redis.0.batcher.dispatch().splits.store(true, Ordering::Relaxed);
     let memory = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();

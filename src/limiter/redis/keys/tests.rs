@@ -3,6 +3,7 @@ use std::collections::HashMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::event::StoreErrorKind;
 use crate::quota::Quota;
 
 fn policy(name: &str) -> Policy {
@@ -25,7 +26,7 @@ fn readable(groups: Option<u16>) -> KeySpace {
 fn a_prefix_is_neither_empty_nor_long_nor_has_braces() {
     for prefix in ["", "a{b", "a}b", &"p".repeat(129)] {
         let error = KeySpace::new(prefix, CallerKeys::Readable, None).unwrap_err();
-        assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
     }
     let space = |prefix: &str, groups| KeySpace::new(prefix, CallerKeys::Readable, groups);
     assert!(space(&"p".repeat(128), None).is_ok());

@@ -17,14 +17,15 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::address::Address;
 use super::error_class::{Cause, Failure, misconfigured};
-use super::events::Events;
-use super::link::{self, Link};
+use super::link::{Failover, Link, SlotState};
 use super::reconnect::jitter;
 use super::server::Server;
 use super::settings::{CONNECT_TIMEOUT, Settings, Target, TargetKind};
 use super::slots::{MASTERS, SLOTS, Slots};
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::Call;
+use crate::limiter::remote::Events;
 
 /// The intervals at which the map is fetched: usually, while a server is away, and the shortest.
 const EVERY: Duration = Duration::from_secs(60);
@@ -59,7 +60,7 @@ struct Shared {
     events: Arc<Events>,
     runtime: Handle,
     /// Notified when the map may be old.
-    alarm: Arc<Notify>,
+    refresh: Arc<Notify>,
     closed: AtomicBool,
 }
 
@@ -89,10 +90,10 @@ impl Cluster {
         };
         // Wrong settings are an error here, and not later in the background.
         target.client(seeds.first(), &settings)?;
-        let alarm = Arc::new(Notify::new());
+        let refresh = Arc::new(Notify::new());
         let (map, closed) = (RwLock::new(map), AtomicBool::new(false));
-        let shared = Arc::new(Shared { map, target, settings, events, runtime: runtime.clone(), alarm, closed });
-        let refresher = runtime.spawn(refresh(Arc::clone(&shared))).abort_handle();
+        let shared = Arc::new(Shared { map, target, settings, events, runtime: runtime.clone(), refresh, closed });
+        let refresher = runtime.spawn(keep_map(Arc::clone(&shared))).abort_handle();
         Ok(Self { shared, refresher })
     }
 
@@ -100,24 +101,24 @@ impl Cluster {
     /// servers.
     pub(super) async fn run(&self, call: &Call, slot: u16, until: Instant) -> Result<Option<Value>, RedisError> {
         let give_up = |failure: Failure| {
-            self.shared.events.failed(&failure.error);
+            failure.error.report_to(&self.shared.events);
             Err(failure.error)
         };
         let mut link = self.link(slot)?;
-        let (mut asking, mut hops, mut pause) = (false, 0, PAUSE);
+        let (mut slot_state, mut hops, mut pause) = (SlotState::Owned, 0, PAUSE);
         loop {
-            let failure = match link.run(call, until, asking).await {
+            let failure = match link.run_script(call, until, slot_state).await {
                 Ok(answer) => return Ok(Some(answer)),
                 Err(failure) => failure,
             };
             let next = match &failure.cause {
                 Cause::Moved(to) => {
-                    self.shared.alarm.notify_one();
-                    asking = false;
+                    self.shared.refresh.notify_one();
+                    slot_state = SlotState::Owned;
                     self.shared.at(to, Some(slot))
                 }
                 Cause::Ask(to) => {
-                    asking = true;
+                    slot_state = SlotState::Importing;
                     self.shared.at(to, None)
                 }
                 Cause::TryAgain => return Ok(None),
@@ -134,7 +135,7 @@ impl Cluster {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
             // The server may be new, so its first connection is waited for.
-            link.wait(until).await.map_err(|failure| failure.error)?;
+            link.wait_for_connection(until).await.map_err(|failure| failure.error)?;
         }
     }
 
@@ -146,12 +147,12 @@ impl Cluster {
         if let Some(server) = self.shared.map().owner(slot) {
             return Ok(Arc::clone(&server.link));
         }
-        self.shared.alarm.notify_one();
+        self.shared.refresh.notify_one();
         Err(self.shared.unknown(slot))
     }
 
     /// Finds out whether every slot has a server, and every such server answers.
-    pub(super) async fn answers(&self) -> Result<(), RedisError> {
+    pub(super) async fn verify(&self) -> Result<(), RedisError> {
         let servers = {
             let map = self.shared.map();
             if let Some(slot) = map.owners.iter().position(|owner| *owner == NO_SERVER) {
@@ -162,7 +163,7 @@ impl Cluster {
             map.servers.clone()
         };
         for server in servers {
-            link::answers(&server.link, true, &self.shared.settings).await?;
+            server.link.verify(Instant::now() + self.shared.settings.deadline).await?;
         }
         Ok(())
     }
@@ -192,7 +193,7 @@ impl Map {
 
     /// Whether a server or the owner of a slot is missing. No call would find out when it is back.
     fn lacks_something(&self) -> bool {
-        self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.is_open())
+        self.owners.contains(&NO_SERVER) || self.servers.iter().any(|server| server.link.fails_at_once())
     }
 
     fn find(&self, address: &Address) -> Option<usize> {
@@ -211,20 +212,20 @@ impl Shared {
 
     fn unknown(&self, slot: u16) -> RedisError {
         if self.closed.load(Ordering::Relaxed) {
-            return RedisError::new(RedisErrorKind::Unavailable, "this store was closed");
+            return RedisError::new(StoreErrorKind::Unavailable, "this store was closed");
         }
         self.map().trouble.clone().unwrap_or_else(|| self.no_server(slot))
     }
 
     fn no_server(&self, slot: u16) -> RedisError {
-        RedisError::new(RedisErrorKind::Unavailable, format!("no server of the cluster is known to have slot {slot}"))
+        RedisError::new(StoreErrorKind::Unavailable, format!("no server of the cluster is known to have slot {slot}"))
     }
 
     fn start(&self, address: &Address) -> Result<Arc<Server>, RedisError> {
-        let (events, alarm) = (Arc::clone(&self.events), Some(Arc::clone(&self.alarm)));
+        let (events, failover) = (Arc::clone(&self.events), Failover::Cluster(Arc::clone(&self.refresh)));
         let client = self.target.client(Some(address), &self.settings)?;
         let (runtime, address) = (&self.runtime, address.clone());
-        Ok(Arc::new(Server::start(runtime, address, client, false, &self.settings, events, alarm)))
+        Ok(Arc::new(Server::start(runtime, address, client, failover, &self.settings, events)))
     }
 
     /// Returns the server that another server has named. `owns` is the slot that it has, if it is
@@ -276,6 +277,7 @@ impl Shared {
                 range.fill(u16::try_from(at).unwrap_or(NO_SERVER));
             }
         }
+        debug_assert!(matches!(self.target.kind, TargetKind::Cluster(_)), "it was started with the URL of a cluster");
         let TargetKind::Cluster(seeds) = &self.target.kind else { return Ok(()) };
         let replicas = slots.replicas.into_iter().filter(|replica| !seeds.contains(replica));
         map.others = replicas.chain(seeds.iter().take(MASTERS).cloned()).collect();
@@ -295,7 +297,7 @@ impl Shared {
                 let count = servers.len();
                 servers.rotate_left(turn % count);
             }
-            servers.sort_by_key(|server| server.link.is_open() || !server.link.client.is_connected());
+            servers.sort_by_key(|server| server.link.fails_at_once() || !server.link.client.is_connected());
             let others = map.others.iter().filter(|other| map.find(other).is_none()).cloned();
             (servers, others.collect::<Vec<_>>())
         };
@@ -322,19 +324,17 @@ impl Shared {
         if !link.client.is_connected() {
             let _ = timeout_at(until, link.client.wait_for_connect()).await;
         }
-        let answer = link.command("CLUSTER", &["SLOTS"], until).await.map_err(|failure| {
-            link.report(&failure.error);
-            link.reason().unwrap_or(failure.error)
-        })?;
+        let answer = link.send_keyless("CLUSTER", &["SLOTS"], until).await;
+        let answer = answer.map_err(|failure| link.explain(failure))?;
         Slots::parse(&answer, &link.address).ok_or_else(|| {
             let message = format!("Redis at {} knows of no slots of its cluster", link.address);
-            RedisError::new(RedisErrorKind::Unavailable, message)
+            RedisError::new(StoreErrorKind::Unavailable, message)
         })
     }
 }
 
 /// The task that keeps the map up to date.
-async fn refresh(shared: Arc<Shared>) {
+async fn keep_map(shared: Arc<Shared>) {
     for turn in 0_usize.. {
         let failed = match shared.learn(turn).await {
             Ok(()) => false,
@@ -346,6 +346,6 @@ async fn refresh(shared: Arc<Shared>) {
         sleep(jitter(NO_SOONER)).await;
         let away = failed || shared.map().lacks_something();
         let pause = if away { WHILE_AWAY } else { EVERY };
-        let _ = timeout(jitter(pause), shared.alarm.notified()).await;
+        let _ = timeout(jitter(pause), shared.refresh.notified()).await;
     }
 }

@@ -4,7 +4,8 @@
 use fred::error::{Error, ErrorKind};
 
 use super::address::Address;
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
 
 /// A failed call: the error, and what follows from it.
 #[derive(Clone, Debug)]
@@ -43,16 +44,16 @@ impl Cause {
 }
 
 impl Failure {
-    pub(super) fn lost(kind: RedisErrorKind, message: impl Into<String>) -> Self {
+    pub(super) fn lost(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self { cause: Cause::Lost, error: RedisError::new(kind, message) }
     }
 
     pub(super) fn timeout(message: impl Into<String>) -> Self {
-        Self::lost(RedisErrorKind::Timeout, message)
+        Self::lost(StoreErrorKind::Timeout, message)
     }
 
     pub(super) fn unavailable(message: impl Into<String>) -> Self {
-        Self { cause: Cause::Answer, error: RedisError::new(RedisErrorKind::Unavailable, message) }
+        Self { cause: Cause::Answer, error: RedisError::new(StoreErrorKind::Unavailable, message) }
     }
 
     /// Classifies an error of a call to `server`.
@@ -62,7 +63,7 @@ impl Failure {
             _ if is_answer(error) => answer(error.details(), server),
             // The reason, if there is one, comes by another way.
             ErrorKind::Canceled => {
-                Self::lost(RedisErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
+                Self::lost(StoreErrorKind::Unavailable, format!("there is no connection to Redis at {server}"))
             }
             ErrorKind::Config | ErrorKind::Url | ErrorKind::InvalidArgument | ErrorKind::InvalidCommand => Self {
                 cause: Cause::Answer,
@@ -76,7 +77,10 @@ impl Failure {
                     error.details()
                 )),
             },
-            _ => Self::lost(RedisErrorKind::Unavailable, format!("no connection to Redis at {server}: {error}")),
+            _ => {
+                let lost = RedisError::new(StoreErrorKind::Unavailable, format!("no connection to Redis at {server}"));
+                Self { cause: Cause::Lost, error: lost.caused_by(error.clone()) }
+            }
         }
     }
 }
@@ -108,12 +112,12 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
     let has =
         |code: &&str| word == *code || [" ", " -"].iter().any(|before| text.contains(&format!("{before}{code} ")));
     let (cause, (kind, said)) = match (word, target) {
-        ("NOSCRIPT", _) => (Cause::NoScript, (RedisErrorKind::Unavailable, "does not know the script")),
-        ("MOVED", Some(target)) => (Cause::Moved(target), (RedisErrorKind::Unavailable, "does not have the slot")),
-        ("ASK", Some(target)) => (Cause::Ask(target), (RedisErrorKind::Unavailable, "is giving the slot away")),
-        ("TRYAGAIN", _) => (Cause::TryAgain, (RedisErrorKind::Unavailable, "is giving the slot away")),
+        ("NOSCRIPT", _) => (Cause::NoScript, (StoreErrorKind::Unavailable, "does not know the script")),
+        ("MOVED", Some(target)) => (Cause::Moved(target), (StoreErrorKind::Unavailable, "does not have the slot")),
+        ("ASK", Some(target)) => (Cause::Ask(target), (StoreErrorKind::Unavailable, "is giving the slot away")),
+        ("TRYAGAIN", _) => (Cause::TryAgain, (StoreErrorKind::Unavailable, "is giving the slot away")),
         _ if ["READONLY", "MASTERDOWN", "CLUSTERDOWN"].iter().any(has) => {
-            (Cause::Demoted, (RedisErrorKind::Unavailable, "cannot write now"))
+            (Cause::Demoted, (StoreErrorKind::Unavailable, "cannot write now"))
         }
         _ => (Cause::Answer, meaning(text, has)),
     };
@@ -122,41 +126,41 @@ pub(super) fn answer(text: &str, server: &Address) -> Failure {
 
 /// Returns the kind of an error that has no consequences here, and what the server does, in words.
 /// `has` says whether the text has a code.
-fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (RedisErrorKind, &'static str) {
+fn meaning(text: &str, has: impl Fn(&&str) -> bool) -> (StoreErrorKind, &'static str) {
     let is_code = |words: &str| words.bytes().all(|byte| byte.is_ascii_uppercase());
     let says = |words: &&str| if is_code(words) { has(words) } else { text.contains(words) };
     let known = MEANINGS.iter().find(|(words, ..)| words.iter().any(says));
     // Too many clients, a proxy that has no server, what later versions say: it may pass.
-    known.map_or((RedisErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
+    known.map_or((StoreErrorKind::Unavailable, "cannot serve now"), |(_, kind, said)| (*kind, said))
 }
 
 /// Codes, or other words of errors, and what they mean. The first that fits counts.
-const MEANINGS: [(&[&str], RedisErrorKind, &str); 8] = [
-    (&["NOAUTH", "WRONGPASS"], RedisErrorKind::Misconfigured, "wants another user or password in the URL"),
+const MEANINGS: [(&[&str], StoreErrorKind, &str); 8] = [
+    (&["NOAUTH", "WRONGPASS"], StoreErrorKind::Misconfigured, "wants another user or password in the URL"),
     // Redis since 7.2 and Valkey say the second, earlier ones the third.
     (
         &["NOPERM", "ACL failure in script", "user executing the script can't"],
-        RedisErrorKind::Misconfigured,
+        StoreErrorKind::Misconfigured,
         "gives its user too few rights; what is needed is ACL SETUSER <user> +eval +evalsha +time +get +set +psetex +del \
          +lrange +lindex +llen +lset +ltrim +rpush +rpop +pexpire ~<prefix>:* and, in a cluster, +cluster|slots +asking",
     ),
     (
         &["LOADING", "BUSY", "OOM", "MISCONF", "NOREPLICAS", "UNKILLABLE"],
-        RedisErrorKind::Unavailable,
+        StoreErrorKind::Unavailable,
         "cannot serve now",
     ),
-    (&["WRONGTYPE"], RedisErrorKind::Foreign, "has something else under a key"),
+    (&["WRONGTYPE"], StoreErrorKind::Foreign, "has something else under a key"),
     (
         &["unknown command", "Unknown Redis command", "Error compiling script"],
-        RedisErrorKind::Misconfigured,
+        StoreErrorKind::Misconfigured,
         "does not know a command or cannot compile the script; 6.2 or later is needed",
     ),
     (
         &["cluster support disabled"],
-        RedisErrorKind::Misconfigured,
+        StoreErrorKind::Misconfigured,
         "is no cluster: its URL begins with redis:// or rediss://",
     ),
-    (&["Error running script", "user_script"], RedisErrorKind::Foreign, "could not make sense of what it has stored"),
+    (&["Error running script", "user_script"], StoreErrorKind::Foreign, "could not make sense of what it has stored"),
     // They do not pass by themselves: keys of several slots, a password where there is none, a database that does not
     // exist, a command with other arguments.
     (
@@ -170,27 +174,27 @@ const MEANINGS: [(&[&str], RedisErrorKind, &str); 8] = [
             "wrong number of arguments",
             "unknown subcommand",
         ],
-        RedisErrorKind::Misconfigured,
+        StoreErrorKind::Misconfigured,
         "cannot be used so",
     ),
 ];
 
 pub(super) fn misconfigured(message: impl Into<String>) -> RedisError {
-    RedisError::new(RedisErrorKind::Misconfigured, message)
+    RedisError::new(StoreErrorKind::Misconfigured, message)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn kind_of(kind: ErrorKind, text: &'static str) -> (RedisErrorKind, Cause) {
+    fn kind_of(kind: ErrorKind, text: &'static str) -> (StoreErrorKind, Cause) {
         let failure = Failure::of(&Error::new(kind, text), &Address::new("here", 1));
         (failure.error.kind(), failure.cause)
     }
 
     #[test]
     fn server_error_is_not_held_against_the_server() {
-        use RedisErrorKind::{Foreign, Misconfigured, Unavailable};
+        use StoreErrorKind::{Foreign, Misconfigured, Unavailable};
         for (text, kind) in [
             ("LOADING Redis is loading the dataset in memory", Unavailable),
             ("BUSY Redis is busy running a script.", Unavailable),
@@ -233,7 +237,7 @@ mod tests {
 
     #[test]
     fn words_met_within_a_script_mean_the_same() {
-        use RedisErrorKind::{Misconfigured, Unavailable};
+        use StoreErrorKind::{Misconfigured, Unavailable};
         for (text, kind) in [
             ("@user_script: 1: The user executing the script can't run this command or subcommand", Misconfigured),
             ("=[C]: -1: The user executing the script can't access at least one of the keys mentioned", Misconfigured),
@@ -257,16 +261,16 @@ mod tests {
             (ErrorKind::Routing, "Failed to route command."),
             (ErrorKind::Protocol, "Unexpected frame"),
         ] {
-            assert_eq!(kind_of(kind, text), (RedisErrorKind::Unavailable, Cause::Lost), "{text}");
+            assert_eq!(kind_of(kind, text), (StoreErrorKind::Unavailable, Cause::Lost), "{text}");
         }
-        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (RedisErrorKind::Timeout, Cause::Lost));
+        assert_eq!(kind_of(ErrorKind::Timeout, "Request timed out."), (StoreErrorKind::Timeout, Cause::Lost));
     }
 
     #[test]
     fn a_certificate_that_is_not_trusted_is_a_misconfiguration() {
         let text = "Custom { kind: InvalidData, error: InvalidCertificate(UnknownIssuer) }";
         let (kind, cause) = kind_of(ErrorKind::IO, text);
-        assert_eq!((kind, cause), (RedisErrorKind::Misconfigured, Cause::Answer));
+        assert_eq!((kind, cause), (StoreErrorKind::Misconfigured, Cause::Answer));
     }
 
     #[test]

@@ -13,51 +13,67 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::address::Address;
-use super::breaker::Breaker;
 use super::error_class::{self, Cause, Failure};
-use super::events::Events;
-use super::settings::Settings;
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
-use crate::limiter::redis::lateness::{self, Due};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::script::{Call, Script};
+use crate::limiter::remote::{Breaker, Due, Events};
 
-/// The time after fred's own timeout at which a call ends if fred's does not come.
-const GUARD: Duration = Duration::from_millis(20);
+/// The time that fred gets beyond a call's own to report that it is over. After it the call ends without fred.
+const FRED_GRACE: Duration = Duration::from_millis(20);
 
-/// The shortest time for which a call is sent. For fred, no time at all means no limit.
-const SHORTEST: Duration = Duration::from_millis(1);
+/// The least time for which a call is sent. For fred, no time at all means no limit.
+const MIN_CALL: Duration = Duration::from_millis(1);
 
-/// The shortest time between two restarts of a connection: because of its server, or because a
-/// reply was not understood.
-const RESTART: Duration = Duration::from_secs(1);
-const RESTART_OF_GARBLED: Duration = Duration::from_millis(100);
+/// The least time between two restarts of a connection.
+const MIN_RESTART_GAP: Duration = Duration::from_secs(1);
+
+/// The least time between two restarts if a reply was not understood.
+const MIN_GARBLED_RESTART_GAP: Duration = Duration::from_millis(100);
 
 /// A server's client, and the state that calls and the reconnecting task share.
 pub(super) struct Link {
     pub(super) address: Address,
     pub(super) client: Client,
-    is_sentinel: bool,
+    failover: Failover,
     pub(super) breaker: Breaker,
     /// Notified when the breaker opens.
-    pub(super) opened: Notify,
+    pub(super) breaker_opened: Notify,
     /// Notified when there is a new connection to a server that is believed dead.
-    pub(super) made: Notify,
-    /// Notified when another server may have to be found.
-    alarm: Option<Arc<Notify>>,
+    pub(super) reconnected: Notify,
     /// There was a connection to the server.
     was_connected: AtomicBool,
     /// The server was reported as down, and not as up since.
     is_reported_down: AtomicBool,
     /// Why there is no connection, or why the breaker is open.
-    trouble: Mutex<Option<RedisError>>,
-    router: Mutex<Router>,
-    closed: AtomicBool,
+    down_because: Mutex<Option<RedisError>>,
+    connection: Mutex<Connection>,
+    is_closed: AtomicBool,
     events: Arc<Events>,
+}
+
+/// How another server is found when this one is gone or no master any more.
+pub(super) enum Failover {
+    /// It is not: the URL names one server.
+    None,
+    /// The sentinels are asked for each new connection.
+    Sentinel,
+    /// This notifies the task that fetches the cluster's map.
+    Cluster(Arc<Notify>),
+}
+
+/// Whether a server has the slot of a call's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SlotState {
+    /// The server has it, or is of no cluster.
+    Owned,
+    /// The server is being given it, so it serves only calls that come after `ASKING`.
+    Importing,
 }
 
 /// fred's task for a client's connection.
 #[derive(Default)]
-struct Router {
+struct Connection {
     task: Option<AbortHandle>,
     restarted: Option<Instant>,
 }
@@ -66,148 +82,126 @@ impl Link {
     pub(super) fn new(
         address: Address,
         client: Client,
-        is_sentinel: bool,
-        failures: u32,
+        failover: Failover,
+        max_failures: u32,
         events: Arc<Events>,
-        alarm: Option<Arc<Notify>>,
     ) -> Self {
         Self {
             address,
             client,
-            is_sentinel,
-            breaker: Breaker::new(failures),
-            opened: Notify::new(),
-            made: Notify::new(),
-            alarm,
+            failover,
+            breaker: Breaker::new(max_failures),
+            breaker_opened: Notify::new(),
+            reconnected: Notify::new(),
             was_connected: AtomicBool::new(false),
             is_reported_down: AtomicBool::new(false),
-            trouble: Mutex::new(None),
-            router: Mutex::default(),
-            closed: AtomicBool::new(false),
+            down_because: Mutex::new(None),
+            connection: Mutex::default(),
+            is_closed: AtomicBool::new(false),
             events,
         }
     }
 
+    /// Lets all later calls fail.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
+        self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_open(&self) -> bool {
-        self.breaker.is_open() || self.closed.load(Ordering::Relaxed)
+    /// Returns whether a call fails without being sent: the server is believed dead, or the link was closed.
+    pub(super) fn fails_at_once(&self) -> bool {
+        self.breaker.is_open() || self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// Runs a script by its name, and by its text if the server does not know it. `until` is when
-    /// its time is over. With `asking` the server also serves a slot that it is being given.
-    pub(super) async fn run(&self, call: &Call, until: Instant, asking: bool) -> Result<Value, Failure> {
-        if self.is_open() {
-            return Err(self.believed_dead());
+    /// Returns why a call fails without being sent.
+    pub(super) fn failure_at_once(&self) -> Failure {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Failure::unavailable("this store was closed");
         }
-        match self.ask("EVALSHA", &call.script.sha, call, until, asking).await {
+        match self.down_because() {
+            Some(error) if error.kind() == StoreErrorKind::Misconfigured => Failure { cause: Cause::Answer, error },
+            trouble => {
+                let Failure { cause, error } = Failure::unavailable(format!("Redis at {} is away", self.address));
+                match trouble {
+                    Some(last) => Failure { cause, error: error.caused_by(last) },
+                    None => Failure { cause, error },
+                }
+            }
+        }
+    }
+
+    /// Runs a check's script by its name, and by its text if the server does not know it. `until` is when
+    /// its time is over.
+    pub(super) async fn run_script(&self, call: &Call, until: Instant, slot: SlotState) -> Result<Value, Failure> {
+        if self.fails_at_once() {
+            return Err(self.failure_at_once());
+        }
+        match self.evaluate("EVALSHA", &call.script.sha, call, until, slot).await {
             Err(Failure { cause: Cause::NoScript, .. }) => {
-                self.ask("EVAL", call.script.text, call, until, asking).await
+                self.evaluate("EVAL", call.script.text, call, until, slot).await
             }
             answer => answer,
         }
     }
 
-    /// Sends a command without keys.
-    pub(super) async fn command(
+    /// Sends a check's script, and records how the call ends.
+    async fn evaluate(
+        &self,
+        command: &'static str,
+        script: &'static str,
+        call: &Call,
+        until: Instant,
+        slot: SlotState,
+    ) -> Result<Value, Failure> {
+        let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
+        args.push(Value::from_static_str(script));
+        args.push(Value::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
+        args.extend(call.keys.iter().chain(&call.args).map(|bytes| Value::Bytes(bytes.clone())));
+        match self.send(command, args, until, slot).await {
+            Ok(value) => {
+                self.breaker.record_answer();
+                Ok(value)
+            }
+            Err(failure) => Err(self.record_failure(failure)),
+        }
+    }
+
+    /// Sends a command without keys. How it ends is not recorded.
+    pub(super) async fn send_keyless(
         &self,
         command: &'static str,
         args: &[&'static str],
         until: Instant,
     ) -> Result<Value, Failure> {
         let args = args.iter().map(|arg| Value::from_static_str(arg)).collect();
-        self.send(command, args, until, false).await
+        self.send(command, args, until, SlotState::Owned).await
     }
 
     /// Runs a script that does nothing, as checks run theirs: a server may answer other commands
     /// and yet run no scripts.
-    pub(super) async fn probe(&self, until: Instant) -> Result<Value, Failure> {
+    pub(super) async fn probe(&self, until: Instant) -> Result<(), Failure> {
         static NOTHING: LazyLock<Script> = LazyLock::new(|| Script::new("return 1"));
-        match self.command("EVALSHA", &[&NOTHING.sha, "0"], until).await {
-            Err(Failure { cause: Cause::NoScript, .. }) => self.command("EVAL", &[NOTHING.text, "0"], until).await,
+        let answer = match self.send_keyless("EVALSHA", &[&NOTHING.sha, "0"], until).await {
+            Err(Failure { cause: Cause::NoScript, .. }) => self.send_keyless("EVAL", &[NOTHING.text, "0"], until).await,
             answer => answer,
-        }
+        };
+        answer.map(drop)
     }
 
-    /// Runs a script for a check, and counts how it ends.
-    async fn ask(
-        &self,
-        command: &'static str,
-        script: &'static str,
-        call: &Call,
-        until: Instant,
-        asking: bool,
-    ) -> Result<Value, Failure> {
-        let mut args = Vec::with_capacity(2 + call.keys.len() + call.args.len());
-        args.push(Value::from_static_str(script));
-        args.push(Value::Integer(i64::try_from(call.keys.len()).unwrap_or(i64::MAX)));
-        args.extend(call.keys.iter().chain(&call.args).map(|bytes| Value::Bytes(bytes.clone())));
-        match self.send(command, args, until, asking).await {
-            Ok(value) => {
-                self.breaker.answered();
-                Ok(value)
-            }
-            Err(failure) => Err(self.count(failure)),
+    /// Finds out whether the server runs scripts, and reports a misconfiguration. A server of a cluster also gets
+    /// the command `ASKING`, because the lack of that right would otherwise show only when a slot moves.
+    pub(super) async fn verify(&self, until: Instant) -> Result<(), RedisError> {
+        let mut answer = self.probe(until).await;
+        if answer.is_ok() && matches!(self.failover, Failover::Cluster(_)) {
+            answer = self.send_keyless("ASKING", &[], until).await.map(drop);
         }
+        answer.map_err(|failure| self.explain(failure))
     }
 
-    /// Waits for a connection that is being made, unless the server is believed dead.
-    pub(super) async fn wait(&self, until: Instant) -> Result<(), Failure> {
-        if self.is_open() || self.client.is_connected() {
-            return Ok(());
-        }
-        match tokio::time::timeout_at(until, self.client.wait_for_connect()).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(self.count(Failure::of(&error, &self.address))),
-            Err(_) => Err(self.count(Failure::timeout(format!("no connection to Redis at {} in time", self.address)))),
-        }
-    }
-
-    /// Counts a failure, reports it, and draws its consequences.
-    pub(super) fn count(&self, failure: Failure) -> Failure {
-        // The reason why there is no connection says more than that there is none.
-        let says_little = failure.cause == Cause::Lost && failure.error.kind() == RedisErrorKind::Unavailable;
-        let reason = if says_little { self.reason() } else { None };
-        let failure = Failure { error: reason.unwrap_or(failure.error), ..failure };
-        // The check has not failed yet if its script is sent again.
-        if !failure.cause.is_sent_again() {
-            self.events.failed(&failure.error);
-        }
-        match failure.cause {
-            Cause::NoTime => {}
-            Cause::Lost => {
-                if self.breaker.failed() {
-                    self.opened(&failure.error);
-                }
-            }
-            _ => {
-                self.breaker.answered();
-                if failure.cause == Cause::Demoted {
-                    self.raise();
-                    if self.is_sentinel {
-                        self.restart();
-                    }
-                }
-            }
-        }
-        failure
-    }
-
-    /// Draws the consequences of an open breaker.
-    fn opened(&self, error: &RedisError) {
-        self.trouble().get_or_insert_with(|| error.clone());
-        if !self.is_reported_down.swap(true, Ordering::Relaxed) {
-            self.events.down(&self.address, error);
-        }
-        self.opened.notify_one();
-        self.raise();
-    }
-
-    /// Returns the error for a command of a script that the server refused in these words.
-    pub(super) fn refused(&self, words: &str) -> RedisError {
-        self.count(error_class::answer(words, &self.address)).error
+    /// Reports the failure of a call that is no check's, if it is a misconfiguration. Returns its error, or why there
+    /// is no connection, which says more.
+    pub(super) fn explain(&self, failure: Failure) -> RedisError {
+        self.report_misconfiguration(&failure.error);
+        self.down_because().unwrap_or(failure.error)
     }
 
     async fn send(
@@ -215,10 +209,10 @@ impl Link {
         command: &'static str,
         args: Vec<Value>,
         until: Instant,
-        asking: bool,
+        slot: SlotState,
     ) -> Result<Value, Failure> {
         let left = until.saturating_duration_since(Instant::now());
-        if left < SHORTEST {
+        if left < MIN_CALL {
             return Err(Failure {
                 cause: Cause::NoTime,
                 ..Failure::timeout(format!("no time was left for a call to Redis at {}", self.address))
@@ -227,166 +221,203 @@ impl Link {
         // fred ignores options for its own commands for scripts.
         let command = CustomCommand::new_static(command, ClusterHash::FirstKey, false);
         let options = Options { timeout: Some(left), fail_fast: true, max_attempts: Some(1), ..Options::default() };
-        let answer = tokio::time::timeout(left + GUARD, async {
-            if asking {
-                // A pipeline's commands are written one after another, with nothing between them.
-                let pipeline = self.client.pipeline();
-                let with_options = pipeline.with_options(&options);
-                let ask = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
-                let _: Value = with_options.custom(ask, Vec::<Value>::new()).await?;
-                let _: Value = with_options.custom(command, args).await?;
-                // If the first is refused, that is the reason for the answer to the second.
-                pipeline.all::<Vec<Value>>().await.map(|answers| answers.into_iter().last().unwrap_or(Value::Null))
-            } else {
-                self.client.with_options(&options).custom(command, args).await
+        let answer = tokio::time::timeout(left + FRED_GRACE, async {
+            match slot {
+                SlotState::Owned => self.client.with_options(&options).custom(command, args).await,
+                SlotState::Importing => {
+                    // A pipeline's commands are written one after another, with nothing between them.
+                    let pipeline = self.client.pipeline();
+                    let with_options = pipeline.with_options(&options);
+                    let asking = CustomCommand::new_static("ASKING", ClusterHash::FirstKey, false);
+                    let _: Value = with_options.custom(asking, Vec::<Value>::new()).await?;
+                    let _: Value = with_options.custom(command, args).await?;
+                    // If the first is refused, that is the reason for the answer to the second.
+                    let answers: Vec<Value> = pipeline.all().await?;
+                    Ok(answers.into_iter().last().unwrap_or(Value::Null))
+                }
             }
         });
         let (failure, due) = match answer.await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(error)) => (Failure::of(&error, &self.address), until),
-            Err(_) => (Failure::timeout(format!("no answer from Redis at {} in time", self.address)), until + GUARD),
+            Err(_) => {
+                let failure = Failure::timeout(format!("no answer from Redis at {} in time", self.address));
+                (failure, until + FRED_GRACE)
+            }
         };
-        if failure.error.kind() == RedisErrorKind::Timeout && Due::at(due).is_late() {
-            let error = lateness::error(&format!("no answer from Redis at {} was read in time", self.address));
+        if failure.error.kind() == StoreErrorKind::Timeout && Due::at(due).is_late() {
+            let error = RedisError::too_busy(&format!("no answer from Redis at {} was read in time", self.address));
             return Err(Failure { cause: Cause::NoTime, error });
         }
         Err(failure)
     }
 
-    /// Remembers why there is no connection, and reports it if it is a misconfiguration.
-    pub(super) fn note(&self, error: &fred::error::Error) {
+    /// Waits for a connection that is being made, unless calls fail at once.
+    pub(super) async fn wait_for_connection(&self, until: Instant) -> Result<(), Failure> {
+        if self.fails_at_once() || self.client.is_connected() {
+            return Ok(());
+        }
+        let failure = match tokio::time::timeout_at(until, self.client.wait_for_connect()).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => Failure::of(&error, &self.address),
+            Err(_) => Failure::timeout(format!("no connection to Redis at {} in time", self.address)),
+        };
+        Err(self.record_failure(failure))
+    }
+
+    /// Records how a check failed: reports it, counts a lost answer against the server, and has another server found
+    /// if this one is no master any more. Returns the failure with the error that says most.
+    fn record_failure(&self, mut failure: Failure) -> Failure {
+        if failure.cause == Cause::Lost && failure.error.kind() == StoreErrorKind::Unavailable {
+            // The reason why there is no connection says more than that there is none.
+            failure.error = self.down_because().unwrap_or(failure.error);
+        }
+        // The check has not failed yet if its script is sent again.
+        if !failure.cause.is_sent_again() {
+            failure.error.report_to(&self.events);
+        }
+        match failure.cause {
+            Cause::NoTime => {}
+            Cause::Lost => {
+                if self.breaker.record_silence() {
+                    self.report_dead(&failure.error);
+                }
+            }
+            Cause::Demoted => {
+                self.breaker.record_answer();
+                self.refresh_cluster();
+                if matches!(self.failover, Failover::Sentinel) {
+                    self.restart_connection();
+                }
+            }
+            _ => self.breaker.record_answer(),
+        }
+        failure
+    }
+
+    /// Records that the server refused a command of a script in these words. Returns the error.
+    pub(super) fn record_refusal(&self, words: &str) -> RedisError {
+        self.record_failure(error_class::answer(words, &self.address)).error
+    }
+
+    /// Records why there is no connection, and reports it if it is a misconfiguration.
+    pub(super) fn record_connection_error(&self, error: &fred::error::Error) {
         let mut failure = Failure::of(error, &self.address);
-        if failure.error.kind() == RedisErrorKind::Timeout {
+        if failure.error.kind() == StoreErrorKind::Timeout {
             // No check waited for this. The checks that come now fail at once, and this is why.
             let is_tls = self.client.client_config().uses_tls();
             let hint = if is_tls { "; if that port does not speak TLS, the URL begins with redis://" } else { "" };
             let message = format!("Redis at {} accepts connections and does not answer in time{hint}", self.address);
-            failure = Failure::lost(RedisErrorKind::Unavailable, message);
+            failure = Failure::lost(StoreErrorKind::Unavailable, message);
         }
-        self.report(&failure.error);
+        self.report_misconfiguration(&failure.error);
         if failure.cause == Cause::Demoted {
             // fred gives the connection up when a server says that its cluster is down, and the
             // caller does not hear why.
-            self.raise();
+            self.refresh_cluster();
         }
-        let never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
-        *self.trouble() = Some(failure.error.clone());
-        // A server that was never there is not waited for by checks.
-        if never_there && self.breaker.open() {
-            self.opened(&failure.error);
-        }
-    }
-
-    /// Reports a misconfiguration.
-    pub(super) fn report(&self, error: &RedisError) {
-        if error.kind() == RedisErrorKind::Misconfigured {
-            self.events.failed(error);
+        *self.lock_down_because() = Some(failure.error.clone());
+        // Checks do not wait for a server that was never there.
+        let was_never_there = failure.cause == Cause::Lost && !self.was_connected.load(Ordering::Relaxed);
+        if was_never_there && self.breaker.open() {
+            self.report_dead(&failure.error);
         }
     }
 
-    /// Notes that there is a connection. A server that is believed dead is then probed, since it
+    /// Records that there is a connection. A server that is believed dead is then probed, since it
     /// may still run no scripts.
-    pub(super) fn connected(&self) {
+    pub(super) fn record_connection(&self) {
         self.was_connected.store(true, Ordering::Relaxed);
         if self.breaker.is_open() {
-            self.made.notify_one();
+            self.reconnected.notify_one();
         } else {
-            *self.trouble() = None;
+            *self.lock_down_because() = None;
         }
     }
 
-    /// Notes that the server answers.
-    pub(super) fn recovered(&self) {
-        *self.trouble() = None;
+    /// Records that the server answered a probe.
+    pub(super) fn record_recovery(&self) {
+        *self.lock_down_because() = None;
         self.breaker.close();
+    }
+
+    /// Reports that the server is believed dead, to observers and to the tasks that look for it and for others.
+    fn report_dead(&self, error: &RedisError) {
+        self.lock_down_because().get_or_insert_with(|| error.clone());
+        if !self.is_reported_down.swap(true, Ordering::Relaxed) {
+            self.events.report_down(&self.address, error);
+        }
+        self.breaker_opened.notify_one();
+        self.refresh_cluster();
     }
 
     /// Reports that the server answers, if it was reported as down.
     pub(super) fn report_up(&self) {
         if self.is_reported_down.swap(false, Ordering::Relaxed) {
-            self.events.up(&self.address);
+            self.events.report_up(&self.address);
         }
     }
 
-    /// Notes that nothing probes the server any more.
-    pub(super) fn leave(&self) {
+    /// Ends the watch over the server, and reports that if it was reported as down. Nothing probes it any more, so calls
+    /// that still come are sent.
+    pub(super) fn retire(&self) {
         self.breaker.close();
         if self.is_reported_down.swap(false, Ordering::Relaxed) {
-            self.events.left(&self.address);
+            self.events.report_left(&self.address);
         }
     }
 
-    /// Returns why calls to this server fail at once.
-    pub(super) fn believed_dead(&self) -> Failure {
-        if self.closed.load(Ordering::Relaxed) {
-            return Failure::unavailable("this store was closed");
-        }
-        match &*self.trouble() {
-            Some(error) if error.kind() == RedisErrorKind::Misconfigured => {
-                Failure { cause: Cause::Answer, error: error.clone() }
-            }
-            Some(error) => Failure::unavailable(format!("Redis at {} is away; last: {error}", self.address)),
-            None => Failure::unavailable(format!("Redis at {} is away", self.address)),
+    /// Reports an error if it is a misconfiguration.
+    pub(super) fn report_misconfiguration(&self, error: &RedisError) {
+        if error.kind() == StoreErrorKind::Misconfigured {
+            error.report_to(&self.events);
         }
     }
 
-    pub(super) fn routed_by(&self, task: AbortHandle) {
-        self.router().task = Some(task);
+    /// Has the cluster's map fetched, if the server is of a cluster.
+    fn refresh_cluster(&self) {
+        if let Failover::Cluster(refresh) = &self.failover {
+            refresh.notify_one();
+        }
+    }
+
+    /// Sets fred's task for the connection that is being made.
+    pub(super) fn set_connection_task(&self, task: AbortHandle) {
+        self.lock_connection().task = Some(task);
     }
 
     /// Ends the connection's task. reconnect.rs begins a new one.
-    pub(super) fn restart(&self) {
-        self.restart_unless(RESTART);
+    pub(super) fn restart_connection(&self) {
+        self.restart_connection_unless_within(MIN_RESTART_GAP);
     }
 
     /// Restarts the connection, because a reply was not understood: the next ones may be the
     /// answers to other calls.
-    pub(super) fn garbled(&self) {
-        self.restart_unless(RESTART_OF_GARBLED);
+    pub(super) fn restart_garbled_connection(&self) {
+        self.restart_connection_unless_within(MIN_GARBLED_RESTART_GAP);
     }
 
-    fn restart_unless(&self, restarted_within: Duration) {
-        let mut router = self.router();
+    fn restart_connection_unless_within(&self, gap: Duration) {
+        let mut connection = self.lock_connection();
         let now = Instant::now();
-        if router.restarted.is_some_and(|last| now.duration_since(last) < restarted_within) {
+        if connection.restarted.is_some_and(|last| now.duration_since(last) < gap) {
             return;
         }
-        router.restarted = Some(now);
-        if let Some(task) = router.task.take() {
+        connection.restarted = Some(now);
+        if let Some(task) = connection.task.take() {
             task.abort();
         }
     }
 
-    fn raise(&self) {
-        if let Some(alarm) = &self.alarm {
-            alarm.notify_one();
-        }
+    fn down_because(&self) -> Option<RedisError> {
+        self.lock_down_because().clone()
     }
 
-    /// Returns why there is no connection.
-    pub(super) fn reason(&self) -> Option<RedisError> {
-        self.trouble().clone()
+    fn lock_down_because(&self) -> MutexGuard<'_, Option<RedisError>> {
+        self.down_because.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn trouble(&self) -> MutexGuard<'_, Option<RedisError>> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn router(&self) -> MutexGuard<'_, Router> {
-        self.router.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Finds out whether a server runs scripts. A server of a cluster also gets the command `ASKING`,
-/// because the lack of that right would otherwise show only when a slot moves.
-pub(super) async fn answers(link: &Link, is_clustered: bool, settings: &Settings) -> Result<(), RedisError> {
-    let until = Instant::now() + settings.deadline;
-    let mut answer = link.probe(until).await;
-    if is_clustered && answer.is_ok() {
-        answer = link.command("ASKING", &[], until).await;
-    }
-    answer.map(drop).map_err(|failure| {
-        link.report(&failure.error);
-        link.reason().unwrap_or(failure.error)
-    })
 }

@@ -2,10 +2,8 @@
 //! folder names that crate.
 
 mod address;
-mod breaker;
 mod cluster;
 mod error_class;
-mod events;
 mod link;
 mod reconnect;
 mod server;
@@ -22,14 +20,15 @@ use tokio::time::Instant;
 
 use self::cluster::Cluster;
 use self::error_class::{Cause, misconfigured};
-use self::events::Events;
-use self::link::Link;
+use self::link::{Failover, Link, SlotState};
 use self::server::Server;
 pub(super) use self::settings::Settings;
 use self::settings::{Target, TargetKind};
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::script::Call;
-use crate::outcome::{LimiterEvent, Observer};
+use crate::event::{LimiterEvent, StoreErrorKind};
+use crate::limiter::remote::Events;
+use crate::outcome::Observer;
 
 /// Returns the slot of a key in a cluster, which depends on what is between its first braces.
 pub(super) fn slot(key: &[u8]) -> u16 {
@@ -38,7 +37,7 @@ pub(super) fn slot(key: &[u8]) -> u16 {
 
 /// Redis. Clones share its connections.
 #[derive(Clone)]
-pub(super) struct Store(Arc<Inner>);
+pub(super) struct RedisStore(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
@@ -51,7 +50,7 @@ enum Reach {
     Cluster(Cluster),
 }
 
-impl Store {
+impl RedisStore {
     /// Starts to connect, and returns at once, whether or not Redis is there.
     ///
     /// # Errors
@@ -60,16 +59,16 @@ impl Store {
     pub(super) fn connect(url: &str, settings: Settings) -> Result<Self, RedisError> {
         let (settings, target, runtime) = (settings.bounded(), Target::parse(url)?, runtime()?);
         let events = Arc::new(Events::new(&settings.observers));
-        let (address, is_sentinel) = match &target.kind {
+        let (address, failover) = match &target.kind {
             TargetKind::Cluster(_) => {
                 let cluster = Cluster::start(&runtime, target, settings.clone(), Arc::clone(&events))?;
                 return Ok(Self(Arc::new(Inner { settings, reach: Reach::Cluster(cluster), events })));
             }
-            TargetKind::One(address) => (address.clone(), false),
-            TargetKind::Sentinel(address) => (address.clone(), true),
+            TargetKind::One(address) => (address.clone(), Failover::None),
+            TargetKind::Sentinel(address) => (address.clone(), Failover::Sentinel),
         };
         let client = target.client(None, &settings)?;
-        let server = Server::start(&runtime, address, client, is_sentinel, &settings, Arc::clone(&events), None);
+        let server = Server::start(&runtime, address, client, failover, &settings, Arc::clone(&events));
         Ok(Self(Arc::new(Inner { settings, reach: Reach::One(server), events })))
     }
 
@@ -97,14 +96,14 @@ impl Store {
             Reach::Cluster(cluster) => return cluster.run(call, slot, until).await,
             Reach::One(server) => &server.link,
         };
-        match link.run(call, until, false).await {
+        match link.run_script(call, until, SlotState::Owned).await {
             Ok(value) => Ok(Some(value)),
             Err(failure) if matches!(failure.cause, Cause::Moved(_) | Cause::Ask(_)) => {
                 let error = misconfigured(format!(
                     "Redis at {} is of a cluster: its URL begins with redis-cluster:// or rediss-cluster://",
                     link.address
                 ));
-                link.report(&error);
+                link.report_misconfiguration(&error);
                 Err(error)
             }
             Err(failure) => Err(failure.error),
@@ -121,18 +120,18 @@ impl Store {
 
     /// Returns the error for a command of a script that the slot's server refused in these words.
     /// It has the same consequences as if the server had refused the script.
-    pub(super) fn refused(&self, slot: u16, words: &str) -> RedisError {
-        self.link(slot).map_or_else(|error| error, |link| link.refused(words))
+    pub(super) fn record_refusal(&self, slot: u16, words: &str) -> RedisError {
+        self.link(slot).map_or_else(|error| error, |link| link.record_refusal(words))
     }
 
-    /// Reports the error of a check that failed before it came here, or because of its value.
-    pub(super) fn failed(&self, error: &RedisError) {
-        self.0.events.failed(error);
+    /// Records the error of a check that failed before it came here, or because of its value.
+    pub(super) fn record_failure(&self, error: &RedisError) {
+        error.report_to(&self.0.events);
     }
 
-    /// Notes that all checks of a call succeeded.
-    pub(super) fn succeeded(&self) {
-        self.0.events.succeeded();
+    /// Records that all checks of a call succeeded.
+    pub(super) fn record_success(&self) {
+        self.0.events.record_success();
     }
 
     /// Adds an observer of events.
@@ -150,25 +149,25 @@ impl Store {
         self.0.events.report(event);
     }
 
-    /// Notes that the slot's connection delivered a reply that no script gives.
-    pub(super) fn garbled(&self, slot: u16) {
+    /// Restarts the slot's connection, because it delivered a reply that no script gives.
+    pub(super) fn restart_garbled(&self, slot: u16) {
         if let Ok(link) = self.link(slot) {
-            link.garbled();
+            link.restart_garbled_connection();
         }
     }
 
-    /// Returns why a call to the slot's server is not worth a try, if the server is believed dead
-    /// or not known.
-    pub(super) fn trouble(&self, slot: u16) -> Option<RedisError> {
+    /// Returns why a call to the slot's server would fail at once, if it would: the server is believed dead or not
+    /// known.
+    pub(super) fn error_at_once(&self, slot: u16) -> Option<RedisError> {
         match self.link(slot) {
-            Ok(link) => link.is_open().then(|| link.believed_dead().error),
+            Ok(link) => link.fails_at_once().then(|| link.failure_at_once().error),
             Err(error) => Some(error),
         }
     }
 
     #[cfg(test)]
-    fn is_open(&self, slot: u16) -> bool {
-        self.trouble(slot).is_some()
+    fn fails_at_once(&self, slot: u16) -> bool {
+        self.error_at_once(slot).is_some()
     }
 
     /// Whether it is a cluster, whose keys of one call have to be in one slot.
@@ -181,16 +180,16 @@ impl Store {
     /// # Errors
     ///
     /// Why one does not, once `within` is over.
-    pub(super) async fn connected(&self, within: Duration) -> Result<(), RedisError> {
+    pub(super) async fn wait_until_ready(&self, within: Duration) -> Result<(), RedisError> {
         let until = Instant::now() + within;
         loop {
             let error = match &self.0.reach {
-                Reach::One(server) => link::answers(&server.link, false, &self.0.settings).await.err(),
-                Reach::Cluster(cluster) => cluster.answers().await.err(),
+                Reach::One(server) => server.link.verify(self.until()).await.err(),
+                Reach::Cluster(cluster) => cluster.verify().await.err(),
             };
             match error {
                 None => return Ok(()),
-                Some(error) if Instant::now() >= until || error.kind() == RedisErrorKind::Misconfigured => {
+                Some(error) if Instant::now() >= until || error.kind() == StoreErrorKind::Misconfigured => {
                     return Err(error);
                 }
                 Some(_) => tokio::time::sleep(Duration::from_millis(5)).await,

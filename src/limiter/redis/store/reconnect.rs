@@ -54,9 +54,9 @@ async fn connect(link: &Link) {
     loop {
         let began = Instant::now();
         let mut task = Task(link.client.connect());
-        link.routed_by(task.0.abort_handle());
+        link.set_connection_task(task.0.abort_handle());
         if let Ok(Err(error)) = (&mut task.0).await {
-            link.note(&error);
+            link.record_connection_error(&error);
         }
         if began.elapsed() >= LASTED {
             pause = PAUSES.0;
@@ -73,7 +73,7 @@ async fn listen(link: &Link) {
     loop {
         // A connection that was made before shows in the client's state.
         if client.is_connected() {
-            link.connected();
+            link.record_connection();
         }
         while hear(link, &mut up, &mut errors).await {}
         // fred makes new channels when a client is connected anew.
@@ -90,7 +90,7 @@ async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Err
         biased;
         error = errors.recv() => match error {
             Ok((error, _)) => {
-                link.note(&error);
+                link.record_connection_error(&error);
                 true
             }
             Err(RecvError::Lagged(_)) => true,
@@ -98,7 +98,7 @@ async fn hear(link: &Link, up: &mut Receiver<Server>, errors: &mut Receiver<(Err
         },
         made = up.recv() => match made {
             Ok(_) | Err(RecvError::Lagged(_)) => {
-                link.connected();
+                link.record_connection();
                 true
             }
             Err(RecvError::Closed) => false,
@@ -111,16 +111,16 @@ async fn probe(link: &Link, settings: &Settings) {
     let mut back: Option<Instant> = None;
     loop {
         while !link.breaker.is_open() {
-            link.opened.notified().await;
+            link.breaker_opened.notified().await;
         }
         let went = Instant::now();
         until_it_answers(link, settings).await;
-        link.recovered();
+        link.record_recovery();
         let flaps = back.is_some_and(|back| went.duration_since(back) < FLAPS);
         back = Some(Instant::now());
         let reported = Instant::now() + if flaps { STEADY } else { Duration::ZERO };
         loop {
-            match timeout_at(reported, link.opened.notified()).await {
+            match timeout_at(reported, link.breaker_opened.notified()).await {
                 Err(_) => {
                     link.report_up();
                     break;
@@ -142,11 +142,11 @@ async fn until_it_answers(link: &Link, settings: &Settings) {
         }
         tokio::select! {
             () = sleep_until(next) => {}
-            () = link.made.notified() => continue,
+            () = link.reconnected.notified() => continue,
         }
         let patience = if link.client.is_connected() { PATIENCE_IF_CONNECTED } else { PATIENCE };
         if since.elapsed() >= patience {
-            link.restart();
+            link.restart_connection();
             since = Instant::now();
         }
     }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use fred::clients::Client;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::address::Address;
-use super::events::Events;
-use super::link::Link;
+use super::link::{Failover, Link};
 use super::reconnect;
 use super::settings::Settings;
+use crate::limiter::remote::Events;
 
 /// A server. Dropping it closes its connection.
 pub(super) struct Server {
@@ -25,12 +24,11 @@ impl Server {
         runtime: &Handle,
         address: Address,
         client: Client,
-        is_sentinel: bool,
+        failover: Failover,
         settings: &Settings,
         events: Arc<Events>,
-        alarm: Option<Arc<Notify>>,
     ) -> Self {
-        let link = Arc::new(Link::new(address, client, is_sentinel, settings.failures, events, alarm));
+        let link = Arc::new(Link::new(address, client, failover, settings.failures, events));
         let reconnect = runtime.spawn(reconnect::keep(Arc::clone(&link), settings.clone())).abort_handle();
         Self { link, reconnect }
     }
@@ -44,6 +42,6 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.reconnect.abort();
-        self.link.leave();
+        self.link.retire();
     }
 }

@@ -93,7 +93,7 @@ impl Target {
         }
         check_tls(scheme, HAS_TLS)?;
         let config =
-            Config::from_url(url).map_err(|error| misconfigured(format!("the URL for Redis is not valid: {error}")))?;
+            Config::from_url(url).map_err(|error| misconfigured("the URL for Redis is not valid").caused_by(error))?;
         let kind = match &config.server {
             ServerConfig::Centralized { server } => TargetKind::One(Address::new(&server.host, server.port)),
             ServerConfig::Clustered { hosts, .. } => {
@@ -140,7 +140,7 @@ impl Target {
             // would never reconnect.
             connection.max_command_buffer_len = 0;
         });
-        builder.build().map_err(|error| misconfigured(format!("fred does not take these settings: {error}")))
+        builder.build().map_err(|error| misconfigured("fred does not take these settings").caused_by(error))
     }
 }
 

@@ -14,11 +14,11 @@ use crate::algorithm::oracle::Oracle;
 use crate::limiter::{Charge, Limiter};
 
 use crate::limiter::redis::error::RedisError;
-use crate::limiter::redis::leases::HELD;
 use crate::limiter::redis::limiter::RedisLimiter;
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::tests::connected;
 use crate::limiter::redis::wire::{Answer, Request};
+use crate::limiter::remote::HELD;
 use crate::quota::{Anchor, Quota};
 use crate::{key::Key, policy::Policy};
 
@@ -56,7 +56,7 @@ fn one_of_the_processes() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let admitted: u64 = runtime.block_on(async {
         let leases = std::env::var(LEASES).map_or(0, |units| units.parse().unwrap());
-        let builder = RedisLimiter::builder().deadline(LONG).denials(0).leases(leases);
+        let builder = RedisLimiter::builder().deadline(LONG).max_denials(0).lease_units(leases);
         let limiter = connected(builder, &url).await;
         let tasks = (0..TASKS).map(|task| {
             let (limiter, policies) = (limiter.clone(), policies.clone());

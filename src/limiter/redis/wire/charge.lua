@@ -62,7 +62,7 @@ local function charge(
   if verb == 3 then
     done, to, p, q = pcall(twin(0), try, pack, unpack, now, longer, twin, key, form, found, at, n, m, other)
     if not done then return nil, to end
-    told, writes = '\5', to
+    told, writes = not to and p and '\6' or '\5', to
   elseif is_list then
     ok, told, writes, gone, cut, newest, units, counted, joins, gathered = decide(
       try, pack, unpack, now, not whole and key, found, at, n, m, layout, size, a, b, c, d, e, f, g, h, i, j

@@ -6,9 +6,10 @@ use super::charge::KeyedCharge;
 use super::encode::Kind;
 use super::request::{Request, Verb};
 use super::{Answer, nonsense};
-use crate::algorithm::{How, Pair, PairRules, Rules, block};
+use crate::algorithm::{Decider, How, Pair, PairDecider, block};
 use crate::decision::{ChargeDecision, Decision, Several};
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys;
 
 /// The first byte of the script's answer for a key or a request.
@@ -25,6 +26,8 @@ mod status {
     pub(super) const FAILED: u8 = 4;
     /// A refund or a reset is done.
     pub(super) const DONE: u8 = 5;
+    /// A refund had no effect, because a later slot of the queue is taken.
+    pub(super) const BEHIND: u8 = 6;
 }
 
 /// Redis' words for a key of a slot that is being moved, when the key is not on this server. They
@@ -107,9 +110,11 @@ impl Reader<'_> {
                     Err(naming_keys((self.refused)(&words), request))
                 })
             }
-            _ if matches!(request.verb, Verb::Refund | Verb::Reset) => {
-                (self.take()? == [status::DONE]).then_some(Ok(Answer::Done))
-            }
+            _ if matches!(request.verb, Verb::Refund | Verb::Reset) => match self.take()? {
+                [status::DONE] => Some(Ok(Answer::Done)),
+                [status::BEHIND] if request.verb == Verb::Refund => Some(Ok(Answer::Behind)),
+                _ => None,
+            },
             _ => Some(Ok(Answer::Decided(self.decision(request, now)?))),
         }
     }
@@ -137,7 +142,7 @@ impl Reader<'_> {
             // A charge that its own quota allows is reported as it stands; of a list the script has
             // done so.
             for ((charge, state), decision) in charges.iter().zip(states).zip(&mut decisions) {
-                let is_list = matches!(charge.policy.quota().rules(), Rules::EntryLog(_));
+                let is_list = matches!(charge.policy.quota().decider(), Decider::EntryLog(_));
                 if decision.is_allowed() && !charge.outlives_refusal() && !is_list {
                     *decision = decide(charge, state, 0, now, How::IfAllowed);
                 }
@@ -149,7 +154,7 @@ impl Reader<'_> {
     fn found(&mut self, charge: &KeyedCharge) -> Option<Found> {
         let quota = charge.policy.quota();
         let [status] = self.take()?;
-        let Rules::Pair(rules, _) = quota.rules() else {
+        let Decider::Pair(decider, _) = quota.decider() else {
             return if status == status::TOLD { self.told(charge).map(Found::Told) } else { None };
         };
         match status {
@@ -158,7 +163,7 @@ impl Reader<'_> {
             _ => return None,
         }
         let at = self.whole()?;
-        let state = match (Kind::of(quota), rules) {
+        let state = match (Kind::of(quota), decider) {
             (Kind::Whole, _) => Pair { at, n: 0 },
             (Kind::Block, _) => {
                 let (span_us, counts) = (self.whole()?, self.whole()?);
@@ -166,14 +171,14 @@ impl Reader<'_> {
                 let is_ours = span_us < 1 << block::SPAN_BITS && counts < 1 << (64 - block::SPAN_BITS);
                 Pair { at, n: if is_ours { block::pack(block::Parts { span_us, counts }) } else { u64::MAX } }
             }
-            (_, PairRules::TwoCounterWindow(counters)) => {
+            (_, PairDecider::TwoCounterWindow(counters)) => {
                 let before = u32::from_le_bytes(self.take()?);
                 counters.pair(at, before, u32::from_le_bytes(self.take()?))
             }
             _ => Pair { at, n: self.whole()? },
         };
         // The stored value may be anything.
-        Some(Found::State(Some(state).filter(|state| rules.get().could_be(*state))))
+        Some(Found::State(Some(state).filter(|state| decider.get().could_be(*state))))
     }
 
     /// Reads the decision about a list.
@@ -194,9 +199,9 @@ impl Reader<'_> {
 
 /// Returns the decision about a charge of this state, which is also the script's.
 fn decide(charge: &KeyedCharge, state: Option<Pair>, cost: u64, now: u64, how: How) -> ChargeDecision {
-    match charge.policy.quota().rules() {
-        Rules::Pair(rules, _) => rules.decide_how(state, now, cost, how).decision,
-        Rules::EntryLog(_) => ChargeDecision::blank(), // the script decides about lists
+    match charge.policy.quota().decider() {
+        Decider::Pair(decider, _) => decider.decide_how(state, now, cost, how).decision,
+        Decider::EntryLog(_) => ChargeDecision::blank(), // the script decides about lists
     }
 }
 
@@ -206,13 +211,13 @@ fn foreign(request: &Request) -> RedisError {
         "what is stored for the policy \"{policy}\" is not a state of this version's: something else uses such keys; \
          delete it, or choose another prefix"
     );
-    naming_keys(RedisError::new(RedisErrorKind::Foreign, message), request)
+    naming_keys(RedisError::new(StoreErrorKind::Foreign, message), request)
 }
 
 /// Names the stored keys in an error that is about a stored value. They are hashes: a caller's key
 /// may be a secret.
 fn naming_keys(error: RedisError, request: &Request) -> RedisError {
-    if error.kind() != RedisErrorKind::Foreign {
+    if error.kind() != StoreErrorKind::Foreign {
         return error;
     }
     let keys: Vec<_> = request.charges.iter().take(SHOWN).map(|charge| keys::shown(&charge.key)).collect();

@@ -1,7 +1,7 @@
 //! Encodes the head of a stored value, and the form of a charge. `wire/mod.rs` describes both
 //! formats.
 
-use crate::algorithm::{PairAlgorithm, PairRules, Rules};
+use crate::algorithm::{Decider, PairAlgorithm, PairDecider};
 use crate::decision::Receipt;
 use crate::limiter::Effect;
 use crate::quota::spec::{Lasting, Spec};
@@ -35,17 +35,17 @@ const VERSION: u8 = 0xa0;
 
 impl Kind {
     pub(super) fn of(quota: &Quota) -> Self {
-        match quota.rules() {
-            Rules::Pair(PairRules::Gcra(gcra), _) if gcra.is_whole() => Self::Whole,
-            Rules::Pair(PairRules::WideGcra(gcra), _) if gcra.is_whole() => Self::Whole,
-            Rules::Pair(PairRules::Gcra(_) | PairRules::WideGcra(_), _) => Self::Parts,
-            Rules::Pair(PairRules::StepBucket(_), _) => Self::StepBucket,
-            Rules::Pair(PairRules::FixedWindow(_), _) => Self::FixedWindow,
-            Rules::Pair(PairRules::TwoCounterWindow(_), _) => Self::TwoCounters,
-            Rules::Pair(PairRules::Block(_), _) => Self::Block,
-            Rules::Pair(PairRules::Meter(_), _) => Self::Meter,
+        match quota.decider() {
+            Decider::Pair(PairDecider::Gcra(gcra), _) if gcra.is_whole() => Self::Whole,
+            Decider::Pair(PairDecider::WideGcra(gcra), _) if gcra.is_whole() => Self::Whole,
+            Decider::Pair(PairDecider::Gcra(_) | PairDecider::WideGcra(_), _) => Self::Parts,
+            Decider::Pair(PairDecider::StepBucket(_), _) => Self::StepBucket,
+            Decider::Pair(PairDecider::FixedWindow(_), _) => Self::FixedWindow,
+            Decider::Pair(PairDecider::TwoCounterWindow(_), _) => Self::TwoCounters,
+            Decider::Pair(PairDecider::Block(_), _) => Self::Block,
+            Decider::Pair(PairDecider::Meter(_), _) => Self::Meter,
             // Each sub-window can hold the most units, and the denied ones the limit.
-            Rules::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
+            Decider::EntryLog(log) => match log.most().checked_mul(u64::from(quota.spec().buckets) + 2) {
                 Some(total) if total < 1 << 32 => Self::Narrow,
                 _ => Self::Wide,
             },
@@ -148,9 +148,9 @@ pub(super) fn charge(form: &mut Vec<u8>, charge: &KeyedCharge) {
 pub(super) fn refund(form: &mut Vec<u8>, quota: &Quota, receipt: &Receipt) {
     // No receipt of this crate has numbers above 2^53.
     let exact = |number: u64| number.min(1 << 53) as f64;
-    let (units, part) = match quota.rules() {
-        Rules::Pair(PairRules::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
-        Rules::Pair(PairRules::WideGcra(gcra), _) => gcra.refund_numbers(receipt.units()),
+    let (units, part) = match quota.decider() {
+        Decider::Pair(PairDecider::Gcra(gcra), _) => gcra.refund_numbers(receipt.units()),
+        Decider::Pair(PairDecider::WideGcra(gcra), _) => gcra.refund_numbers(receipt.units()),
         _ => (exact(receipt.units()), 0.0),
     };
     let held = [units, part, exact(receipt.at_us()), exact(receipt.part())].map(f64::to_le_bytes);
@@ -179,10 +179,10 @@ fn write(form: &mut Vec<u8>, quota: &Quota, mode: Mode, numbers: &[f64; 10], ext
 fn numbers(quota: &Quota, cost: u64, effect: Effect) -> [f64; 10] {
     let on_refusal = matches!(effect, Effect::OnRefusal { .. });
     let force = on_refusal || effect == Effect::Force;
-    let numbers = match quota.rules() {
-        Rules::EntryLog(log) => return log.numbers(cost, force),
-        Rules::Pair(PairRules::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
-        Rules::Pair(rules, _) => rules.get().numbers(cost, force),
+    let numbers = match quota.decider() {
+        Decider::EntryLog(log) => return log.numbers(cost, force),
+        Decider::Pair(PairDecider::Meter(meter), _) => meter.numbers(cost, force && !on_refusal),
+        Decider::Pair(decider, _) => decider.get().numbers(cost, force),
     };
     let mut all = [0.0; 10];
     all.iter_mut().zip(numbers).for_each(|(place, number)| *place = number);

@@ -190,7 +190,7 @@ local function carry_pair(c, at, n, m, sliced)
     at = math.min(at, now + q.period)
     c.units = n
     date(c, math.max(at - q.period, 0), at, n, n)
-  else
+  elseif kind == 5 then
     local list, start, newest, units = {''}, at - 4 * q.period, nil, nil
     for _, count in ipairs({n, m}) do
       start = start + q.period
@@ -200,6 +200,8 @@ local function carry_pair(c, at, n, m, sliced)
       end
     end
     carry_log(c, nil, list, newest, units, n + m)
+  else
+    error('the script reads no states of kind ' .. kind)
   end
 end
 
@@ -296,6 +298,7 @@ end
 -- Sets the state of `y`, and whether it is to be written even if nothing is taken.
 local function take_over(y, text, list)
   local q, share = quota_of(head), string.byte(f[16]) == 1
+  if not q then error('the script reads no heads of kind ' .. kind) end
   local c = carried(text, list, q.kind >= 5 and q.kind <= 7)
   if not c then return end
   local function found(at, n, m)
@@ -380,6 +383,8 @@ local function take_over(y, text, list)
     y.ahead = c.back - now > 2 * q.period
     if whole == 0 then return end
     return found(counts_until(c, q.period), whole)
+  elseif q.kind ~= 5 and not is_list then
+    error('the script makes no states of kind ' .. q.kind)
   end
 
   fit(2 * q.period)

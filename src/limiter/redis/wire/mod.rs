@@ -48,7 +48,7 @@
 //!
 //! A value with the head of the request's quota is used as it is. A value with another head of this
 //! version was written under another quota, and `look.lua` reads it as a state of the request's.
-//! A value with anything else fails its request as [`Foreign`](RedisErrorKind::Foreign), and stays
+//! A value with anything else fails its request as [`Foreign`](StoreErrorKind::Foreign), and stays
 //! as it is.
 //!
 //! # The version rule
@@ -86,10 +86,11 @@ mod tests;
 
 use bytes::Bytes;
 
-use super::error::{RedisError, RedisErrorKind};
+use super::error::RedisError;
 use super::keys::Stored;
 use super::script::Call;
 use crate::decision::Decision;
+use crate::event::StoreErrorKind;
 use crate::time::Timestamp;
 
 pub(super) use decode::answers;
@@ -110,6 +111,8 @@ pub(super) enum Answer {
     Split(Decision, Option<RedisError>),
     /// The refund or the reset is done.
     Done,
+    /// The refund had no effect, because a later slot of the queue is taken.
+    Behind,
     /// The keys are not all on one server. Nothing was done.
     Elsewhere,
 }
@@ -157,7 +160,7 @@ pub(super) fn rights(stored: &Stored, time: bool) -> Call {
 /// Returns the error for a reply that no script of this crate gives.
 pub(super) fn nonsense() -> RedisError {
     RedisError::new(
-        RedisErrorKind::Foreign,
+        StoreErrorKind::Foreign,
         "the script's reply is not understood: is there something between this process and Redis that changes replies?",
     )
 }

@@ -15,7 +15,8 @@ local function gcra_ahead(at, n, ceiling, ceiling_n, l)
   return at_most(at - now, math.min(n, l - 1), ceiling, ceiling_n)
 end
 
--- Returns the state to write, or nothing if there is nothing to refund.
+-- Returns the state to write, or nothing if there is nothing to refund; then true if that is because a
+-- later slot of the queue is taken.
 local function refund_pair(kind, q, r, at, n, m)
   if kind <= 2 then
     local ceiling, l, ceiling_n = q[3], q[4], q[7] or 0
@@ -24,7 +25,8 @@ local function refund_pair(kind, q, r, at, n, m)
     if r_num < 0 then -- of a queue: only if no other request has queued behind it
       local own = math.min(n, l - 1) -- without numerators, n means nothing
       if at > now and (us ~= at - now or num ~= own) then return nil end
-      if at ~= r.at or own ~= math.min(r.n, l - 1) then return nil end
+      local r_own = math.min(r.n, l - 1)
+      if at ~= r.at or own ~= r_own then return nil, r.at > now and (at > r.at or at == r.at and own > r_own) end
       r_num = -1 - r_num
     end
     local given, given_n = at_most(r.units, r_num, gcra_ahead(r.at, r.n, ceiling, ceiling_n, l))
@@ -72,6 +74,8 @@ local function refund_pair(kind, q, r, at, n, m)
     if at <= now or r.at <= now then return nil end
     if n <= r.units then return -1 end
     return math.min(at, now + q[4]), n - r.units
+  elseif kind ~= 5 then
+    error('the script refunds no states of kind ' .. kind)
   end
   local period, start = q[5], at - 2 * q[5]
   local life = q[6] == 1 and period or 2 * period

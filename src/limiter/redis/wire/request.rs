@@ -65,9 +65,9 @@ impl Request {
     }
 
     /// Refunds the units that a receipt still holds.
-    pub(in crate::limiter::redis) fn refund(refund: Refund, stored: &Stored) -> Self {
+    pub(in crate::limiter::redis) fn refund(refund: &Refund, stored: &Stored) -> Self {
         let run = run(Verb::Refund, 1, |form| encode::refund(form, refund.policy.quota(), &refund.receipt));
-        let charges = SmallVec::from_iter([KeyedCharge::idle(refund.policy, stored)]);
+        let charges = SmallVec::from_iter([KeyedCharge::idle(refund.policy.clone(), stored)]);
         Self { verb: Verb::Refund, slot: stored.slot, charges, run }
     }
 

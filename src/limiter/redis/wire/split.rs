@@ -54,7 +54,13 @@ impl<'a> Split<'a> {
 
     pub(in crate::limiter::redis) fn answer(&mut self, at: usize, answer: Result<Answer, RedisError>) {
         match answer {
-            Ok(Answer::Decided(decision)) => self.decisions[at] = decision.into_charges().next(),
+            Ok(Answer::Decided(decision)) => {
+                debug_assert!(decision.charges().len() == 1, "a request of one key has one decision");
+                self.decisions[at] = decision.into_charges().next();
+                if self.decisions[at].is_none() {
+                    self.failed = Some(super::nonsense()); // or it would be asked again for ever
+                }
+            }
             Ok(_) => self.failed = Some(super::nonsense()),
             Err(error) => self.failed = Some(error),
         }

@@ -11,7 +11,8 @@ use std::collections::HashSet;
 use redis::{Connection, ConnectionLike};
 
 use super::{Answer, Request, Verb, answers, call, script};
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
+use crate::event::StoreErrorKind;
+use crate::limiter::redis::error::RedisError;
 use crate::limiter::redis::keys::{CallerKeys, KeySpace};
 use crate::limiter::redis::redis_server::Server;
 use crate::limiter::redis::script::Call;
@@ -28,7 +29,7 @@ fn decoded(requests: &[&Request], reply: &[u8]) -> Vec<Answered> {
 }
 
 fn refused(words: &str) -> RedisError {
-    RedisError::new(RedisErrorKind::Unavailable, words)
+    RedisError::new(StoreErrorKind::Unavailable, words)
 }
 
 /// A server, and a connection to it, with the scripts that were loaded.

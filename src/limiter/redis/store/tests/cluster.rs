@@ -33,7 +33,7 @@ async fn slots_and_masters_may_move_while_calls_come() {
     a_replica_takes_over(&servers, &connected(&servers.url(), Settings::default()).await).await;
 }
 
-async fn a_slot_moves(servers: &Servers, store: &Store) {
+async fn a_slot_moves(servers: &Servers, store: &RedisStore) {
     let key = key_of(0, "moving");
     let load = Load::start(store, 1, &[&key]);
     for step in 0..4 {
@@ -52,7 +52,7 @@ async fn a_slot_moves(servers: &Servers, store: &Store) {
 
 /// While only one of a call's keys has moved, neither server can run it, and the call fails at
 /// once.
-async fn keys_are_apart(servers: &Servers, store: &Store) {
+async fn keys_are_apart(servers: &Servers, store: &RedisStore) {
     static BOTH: LazyLock<Script> =
         LazyLock::new(|| Script::new("redis.call('INCR', KEYS[1]) return redis.call('INCR', KEYS[2])"));
     let tag = key_of(2, "apart");
@@ -70,7 +70,7 @@ async fn keys_are_apart(servers: &Servers, store: &Store) {
         let ran = store.run(&both, slot(&tag), store.until()).await;
         assert!(matches!(ran, Ok(None)), "{ran:?}");
     }
-    assert!(!store.is_open(slot(&tag)), "the server is there");
+    assert!(!store.fails_at_once(slot(&tag)), "the server is there");
     servers.carry(&keys[1], 2, 1);
     assert_eq!(count(run().await), 2, "both are there");
     servers.end_to_move(slot(&tag), 2, 1);
@@ -92,10 +92,10 @@ async fn servers_disagree(servers: &Servers) {
         servers.assign(2, slot(&key), 0);
     });
     assert_eq!(count(late), 2, "it waits until they agree");
-    assert!(!store.is_open(slot(&key)));
+    assert!(!store.fails_at_once(slot(&key)));
 }
 
-async fn slot_without_a_server_is_found_again(servers: &Servers, store: &Store) {
+async fn slot_without_a_server_is_found_again(servers: &Servers, store: &RedisStore) {
     let (lost, other) = (key_of(0, "lost"), key_of(0, "kept"));
     let number = slot(&lost).to_string();
     tokio::task::block_in_place(|| {
@@ -104,17 +104,17 @@ async fn slot_without_a_server_is_found_again(servers: &Servers, store: &Store) 
         }
     });
     let began = Instant::now();
-    while !(store.is_open(slot(&lost)) && run(store, &other).await.is_ok()) {
+    while !(store.fails_at_once(slot(&lost)) && run(store, &other).await.is_ok()) {
         let _ = run(store, &lost).await;
         assert!(began.elapsed() < LONG, "the map still names a server of the slot");
         sleep(5 * MS).await;
     }
     tokio::task::block_in_place(|| servers.tell(0, &["ADDSLOTS", &number]));
-    eventually("its new owner is found without a call", || !store.is_open(slot(&lost))).await;
+    eventually("its new owner is found without a call", || !store.fails_at_once(slot(&lost))).await;
     assert_eq!(count(run(store, &lost).await), 1);
 }
 
-async fn a_replica_takes_over(servers: &Servers, store: &Store) {
+async fn a_replica_takes_over(servers: &Servers, store: &RedisStore) {
     let keys = [key_of(0, "a"), key_of(1, "b"), key_of(2, "c")];
     let mut load = Load::start(store, 3, &[&keys[0], &keys[1], &keys[2]]);
     sleep(200 * MS).await;
@@ -149,7 +149,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
     sleep(200 * MS).await;
     servers.servers[1].pause();
     sleep(1_000 * MS).await;
-    eventually("only one is away", || store.is_open(slot(keys[1])) && !store.is_open(slot(keys[0]))).await;
+    eventually("only one is away", || store.fails_at_once(slot(keys[1])) && !store.fails_at_once(slot(keys[0]))).await;
     servers.servers[1].resume();
     load.fixed();
     sleep(1_000 * MS).await;
@@ -175,7 +175,7 @@ async fn a_master_that_fails_costs_only_its_own_slots() {
 async fn taken_over(
     name: &str,
     servers: &mut Servers,
-    store: &Store,
+    store: &RedisStore,
     keys: &[&str],
     master: usize,
     fail: impl FnOnce(&mut Server),

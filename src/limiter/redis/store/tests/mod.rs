@@ -26,9 +26,11 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use super::*;
+use crate::event::LimiterEvent;
+use crate::event::StoreErrorKind;
 use crate::limiter::redis::redis_server::{self, Server};
 use crate::limiter::redis::script::Script;
-use crate::outcome::{LimiterEvent, Observer};
+use crate::outcome::Observer;
 
 static INCREMENT: LazyLock<Script> = LazyLock::new(|| Script::new("return redis.call('INCRBY', KEYS[1], ARGV[1])"));
 
@@ -58,7 +60,7 @@ fn slot(key: &str) -> u16 {
     fred::util::redis_keyslot(key.as_bytes())
 }
 
-async fn run(store: &Store, key: &str) -> Result<Value, RedisError> {
+async fn run(store: &RedisStore, key: &str) -> Result<Value, RedisError> {
     store.reply(&increment(key), slot(key), store.until()).await.map(Option::unwrap)
 }
 
@@ -68,7 +70,7 @@ fn patient() -> Settings {
 }
 
 /// Waits until a call succeeds.
-async fn succeeds(store: &Store, key: &str) {
+async fn succeeds(store: &RedisStore, key: &str) {
     let began = Instant::now();
     while let Err(error) = run(store, key).await {
         assert!(began.elapsed() < LONG, "no call succeeds: {error}");
@@ -116,7 +118,7 @@ impl Drop for Lost {
 struct Heard(Arc<Mutex<Vec<LimiterEvent>>>);
 
 impl Observer for Heard {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.lock().unwrap().push(event.clone());
     }
 }
@@ -143,13 +145,13 @@ impl Heard {
     }
 
     fn misconfigured(&self) -> usize {
-        self.count(|event| matches!(event, LimiterEvent::StoreMisconfigured { .. }))
+        self.count(|event| matches!(event, LimiterEvent::StoreFailed { kind: StoreErrorKind::Misconfigured, .. }))
     }
 }
 
-async fn connected(url: &str, settings: Settings) -> Store {
-    let store = Store::connect(url, settings).unwrap();
-    store.connected(LONG).await.unwrap();
+async fn connected(url: &str, settings: Settings) -> RedisStore {
+    let store = RedisStore::connect(url, settings).unwrap();
+    store.wait_until_ready(LONG).await.unwrap();
     store
 }
 
@@ -169,7 +171,7 @@ struct Load {
     began: Instant,
     fixed: Option<Instant>,
     per_ms: usize,
-    store: Store,
+    store: RedisStore,
     key: String,
     sent: Arc<AtomicUsize>,
     lost: Lost,
@@ -182,7 +184,7 @@ struct Sample {
     answer: Result<(), RedisError>,
 }
 
-async fn sample(store: &Store, key: usize, name: &str) -> Sample {
+async fn sample(store: &RedisStore, key: usize, name: &str) -> Sample {
     let began = Instant::now();
     let answer = run(store, name).await.map(drop);
     Sample { key, began, took: began.elapsed(), answer }
@@ -201,7 +203,7 @@ struct Report {
 
 impl Load {
     /// Starts `per_ms` calls each millisecond, to these keys in turn.
-    fn start(store: &Store, per_ms: usize, keys: &[&str]) -> Self {
+    fn start(store: &RedisStore, per_ms: usize, keys: &[&str]) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let (sent, lost) = (Arc::new(AtomicUsize::new(0)), Lost::measure());
         let (own, key, counter) = (store.clone(), (*keys[0]).to_owned(), Arc::clone(&sent));
@@ -274,7 +276,7 @@ impl Samples {
         times.sort_unstable();
         let failed: Vec<_> = some.iter().filter(|sample| sample.answer.is_err()).collect();
         let last = failed.iter().map(|sample| sample.began + sample.took).max();
-        let mut kinds: Vec<(RedisErrorKind, usize)> = Vec::new();
+        let mut kinds: Vec<(StoreErrorKind, usize)> = Vec::new();
         for kind in failed.iter().filter_map(|sample| Some(sample.answer.as_ref().err()?.kind())) {
             match kinds.iter_mut().find(|(known, _)| *known == kind) {
                 Some((_, count)) => *count += 1,

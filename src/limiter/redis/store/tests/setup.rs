@@ -12,7 +12,7 @@ async fn a_script_that_the_server_does_not_know_is_run_all_the_same() {
     }
     let () = redis::cmd("SCRIPT").arg("FLUSH").query(&mut server.connection()).unwrap();
     assert_eq!(run(&store, "key").await, Ok(Value::Integer(4)));
-    assert!(!store.is_open(0) && !store.is_cluster());
+    assert!(!store.fails_at_once(0) && !store.is_cluster());
 }
 
 #[test]
@@ -23,16 +23,16 @@ async fn wrong_password_is_reported_once_until_it_is_right() {
     let server = Server::with(&["--requirepass", "secret"]);
     let heard = Heard::default();
     let url = format!("redis://:wrong@127.0.0.1:{}", server.port());
-    let store = Store::connect(&url, heard.settings()).unwrap();
+    let store = RedisStore::connect(&url, heard.settings()).unwrap();
     eventually("it is told", || heard.misconfigured() > 0).await;
     let began = Instant::now();
-    while !store.is_open(0) {
+    while !store.fails_at_once(0) {
         assert!(began.elapsed() < LONG, "there is no connection: nothing is to be asked of it");
         run(&store, "key").await.unwrap_err();
     }
     for _ in 0..20 {
         let error = run(&store, "key").await.unwrap_err();
-        assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+        assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
         assert!(error.to_string().contains("password"), "{error}");
     }
     sleep(500 * MS).await;
@@ -41,7 +41,7 @@ async fn wrong_password_is_reported_once_until_it_is_right() {
     let () =
         redis::cmd("CONFIG").arg(&["SET", "requirepass", "wrong"]).query(&mut admin.get_connection().unwrap()).unwrap();
     let lost = Lost::measure();
-    eventually("the breaker closes", || !store.is_open(0)).await;
+    eventually("the breaker closes", || !store.fails_at_once(0)).await;
     succeeds(&store, "key").await;
     if lost.time() < Settings::default().deadline {
         assert_eq!((heard.downs(), heard.ups()), (1, 1));
@@ -57,16 +57,16 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
     acl(&["on", ">pass", "~*"]);
     let heard = Heard::default();
     let url = format!("redis://app:pass@127.0.0.1:{}", server.port());
-    let store = Store::connect(&url, heard.patient()).unwrap();
-    let refused = store.connected(LONG).await.unwrap_err();
-    assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+    let store = RedisStore::connect(&url, heard.patient()).unwrap();
+    let refused = store.wait_until_ready(LONG).await.unwrap_err();
+    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
     for rights in [&["+evalsha"][..], &["+eval"], &["+incrby"]] {
         for _ in 0..10 {
             let error = run(&store, "key").await.unwrap_err();
-            assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+            assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
             assert!(error.to_string().contains("ACL SETUSER"), "{error}");
         }
-        assert!(!store.is_open(0));
+        assert!(!store.fails_at_once(0));
         acl(rights);
     }
     assert_eq!(run(&store, "key").await, Ok(Value::Integer(1)));
@@ -77,7 +77,7 @@ async fn missing_right_is_reported_and_opens_no_breaker() {
 async fn a_server_that_comes_after_the_store_is_found() {
     let mut server = Server::start();
     server.kill();
-    let store = Store::connect(&server.url(), Settings::default()).unwrap();
+    let store = RedisStore::connect(&server.url(), Settings::default()).unwrap();
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(500 * MS).await;
     server.restart();
@@ -91,7 +91,7 @@ async fn a_port_that_accepts_and_never_answers_costs_little() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.hold(true);
-    let store = Store::connect(&proxy.url(), Settings::default()).unwrap();
+    let store = RedisStore::connect(&proxy.url(), Settings::default()).unwrap();
     let mut load = Load::start(&store, 1, &["key"]);
     sleep(1_500 * MS).await;
     proxy.hold(false);
@@ -112,8 +112,8 @@ async fn a_closed_store_answers_at_once_and_lets_go_of_the_server() {
     };
     assert_eq!(clients(), 1);
     store.close();
-    assert_eq!(run(&store, "key").await.unwrap_err().kind(), RedisErrorKind::Unavailable);
-    assert!(store.is_open(0));
+    assert_eq!(run(&store, "key").await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    assert!(store.fails_at_once(0));
     eventually("no connection is left", || clients() == 0).await;
 
     let dropped = connected(&server.url(), patient()).await;
@@ -126,11 +126,11 @@ async fn a_closed_store_answers_at_once_and_lets_go_of_the_server() {
 async fn cluster_url_and_single_url_are_not_interchangeable() {
     let server = Server::start();
     let heard = Heard::default();
-    let store = Store::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.patient()).unwrap();
-    assert!(store.is_open(0), "nothing is known yet");
+    let store = RedisStore::connect(&format!("redis-cluster://127.0.0.1:{}", server.port()), heard.patient()).unwrap();
+    assert!(store.fails_at_once(0), "nothing is known yet");
     eventually("it is told", || heard.misconfigured() > 0).await;
-    let error = store.connected(LONG).await.unwrap_err();
-    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{error}");
+    let error = store.wait_until_ready(LONG).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{error}");
     assert!(error.to_string().contains("redis://"), "{error}");
     assert_eq!(run(&store, "key").await.unwrap_err(), error);
 }

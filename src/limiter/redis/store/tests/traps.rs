@@ -5,7 +5,7 @@ use fred::interfaces::{ClientLike, MetricsInterface};
 use super::proxy::Proxy;
 use super::*;
 
-fn link(store: &Store) -> &Link {
+fn link(store: &RedisStore) -> &Link {
     let Reach::One(server) = &store.0.reach else { panic!("a store of one server") };
     &server.link
 }
@@ -19,7 +19,7 @@ async fn a_stopped_server_gathers_no_calls() {
     let mut load = Load::start(&store, 20, &["key"]);
     sleep(2_000 * MS).await;
     eventually("enough calls come", || load.sent() > 20_000).await;
-    assert!(store.is_open(0));
+    assert!(store.fails_at_once(0));
     server.resume();
     load.fixed();
     sleep(1_000 * MS).await;
@@ -40,7 +40,7 @@ async fn a_connection_whose_task_has_ended_is_begun_anew() {
         sleep(100 * MS).await;
         match end {
             "quit" => drop(link(&store).client.quit().await), // a busy machine answers too late
-            _ => link(&store).restart(),
+            _ => link(&store).restart_connection(),
         }
         load.fixed();
         sleep(1_500 * MS).await;
@@ -58,7 +58,7 @@ async fn a_call_that_is_dropped_leaves_nothing_behind() {
         let _ = tokio::time::timeout(Duration::ZERO, run(&store, "key")).await;
     }
     server.resume();
-    store.connected(LONG).await.unwrap();
+    store.wait_until_ready(LONG).await.unwrap();
     let Value::Integer(count) = run(&store, "key").await.unwrap() else { panic!("a number") };
     assert!(count <= 1_002, "{count} of 1,002");
     eventually("nothing waits", || link(&store).client.command_queue_len() == 0).await;
@@ -69,8 +69,8 @@ async fn a_call_with_no_time_left_is_not_sent() {
     let server = Server::start();
     // The client takes a timeout of zero for no timeout.
     let store = connected(&server.url(), Settings::default()).await;
-    let failure = link(&store).run(&increment("key"), Instant::now(), false).await.unwrap_err();
-    assert_eq!(failure.error.kind(), RedisErrorKind::Timeout);
+    let failure = link(&store).run_script(&increment("key"), Instant::now(), SlotState::Owned).await.unwrap_err();
+    assert_eq!(failure.error.kind(), StoreErrorKind::Timeout);
     assert_eq!(counted(&server, "key"), 0);
 }
 
@@ -83,17 +83,17 @@ async fn script_error_is_reported_and_opens_no_breaker() {
     let store = connected(&server.url(), patient()).await;
     let () = redis::cmd("RPUSH").arg(&["list", "1"]).query(&mut server.connection()).unwrap();
     for _ in 0..10 {
-        assert_eq!(run(&store, "list").await.unwrap_err().kind(), RedisErrorKind::Foreign);
+        assert_eq!(run(&store, "list").await.unwrap_err().kind(), StoreErrorKind::Foreign);
         assert_eq!(
             store.run(&call(&BROKEN, "key"), 0, store.until()).await.unwrap_err().kind(),
-            RedisErrorKind::Foreign
+            StoreErrorKind::Foreign
         );
         assert_eq!(
             store.run(&call(&NONSENSE, "key"), 0, store.until()).await.unwrap_err().kind(),
-            RedisErrorKind::Misconfigured
+            StoreErrorKind::Misconfigured
         );
     }
-    assert!(!store.is_open(0));
+    assert!(!store.fails_at_once(0));
     let answer = store.run(&call(&ANSWERS, "key"), 0, store.until()).await;
     assert_eq!(answer, Ok(Some(Bytes::from_static(b"two"))));
 }
@@ -103,21 +103,21 @@ async fn waiting_for_a_connection_that_never_comes_opens_the_breaker() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.hold(true);
-    let store = Store::connect(&proxy.url(), Settings::default()).unwrap();
+    let store = RedisStore::connect(&proxy.url(), Settings::default()).unwrap();
     for _ in 0..Settings::default().failures {
-        assert!(!store.is_open(0));
-        let failure = link(&store).wait(Instant::now() + 20 * MS).await.unwrap_err();
-        assert_eq!(failure.error.kind(), RedisErrorKind::Timeout);
+        assert!(!store.fails_at_once(0));
+        let failure = link(&store).wait_for_connection(Instant::now() + 20 * MS).await.unwrap_err();
+        assert_eq!(failure.error.kind(), StoreErrorKind::Timeout);
     }
-    assert!(store.is_open(0));
-    assert!(link(&store).wait(Instant::now() + 20 * MS).await.is_ok(), "nothing is waited for then");
+    assert!(store.fails_at_once(0));
+    assert!(link(&store).wait_for_connection(Instant::now() + 20 * MS).await.is_ok(), "nothing is waited for then");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_observer_that_panics_does_not_keep_a_server_away() {
     struct Panics;
     impl Observer for Panics {
-        fn on_event(&self, _: &LimiterEvent) {
+        fn on_limiter_event(&self, _: &LimiterEvent) {
             panic!("an observer that panics");
         }
     }
@@ -125,11 +125,11 @@ async fn an_observer_that_panics_does_not_keep_a_server_away() {
     let settings = Settings { observers: vec![Arc::new(Panics)], ..Settings::default() };
     let store = connected(&server.url(), settings).await;
     server.kill();
-    while !store.is_open(0) {
+    while !store.fails_at_once(0) {
         run(&store, "key").await.unwrap_err();
     }
     server.restart();
-    eventually("it is used again", || !store.is_open(0)).await;
+    eventually("it is used again", || !store.fails_at_once(0)).await;
     succeeds(&store, "key").await;
 }
 
@@ -160,11 +160,11 @@ async fn no_setting_is_too_short_or_too_long() {
         // With the least of times, a busy machine may be too slow at first.
         succeeds(&store, "key").await;
         server.kill();
-        while !store.is_open(0) {
+        while !store.fails_at_once(0) {
             let _ = tokio::time::timeout(SLACK, run(&store, "key")).await;
         }
         server.restart();
-        eventually("it is used again", || !store.is_open(0)).await;
+        eventually("it is used again", || !store.fails_at_once(0)).await;
     }
 }
 
@@ -180,7 +180,7 @@ async fn a_connection_that_is_begun_anew_sends_a_lone_call_at_once() {
         for call in &mut calls {
             assert!(call.as_mut().poll(context).is_pending());
         }
-        link(&store).restart();
+        link(&store).restart_connection();
         std::task::Poll::Ready(())
     })
     .await;
@@ -208,8 +208,8 @@ async fn busy_process_counts_nothing_against_the_server() {
         }
     };
     let (answer, ()) = tokio::join!(run(&store, "key"), busy);
-    assert_eq!(answer.unwrap_err().kind(), RedisErrorKind::Overloaded);
-    assert!(!store.is_open(0));
+    assert_eq!(answer.unwrap_err().kind(), StoreErrorKind::Overloaded);
+    assert!(!store.fails_at_once(0));
     server.resume();
     succeeds(&store, "key").await;
 }
@@ -247,13 +247,16 @@ async fn events_have_the_words_of_the_checks_errors() {
     succeeds(&store, "key").await;
     server.kill();
     let mut errors = Vec::new();
-    while !store.is_open(0) {
-        errors.push(run(&store, "key").await.unwrap_err().to_string());
+    while !store.fails_at_once(0) {
+        errors.push(crate::error::WithSources(&run(&store, "key").await.unwrap_err()).to_string());
         sleep(5 * MS).await;
     }
+    let away = run(&store, "key").await.unwrap_err();
+    let cause = std::error::Error::source(&away).map(ToString::to_string);
+    assert!(away.to_string().ends_with(" is away") && cause.is_some(), "one level each: {away}, {cause:?}");
     let events = heard.0.lock().unwrap();
     let failed = events.iter().find_map(|event| match event {
-        LimiterEvent::StoreFailed { error } => Some(error),
+        LimiterEvent::StoreFailed { error, .. } => Some(error),
         _ => None,
     });
     let down = events.iter().find_map(|event| match event {
@@ -262,5 +265,6 @@ async fn events_have_the_words_of_the_checks_errors() {
     });
     assert_eq!((failed, down), (errors.first(), errors.last()));
     assert!(errors.iter().all(|error| !error.contains("Canceled")), "{errors:?}");
-    assert_ne!(errors.first(), errors.last(), "the last says why");
+    // The last call failed because there was no connection, and why there was none was found out by a connection attempt.
+    assert!(errors.last().is_some_and(|error| error.contains("ConnectionRefused")), "{errors:?}");
 }

@@ -46,7 +46,7 @@ fn one_of_the_processes() {
     let [passed, refused, closed, asked] = runtime.block_on(async {
         // Leases and the memory of denials are on: where refusals are counted they must stay out of
         // the way.
-        let builder = RedisLimiter::builder().deadline(LONG).leases(50);
+        let builder = RedisLimiter::builder().deadline(LONG).lease_units(50);
         let limiter = connected(builder, &url).await;
         let tasks = (0..TASKS).map(|task| {
             let limiter = limiter.clone();

@@ -49,7 +49,7 @@ fn refunds_above_2_to_the_53_are_cut_there() {
     let stored = Stored { bytes: "x".into(), slot: 0 };
     let run = |units| {
         let receipt = Receipt::new(units, u64::MAX, 0);
-        Request::refund(Refund::new(policy.clone(), Key::of("x").unwrap(), receipt), &stored).run
+        Request::refund(&Refund::new(policy.clone(), Key::of("x").unwrap(), receipt), &stored).run
     };
     assert_eq!(run(u64::MAX), run(1 << 53));
     assert_ne!(run(1 << 53), run((1 << 53) - 1));

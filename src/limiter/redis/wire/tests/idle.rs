@@ -58,7 +58,7 @@ fn charges_that_take_nothing_leave_the_value_as_it_is() {
                 ("a forced look", ask(&after, 0, Effect::Force, Verb::Take)),
                 ("a denied take", ask(&after, 99, Effect::Enforce, Verb::Take)),
                 ("an observed denial", ask(&after, 99, Effect::Observe, Verb::Take)),
-                ("a refund of nothing", Request::refund(refund, &space.key(&after, &key))),
+                ("a refund of nothing", Request::refund(&refund, &space.key(&after, &key))),
             ] {
                 let answer = bench.ask(&[(now, &idle)]).remove(0);
                 assert!(matches!(answer, Ok(Answer::Decided(_) | Answer::Done)), "{answer:?}");
@@ -101,7 +101,7 @@ fn actions_that_take_nothing_write_only_what_is_listed() {
             assert!(!before.is_empty());
             let refund = |units, at| {
                 let refund = Refund::new(policy.clone(), key.clone(), Receipt::new(units, at, 0));
-                Request::refund(refund, &stored)
+                Request::refund(&refund, &stored)
             };
             let (observed, on_refusal) = (own.cost(2).effect(Effect::Observe), own.effect(Effect::OnRefusal { of: 1 }));
             let take = |charges: &[Charge<'_>]| request(&space, Verb::Take, charges);

@@ -17,17 +17,6 @@ use crate::limiter::{Charge, Effect, Limiter, Refund, Reply};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Anchor};
 
-const ALGORITHMS: [Algorithm; 8] = [
-    Algorithm::TokenBucket,
-    Algorithm::LeakyQueue,
-    Algorithm::StepBucket,
-    Algorithm::FixedWindow,
-    Algorithm::SlidingWindow,
-    Algorithm::SlidingLog,
-    Algorithm::Block,
-    Algorithm::Meter,
-];
-
 const EFFECTS: [Effect; 8] = [
     Effect::Enforce,
     Effect::Enforce,
@@ -44,10 +33,10 @@ const EFFECTS: [Effect; 8] = [
 type Step = (u8, u64, Vec<(u8, u8, u64, u8)>);
 
 fn policies() -> impl Strategy<Value = Vec<Policy>> {
-    prop::collection::vec((shapes(), 0..8_usize, any::<bool>()), 4).prop_map(|shapes| {
+    prop::collection::vec((shapes(), prop::sample::select(Algorithm::ALL), any::<bool>()), 4).prop_map(|shapes| {
         let named = shapes.iter().enumerate().map(|(at, (shape, algorithm, first))| {
             let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
-            Policy::new(format!("p{at}"), quota(ALGORITHMS[*algorithm], anchor, shape)).unwrap()
+            Policy::new(format!("p{at}"), quota(*algorithm, anchor, shape)).unwrap()
         });
         named.collect()
     })
@@ -55,10 +44,11 @@ fn policies() -> impl Strategy<Value = Vec<Policy>> {
 
 /// A rule's quotas.
 fn siblings() -> impl Strategy<Value = Vec<Policy>> {
-    prop::collection::vec((shapes(), 0..11_usize, any::<bool>()), 2..5).prop_filter_map("they differ", |shapes| {
+    let limits = prop::sample::select(Algorithm::limits());
+    prop::collection::vec((shapes(), limits, any::<bool>()), 2..5).prop_filter_map("they differ", |shapes| {
         let quotas = shapes.iter().map(|(shape, algorithm, first)| {
             let anchor = if *first { Anchor::FirstRequest } else { Anchor::Epoch };
-            quota(ALGORITHMS[*algorithm % 6 % (6 - algorithm / 6)], anchor, shape)
+            quota(*algorithm, anchor, shape)
         });
         Policy::each("client", quotas).ok()
     })
@@ -98,7 +88,7 @@ fn charges<'a>(policies: &'a [Policy], keys: &'a [Key], wanted: &[(u8, u8, u64, 
     for (policy, key, cost, effect) in wanted {
         let (policy, key) = (&policies[usize::from(*policy)], &keys[usize::from(*key)]);
         if !charges.iter().any(|charge| charge.policy == policy && charge.key == key) {
-            let on_refusal = matches!(policy.quota().algorithm(), Algorithm::Block | Algorithm::Meter);
+            let on_refusal = !policy.quota().algorithm().is_limit();
             let effect = match EFFECTS[usize::from(*effect)] {
                 Effect::OnRefusal { .. } if !on_refusal => Effect::Enforce,
                 effect => effect,
@@ -113,7 +103,7 @@ fn ask(space: &KeySpace, how: u8, charges: &[Charge<'_>], refunds: &mut Vec<Refu
     let stored: Vec<Stored> = charges.iter().map(|charge| space.key(charge.policy, charge.key)).collect();
     let refund = |one: Refund| {
         let stored = space.key(&one.policy, &one.key);
-        Request::refund(one, &stored)
+        Request::refund(&one, &stored)
     };
     match how {
         0 => vec![Request::reset(charges[0].policy, &stored[0])],
@@ -181,13 +171,13 @@ fn a_rule_that_changes_keeps_what_is_used_of_each_quota() {
 fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
     run(400, (policies, requests()), |bench, space, (policies, requests)| {
         let clock = ManualClock::at(crate::time::Timestamp::from_micros(1_790_000_000_123_456));
-        let memory = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+        let memory = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
         let keys = keys();
         let mut held: Vec<(Refund, Refund)> = Vec::new();
         for (how, later, wanted) in requests {
             clock.advance(Duration::from_micros(later));
             let charges = charges(&policies, &keys, &wanted);
-            let mut refunds = Vec::new();
+            let (mut refunds, mut is_behind) = (Vec::new(), Vec::new());
             let expected = match how {
                 0 => {
                     now(memory.reset(charges[0].policy, charges[0].key));
@@ -195,10 +185,10 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                 }
                 1 if held.is_empty() => continue,
                 1 => {
-                    let (mine, theirs) = std::mem::take(&mut held).into_iter().unzip();
+                    let (mine, theirs): (_, Vec<Refund>) = std::mem::take(&mut held).into_iter().unzip();
                     refunds = mine;
-                    now(memory.refund(theirs));
-                    "Ok(Done)".to_owned()
+                    is_behind = theirs.iter().map(|refund| memory.refund_once(refund)).collect();
+                    "Ok(".to_owned()
                 }
                 2..=3 => {
                     let mut decision = now(memory.peek(&charges));
@@ -213,7 +203,7 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
                             let one = |receipt| Refund::new(charge.policy.clone(), charge.key.clone(), receipt);
                             // An entry without units is kept in memory, and says when the state
                             // ends.
-                            if !matches!(charge.policy.quota().rules(), crate::algorithm::Rules::EntryLog(_)) {
+                            if !matches!(charge.policy.quota().decider(), crate::algorithm::Decider::EntryLog(_)) {
                                 held.push((one(copy), one(receipt)));
                             }
                         }
@@ -223,9 +213,11 @@ fn play_sets(policies: impl Strategy<Value = Vec<Policy>>) {
             };
             let requests = ask(&space, how, &charges, &mut refunds);
             let asked: Vec<_> = requests.iter().map(|request| (clock.now(), request)).collect();
-            for mut answer in bench.ask(&asked) {
+            for (at, mut answer) in bench.ask(&asked).into_iter().enumerate() {
                 let answer = told(&mut answer);
                 assert!(answer.starts_with(&expected), "{expected}\n{answer}\n{charges:?}");
+                let found = answer == "Ok(Behind)";
+                assert_eq!(found, is_behind.get(at).is_some_and(|is_behind| *is_behind), "{charges:?}");
             }
         }
     });

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::{Answer, Answered, Bench, NUMBER, Request, Verb, answers, call, decoded, refused, script};
+use crate::event::StoreErrorKind;
 use crate::key::Key;
 use crate::limiter::Charge;
-use crate::limiter::redis::error::RedisErrorKind;
 use crate::limiter::redis::keys::Stored;
 use crate::policy::Policy;
 use crate::quota::Quota;
@@ -71,11 +71,11 @@ fn a_foreign_value_fails_its_own_request_and_stays_as_it_was() {
             let names = ["before", "after"].map(|name| format!("{name}{number}"));
             let [(first, _), (last, _)] = names.map(|name| one(&bench, &policy, &name));
             let alone = take(&mut bench, &[&bad]);
-            assert!(matches!(&alone[..], [Err(error)] if error.kind() == RedisErrorKind::Foreign), "{alone:?}");
+            assert!(matches!(&alone[..], [Err(error)] if error.kind() == StoreErrorKind::Foreign), "{alone:?}");
             let among = take(&mut bench, &[&first, &bad, &last]);
             let [first, failed, last] = &among[..] else { panic!("{among:?}") };
             let Err(error) = failed else { panic!("{failed:?}") };
-            assert_eq!(error.kind(), RedisErrorKind::Foreign);
+            assert_eq!(error.kind(), StoreErrorKind::Foreign);
             let text = error.to_string();
             let shown = format!("`{}`", stored.bytes.escape_ascii());
             assert!(text.contains(&shown) && text.contains("\"p\"") && !text.contains("bad"), "{text}");
@@ -117,7 +117,7 @@ fn a_garbled_value_of_ours_is_overwritten() {
         let policy = Policy::new("p", quota).unwrap();
         let (ask, stored) = one(&bench, &policy, "x");
         assert!(is_taken(&take(&mut bench, &[&ask])[0], quota.capacity() - 1));
-        let is_list = matches!(quota.rules(), crate::algorithm::Rules::EntryLog(_));
+        let is_list = matches!(quota.decider(), crate::algorithm::Decider::EntryLog(_));
         let get: Vec<u8> = match is_list {
             true => redis::cmd("LINDEX").arg(&*stored.bytes).arg(0).query(&mut bench.connection).unwrap(),
             false => redis::cmd("GET").arg(&*stored.bytes).query(&mut bench.connection).unwrap(),

@@ -1,27 +1,31 @@
 //! Micro-batching: while requests are in flight the next ones wait, and go together when a flight
 //! is back.
 //!
-//! Each flight is a task of the limiter's runtime. It sends up to [`BATCH`] of a lane's waiting
-//! requests together, in the order in which they came, hands out the answers, and goes on until no
-//! request waits. A request that finds fewer than [`FLIGHTS`] in flight begins the next one, so it
-//! waits for no timer. A caller only waits for its answer: no request depends on another caller's
-//! future being polled.
+//! A flight sends up to [`BATCH`] of a lane's waiting requests together, in the order in which they
+//! came, hands out the answers, and goes on until no request waits. A request that finds fewer than
+//! [`FLIGHTS`] in flight begins the next one, so it waits for no timer. A flight is a task of the
+//! limiter's runtime, or driven by its caller as long as no other request waits ([`ride`]): no request
+//! depends on another caller's future being polled.
 //!
-//! A lane is a set of keys that one script call may name: all of one server, or those of one slot
-//! of a cluster.
+//! A lane is a set of keys that one call may name: all of one server, or those of one slot of a
+//! cluster.
 
 use std::collections::VecDeque;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::marker::PhantomData;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::error::{RedisError, RedisErrorKind};
-use super::lateness::{self, Due};
+use self::ride::Ride;
+use super::due::Due;
+
+mod ride;
 
 /// Calls of one lane at a time: while one is on the wire the server decides the other.
 const FLIGHTS: usize = 2;
@@ -34,19 +38,39 @@ const BATCH: usize = 64;
 const GRACE: Duration = Duration::from_millis(5);
 
 /// Takes requests to the store.
-pub(super) trait Dispatch: Send + Sync + 'static {
+pub(crate) trait Dispatch: Send + Sync + 'static {
     type Request: Send + 'static;
     type Answer: Send + 'static;
+    type Error: From<Unanswered> + Send + 'static;
 
     /// Sends requests of one lane in one call, and returns the answer to each, in order.
     fn dispatch(
         &self,
         requests: Vec<Self::Request>,
-    ) -> impl Future<Output = Vec<Result<Self::Answer, RedisError>>> + Send;
+    ) -> impl Future<Output = Vec<Result<Self::Answer, Self::Error>>> + Send;
+}
+
+/// Why a request has no answer, if the store gave no reason.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unanswered {
+    /// The caller is in no tokio runtime. The request was not sent.
+    NoRuntime,
+    /// This many requests wait already. The request was not sent.
+    TooMany(usize),
+    /// Earlier requests took longer than this deadline. The request was not sent.
+    NotSent(Duration),
+    /// This process had no time to read an answer within this deadline.
+    TooBusy(Duration),
+    /// There was no answer within this deadline.
+    TimedOut(Duration),
+    /// The runtime whose tasks the flights are has ended.
+    RuntimeEnded,
+    /// The store answered fewer requests than it was asked.
+    LeftOut,
 }
 
 /// Receives the answer to a request, in the task of its flight.
-pub(super) trait Receiver<A>: Send {
+pub(crate) trait Receiver<A, E>: Send {
     /// Whether the answer is not needed any more. The request is then not sent.
     fn is_gone(&self) -> bool {
         false
@@ -58,41 +82,41 @@ pub(super) trait Receiver<A>: Send {
         None
     }
 
-    fn answer(self: Box<Self>, answer: Result<A, RedisError>);
+    fn answer(self: Box<Self>, answer: Result<A, E>);
 }
 
 /// A caller that waits for the answer as it is.
-impl<A: Send> Receiver<A> for oneshot::Sender<Result<A, RedisError>> {
+impl<A: Send, E: Send> Receiver<A, E> for oneshot::Sender<Result<A, E>> {
     fn is_gone(&self) -> bool {
         self.is_closed()
     }
 
-    fn answer(self: Box<Self>, answer: Result<A, RedisError>) {
+    fn answer(self: Box<Self>, answer: Result<A, E>) {
         drop(self.send(answer)); // the caller may have gone
     }
 }
 
-/// A function. The request is sent in any case. The function is called also if the flight ends without an answer.
-struct Then<A, F: FnOnce(Result<A, RedisError>)>(Option<F>, PhantomData<fn(A)>);
+/// A function. The request is sent in any case. The function is called even if the flight ends without an answer.
+struct Then<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)>(Option<F>, PhantomData<fn(A, E)>);
 
-impl<A, F: FnOnce(Result<A, RedisError>) + Send> Receiver<A> for Then<A, F> {
-    fn answer(mut self: Box<Self>, answer: Result<A, RedisError>) {
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>) + Send> Receiver<A, E> for Then<A, E, F> {
+    fn answer(mut self: Box<Self>, answer: Result<A, E>) {
         if let Some(then) = self.0.take() {
             then(answer);
         }
     }
 }
 
-impl<A, F: FnOnce(Result<A, RedisError>)> Drop for Then<A, F> {
+impl<A, E: From<Unanswered>, F: FnOnce(Result<A, E>)> Drop for Then<A, E, F> {
     fn drop(&mut self) {
         if let Some(then) = self.0.take() {
-            then(Err(ended()));
+            then(Err(Unanswered::RuntimeEnded.into()));
         }
     }
 }
 
 /// Batches requests.
-pub(super) struct Batcher<D: Dispatch> {
+pub(crate) struct Batcher<D: Dispatch> {
     lanes: Arc<Lanes<D>>,
 }
 
@@ -117,24 +141,46 @@ struct Lane<D: Dispatch> {
     went: u64,
     /// The number of flights that the store answered.
     answered: u64,
+    /// How many requests the last flight took.
+    boarded: usize,
+    /// The flights that callers drive, each with the number of the request that began it.
+    rides: Vec<(u64, Arc<Ride>)>,
 }
 
 struct Waiting<D: Dispatch> {
     request: D::Request,
-    receiver: Box<dyn Receiver<D::Answer>>,
-    _place: Place,
+    receiver: Box<dyn Receiver<D::Answer, D::Error>>,
+    _permit: Permit,
+}
+
+/// Who drives a flight that a request begins.
+#[derive(Clone, Copy)]
+enum Driver {
+    Caller,
+    Task,
 }
 
 /// The state of a lane when a request came.
-struct Ticket {
+struct Arrival {
     number: u64,
     answered: u64,
+    /// The flight that the request's caller drives.
+    ride: Option<Arc<Ride>>,
 }
 
-/// One of the places for requests that wait or are in flight.
-struct Place(Arc<AtomicUsize>);
+impl Drop for Arrival {
+    /// The caller has gone, and its answer has to be handled.
+    fn drop(&mut self) {
+        if let Some(ride) = &self.ride {
+            ride.make_task();
+        }
+    }
+}
 
-impl Drop for Place {
+/// Permits a request to wait or be in flight, of which there is a most.
+struct Permit(Arc<AtomicUsize>);
+
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -143,60 +189,82 @@ impl Drop for Place {
 impl<D: Dispatch> Batcher<D> {
     /// Makes a batcher with this many lanes and room for `most` requests. Its flights are tasks of
     /// this runtime.
-    pub(super) fn new(dispatch: D, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
+    pub(crate) fn new(dispatch: D, lanes: u16, most: usize, deadline: Duration, runtime: Handle) -> Self {
         let lane = || {
             let waiting = VecDeque::new();
-            Mutex::new(Lane { waiting, flights: 0, boarding: false, came: 0, went: 0, answered: 0 })
+            Mutex::new(Lane {
+                waiting,
+                flights: 0,
+                boarding: false,
+                came: 0,
+                went: 0,
+                answered: 0,
+                boarded: 0,
+                rides: Vec::new(),
+            })
         };
         let lanes = (0..lanes.max(1)).map(|_| lane()).collect();
         Self { lanes: Arc::new(Lanes { dispatch, lanes, deadline, inside: Arc::default(), most, runtime }) }
     }
 
-    pub(super) fn dispatch(&self) -> &D {
+    pub(crate) fn dispatch(&self) -> &D {
         &self.lanes.dispatch
     }
 
     /// Returns how many requests wait or are in flight.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.lanes.inside.load(Ordering::Relaxed)
     }
 
     /// Waits for the answer to a request, no longer than the deadline. `receiver` makes the receiver
     /// of the answer, which passes something on to this future.
-    pub(super) async fn ask<T, R: Receiver<D::Answer> + 'static>(
+    pub(crate) async fn ask<T, R: Receiver<D::Answer, D::Error> + 'static>(
         &self,
         lane: u16,
         request: D::Request,
         receiver: impl FnOnce(oneshot::Sender<T>) -> R,
-    ) -> Result<T, RedisError> {
+    ) -> Result<T, D::Error> {
+        Ok(self.answered(lane, request, receiver).await?)
+    }
+
+    async fn answered<T, R: Receiver<D::Answer, D::Error> + 'static>(
+        &self,
+        lane: u16,
+        request: D::Request,
+        receiver: impl FnOnce(oneshot::Sender<T>) -> R,
+    ) -> Result<T, Unanswered> {
         if Handle::try_current().is_err() {
-            return Err(RedisError::new(
-                RedisErrorKind::Misconfigured,
-                "checks on Redis have to be made within a tokio runtime, with its timers enabled",
-            ));
+            return Err(Unanswered::NoRuntime);
         }
-        let place = self.lanes.place(self.lanes.most)?;
-        let (sender, answer) = oneshot::channel();
-        let ticket = self.lanes.push(lane, request, Box::new(receiver(sender)), place);
+        let permit = self.lanes.permit(self.lanes.most)?;
+        let (sender, mut answer) = oneshot::channel();
+        let arrival = self.lanes.push(lane, request, Box::new(receiver(sender)), permit, Driver::Caller);
         let due = Due::after(self.lanes.deadline + GRACE);
+        let answer = poll_fn(|cx| {
+            // Its waker is not registered twice: a task that is woken while it is polled wakes another thread.
+            if arrival.ride.as_ref().is_some_and(|ride| ride.drive(cx)) {
+                return Poll::Pending;
+            }
+            Pin::new(&mut answer).poll(cx)
+        });
         match due.timeout(answer).await {
             Some(Ok(answer)) => Ok(answer),
-            Some(Err(_)) => Err(ended()),
-            None => Err(self.lanes.timed_out(lane, &ticket, due)),
+            Some(Err(_)) => Err(Unanswered::RuntimeEnded),
+            None => Err(self.lanes.timed_out(lane, &arrival, due)),
         }
     }
 
     /// Sends a request, and has its answer handed to a function.
-    pub(super) fn send(
+    pub(crate) fn send(
         &self,
         lane: u16,
         request: D::Request,
-        then: impl FnOnce(Result<D::Answer, RedisError>) + Send + 'static,
-    ) -> Result<(), RedisError> {
+        then: impl FnOnce(Result<D::Answer, D::Error>) + Send + 'static,
+    ) -> Result<(), D::Error> {
         // Refunds have room of their own: the units of a lost refund would be missing until they
         // have drained.
-        let place = self.lanes.place(self.lanes.most.saturating_mul(2))?;
-        self.lanes.push(lane, request, Box::new(Then(Some(then), PhantomData)), place);
+        let permit = self.lanes.permit(self.lanes.most.saturating_mul(2))?;
+        self.lanes.push(lane, request, Box::new(Then(Some(then), PhantomData)), permit, Driver::Task);
         Ok(())
     }
 }
@@ -207,39 +275,54 @@ impl<D: Dispatch> Lanes<D> {
         self.lanes[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn place(&self, most: usize) -> Result<Place, RedisError> {
+    fn permit(&self, most: usize) -> Result<Permit, Unanswered> {
         if self.inside.fetch_add(1, Ordering::Relaxed) >= most {
             self.inside.fetch_sub(1, Ordering::Relaxed);
-            return Err(RedisError::new(
-                RedisErrorKind::Overloaded,
-                format!("{most} checks wait for Redis already: this one was not sent"),
-            ));
+            return Err(Unanswered::TooMany(most));
         }
-        Ok(Place(Arc::clone(&self.inside)))
+        Ok(Permit(Arc::clone(&self.inside)))
     }
 
     fn push(
         self: &Arc<Self>,
         number: u16,
         request: D::Request,
-        receiver: Box<dyn Receiver<D::Answer>>,
-        place: Place,
-    ) -> Ticket {
+        receiver: Box<dyn Receiver<D::Answer, D::Error>>,
+        permit: Permit,
+        driver: Driver,
+    ) -> Arrival {
         let mut lane = self.lock(number);
-        let ticket = Ticket { number: lane.came, answered: lane.answered };
+        let mut arrival = Arrival { number: lane.came, answered: lane.answered, ride: None };
         lane.came += 1;
-        lane.waiting.push_back(Waiting { request, receiver, _place: place });
-        let begins = lane.begins_flight();
-        drop(lane);
-        if begins {
-            self.begin(number);
+        lane.waiting.push_back(Waiting { request, receiver, _permit: permit });
+        if !lane.begins_flight() {
+            // It waits for these flights.
+            let rides = std::mem::take(&mut lane.rides);
+            drop(lane);
+            rides.iter().for_each(|(_, ride)| ride.make_task());
+            return arrival;
         }
-        ticket
+        match driver {
+            Driver::Caller if lane.is_quiet() => {
+                let ride = Ride::new(fly(self.flight(number, Some(arrival.number))), self.runtime.clone());
+                lane.rides.push((arrival.number, Arc::clone(&ride)));
+                arrival.ride = Some(ride);
+            }
+            _ => {
+                drop(lane);
+                self.begin(number);
+            }
+        }
+        arrival
     }
 
     /// Begins a flight. The lane must not be locked: if the runtime has ended, the flight ends here.
     fn begin(self: &Arc<Self>, number: u16) {
-        self.runtime.spawn(fly(Flight { lanes: Arc::clone(self), number, has_landed: false }));
+        self.runtime.spawn(fly(self.flight(number, None)));
+    }
+
+    fn flight(self: &Arc<Self>, number: u16, ride: Option<u64>) -> Flight<D> {
+        Flight { lanes: Arc::clone(self), number, ride, has_landed: false }
     }
 
     /// Returns the next requests to be sent. Requests whose callers have gone, and those whose answer
@@ -261,6 +344,7 @@ impl<D: Dispatch> Lanes<D> {
                 None => batch.push(next),
             }
         }
+        lane.boarded = batch.len();
         let begins = lane.begins_flight();
         drop(lane);
         if begins {
@@ -275,21 +359,18 @@ impl<D: Dispatch> Lanes<D> {
     /// Returns why there is no answer although the time is over. If the store answered others while
     /// the request waited, or this process was too busy to notice the time, it is no fault of the
     /// store.
-    fn timed_out(&self, number: u16, ticket: &Ticket, due: Due) -> RedisError {
+    fn timed_out(&self, number: u16, arrival: &Arrival, due: Due) -> Unanswered {
         let (was_sent, answers) = {
             let lane = self.lock(number);
-            (ticket.number < lane.went, lane.answered != ticket.answered)
+            (arrival.number < lane.went, lane.answered != arrival.answered)
         };
-        let deadline = self.deadline;
         if due.is_late() {
-            return lateness::error(&format!("no answer was read within {deadline:?}"));
+            Unanswered::TooBusy(self.deadline)
+        } else if !was_sent && answers {
+            Unanswered::NotSent(self.deadline)
+        } else {
+            Unanswered::TimedOut(self.deadline)
         }
-        if !was_sent && answers {
-            let message = format!("earlier checks took longer than {deadline:?}: this one was not sent");
-            return RedisError::new(RedisErrorKind::Overloaded, message);
-        }
-        let message = format!("no answer within {deadline:?}, the wait behind earlier checks included");
-        RedisError::new(RedisErrorKind::Timeout, message)
     }
 }
 
@@ -303,12 +384,25 @@ impl<D: Dispatch> Lane<D> {
         }
         begins
     }
+
+    /// Whether requests come one by one. If they come together, a flight that begins a moment later takes them together.
+    fn is_quiet(&self) -> bool {
+        self.flights == 1 && self.boarded <= 1
+    }
+
+    /// Counts a flight no longer.
+    fn end(&mut self, ride: Option<u64>) {
+        self.flights -= 1;
+        self.rides.retain(|(number, _)| Some(*number) != ride);
+    }
 }
 
 /// A flight, which is counted in its lane.
 struct Flight<D: Dispatch> {
     lanes: Arc<Lanes<D>>,
     number: u16,
+    /// The number of the request that began it, if its caller drives it.
+    ride: Option<u64>,
     has_landed: bool,
 }
 
@@ -318,7 +412,7 @@ impl<D: Dispatch> Flight<D> {
         let mut lane = self.lanes.lock(self.number);
         self.has_landed = lane.waiting.is_empty();
         if self.has_landed {
-            lane.flights -= 1;
+            lane.end(self.ride);
         }
         self.has_landed
     }
@@ -333,14 +427,14 @@ impl<D: Dispatch> Drop for Flight<D> {
         }
         let left = {
             let mut lane = self.lanes.lock(self.number);
-            lane.flights -= 1;
+            lane.end(self.ride);
             lane.boarding = false;
             let left = if lane.flights == 0 { std::mem::take(&mut lane.waiting) } else { VecDeque::new() };
             lane.went += left.len() as u64;
             left
         };
         for next in left {
-            next.receiver.answer(Err(ended()));
+            next.receiver.answer(Err(Unanswered::RuntimeEnded.into()));
         }
     }
 }
@@ -351,24 +445,24 @@ async fn fly<D: Dispatch>(mut flight: Flight<D>) {
     loop {
         let batch = lanes.board(flight.number);
         if !batch.is_empty() {
-            // The places are kept until the answers are there.
+            // The permits are kept until the answers are there.
             let (requests, receivers): (Vec<_>, Vec<_>) =
-                batch.into_iter().map(|one| (one.request, (one.receiver, one._place))).unzip();
+                batch.into_iter().map(|one| (one.request, (one.receiver, one._permit))).unzip();
             let answers = lanes.dispatch.dispatch(requests).await;
             if answers.iter().any(Result::is_ok) {
                 lanes.lock(flight.number).answered += 1;
             }
             let mut answers = answers.into_iter();
             let mut gone = Vec::new();
-            for (receiver, place) in receivers {
-                let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
+            for (receiver, permit) in receivers {
+                let answer = answers.next().unwrap_or_else(|| Err(Unanswered::LeftOut.into()));
                 match receiver.is_gone() {
-                    true => gone.push((receiver, place, answer)),
+                    true => gone.push((receiver, permit, answer)),
                     false => receiver.answer(answer),
                 }
             }
             // Their charges are refunded, and a queue accepts the refund of its newest slot only.
-            for (receiver, _place, answer) in gone.into_iter().rev() {
+            for (receiver, _permit, answer) in gone.into_iter().rev() {
                 receiver.answer(answer);
             }
         }
@@ -376,14 +470,6 @@ async fn fly<D: Dispatch>(mut flight: Flight<D>) {
             return;
         }
     }
-}
-
-fn no_answer() -> RedisError {
-    RedisError::new(RedisErrorKind::Foreign, "the script answered fewer checks than it was asked")
-}
-
-pub(super) fn ended() -> RedisError {
-    RedisError::new(RedisErrorKind::Unavailable, "the runtime in which the limiter was made has ended")
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //!
 //! A key is leased once it takes [`HOT`] units in one [`SPAN`]. A lease is for [`WORTH`] spans at
 //! the key's present rate, but at most 1/[`PART`] of the remaining units, so that near the limit
-//! Redis decides every unit.
+//! the store decides every unit.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +37,7 @@ const HOT: u64 = 8;
 const WORTH: u64 = 2;
 
 /// The time for which a lease is held. Its remaining units are then refunded.
-pub(super) const HELD: Duration = Duration::from_millis(100);
+pub(crate) const HELD: Duration = Duration::from_millis(100);
 
 /// One lease takes at most this part of the remaining units: 1/`PART`.
 const PART: u64 = 8;
@@ -46,7 +46,7 @@ const PART: u64 = 8;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The leases of a process.
-pub(super) struct Leases {
+pub(crate) struct Leases {
     slots: Box<[Mutex<Option<Watched>>]>,
     tags: Tags,
     clock: Arc<dyn Clock>,
@@ -84,21 +84,21 @@ struct Lease {
 
 /// A lease that is to be requested.
 #[derive(Debug)]
-pub(super) struct Wanted {
-    pub(super) policy: Policy,
-    pub(super) key: Key,
-    pub(super) units: u64,
+pub(crate) struct Wanted {
+    pub(crate) policy: Policy,
+    pub(crate) key: Key,
+    pub(crate) units: u64,
 }
 
 impl Leases {
     /// Makes leases of at most `most` units together for each key.
-    pub(super) fn new(most: u64, tags: Tags, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(most: u64, tags: Tags, clock: Arc<dyn Clock>) -> Self {
         Self { slots: (0..SLOTS).map(|_| Mutex::new(None)).collect(), tags, clock, most }
     }
 
     /// Takes a charge's units from a lease, if there is one. Returns its decision, and the next
     /// lease to request.
-    pub(super) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
+    pub(crate) fn take(&self, charge: &Charge<'_>) -> (Option<ChargeDecision>, Option<Wanted>) {
         if charge.effect != Effect::Enforce || charge.cost == 0 || !can_be_leased(charge.policy) {
             return (None, None);
         }
@@ -116,14 +116,14 @@ impl Leases {
         (granted, wanted)
     }
 
-    /// Notes the remaining units in the answer to a charge.
-    pub(super) fn told(&self, tag: Tag, decision: &ChargeDecision) {
+    /// Records the remaining units in the answer to a charge.
+    pub(crate) fn record_remaining(&self, tag: Tag, decision: &ChargeDecision) {
         self.with(tag, |watched| watched.remaining = decision.remaining());
     }
 
-    /// Notes the answer to the request for a lease: granted, denied, or `None` if Redis failed.
+    /// Records the answer to the request for a lease: granted, denied, or `None` if the store failed.
     /// Returns the refund of a lease whose key is not watched any more.
-    pub(super) fn came(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
+    pub(crate) fn record_answer(&self, wanted: &Wanted, mut answer: Option<ChargeDecision>) -> Option<Refund> {
         let now = self.clock.now();
         let mut receipt = answer.as_mut().and_then(ChargeDecision::take_receipt);
         self.with(self.tags.of(&wanted.policy, &wanted.key), |watched| {
@@ -144,8 +144,8 @@ impl Leases {
         receipt.map(|receipt| Refund::new(wanted.policy.clone(), wanted.key.clone(), receipt))
     }
 
-    /// Returns the refunds of leases that were held for [`HELD`].
-    pub(super) fn over(&self) -> Vec<Refund> {
+    /// Ends the leases that were held for [`HELD`]. Returns their refunds.
+    pub(crate) fn end_expired(&self) -> Vec<Refund> {
         let now = self.clock.now();
         let mut refunds = Vec::new();
         for slot in &self.slots {
@@ -161,7 +161,7 @@ impl Leases {
     }
 
     /// Forgets a key's leases, because the key is reset.
-    pub(super) fn forget(&self, tag: Tag) {
+    pub(crate) fn forget(&self, tag: Tag) {
         self.with(tag, |watched| {
             watched.leases.clear();
             watched.void = watched.asking;
@@ -171,7 +171,7 @@ impl Leases {
 
     /// Returns the units that are held.
     #[cfg(test)]
-    pub(super) fn held(&self) -> u64 {
+    pub(crate) fn held(&self) -> u64 {
         let lock = |slot: &Mutex<Option<Watched>>| {
             let slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
             slot.iter().flat_map(|watched| &watched.leases).map(|lease| lease.left).sum::<u64>()
@@ -194,8 +194,8 @@ impl Leases {
 /// quota that counts denied requests has to see them, and a leased unit that is not used would be a
 /// strike or be billed.
 fn can_be_leased(policy: &Policy) -> bool {
-    use Algorithm::{Block, LeakyQueue, Meter};
-    !matches!(policy.quota().algorithm(), LeakyQueue | Block | Meter) && !policy.quota().counts_denied()
+    let algorithm = policy.quota().algorithm();
+    algorithm.is_limit() && algorithm != Algorithm::LeakyQueue && !policy.quota().counts_denied()
 }
 
 impl Watched {
@@ -235,7 +235,7 @@ impl Watched {
         let behind: u64 = self.leases.iter().filter(|lease| !lease.is_over(now)).map(|lease| lease.left).sum();
         let lease = self.leases.iter_mut().find(|lease| !lease.is_over(now) && lease.left >= charge.cost)?;
         lease.left -= charge.cost;
-        let receipt = charge.policy.quota().rules().first_of(&lease.receipt, charge.cost, lease.left);
+        let receipt = charge.policy.quota().decider().first_of(&lease.receipt, charge.cost, lease.left);
         let passed = HELD.saturating_sub(lease.until.saturating_since(now));
         let told = lease.decision.with_more_remaining(behind - charge.cost);
         Some(told.later(u64::try_from(passed.as_micros()).unwrap_or(u64::MAX)).with_receipt(receipt))

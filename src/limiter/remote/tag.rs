@@ -11,25 +11,30 @@ use crate::policy::Policy;
 /// The name of a (policy, key) pair: a hash with a secret of the process. Policies with different
 /// quotas have different tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Tag(u64);
+pub(crate) struct Tag(u64);
 
 impl Tag {
     /// Returns which of `of` slots it has.
-    pub(super) fn slot(self, of: usize) -> usize {
+    pub(crate) fn slot(self, of: usize) -> usize {
         (self.0 % of.max(1) as u64) as usize // below `of`
     }
 }
 
 /// Makes tags with one secret.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Tags(RandomState);
+pub(crate) struct Tags(RandomState);
 
 impl Tags {
-    pub(super) fn of(&self, policy: &Policy, key: &Key) -> Tag {
+    pub(crate) fn of(&self, policy: &Policy, key: &Key) -> Tag {
         Tag(self.0.hash_one((policy.fingerprint(), key)))
     }
 
-    pub(super) fn charge(&self, charge: &Charge<'_>) -> Tag {
+    /// Returns the tag of a queue, whatever its quota is.
+    pub(crate) fn queue(&self, policy: &Policy, key: &Key) -> Tag {
+        Tag(self.0.hash_one((policy.name_fingerprint(), key)))
+    }
+
+    pub(crate) fn charge(&self, charge: &Charge<'_>) -> Tag {
         self.of(charge.policy, charge.key)
     }
 }

@@ -25,7 +25,7 @@ struct World {
 impl World {
     fn new(processes: usize, most: u64, quota: Quota) -> Self {
         let clock = ManualClock::at(Timestamp::from_micros(1_700_000_000_000_000));
-        let store = MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().unwrap();
+        let store = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().unwrap();
         let process = || Process {
             store: store.clone(),
             leases: Leases::new(most, Tags::default(), Arc::new(clock.clone())),
@@ -51,13 +51,13 @@ impl Process {
         let decision = granted.unwrap_or_else(|| {
             self.calls += 1;
             let decision = self.store.take_one(&self.policy, &self.key, cost);
-            self.leases.told(self.leases.tags.charge(&charge), &decision);
+            self.leases.record_remaining(self.leases.tags.charge(&charge), &decision);
             decision
         });
         if let Some(wanted) = wanted {
             self.calls += 1;
             let answer = self.store.take_one(&self.policy, &self.key, wanted.units);
-            assert!(self.leases.came(&wanted, Some(answer)).is_none(), "it is watched");
+            assert!(self.leases.record_answer(&wanted, Some(answer)).is_none(), "it is watched");
         }
         decision
     }
@@ -68,7 +68,7 @@ impl Process {
     }
 
     fn sweep(&mut self) {
-        let over = self.leases.over();
+        let over = self.leases.end_expired();
         self.store.refund_now(&over);
     }
 }
@@ -163,7 +163,7 @@ fn lease_of_an_unwatched_key_is_refunded() {
     let world = World::new(1, 1_000, Quota::per_minute(100_000));
     let Process { store, leases, policy, key, .. } = &world.processes[0];
     let wanted = Wanted { policy: policy.clone(), key: key.clone(), units: 500 };
-    let refund = leases.came(&wanted, Some(store.take_one(policy, key, 500))).unwrap();
+    let refund = leases.record_answer(&wanted, Some(store.take_one(policy, key, 500))).unwrap();
     store.refund_now(&[refund]);
     assert_eq!(world.remaining(), 100_000);
 }
@@ -179,17 +179,17 @@ fn lease_ends_at_a_reset() {
     while under_way.is_none() {
         clock.advance(MS / 100);
         let (_, wanted) = leases.take(&charge);
-        leases.told(tag, &store.take_one(policy, key, 1));
+        leases.record_remaining(tag, &store.take_one(policy, key, 1));
         under_way = wanted;
     }
     let wanted = under_way.unwrap();
     let answer = store.take_one(policy, key, wanted.units);
     leases.forget(tag);
     store.reset_now(policy, key);
-    assert!(leases.came(&wanted, Some(answer)).is_none(), "it was of the state that is gone");
+    assert!(leases.record_answer(&wanted, Some(answer)).is_none(), "it was of the state that is gone");
     assert!(leases.take(&charge).0.is_none());
     clock.advance(HELD);
-    assert!(leases.over().is_empty());
+    assert!(leases.end_expired().is_empty());
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn leased_unit_has_the_receipt_of_its_own_place() {
         store.reset_now(policy, key);
         for left in (0..200).rev() {
             let own = store.take_one(policy, key, 1).take_receipt().unwrap();
-            assert_eq!(policy.quota().rules().first_of(&whole, 1, left), own, "{left} more of {quota}");
+            assert_eq!(policy.quota().decider().first_of(&whole, 1, left), own, "{left} more of {quota}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The denial cache: it repeats a denial of Redis for a moment, so that a key under attack
+//! The denial cache: it repeats a denial of the store for a moment, so that a key under attack
 //! costs few calls.
 //!
 //! A denial with a wait of `d` holds whatever other charges come meanwhile, because they only make
 //! the wait longer. So the same cost or more is denied here until `d` after the call was *sent*.
-//! Redis would deny it too, unless another process refunds or resets meanwhile, or Redis loses the
+//! The store would deny it too, unless another process refunds or resets meanwhile, or it loses the
 //! state. That is why a denial is remembered for at most [`LONGEST`].
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,18 +14,19 @@ use crate::decision::{ChargeDecision, Decision};
 use crate::limiter::{Charge, Effect};
 use crate::policy::Policy;
 use crate::time::Timestamp;
+use crate::wait::Wait;
 
 use super::tag::{Tag, Tags};
 
 /// The longest time for which a denial is remembered.
-pub(super) const LONGEST: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST: Duration = Duration::from_secs(1);
 
 /// The time after a refund in which no denial is remembered: a call that was sent before the refund may
 /// return after it.
 const SETTLING: Duration = Duration::from_millis(200);
 
 /// Denials by (policy, key). The latest of those that share a slot is remembered.
-pub(super) struct DenialCache {
+pub(crate) struct DenialCache {
     slots: Box<[Mutex<Slot>]>,
     tags: Tags,
     clock: Arc<dyn Clock>,
@@ -48,17 +49,17 @@ struct Denial {
 
 impl DenialCache {
     /// Makes a cache of at most `most` denials, at about 200 bytes each.
-    pub(super) fn new(most: usize, tags: Tags, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(most: usize, tags: Tags, clock: Arc<dyn Clock>) -> Self {
         Self { slots: (0..most).map(|_| Mutex::default()).collect(), tags, clock }
     }
 
     /// Returns the time at which a call is sent, for [`note`](Self::note).
-    pub(super) fn now(&self) -> Timestamp {
+    pub(crate) fn now(&self) -> Timestamp {
         self.clock.now()
     }
 
     /// Returns the refusal of a set, if one of its charges is known to be denied.
-    pub(super) fn refusal(&self, charges: &[Charge<'_>]) -> Option<Decision> {
+    pub(crate) fn refusal(&self, charges: &[Charge<'_>]) -> Option<Decision> {
         if self.slots.is_empty() || charges.iter().any(|charge| charge.policy.quota().counts_denied()) {
             return None;
         }
@@ -67,7 +68,7 @@ impl DenialCache {
 
     /// Returns the refusal of a set whose quotas count no denied requests, if one of its charges is
     /// known to be denied.
-    pub(super) fn repeat<'a>(
+    pub(crate) fn repeat<'a>(
         &self,
         charges: impl Iterator<Item = (Option<Watch>, &'a Policy)> + Clone,
         now: Timestamp,
@@ -86,18 +87,20 @@ impl DenialCache {
 
     /// Returns the tag and the cost under which a denial is remembered. Returns `None` if denials
     /// of this charge must not be remembered.
-    pub(super) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
+    pub(crate) fn watch(&self, charge: &Charge<'_>) -> Option<Watch> {
         let counts = charge.policy.quota().counts_denied();
         let remembers = charge.effect == Effect::Enforce && charge.cost > 0 && !counts && !self.slots.is_empty();
         remembers.then(|| Watch { tag: self.tags.charge(charge), cost: charge.cost })
     }
 
     /// Remembers a denial, if the decision is one. `sent` is when its call was sent.
-    pub(super) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
-        if decision.is_allowed() {
-            return;
-        }
-        let wait = decision.retry_after().map_or(LONGEST, |wait| wait.min(LONGEST));
+    pub(crate) fn note(&self, watch: Watch, sent: Timestamp, decision: &ChargeDecision) {
+        let wait = match decision.wait() {
+            // What may pass at any instant is asked for each time.
+            Wait::None | Wait::Unknown => return,
+            Wait::After(wait) => wait.min(LONGEST),
+            Wait::Never => LONGEST,
+        };
         let mut slot = self.slot(watch.tag);
         if sent < slot.from {
             return;
@@ -107,7 +110,7 @@ impl DenialCache {
     }
 
     /// Forgets a denial, because something is refunded or reset.
-    pub(super) fn forget(&self, tag: Tag) {
+    pub(crate) fn forget(&self, tag: Tag) {
         if self.slots.is_empty() {
             return;
         }
@@ -134,7 +137,7 @@ impl DenialCache {
 
 /// A charge whose denial is to be remembered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Watch {
+pub(crate) struct Watch {
     tag: Tag,
     cost: u64,
 }
@@ -163,8 +166,8 @@ mod tests {
             Charge::new(&self.policy, &self.key).cost(cost)
         }
 
-        /// Remembers that Redis denied `cost` with this wait.
-        fn deny(&self, cost: u64, wait: Option<Duration>) {
+        /// Remembers that the store denied `cost` with this wait.
+        fn deny(&self, cost: u64, wait: Wait) {
             let decision = ChargeDecision::denied(10, 1, wait).with_reset_after(Duration::from_secs(60));
             let watch = self.denials.watch(&self.charge(cost)).unwrap();
             self.denials.note(watch, self.denials.now(), &decision);
@@ -183,7 +186,7 @@ mod tests {
         let keys: Vec<Key> = (0..1_000_u64).map(|number| Key::of(number).unwrap()).collect();
         for key in &keys {
             bench.key = key.clone();
-            bench.deny(1, Some(300 * MS));
+            bench.deny(1, Wait::After(300 * MS));
             assert!(bench.refusal(1).is_some(), "the latest is known");
         }
         let known =
@@ -194,27 +197,34 @@ mod tests {
     #[test]
     fn same_cost_or_more_is_denied_until_the_wait_is_over() {
         let bench = bench();
-        bench.deny(2, Some(300 * MS));
+        bench.deny(2, Wait::After(300 * MS));
         bench.clock.advance(100 * MS);
         assert!(bench.refusal(1).is_none(), "a smaller cost may pass");
         let refusal = bench.refusal(2).unwrap();
         assert!(!refusal.is_allowed());
-        assert_eq!(refusal.charges()[0].retry_after(), Some(200 * MS));
-        assert_eq!(refusal.charges()[0].reset_after(), Duration::from_secs(60) - 100 * MS);
+        assert_eq!(refusal.charges()[0].wait(), Wait::After(200 * MS));
+        assert_eq!(refusal.charges()[0].reset_after(), Some(Duration::from_secs(60) - 100 * MS));
         assert!(bench.refusal(3).is_some());
         bench.clock.advance(200 * MS - Duration::from_micros(1));
         assert!(bench.refusal(2).is_some());
         bench.clock.advance(Duration::from_micros(1));
-        assert!(bench.refusal(2).is_none(), "at the reported instant Redis is asked again");
+        assert!(bench.refusal(2).is_none(), "at the reported instant the store is asked again");
+    }
+
+    #[test]
+    fn denial_for_an_unknown_time_is_not_remembered() {
+        let bench = bench();
+        bench.deny(1, Wait::Unknown);
+        assert!(bench.refusal(1).is_none(), "it may pass at any instant");
     }
 
     #[test]
     fn no_denial_is_remembered_for_longer_than_a_second() {
-        for wait in [Some(Duration::from_secs(3_600)), None] {
+        for wait in [Wait::After(Duration::from_secs(3_600)), Wait::Never] {
             let bench = bench();
             bench.deny(1, wait);
             bench.clock.advance(LONGEST - Duration::from_micros(1));
-            assert_eq!(bench.refusal(1).unwrap().charges()[0].is_never(), wait.is_none());
+            assert_eq!(bench.refusal(1).unwrap().charges()[0].wait() == Wait::Never, wait == Wait::Never);
             bench.clock.advance(Duration::from_micros(1));
             assert!(bench.refusal(1).is_none());
         }
@@ -223,20 +233,20 @@ mod tests {
     #[test]
     fn refund_is_not_undone_by_a_denial_under_way() {
         let bench = bench();
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         bench.denials.forget(bench.denials.tags.of(&bench.policy, &bench.key));
         assert!(bench.refusal(1).is_none());
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         assert!(bench.refusal(1).is_none(), "asked for before the refund was there");
         bench.clock.advance(SETTLING);
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         assert!(bench.refusal(1).is_some());
     }
 
     #[test]
     fn another_quota_key_or_effect_is_not_denied() {
         let bench = bench();
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         let changed = Policy::new("test", Quota::per_minute(11)).unwrap();
         let other = Key::of("bob").unwrap();
         for charge in [
@@ -257,18 +267,18 @@ mod tests {
         let counting = Policy::new("counting", counting).unwrap();
         let charge = Charge::new(&counting, &bench.key);
         assert!(bench.denials.watch(&charge).is_none());
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         assert!(bench.denials.refusal(&[bench.charge(1), charge]).is_none(), "it counts this refusal");
     }
 
     #[test]
     fn refused_set_reports_only_what_is_known() {
         let bench = bench();
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         let other = Policy::new("other", Quota::per_minute(7)).unwrap();
         let refusal = bench.denials.refusal(&[Charge::new(&other, &bench.key), bench.charge(1)]).unwrap();
         let [unasked, denied] = refusal.charges() else { panic!("two charges, two answers") };
-        assert!(unasked.is_allowed() && !unasked.is_known() && unasked.limit() == 7 && !unasked.is_never());
+        assert!(unasked.is_allowed() && !unasked.is_known() && unasked.limit() == 7 && unasked.wait() == Wait::None);
         assert!(!denied.is_allowed() && denied.is_known());
     }
 
@@ -276,7 +286,7 @@ mod tests {
     fn clock_that_steps_back_denies_nothing_for_longer() {
         let bench = bench();
         bench.clock.advance(Duration::from_secs(10));
-        bench.deny(1, Some(LONGEST));
+        bench.deny(1, Wait::After(LONGEST));
         bench.clock.set(Timestamp::from_micros(0));
         assert!(bench.refusal(1).is_none());
     }

@@ -5,6 +5,20 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
+/// Why a check failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Unanswered(Unanswered),
+    /// The store said so.
+    Away,
+}
+
+impl From<Unanswered> for Failure {
+    fn from(why: Unanswered) -> Self {
+        Self::Unanswered(why)
+    }
+}
+
 const DEADLINE: Duration = Duration::from_millis(50);
 
 /// Doubles what it carries, when it is let. Clones are the same.
@@ -18,12 +32,13 @@ struct Held {
 impl Dispatch for Held {
     type Request = u32;
     type Answer = u32;
+    type Error = Failure;
 
-    async fn dispatch(&self, asks: Vec<u32>) -> Vec<Result<u32, RedisError>> {
+    async fn dispatch(&self, asks: Vec<u32>) -> Vec<Result<u32, Failure>> {
         self.carried.lock().unwrap().push(asks.clone());
         self.lets.acquire().await.unwrap().forget();
         if *self.fails.lock().unwrap() {
-            return asks.iter().map(|_| Err(RedisError::new(RedisErrorKind::Unavailable, "away"))).collect();
+            return asks.iter().map(|_| Err(Failure::Away)).collect();
         }
         asks.iter().map(|ask| Ok(ask * 2)).collect()
     }
@@ -35,8 +50,8 @@ fn queue(most: usize, lets: usize) -> (Held, Arc<Batcher<Held>>) {
 }
 
 impl Batcher<Held> {
-    async fn double(&self, ask: u32) -> Result<u32, RedisError> {
-        self.ask(0, ask, |sender: oneshot::Sender<Result<u32, RedisError>>| sender).await?
+    async fn double(&self, ask: u32) -> Result<u32, Failure> {
+        self.ask(0, ask, |sender: oneshot::Sender<Result<u32, Failure>>| sender).await?
     }
 }
 
@@ -47,7 +62,7 @@ impl Held {
 }
 
 /// Asks in a task of its own, and returns when the task has come as far as it can.
-async fn start(queue: &Arc<Batcher<Held>>, ask: u32) -> JoinHandle<Result<u32, RedisError>> {
+async fn start(queue: &Arc<Batcher<Held>>, ask: u32) -> JoinHandle<Result<u32, Failure>> {
     let queue = queue.clone();
     let task = tokio::spawn(async move { queue.double(ask).await });
     settle().await;
@@ -60,8 +75,11 @@ async fn settle() {
     }
 }
 
-fn kind<T>(answer: Result<T, RedisError>) -> Option<RedisErrorKind> {
-    answer.err().map(|error| error.kind())
+fn why<T>(answer: Result<T, Failure>) -> Option<Unanswered> {
+    match answer.err()? {
+        Failure::Unanswered(why) => Some(why),
+        Failure::Away => None,
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,12 +131,12 @@ async fn check_without_a_caller_is_not_sent() {
 #[tokio::test(start_paused = true)]
 async fn checks_dropped_in_flight_are_answered_last_one_first() {
     struct Noted(u32, Arc<Mutex<Vec<u32>>>, oneshot::Sender<()>);
-    impl Receiver<u32> for Noted {
+    impl Receiver<u32, Failure> for Noted {
         fn is_gone(&self) -> bool {
             self.2.is_closed()
         }
 
-        fn answer(self: Box<Self>, _: Result<u32, RedisError>) {
+        fn answer(self: Box<Self>, _: Result<u32, Failure>) {
             self.1.lock().unwrap().push(self.0);
         }
     }
@@ -129,12 +147,12 @@ async fn checks_dropped_in_flight_are_answered_last_one_first() {
         tokio::spawn(async move { queue.ask(0, ask, |sender| Noted(ask, answered, sender)).await })
     });
     settle().await;
-    assert_eq!(held.carried(), [[1, 2, 3, 4, 5]], "one call");
-    [0, 1, 3].iter().for_each(|dropped| checks[*dropped].abort());
+    assert_eq!(held.carried(), [vec![1], vec![2, 3, 4, 5]], "the first goes at once, the others together");
+    [1, 2, 4].iter().for_each(|dropped| checks[*dropped].abort());
     settle().await;
-    held.lets.add_permits(1);
+    held.lets.add_permits(2);
     settle().await;
-    assert_eq!(*answered.lock().unwrap(), [3, 5, 4, 2, 1]);
+    assert_eq!(*answered.lock().unwrap(), [1, 4, 5, 3, 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,12 +171,80 @@ async fn held_futures_delay_no_other_check() {
     }
 }
 
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+#[tokio::test(start_paused = true)]
+async fn lone_check_needs_no_task_until_another_waits() {
+    let (held, queue) = queue(10, 0);
+    let mut lone = Box::pin(queue.double(1));
+    for _ in 0..2 {
+        assert!(futures_util::poll!(lone.as_mut()).is_pending());
+        assert_eq!((tasks(), held.carried().len()), (0, 1));
+    }
+    let mut next = Box::pin(queue.double(2));
+    let mut last = Box::pin(queue.double(3));
+    assert!(futures_util::poll!(next.as_mut()).is_pending());
+    assert_eq!(tasks(), 1, "the other flight");
+    settle().await;
+    assert!(futures_util::poll!(last.as_mut()).is_pending());
+    assert_eq!(tasks(), 2, "a check waits for both");
+    held.lets.add_permits(3);
+    assert_eq!((lone.await, next.await, last.await), (Ok(2), Ok(4), Ok(6)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lone_check_whose_caller_goes_is_carried_to_its_end() {
+    let (held, queue) = queue(10, 0);
+    let mut lone = Box::pin(queue.double(1));
+    assert!(futures_util::poll!(lone.as_mut()).is_pending());
+    drop(lone);
+    assert_eq!((tasks(), queue.len()), (1, 1));
+    held.lets.add_permits(1);
+    settle().await;
+    assert_eq!((tasks(), queue.len()), (0, 0));
+}
+
+/// Its caller is woken to wait for the answer instead.
+#[tokio::test(start_paused = true)]
+async fn caller_of_a_flight_that_became_a_task_gets_its_answer() {
+    let (held, queue) = queue(10, 0);
+    let lone = start(&queue, 1).await;
+    let others = [start(&queue, 2).await, start(&queue, 3).await];
+    held.lets.add_permits(3);
+    assert_eq!(lone.await.unwrap(), Ok(2));
+    for (ask, other) in (2..).zip(others) {
+        assert_eq!(other.await.unwrap(), Ok(ask * 2));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_in_a_lone_flight_fails_its_check_only() {
+    struct Panics;
+    impl Dispatch for Panics {
+        type Request = ();
+        type Answer = ();
+        type Error = Failure;
+
+        async fn dispatch(&self, _: Vec<()>) -> Vec<Result<(), Failure>> {
+            std::panic::resume_unwind(Box::new("an observer panics"))
+        }
+    }
+    let queue = Batcher::new(Panics, 1, 10, DEADLINE, Handle::current());
+    for _ in 0..3 {
+        let answer = queue.ask(0, (), |sender: oneshot::Sender<Result<(), Failure>>| sender).await;
+        assert_eq!(why(answer), Some(Unanswered::RuntimeEnded));
+    }
+    assert_eq!(queue.len(), 0);
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiting_has_the_deadline_too() {
     let (held, queue) = queue(10, 0);
     let _in_flight = [start(&queue, 1).await, start(&queue, 2).await];
     let began = tokio::time::Instant::now();
-    assert_eq!(kind(queue.double(3).await), Some(RedisErrorKind::Timeout));
+    assert_eq!(why(queue.double(3).await), Some(Unanswered::TimedOut(DEADLINE)));
     assert!(began.elapsed() < DEADLINE * 2, "{:?}", began.elapsed());
     held.lets.add_permits(10);
     settle().await;
@@ -176,13 +262,13 @@ async fn check_behind_answered_ones_is_an_overload() {
     held.lets.add_permits(1);
     let mut ends = Vec::new();
     for task in tasks {
-        ends.push(kind(task.await.unwrap()));
+        ends.push(why(task.await.unwrap()));
     }
     assert_eq!(held.carried().iter().map(Vec::len).collect::<Vec<_>>(), [1, 1, BATCH]);
     let sent = 2 + BATCH;
     assert_eq!(ends[0], None);
-    assert!(ends[1..sent].iter().all(|end| *end == Some(RedisErrorKind::Timeout)), "{ends:?}");
-    assert!(ends[sent..].iter().all(|end| *end == Some(RedisErrorKind::Overloaded)), "{ends:?}");
+    assert!(ends[1..sent].iter().all(|end| *end == Some(Unanswered::TimedOut(DEADLINE))), "{ends:?}");
+    assert!(ends[sent..].iter().all(|end| *end == Some(Unanswered::NotSent(DEADLINE))), "{ends:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -191,18 +277,18 @@ async fn time_that_ends_unnoticed_is_an_overload() {
     let check = start(&queue, 1).await;
     // The process does nothing for a while.
     tokio::time::advance(DEADLINE * 2).await;
-    assert_eq!(kind(check.await.unwrap()), Some(RedisErrorKind::Overloaded));
+    assert_eq!(why(check.await.unwrap()), Some(Unanswered::TooBusy(DEADLINE)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn check_whose_answer_is_known_by_now_is_not_sent() {
-    struct Known(oneshot::Sender<Result<u32, RedisError>>);
-    impl Receiver<u32> for Known {
+    struct Known(oneshot::Sender<Result<u32, Failure>>);
+    impl Receiver<u32, Failure> for Known {
         fn known(&mut self) -> Option<u32> {
             Some(0)
         }
 
-        fn answer(self: Box<Self>, answer: Result<u32, RedisError>) {
+        fn answer(self: Box<Self>, answer: Result<u32, Failure>) {
             self.0.send(answer).unwrap();
         }
     }
@@ -226,7 +312,7 @@ fn check_outside_of_a_runtime_is_an_error_and_no_panic() {
     let mut future = Box::pin(queue.double(1));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let std::task::Poll::Ready(Err(error)) = future.as_mut().poll(&mut context) else { panic!("an error, at once") };
-    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+    assert_eq!(error, Failure::Unanswered(Unanswered::NoRuntime));
 }
 
 #[test]
@@ -247,12 +333,12 @@ fn checks_fail_at_once_when_the_runtime_has_ended() {
     drop(own);
     other.block_on(async {
         for task in waiting {
-            assert_eq!(kind(task.await.unwrap()), Some(RedisErrorKind::Unavailable));
+            assert_eq!(why(task.await.unwrap()), Some(Unanswered::RuntimeEnded));
         }
-        assert_eq!(kind(queue.double(4).await), Some(RedisErrorKind::Unavailable));
+        assert_eq!(why(queue.double(4).await), Some(Unanswered::RuntimeEnded));
         let (tell, told) = oneshot::channel();
         queue.send(0, 5, |answer| tell.send(answer).unwrap()).unwrap();
-        assert_eq!(kind(told.await.unwrap()), Some(RedisErrorKind::Unavailable));
+        assert_eq!(why(told.await.unwrap()), Some(Unanswered::RuntimeEnded));
     });
     assert_eq!(queue.len(), 0);
 }
@@ -264,11 +350,11 @@ async fn one_more_than_there_are_places_is_refused_at_once() {
     for ask in 0..5 {
         tasks.push(start(&queue, ask).await);
     }
-    assert_eq!(kind(queue.double(9).await), Some(RedisErrorKind::Overloaded));
+    assert_eq!(why(queue.double(9).await), Some(Unanswered::TooMany(5)));
     for _ in 0..5 {
-        assert_eq!(kind(queue.send(0, 8, drop)), None, "refunds have as many places again");
+        assert_eq!(why(queue.send(0, 8, drop)), None, "refunds have as many places again");
     }
-    assert_eq!(kind(queue.send(0, 9, drop)), Some(RedisErrorKind::Overloaded));
+    assert_eq!(why(queue.send(0, 9, drop)), Some(Unanswered::TooMany(10)));
     held.lets.add_permits(10);
     for task in tasks {
         assert!(task.await.unwrap().is_ok());
@@ -293,7 +379,7 @@ async fn failure_reaches_all_of_its_call_and_no_other() {
     held.lets.add_permits(1);
     let mut failed = Vec::new();
     for task in tasks {
-        failed.push(kind(task.await.unwrap()).is_some());
+        failed.push(task.await.unwrap() == Err(Failure::Away));
     }
     assert_eq!(failed, [false, false, true, true]);
     assert!(queue.double(1).await.is_ok());
@@ -319,14 +405,14 @@ fn sent_request_is_answered_when_its_flight_ends() {
         let (held, queue) = queue(10, 0);
         for ask in 1..=3 {
             let answers = answers.clone();
-            queue.send(0, ask, move |answer| answers.send(kind(answer)).unwrap()).unwrap();
+            queue.send(0, ask, move |answer| answers.send(why(answer)).unwrap()).unwrap();
             settle().await;
         }
         (held, queue)
     });
     assert_eq!(held.carried(), [[1], [2]], "two in flight, one waits");
     drop(own);
-    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [Some(RedisErrorKind::Unavailable); 3]);
+    assert_eq!(seen.try_iter().collect::<Vec<_>>(), [Some(Unanswered::RuntimeEnded); 3]);
     assert_eq!(queue.len(), 0);
 }
 
@@ -354,7 +440,7 @@ async fn ten_thousand_at_once_are_each_answered_once_and_their_own() {
     for (ask, task) in (0..).zip(tasks) {
         let answer = task.await.unwrap();
         // A slow machine may let some of them wait for too long; no answer is another's.
-        assert!(answer == Ok(ask * 2) || kind(answer) == Some(RedisErrorKind::Timeout));
+        assert!(answer == Ok(ask * 2) || why(answer) == Some(Unanswered::TimedOut(DEADLINE)));
     }
     let mut carried = held.carried().concat();
     carried.sort_unstable();

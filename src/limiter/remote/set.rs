@@ -1,48 +1,46 @@
-//! A set of charges under way: leases grant some, Redis decides the others, and the answers make
+//! A set of charges under way: leases grant some, the store decides the others, and the answers make
 //! one decision.
 
 use smallvec::SmallVec;
 
 use super::denial_cache::Watch;
-use super::error::RedisError;
 use super::tag::Tag;
-use super::wire::{Answer, nonsense};
 use crate::decision::{ChargeDecision, Decision, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Effective, Refund, binds};
 use crate::policy::Policy;
 
 /// A charge of a set.
-pub(super) struct Pending {
+pub(crate) struct Pending {
     /// Its index in the set.
-    pub(super) at: usize,
+    pub(crate) at: usize,
     policy: Policy,
     key: Key,
     effect: Effect,
     cost: u64,
-    pub(super) tag: Tag,
+    pub(crate) tag: Tag,
     /// The data with which its denial is remembered, if it is to be remembered.
-    pub(super) watch: Option<Watch>,
-    /// From the start if a lease granted it, else once it is answered.
-    pub(super) decision: Option<ChargeDecision>,
+    pub(crate) watch: Option<Watch>,
+    /// From the start if a lease granted it, otherwise once it is answered.
+    pub(crate) decision: Option<ChargeDecision>,
     /// Whether the request that it was sent in was allowed.
     passed: bool,
 }
 
 /// The charges of a set.
-pub(super) type Set = SmallVec<[Pending; 2]>;
+pub(crate) type Set = SmallVec<[Pending; 2]>;
 
 /// Which charges of a set a request is for.
-pub(super) type Places = SmallVec<[usize; 2]>;
+pub(crate) type Places = SmallVec<[usize; 2]>;
 
 impl Pending {
-    pub(super) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
+    pub(crate) fn new(at: usize, charge: &Charge<'_>, tag: Tag) -> Self {
         let Charge { policy, key, effect, cost } = *charge;
         let (policy, key) = (policy.clone(), key.clone());
         Self { at, policy, key, effect, cost, tag, watch: None, decision: None, passed: true }
     }
 
-    pub(super) fn policy(&self) -> &Policy {
+    pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }
 
@@ -73,33 +71,22 @@ impl Effective for Pending {
     }
 }
 
-/// Puts the answer to a request with these charges into them. Returns whether Redis decided them in
-/// one step.
-///
-/// # Errors
-/// Returns the reason why there is no answer. The set then has the receipts of the charges that
-/// were taken all the same.
-pub(super) fn answer(set: &mut Set, answer: Result<Answer, RedisError>) -> Result<bool, RedisError> {
-    let (decision, in_one_step, failed) = match answer? {
-        Answer::Decided(decision) => (decision, true, None),
-        Answer::Repeated(decision) => (decision, false, None),
-        Answer::Split(decision, failed) => (decision, false, failed),
-        Answer::Done | Answer::Elsewhere => return Err(nonsense()),
-    };
+/// Puts the store's decision about these charges into them.
+pub(crate) fn fill(set: &mut Set, decision: Decision) {
     let passed = decision.is_allowed();
     for (pending, decision) in set.iter_mut().zip(decision.into_charges()) {
         (pending.decision, pending.passed) = (Some(decision), passed);
     }
-    failed.map_or(Ok(in_one_step), Err)
 }
 
 /// Returns the refunds of all charges that the set took.
-pub(super) fn undo(set: &mut Set) -> Vec<Refund> {
+pub(crate) fn undo(set: &mut Set) -> Vec<Refund> {
     set.iter_mut().filter_map(Pending::refund).collect()
 }
 
 /// Returns the decision about the whole set, and the refunds if it is refused.
-pub(super) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
+pub(crate) fn decide(mut set: Set) -> (Decision, Vec<Refund>) {
+    debug_assert!(set.iter().all(|pending| pending.decision.is_some()), "a set is decided when all of it was answered");
     let denied = |pending: &Pending| pending.decision.as_ref().is_none_or(|decision| !decision.is_allowed());
     let allowed = !set.iter().enumerate().any(|(at, pending)| denied(pending) && binds(&set, at));
     let refunds = if allowed { Vec::new() } else { undo(&mut set) };

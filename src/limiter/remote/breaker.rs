@@ -5,31 +5,31 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Opens after `most` failures in a row, or by [`open`](Self::open). Only [`close`](Self::close)
 /// closes it, after a probe was answered.
 #[derive(Debug)]
-pub(super) struct Breaker {
+pub(crate) struct Breaker {
     most: u32,
     failures: AtomicU32,
     open: AtomicBool,
 }
 
 impl Breaker {
-    pub(super) fn new(most: u32) -> Self {
+    pub(crate) fn new(most: u32) -> Self {
         Self { most: most.max(1), failures: AtomicU32::new(0), open: AtomicBool::new(false) }
     }
 
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Notes that the server answered, perhaps with an error.
-    pub(super) fn answered(&self) {
+    /// Records that the server answered, perhaps with an error.
+    pub(crate) fn record_answer(&self) {
         // All calls share this cache line, so it is written only if there are failures to forget.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// Notes that the server did not answer. Returns whether that has opened the breaker.
-    pub(super) fn failed(&self) -> bool {
+    /// Records that the server did not answer. Returns whether that has opened the breaker.
+    pub(crate) fn record_silence(&self) -> bool {
         if self.is_open() {
             return false;
         }
@@ -38,11 +38,11 @@ impl Breaker {
     }
 
     /// Opens the breaker. Returns whether it was closed.
-    pub(super) fn open(&self) -> bool {
+    pub(crate) fn open(&self) -> bool {
         !self.open.swap(true, Ordering::Relaxed)
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.open.store(false, Ordering::Relaxed);
     }
@@ -55,17 +55,17 @@ mod tests {
     #[test]
     fn breaker_opens_at_the_last_of_its_failures() {
         let breaker = Breaker::new(3);
-        assert!(!breaker.failed() && !breaker.failed() && !breaker.is_open());
-        assert!(breaker.failed() && breaker.is_open());
-        assert!(!breaker.failed() && breaker.is_open());
+        assert!(!breaker.record_silence() && !breaker.record_silence() && !breaker.is_open());
+        assert!(breaker.record_silence() && breaker.is_open());
+        assert!(!breaker.record_silence() && breaker.is_open());
     }
 
     #[test]
     fn answer_in_between_begins_the_count_anew() {
         let breaker = Breaker::new(2);
         for _ in 0..10 {
-            assert!(!breaker.failed());
-            breaker.answered();
+            assert!(!breaker.record_silence());
+            breaker.record_answer();
         }
         assert!(!breaker.is_open());
     }
@@ -74,11 +74,11 @@ mod tests {
     fn closed_breaker_takes_as_many_failures_again() {
         let breaker = Breaker::new(2);
         breaker.close();
-        assert!(!breaker.failed() && breaker.failed());
-        breaker.answered();
+        assert!(!breaker.record_silence() && breaker.record_silence());
+        breaker.record_answer();
         assert!(breaker.is_open(), "an answer that was under way does not close it");
         breaker.close();
         assert!(!breaker.is_open());
-        assert!(!breaker.failed() && breaker.failed());
+        assert!(!breaker.record_silence() && breaker.record_silence());
     }
 }

@@ -1,16 +1,19 @@
-//! The events of a store, for the observers.
+//! The events of a store and its servers, for the observers.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::error::Error;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::address::Address;
+use crate::error::WithSources;
+use crate::event::LimiterEvent;
+use crate::event::StoreErrorKind;
 use crate::limiter::observers::Observers;
-use crate::limiter::redis::error::{RedisError, RedisErrorKind};
-use crate::outcome::{LimiterEvent, Observer};
+use crate::outcome::Observer;
 use crate::sync::contained;
 
 /// Errors of one kind are reported again after this time.
@@ -20,7 +23,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const QUIET: Duration = Duration::from_secs(5);
 
 /// Reports to the observers, if there are any.
-pub(super) struct Events {
+pub(crate) struct Events {
     observers: Observers,
     /// Checks have failed, and have not recovered since.
     is_failing: AtomicBool,
@@ -50,13 +53,13 @@ enum Change {
 #[derive(Default)]
 struct Failures {
     /// When an error of each kind was last reported.
-    reported: [Option<Instant>; 5],
+    reported: [Option<Instant>; StoreErrorKind::ALL.len()],
     /// When a check failed last.
     last: Option<Instant>,
 }
 
 impl Events {
-    pub(super) fn new(first: &[Arc<dyn Observer>]) -> Self {
+    pub(crate) fn new(first: &[Arc<dyn Observer>]) -> Self {
         let observers = Observers::default();
         for observer in first {
             observers.add(observer);
@@ -64,20 +67,20 @@ impl Events {
         Self { observers, is_failing: AtomicBool::new(false), failures: Mutex::default(), servers: Mutex::default() }
     }
 
-    pub(super) fn down(&self, server: &Address, error: &RedisError) {
-        self.change(Change::Down { server: server.to_string(), error: error.to_string() });
+    pub(crate) fn report_down(&self, server: &impl Display, error: &dyn Error) {
+        self.change(Change::Down { server: server.to_string(), error: WithSources(error).to_string() });
     }
 
-    pub(super) fn up(&self, server: &Address) {
+    pub(crate) fn report_up(&self, server: &impl Display) {
         self.change(Change::Up { server: server.to_string() });
     }
 
-    pub(super) fn left(&self, server: &Address) {
+    pub(crate) fn report_left(&self, server: &impl Display) {
         self.change(Change::Left { server: server.to_string() });
     }
 
     /// Adds an observer. A new one gets an event for each server that is down.
-    pub(super) fn observe(&self, observer: &Arc<dyn Observer>) {
+    pub(crate) fn observe(&self, observer: &Arc<dyn Observer>) {
         self.change(Change::Observer(Arc::clone(observer)));
     }
 
@@ -96,7 +99,7 @@ impl Events {
                 None => events.into_iter().for_each(|event| self.report(|| event)),
                 Some(new) => contained(|| {
                     if self.observers.add(&new) {
-                        events.iter().for_each(|event| new.on_event(event));
+                        events.iter().for_each(|event| new.on_limiter_event(event));
                     }
                 }),
             }
@@ -110,30 +113,20 @@ impl Events {
     }
 
     /// Reports an error, once a minute for each kind, and again after checks succeeded.
-    pub(super) fn failed(&self, error: &RedisError) {
-        let kind = match error.kind() {
-            RedisErrorKind::Unavailable => 0,
-            RedisErrorKind::Timeout => 1,
-            RedisErrorKind::Overloaded => 2,
-            RedisErrorKind::Foreign => 3,
-            RedisErrorKind::Misconfigured => 4,
-        };
-        if !self.is_observed() || !self.is_due(kind) {
-            return;
+    pub(crate) fn report_failure(&self, kind: StoreErrorKind, error: &dyn Error) {
+        if self.is_observed() && self.is_due(kind) {
+            self.report(|| LimiterEvent::store_failed(kind, WithSources(error).to_string()));
         }
-        self.report(|| match error.kind() {
-            RedisErrorKind::Misconfigured => LimiterEvent::StoreMisconfigured { error: error.to_string() },
-            _ => LimiterEvent::StoreFailed { error: error.to_string() },
-        });
     }
 
-    /// Notes a failure. Returns whether its kind is to be reported, which then counts as done.
-    fn is_due(&self, kind: usize) -> bool {
+    /// Records a failure. Returns whether its kind is to be reported, which then counts as done.
+    fn is_due(&self, kind: StoreErrorKind) -> bool {
         let now = Instant::now();
         let mut failures = self.failures();
         self.is_failing.store(true, Ordering::Relaxed);
         failures.last = Some(now);
-        let Some(reported) = failures.reported.get_mut(kind) else { return false };
+        debug_assert!((kind as usize) < failures.reported.len(), "each kind of error has a place");
+        let Some(reported) = failures.reported.get_mut(kind as usize) else { return false };
         let is_due = reported.is_none_or(|last| now.duration_since(last) >= AGAIN);
         if is_due {
             *reported = Some(now);
@@ -141,9 +134,9 @@ impl Events {
         is_due
     }
 
-    /// Notes that a call succeeded, and reports that checks succeed again if none has failed for a
+    /// Records that a call succeeded, and reports that checks succeed again if none has failed for a
     /// while.
-    pub(super) fn succeeded(&self) {
+    pub(crate) fn record_success(&self) {
         if !self.is_failing.load(Ordering::Relaxed) {
             return;
         }
@@ -165,11 +158,11 @@ impl Events {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn is_observed(&self) -> bool {
+    pub(crate) fn is_observed(&self) -> bool {
         !self.observers.is_empty()
     }
 
-    pub(super) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
+    pub(crate) fn report(&self, event: impl FnOnce() -> LimiterEvent) {
         if self.observers.is_empty() {
             return;
         }
@@ -179,24 +172,24 @@ impl Events {
 }
 
 impl Servers {
-    /// Makes a change. Returns the events to report: to a new observer, if there is one, else to all.
+    /// Makes a change. Returns the events to report: to a new observer, if there is one, otherwise to all.
     fn apply(&mut self, change: Change) -> (Option<Arc<dyn Observer>>, Vec<LimiterEvent>) {
         match change {
             Change::Down { server, error } => {
                 self.down.insert(server.clone(), error.clone());
-                (None, vec![LimiterEvent::StoreDown { server, error }])
+                (None, vec![LimiterEvent::store_down(server, error)])
             }
             Change::Up { server } => {
                 self.down.remove(&server);
-                (None, vec![LimiterEvent::StoreUp { server }])
+                (None, vec![LimiterEvent::store_up(server)])
             }
             Change::Left { server } => {
                 self.down.remove(&server);
-                (None, vec![LimiterEvent::StoreLeft { server }])
+                (None, vec![LimiterEvent::store_left(server)])
             }
             Change::Observer(observer) => {
                 let down = self.down.iter().map(|(server, error)| (server.clone(), error.clone()));
-                (Some(observer), down.map(|(server, error)| LimiterEvent::StoreDown { server, error }).collect())
+                (Some(observer), down.map(|(server, error)| LimiterEvent::store_down(server, error)).collect())
             }
         }
     }
@@ -204,7 +197,7 @@ impl Servers {
 
 /// Reports an event. The tasks that keep connections go on if the observer panics.
 fn report_to(observer: &Arc<dyn Observer>, event: &LimiterEvent) {
-    contained(|| observer.on_event(event));
+    contained(|| observer.on_limiter_event(event));
 }
 
 #[cfg(test)]
@@ -215,9 +208,13 @@ mod tests {
     struct Seen(Mutex<Vec<LimiterEvent>>);
 
     impl Observer for Seen {
-        fn on_event(&self, event: &LimiterEvent) {
+        fn on_limiter_event(&self, event: &LimiterEvent) {
             self.0.lock().unwrap().push(event.clone());
         }
+    }
+
+    fn away() -> std::io::Error {
+        std::io::Error::other("away")
     }
 
     fn observed() -> (Arc<Seen>, Events) {
@@ -227,16 +224,15 @@ mod tests {
 
     #[test]
     fn late_observer_learns_which_servers_are_down() {
-        let (events, error) = (Events::new(&[]), RedisError::new(RedisErrorKind::Unavailable, "away"));
-        let [first, second] = [1, 2].map(|port| Address::new("here", port));
-        events.down(&first, &error);
-        events.down(&second, &error);
-        events.up(&first);
+        let events = Events::new(&[]);
+        events.report_down(&"first", &away());
+        events.report_down(&"second", &away());
+        events.report_up(&"first");
         let seen = Arc::new(Seen::default());
         let observer: Arc<dyn Observer> = seen.clone();
         events.observe(&observer);
         events.observe(&observer);
-        let down = LimiterEvent::StoreDown { server: second.to_string(), error: error.to_string() };
+        let down = LimiterEvent::store_down("second".to_owned(), "away".to_owned());
         assert_eq!(*seen.0.lock().unwrap(), [down]);
     }
 
@@ -248,13 +244,13 @@ mod tests {
     }
 
     impl Observer for Maker {
-        fn on_event(&self, event: &LimiterEvent) {
+        fn on_limiter_event(&self, event: &LimiterEvent) {
             let (events, new) = (self.events.upgrade().unwrap(), self.new.clone() as Arc<dyn Observer>);
             if self.seen.0.lock().unwrap().is_empty() {
-                events.up(&Address::new("here", 1));
+                events.report_up(&"here");
             }
             std::thread::spawn(move || events.observe(&new)).join().unwrap();
-            self.seen.on_event(event);
+            self.seen.on_limiter_event(event);
         }
     }
 
@@ -267,7 +263,7 @@ mod tests {
             let maker = Maker { events: Arc::downgrade(&events), seen: Seen::default(), new: Arc::clone(&new) };
             let maker = Arc::new(maker);
             events.observe(&(maker.clone() as Arc<dyn Observer>));
-            events.down(&Address::new("here", 1), &RedisError::new(RedisErrorKind::Unavailable, "away"));
+            events.report_down(&"here", &away());
             done.send([&maker.seen, &*new].map(|seen| seen.0.lock().unwrap().len())).unwrap();
         });
         // Down and up, of which the other observer comes after the second.
@@ -276,15 +272,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn errors_are_reported_once_a_minute_for_each_kind() {
-        use RedisErrorKind::{Foreign, Misconfigured, Overloaded, Timeout, Unavailable};
         let (seen, events) = observed();
         for minute in 1..=2 {
-            for kind in [Unavailable, Timeout, Overloaded, Foreign, Misconfigured].into_iter().cycle().take(50) {
-                events.failed(&RedisError::new(kind, "wrong"));
+            for kind in StoreErrorKind::ALL.iter().cycle().take(50) {
+                events.report_failure(*kind, &away());
             }
             tokio::time::advance(AGAIN - Duration::from_millis(1)).await;
-            events.failed(&RedisError::new(Misconfigured, "wrong"));
-            assert_eq!(seen.0.lock().unwrap().len(), 5 * minute);
+            events.report_failure(StoreErrorKind::Misconfigured, &away());
+            assert_eq!(seen.0.lock().unwrap().len(), StoreErrorKind::ALL.len() * minute);
             tokio::time::advance(Duration::from_millis(1)).await;
         }
     }
@@ -292,22 +287,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn recovery_is_reported_once_after_some_quiet_seconds() {
         let (seen, events) = observed();
-        let failed = LimiterEvent::StoreFailed { error: "away".to_owned() };
+        let failed = LimiterEvent::store_failed(StoreErrorKind::Unavailable, "away");
         let mut expected = Vec::new();
-        events.succeeded();
+        events.record_success();
         for _ in 0..2 {
             // Single successes between failures are no recovery.
             for _ in 0..20 {
-                events.failed(&RedisError::new(RedisErrorKind::Unavailable, "away"));
+                events.report_failure(StoreErrorKind::Unavailable, &away());
                 tokio::time::advance(QUIET - Duration::from_millis(1)).await;
-                events.succeeded();
+                events.record_success();
             }
             // Twenty failures take more than one minute, and less than two.
             expected.extend([failed.clone(), failed.clone()]);
             assert_eq!(*seen.0.lock().unwrap(), expected);
             tokio::time::advance(Duration::from_millis(1)).await;
             for _ in 0..3 {
-                events.succeeded();
+                events.record_success();
             }
             expected.push(LimiterEvent::StoreRecovered);
             assert_eq!(*seen.0.lock().unwrap(), expected);

@@ -1,0 +1,225 @@
+//! The time between two answers of the operating system, from the processor's time stamp counter.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use quanta::Clock;
+
+use crate::sync::{Mutex, try_lock};
+
+/// The time for which the counter is trusted after an answer.
+const TRUSTED_US: u64 = 1_000;
+
+/// While another thread asks, the counter is trusted for this many times as long.
+const PATIENCE: u64 = 16;
+
+/// Between answers the clock is slower by one part of this many, which is more than the rate is off. So the next answer
+/// seldom is earlier than the clock.
+const SLOWER: u64 = 1_000;
+
+/// The most that an answer may take, in microseconds. One that takes longer is older than the reading that is noted with
+/// it.
+const ANSWER_US: u64 = 3;
+
+/// The most that a reading is behind the system right after an answer, in microseconds.
+const BEHIND_US: u64 = ANSWER_US + 3; // each of three numbers is rounded down
+
+/// A thread that returns what the system answers, less that much, has read nothing later from the counter before.
+const _: () = assert!(BEHIND_US < PATIENCE * TRUSTED_US / SLOWER);
+
+/// The times that the system is asked until an answer is not late.
+const TRIES: usize = 16;
+
+/// Adds what the counter has counted to the last answer of the operating system.
+///
+/// An answer is noted as two numbers: what the counter was, and what has to be added to any reading. The second never
+/// falls, unless the counter has jumped. So the clock does not step back, whichever of them a thread reads first.
+#[derive(Debug)]
+pub(super) struct Counter {
+    clock: Clock,
+    /// The microseconds in one tick, in units of 2^-64.
+    per_tick: u64,
+    /// The number of ticks for which the counter is trusted.
+    trusted: u64,
+    /// The counter at the last answer.
+    answered: AtomicU64,
+    /// What the answer was more than the reading, in microseconds. It wraps.
+    ahead: AtomicU64,
+    /// Held by the thread that notes an answer.
+    asking: Mutex<()>,
+}
+
+impl Counter {
+    pub(super) fn new() -> Self {
+        Self::with(Clock::new())
+    }
+
+    fn with(clock: Clock) -> Self {
+        const TICKS: u32 = 40;
+        // Over 2^40 ticks the nanoseconds are exact enough.
+        let nanos = u128::from(clock.delta_as_nanos(0, 1 << TICKS)).max(1);
+        let per_tick = u64::try_from((nanos << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX);
+        let trusted = u64::try_from((u128::from(TRUSTED_US) << 64) / u128::from(per_tick.max(1))).unwrap_or(0);
+        // As far away as can be: no reading is trusted before the first answer, on whichever processor.
+        let answered = AtomicU64::new(clock.raw() ^ 1 << 63);
+        let per_tick = per_tick - per_tick / SLOWER;
+        Self { clock, per_tick, trusted, answered, ahead: AtomicU64::new(0), asking: Mutex::new(()) }
+    }
+
+    /// Returns the time. It asks the system if the last answer is too old, or the counter is not where it should be.
+    #[inline]
+    pub(super) fn now_us(&self, system_us: impl Fn() -> u64) -> u64 {
+        let ticks = self.clock.raw();
+        // Acquire, with the Release in `ask`: what is to be added is not older than this.
+        if ticks.wrapping_sub(self.answered.load(Ordering::Acquire)) < self.trusted {
+            return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
+        }
+        self.ask(ticks, system_us)
+    }
+
+    #[inline]
+    fn reading(&self, ticks: u64) -> u64 {
+        ((u128::from(ticks) * u128::from(self.per_tick)) >> 64) as u64 // below 2^64
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn ask(&self, ticks: u64, system_us: impl Fn() -> u64) -> u64 {
+        let since = ticks.wrapping_sub(self.answered.load(Ordering::Acquire));
+        let _one = match try_lock(&self.asking) {
+            Some(one) => one,
+            // The thread that asks may have lost the processor. Or its answer is noted, and is newer than `ticks`.
+            None if since.wrapping_add(self.trusted) < self.trusted.saturating_mul(PATIENCE) => {
+                return self.reading(ticks).wrapping_add(self.ahead.load(Ordering::Relaxed));
+            }
+            None => return system_us().saturating_sub(BEHIND_US),
+        };
+        let (mut answer, mut ticks) = (0, 0);
+        for _ in 0..TRIES {
+            let before = self.clock.raw();
+            (answer, ticks) = (system_us(), self.clock.raw());
+            if ticks.wrapping_sub(before) <= self.trusted / TRUSTED_US * ANSWER_US {
+                break;
+            }
+        }
+        // Less one, since two readings that are rounded down may differ by a microsecond more than was counted.
+        let ahead = answer.wrapping_sub(self.reading(ticks)).wrapping_sub(1);
+        let noted = self.ahead.load(Ordering::Relaxed);
+        let falls = noted.wrapping_sub(ahead) < TRUSTED_US;
+        let ahead = if falls { noted } else { ahead };
+        self.ahead.store(ahead, Ordering::Relaxed); // ordered by the next
+        self.answered.store(ticks, Ordering::Release);
+        self.reading(ticks).wrapping_add(ahead)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::sync::Arc;
+
+    use super::*;
+
+    fn counter() -> (Counter, Arc<quanta::Mock>) {
+        let (clock, ticks) = Clock::mock();
+        (Counter::with(clock), ticks)
+    }
+
+    #[test]
+    fn system_is_asked_once_in_a_millisecond() {
+        let (counter, ticks) = counter();
+        let asked = Cell::new(0);
+        for _ in 0..10_000 {
+            ticks.increment(std::time::Duration::from_micros(1));
+            counter.now_us(|| {
+                asked.set(asked.get() + 1);
+                0
+            });
+        }
+        assert_eq!(asked.get(), 10);
+    }
+
+    #[test]
+    fn time_runs_on_between_answers_and_never_steps_back() {
+        let (counter, ticks) = counter();
+        let mut last = 0;
+        for us in 1..100_000_u64 {
+            ticks.increment(std::time::Duration::from_micros(1));
+            let now = counter.now_us(|| 5_000_000 + us);
+            assert!(now >= last, "{now} after {last}");
+            assert!(now <= 5_000_000 + us && now + 3 >= 5_000_000 + us, "{now} at {us}");
+            last = now;
+        }
+    }
+
+    #[test]
+    fn late_answer_does_not_step_the_clock_back() {
+        let (counter, ticks) = counter();
+        let forward = |us| ticks.increment(std::time::Duration::from_micros(us));
+        let before = counter.now_us(|| 1_000_000);
+        forward(1_500);
+        // The counter goes on while the system answers.
+        let late = counter.now_us(|| {
+            forward(700);
+            1_001_500
+        });
+        assert!(late > before);
+        forward(1);
+        assert!(counter.now_us(|| unreachable!("the answer is new")) >= late);
+    }
+
+    #[test]
+    fn counter_is_not_read_before_the_first_answer() {
+        for behind in [0, 1, 1_000_000] {
+            let (clock, ticks) = Clock::mock();
+            ticks.increment(7_000_000_u64);
+            let counter = Counter::with(clock);
+            ticks.decrement(behind); // another processor's
+            let held = counter.asking.lock();
+            assert_eq!(counter.now_us(|| 5_000_000), 5_000_000 - BEHIND_US, "another thread asks");
+            drop(held);
+            assert_eq!(counter.now_us(|| 5_000_000), 4_999_999);
+        }
+    }
+
+    #[test]
+    fn thread_that_is_stopped_while_it_asks_stops_no_other() {
+        let (counter, ticks) = counter();
+        ticks.increment(std::time::Duration::from_secs(1));
+        let mut last = counter.now_us(|| 5_000_000);
+        let held = counter.asking.lock();
+        ticks.decrement(std::time::Duration::from_micros(2));
+        assert!(counter.now_us(|| 4_999_998) >= last - 2, "of a reading before the answer");
+        ticks.increment(std::time::Duration::from_micros(2));
+        for us in 1..100_000_u64 {
+            ticks.increment(std::time::Duration::from_micros(1));
+            let now = counter.now_us(|| 5_000_000 + us);
+            assert!(now >= last && now <= 5_000_000 + us && now + 20 >= 5_000_000 + us, "{now} after {last}");
+            last = now;
+        }
+        drop(held);
+        assert!(counter.now_us(|| 5_100_000) >= last);
+    }
+
+    #[test]
+    fn counter_that_jumps_is_not_believed() {
+        let (counter, ticks) = counter();
+        for jump in [1_000_000_000_u64, 3_600_000_000_000, 10_000_000] {
+            ticks.increment(std::time::Duration::from_nanos(jump));
+            assert_eq!(counter.now_us(|| 17), 16, "forward");
+            ticks.decrement(std::time::Duration::from_nanos(jump));
+            assert_eq!(counter.now_us(|| 18), 17, "back");
+            assert_eq!(counter.now_us(|| 19), 17, "it is believed from the last answer on");
+        }
+    }
+
+    #[test]
+    fn real_counter_agrees_with_the_system() {
+        let clock = super::super::MonotonicClock::new();
+        for _ in 0..1_000_000 {
+            let before = clock.system_us();
+            let now = super::super::Clock::now(&clock).as_micros();
+            let after = clock.system_us();
+            assert!(now + 10 >= before && now <= after, "{before} {now} {after}");
+        }
+    }
+}

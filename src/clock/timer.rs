@@ -1,0 +1,68 @@
+//! The timer that wakes a request at its departure.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::time::Duration;
+
+/// A timer with which requests wait for their departure: `TokioTimer` (feature `tokio`), or your own for another
+/// runtime or for tests.
+pub trait Timer: fmt::Debug + Send + Sync {
+    /// Returns the time since an origin of the timer's choice. It never goes back.
+    fn now(&self) -> Duration;
+
+    /// Returns a future that is ready when [`now`](Self::now) is `at` or later, never earlier. The task of the request
+    /// polls it.
+    fn sleep_until(&self, at: Duration) -> Sleep;
+}
+
+/// The future of [`Timer::sleep_until`].
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
+
+/// Tokio's timer. Its tick is a millisecond: requests depart up to one millisecond late, never early.
+///
+/// Poll requests within a Tokio runtime whose time driver is enabled. Outside of a runtime no request waits: an
+/// admitted request passes at once.
+#[cfg(feature = "tokio")]
+#[derive(Clone, Copy)]
+pub struct TokioTimer {
+    origin: tokio::time::Instant,
+}
+
+#[cfg(feature = "tokio")]
+impl TokioTimer {
+    /// Creates a timer.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { origin: tokio::time::Instant::now() }
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Default for TokioTimer {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl Timer for TokioTimer {
+    fn now(&self) -> Duration {
+        // Outside of a runtime nothing can sleep, so every departure is due.
+        if tokio::runtime::Handle::try_current().is_err() { Duration::MAX } else { self.origin.elapsed() }
+    }
+
+    fn sleep_until(&self, at: Duration) -> Sleep {
+        match (tokio::runtime::Handle::try_current(), self.origin.checked_add(at)) {
+            (Ok(_), Some(at)) => Box::pin(tokio::time::sleep_until(at)),
+            _ => Box::pin(std::future::ready(())),
+        }
+    }
+}
+
+#[cfg(feature = "tokio")]
+impl fmt::Debug for TokioTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TokioTimer").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,220 @@
+//! Growth of the table: it uses the first part of its memory, then two parts, then four.
+//!
+//! When a new key finds no room, the table doubles: each line is *split*, and its keys stay or go to the same place of
+//! one new line. Which, a bit of their hash says. No call splits more than a few lines, and nothing runs in the
+//! background:
+//!
+//! 1. The table uses the new lines from now on ([`Announced`](Growth::Announced)). A thread that was about to place a key
+//!    where it belonged before holds a stripe. So all stripes are passed through once.
+//! 2. Each call that takes the long way splits a few lines, in order ([`Splitting`](Growth::Splitting)). A key that is
+//!    not found in its lines may be in those that they are split from. A new line stays empty until its split is done, so
+//!    every key that has to leave finds its place free.
+//! 3. When all are split ([`Settled`](Growth::Settled)), the table may double again.
+//!
+//! A key moves under its stripe, like every key. It moves to a later place. So a [walk](Store::walk), which goes by the
+//! order of places, misses none; it may meet one twice.
+//!
+//! The table never shrinks: expired states are free space, which costs nothing but the distance between the keys.
+
+use super::slot_table::{Fingerprint, Growth, Place};
+use super::store::Store;
+use super::word::NO_STATE;
+use crate::sync::{MutexGuard, lock, try_lock};
+
+/// Lines that a call splits on its way.
+const LINES_PER_CALL: usize = 4;
+
+/// Lines that a call splits that finds no room although its own lines are split.
+const LINES_FOR_ROOM: usize = 16;
+
+impl Store {
+    /// Splits a few lines, if the table is growing and no other thread is splitting any. The caller must hold no lock.
+    #[inline]
+    pub(super) fn go_on_growing(&self) {
+        if self.table.growth() != Growth::Settled {
+            self.split_some();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn split_some(&self) {
+        if let Some(next) = try_lock(&self.growth) {
+            self.split_lines(next, LINES_PER_CALL);
+        }
+    }
+
+    /// Makes room for a key that [found none](super::slot_table::Claim::AfterGrowth). The caller must hold no lock.
+    #[cold]
+    pub(super) fn grow_for(&self, key: Fingerprint) {
+        let mut next = lock(&self.growth);
+        if self.table.growth() == Growth::Settled {
+            if !self.table.announce() {
+                return; // another thread has made room
+            }
+            self.pass_stripes();
+            self.table.begin_splitting();
+            *next = 0;
+        }
+        let [first, second] = self.table.parents(key).map(|line| self.split(line));
+        self.split_lines(next, if first || second { LINES_PER_CALL } else { LINES_FOR_ROOM });
+    }
+
+    /// Splits lines that were not split in order yet.
+    fn split_lines(&self, mut next: MutexGuard<'_, usize>, count: usize) {
+        if self.table.growth() == Growth::Settled {
+            return; // another thread was quicker
+        }
+        let end = self.table.in_use() / 2;
+        let until = next.saturating_add(count).min(end);
+        (*next..until).for_each(|line| _ = self.split(line));
+        *next = until;
+        if until == end {
+            self.table.settle();
+        }
+    }
+
+    /// Moves a key to its first line, in which the table has room now: a charge looks there first.
+    fn move_home(&self, place: Place<'_>) -> bool {
+        let moved = place.read().and_then(|seen| self.vacate(seen, self.free_until(self.now()), false));
+        moved.inspect(|place| place.unlock(0, NO_STATE)).is_some()
+    }
+
+    /// Under the lock of the growth: moves the keys of a line that have to leave it. Returns whether there are any.
+    fn split(&self, line: usize) -> bool {
+        let mut has_any = false;
+        for (from, to) in self.table.splits(line) {
+            let tag = from.tag();
+            if self.table.is_second(line, tag) && self.move_home(from) || !self.table.leaves(line, tag) {
+                continue;
+            }
+            has_any = true;
+            let key = Fingerprint::of_tag(tag);
+            let _stripe = self.lock_stripe_of(key);
+            let Some(seen) = from.lock_key(key) else { continue }; // forgotten meanwhile
+            if self.is_free(seen, self.free_until(self.now_after())) {
+                self.free_blocks(seen);
+            } else {
+                to.lock().place.unlock(seen.tag, seen.word);
+            }
+            from.unlock(0, NO_STATE);
+        }
+        has_any
+    }
+}
+
+#[cfg(all(test, not(ratelimit_loom)))]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::key::Key;
+    use crate::limiter::Charge;
+    use crate::limiter::memory::setup::{AnyClock, Setup};
+    use crate::limiter::memory::slot_table::SLOTS_PER_LINE;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
+    use crate::sampling::cases;
+
+    struct Keys {
+        store: Store,
+        clock: ManualClock,
+        policy: Policy,
+    }
+
+    impl Keys {
+        fn new() -> Self {
+            let clock = ManualClock::new();
+            let shared = AnyClock::Other(std::sync::Arc::new(clock.clone()));
+            Self {
+                store: Store::new(Setup::default(), shared, [1, 2]),
+                clock,
+                policy: Policy::from(Quota::per_second(100)),
+            }
+        }
+
+        fn charge(&self, keys: std::ops::Range<u64>) {
+            for key in keys {
+                let key = Key::of(key).expect("it is short");
+                assert!(self.store.charge(Charge::new(&self.policy, &key)).is_allowed());
+            }
+        }
+
+        /// How many of the keys are found on the short way.
+        fn found_at_once(&self, keys: std::ops::Range<u64>) -> usize {
+            let (store, version) = (&self.store, self.store.version(&self.policy));
+            let look = |key| {
+                let key = store.fingerprint(&self.policy, &Key::of(key).expect("it is short"));
+                store.table.look(&store.table.prefetch(key)?, key, version)
+            };
+            keys.filter_map(look).count()
+        }
+
+        fn slots_in_use(&self) -> usize {
+            self.store.table.in_use() * SLOTS_PER_LINE
+        }
+    }
+
+    #[test]
+    fn table_is_as_large_as_its_keys_are_many() {
+        let keys = Keys::new();
+        let mut known = 0;
+        for count in [1_000, 3_000, 10_000, 30_000, 100_000, 300_000, 1_000_000] {
+            let count = if count > 30_000 { u64::from(cases(count)) } else { u64::from(count) }.max(known);
+            keys.charge(known..count);
+            known = count;
+            // The first key without room comes when more than half of the slots are used, the sooner the larger the table is.
+            assert!(keys.slots_in_use() as u64 <= 4 * count, "{count}: {}", keys.slots_in_use());
+        }
+    }
+
+    #[test]
+    fn each_key_is_found_at_once_when_the_table_has_grown() {
+        let keys = Keys::new();
+        keys.charge(0..20_000);
+        // Those that were still on their way were charged on the long way, which ends the growth.
+        (0..20).for_each(|_| keys.charge(0..20_000));
+        assert!(keys.store.table.growth() == Growth::Settled);
+        assert_eq!(keys.found_at_once(0..20_000), 20_000);
+    }
+
+    #[test]
+    fn keys_that_come_back_keep_their_expired_slots() {
+        let keys = Keys::new();
+        for _ in 0..20 {
+            keys.charge(0..20_000);
+            keys.clock.advance(Duration::from_secs(2)); // a state lasts for a second at most
+        }
+        assert_eq!(keys.found_at_once(0..20_000), 20_000);
+    }
+
+    #[test]
+    fn keys_that_never_come_back_leave_the_table_small() {
+        let keys = Keys::new();
+        for round in 0..100 {
+            keys.charge(1_000 * round..1_000 * (round + 1));
+            keys.clock.advance(Duration::from_secs(12));
+        }
+        assert!(keys.slots_in_use() < 5_000, "{} slots for a thousand keys", keys.slots_in_use());
+    }
+
+    #[test]
+    fn call_splits_a_few_lines_whatever_its_key_is() {
+        let quotas = [Quota::per_hour(100), Quota::meter(100, Duration::from_secs(3_600)).expect("it is possible")];
+        for others in [1, 2, 8] {
+            let mut keys = Keys::new();
+            let policies = quotas.map(Policy::from);
+            for key in 0..u64::from(cases(60_000)) {
+                keys.policy = policies[usize::from(key % others == 0)].clone();
+                let (lines, split) = (keys.store.table.in_use(), *lock(&keys.store.growth));
+                let was_settled = keys.store.table.growth() == Growth::Settled;
+                keys.charge(key..key + 1);
+                let (more, now_split) = (keys.store.table.in_use(), *lock(&keys.store.growth));
+                let count = if more > lines { now_split } else { now_split - split };
+                assert!(more == lines || more == 2 * lines && was_settled, "{key}: {lines} lines, then {more}");
+                assert!(count <= 4 * LINES_FOR_ROOM, "{key}: {count} of {lines} lines");
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Refunds to leaky queues, in any order.
+//!
+//! A queue accepts the refund of a slot only while no later slot is taken, and requests leave in any order: the check of
+//! a later one may still be under way. So a refund that finds a later slot taken is kept. It goes together with the
+//! refund of the slot right behind it.
+//!
+//! Each queue has one refund under way at a time. The refunds that come meanwhile wait, and go newest first. Those whose
+//! slots lie side by side go together, as the refund of one charge.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
+use std::time::Duration;
+
+use crate::algorithm::{Decider, Pair, PairDecider};
+use crate::decision::Receipt;
+use crate::limiter::Refund;
+use crate::quota::{Algorithm, Quota};
+use crate::sync::{Mutex, MutexGuard, lock};
+use crate::time::Timestamp;
+
+/// The most refunds of a limiter that are kept because a later slot is taken. Each takes about 200 bytes.
+const KEPT_MAX: usize = 4_096;
+
+const LAST: Timestamp = Timestamp::from_micros(u64::MAX);
+
+/// The refunds of the queues of a limiter. `Q` names a queue, whatever its quota is now, and `C` is a caller that waits
+/// for the result of a refund.
+pub(super) struct QueueRefunds<Q, C>(Mutex<Queues<Q, C>>);
+
+struct Queues<Q, C> {
+    queues: HashMap<Q, Queue<C>>,
+    /// The number of refunds that are kept.
+    kept: usize,
+    /// No refund that is kept ends before this.
+    none_ends_before: Timestamp,
+}
+
+/// A queue that has a refund under way, or refunds that are kept.
+struct Queue<C> {
+    /// Newest first.
+    waiting: VecDeque<Waiting<C>>,
+    is_refunding: bool,
+}
+
+struct Waiting<C> {
+    refund: Refund,
+    callers: Vec<C>,
+    /// If it found a later slot taken: when its slot is over.
+    kept_until: Option<Timestamp>,
+}
+
+/// Returns whether refunds of a quota go by [`QueueRefunds`].
+pub(super) fn is_queue(quota: &Quota) -> bool {
+    quota.algorithm() == Algorithm::LeakyQueue
+}
+
+impl<Q: Copy + Eq + Hash, C> QueueRefunds<Q, C> {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(Queues { queues: HashMap::new(), kept: 0, none_ends_before: LAST }))
+    }
+
+    /// Adds a refund. Returns whether the queue had none under way, so that [`next`](Self::next) is to be called.
+    pub(super) fn add(&self, queue: Q, refund: Refund, caller: C) -> bool {
+        let mut queues = self.lock();
+        let was_refunding = std::mem::replace(&mut queues.queues.entry(queue).or_default().is_refunding, true);
+        queues.insert(queue, Waiting { refund, callers: vec![caller], kept_until: None });
+        !was_refunding
+    }
+
+    /// Returns the refund that is to be made next, and the callers that wait for its result. Is called when no refund of
+    /// this queue is under way.
+    pub(super) fn next(&self, queue: Q) -> Option<(Refund, Vec<C>)> {
+        let mut queues = self.lock();
+        let own = queues.queues.get_mut(&queue)?;
+        let next = own.waiting.iter().position(|waiting| waiting.kept_until.is_none());
+        if let Some(Waiting { refund, callers, .. }) = next.and_then(|next| own.waiting.remove(next)) {
+            return Some((refund, callers));
+        }
+        own.is_refunding = false;
+        queues.remove_if_over(queue);
+        None
+    }
+
+    /// Keeps a refund that found a later slot taken, until its slot is over.
+    pub(super) fn keep(&self, queue: Q, refund: Refund, now: Timestamp) {
+        let until = now.saturating_add(longest(refund.policy.quota()));
+        let mut queues = self.lock();
+        if queues.kept >= KEPT_MAX && queues.none_ends_before <= now {
+            queues.forget_over(now);
+        }
+        if queues.kept < KEPT_MAX {
+            queues.none_ends_before = queues.none_ends_before.min(until);
+            queues.insert(queue, Waiting { refund, callers: Vec::new(), kept_until: Some(until) });
+        }
+    }
+
+    /// Forgets the refunds that are kept of a queue.
+    pub(super) fn forget(&self, queue: Q) {
+        let mut queues = self.lock();
+        queues.retain_kept(queue, |_| false);
+        queues.remove_if_over(queue);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queues<Q, C>> {
+        lock(&self.0)
+    }
+}
+
+impl<Q: Copy + Eq + Hash, C> Queues<Q, C> {
+    fn insert(&mut self, queue: Q, new: Waiting<C>) {
+        let queue = self.queues.entry(queue).or_default();
+        self.kept += usize::from(new.kept_until.is_some());
+        let at = queue.waiting.partition_point(|other| end(&other.refund) > end(&new.refund));
+        queue.waiting.insert(at, new);
+        self.kept -= queue.join(at) + at.checked_sub(1).map_or(0, |newer| queue.join(newer));
+    }
+
+    /// Forgets the refunds that are kept whose slots are over.
+    fn forget_over(&mut self, now: Timestamp) {
+        self.none_ends_before = LAST;
+        let queues: Vec<Q> = self.queues.keys().copied().collect();
+        for queue in queues {
+            let mut first = LAST;
+            self.retain_kept(queue, |until| {
+                let is_over = until <= now;
+                first = if is_over { first } else { first.min(until) };
+                !is_over
+            });
+            self.none_ends_before = self.none_ends_before.min(first);
+            self.remove_if_over(queue);
+        }
+    }
+
+    fn retain_kept(&mut self, queue: Q, mut retain: impl FnMut(Timestamp) -> bool) {
+        let Some(queue) = self.queues.get_mut(&queue) else { return };
+        let before = queue.waiting.len();
+        queue.waiting.retain(|waiting| waiting.kept_until.is_none_or(&mut retain));
+        self.kept -= before - queue.waiting.len();
+    }
+
+    /// Removes a queue that has no refund.
+    fn remove_if_over(&mut self, queue: Q) {
+        if self.queues.get(&queue).is_some_and(|queue| !queue.is_refunding && queue.waiting.is_empty()) {
+            self.queues.remove(&queue);
+        }
+    }
+}
+
+impl<C> Queue<C> {
+    /// Makes one refund of two whose slots lie side by side. Returns how many fewer are kept.
+    fn join(&mut self, at: usize) -> usize {
+        let (Some(newer), Some(older)) = (self.waiting.get(at), self.waiting.get(at + 1)) else { return 0 };
+        if !is_side_by_side(&newer.refund, &older.refund) {
+            return 0;
+        }
+        let older = self.waiting.remove(at + 1);
+        let (Some(mut older), Some(newer)) = (older, self.waiting.get_mut(at)) else {
+            debug_assert!(false, "both refunds were there just before");
+            return 0;
+        };
+        let Refund { receipt, .. } = &newer.refund;
+        let units = receipt.units().saturating_add(older.refund.receipt.units());
+        newer.refund.receipt = Receipt::new(units, receipt.at_us(), receipt.part());
+        // The quota that has room for what is used.
+        if older.refund.policy.quota().capacity() > newer.refund.policy.quota().capacity() {
+            newer.refund.policy = older.refund.policy;
+        }
+        newer.callers.append(&mut older.callers);
+        let kept = [newer.kept_until, older.kept_until];
+        // A refund that was kept is tried again together with one that was not.
+        newer.kept_until = if let [Some(one), Some(other)] = kept { Some(one.max(other)) } else { None };
+        kept.iter().flatten().count() - usize::from(newer.kept_until.is_some())
+    }
+}
+
+impl<C> Default for Queue<C> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), is_refunding: false }
+    }
+}
+
+/// Returns the longest time until a slot is over.
+fn longest(quota: &Quota) -> Duration {
+    match quota.decider() {
+        Decider::Pair(decider, _) => Duration::from_micros(decider.get().longest_us()),
+        Decider::EntryLog(_) => Duration::ZERO, // no queue
+    }
+}
+
+/// Returns the end of the slot of a refund, as numbers that have its order.
+fn end(refund: &Refund) -> (u64, u64) {
+    (refund.receipt.at_us(), refund.receipt.part())
+}
+
+/// Returns whether the slot of a refund begins where the slot of an older one ends. The quota of the queue may have
+/// changed between them: slots of one interval are alike, however long the queue is.
+fn is_side_by_side(newer: &Refund, older: &Refund) -> bool {
+    let pair = |refund: &Refund| Pair { at: refund.receipt.at_us(), n: refund.receipt.part() };
+    let (own, units, end) = (pair(newer), newer.receipt.units(), pair(older));
+    has_one_interval(newer.policy.quota(), older.policy.quota())
+        && match newer.policy.quota().decider() {
+            Decider::Pair(PairDecider::Gcra(gcra), _) => gcra.begins_at(own, units, end),
+            Decider::Pair(PairDecider::WideGcra(gcra), _) => gcra.begins_at(own, units, end),
+            _ => false,
+        }
+}
+
+fn has_one_interval(one: &Quota, other: &Quota) -> bool {
+    let product = |one: &Quota, other: &Quota| u128::from(one.spec().limit) * u128::from(other.spec().period_us);
+    product(one, other) == product(other, one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::limiter::Charge;
+    use crate::policy::Policy;
+    use crate::{MemoryLimiter, clock::ManualClock};
+
+    /// A queue in memory, and refunds to it.
+    struct Bench {
+        limiter: MemoryLimiter,
+        policy: Policy,
+        refunds: QueueRefunds<u8, usize>,
+    }
+
+    impl Bench {
+        fn take(&self, cost: u64) -> Receipt {
+            let mut decision = self.limiter.take_now(&[Charge::new(&self.policy, &Key::global()).cost(cost)]);
+            decision.charge_mut(0).unwrap().take_receipt().unwrap()
+        }
+
+        fn refund(&self, receipt: Receipt) -> Refund {
+            Refund::new(self.policy.clone(), Key::global(), receipt)
+        }
+
+        /// Adds a refund. Returns whether it is the first.
+        fn add(&self, receipt: Receipt) -> bool {
+            self.refunds.add(1, self.refund(receipt), 0)
+        }
+
+        /// Returns the units of the next refund and its number of callers.
+        fn next(&self) -> Option<(u64, usize)> {
+            self.refunds.next(1).map(|(refund, callers)| (refund.receipt.units(), callers.len()))
+        }
+
+        /// Returns the numbers of queues and of refunds that are kept.
+        fn sizes(&self) -> (usize, usize) {
+            let queues = self.refunds.lock();
+            (queues.queues.len(), queues.kept)
+        }
+
+        fn keep(&self, receipt: Receipt, now: u64) {
+            self.refunds.keep(1, self.refund(receipt), Timestamp::from_micros(now));
+        }
+    }
+
+    /// Queues whose interval is and is not a whole number of microseconds.
+    fn queues() -> [Bench; 2] {
+        [1_000, 7].map(|limit| {
+            let limiter = MemoryLimiter::builder().max_keys(10).clock(ManualClock::new()).build().unwrap();
+            let quota = Quota::leaky_queue(limit, Duration::from_secs(1)).unwrap().queue(50).unwrap();
+            Bench { limiter, policy: Policy::new("queue", quota).unwrap(), refunds: QueueRefunds::new() }
+        })
+    }
+
+    #[test]
+    fn slots_side_by_side_are_refunded_together_in_any_order() {
+        for queue in queues() {
+            for order in [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [4, 1, 3, 0, 2]] {
+                let mut slots = [1, 2, 1, 3, 1].map(|cost| Some(queue.take(cost)));
+                let added = order.map(|at| queue.add(slots[at].take().unwrap()));
+                assert_eq!(added, [true, false, false, false, false]);
+                let (refund, callers) = queue.refunds.next(1).unwrap();
+                assert_eq!((refund.receipt.units(), callers.len()), (8, 5));
+                queue.limiter.refund_now(&[refund]);
+                assert_eq!(queue.limiter.peek_one(&queue.policy, &Key::global(), 0).remaining(), 51);
+                // A refund that comes meanwhile waits until the end of the one under way.
+                assert!(!queue.add(Receipt::new(1, 1, 0)));
+                assert!(queue.next().is_some() && queue.next().is_none());
+                assert_eq!(queue.sizes(), (0, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn slots_with_another_between_them_are_refunded_apart() {
+        for queue in queues() {
+            let mut slots = [1, 1, 1, 1, 1].map(|cost| Some(queue.take(cost)));
+            slots[2] = None; // of another process
+            let added: Vec<bool> = slots.into_iter().flatten().map(|slot| queue.add(slot)).collect();
+            assert_eq!(added, [true, false, false, false]);
+            assert_eq!([queue.next(), queue.next(), queue.next()], [Some((2, 2)), Some((2, 2)), None]);
+        }
+    }
+
+    #[test]
+    fn kept_refund_goes_with_the_slot_behind_it() {
+        for queue in queues() {
+            let [first, second, third, fourth] = [1, 1, 1, 1].map(|cost| queue.take(cost));
+            queue.add(first);
+            let (refund, _) = queue.refunds.next(1).unwrap();
+            queue.add(fourth);
+            queue.keep(refund.receipt, 0);
+            assert_eq!([queue.next(), queue.next()], [Some((1, 1)), None], "the kept one is not tried alone");
+            assert_eq!(queue.sizes(), (1, 1));
+            assert!(queue.add(second));
+            let (refund, callers) = queue.refunds.next(1).unwrap();
+            assert_eq!((refund.receipt.units(), callers.len()), (2, 1));
+            queue.keep(refund.receipt, 0);
+            assert_eq!((queue.next(), queue.sizes()), (None, (1, 1)), "they are one");
+            assert!(queue.add(third));
+            assert_eq!([queue.next(), queue.next()], [Some((3, 1)), None]);
+            assert_eq!(queue.sizes(), (0, 0));
+        }
+    }
+
+    #[test]
+    fn kept_refunds_are_bounded_and_forgotten_when_they_are_over() {
+        for queue in queues() {
+            let longest = longest(queue.policy.quota()).as_micros() as u64;
+            let kept = |at| queue.keep(Receipt::new(1, 3 * at * longest, 0), at); // none side by side
+            (1..=KEPT_MAX as u64 + 10).for_each(kept);
+            assert_eq!(queue.sizes(), (1, KEPT_MAX));
+            kept(longest + 100);
+            assert_eq!(queue.sizes(), (1, KEPT_MAX - 100 + 1), "a hundred were over");
+            assert_eq!(queue.refunds.lock().queues[&1].waiting.len(), KEPT_MAX - 100 + 1);
+            queue.refunds.forget(1);
+            assert_eq!(queue.sizes(), (0, 0));
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! The parts of a limiter whose store is reached over a network, where the store makes no difference. A limiter for
+//! another store can use them as they are.
+
+mod batcher;
+mod breaker;
+mod denial_cache;
+mod due;
+mod events;
+mod leases;
+mod set;
+mod tag;
+
+pub(super) use batcher::{Batcher, Dispatch, Receiver, Unanswered};
+pub(super) use breaker::Breaker;
+pub(super) use denial_cache::DenialCache;
+pub(super) use due::Due;
+pub(super) use events::Events;
+pub(super) use leases::{HELD, Leases, Wanted};
+pub(super) use set::{Pending, Places, Set, decide, fill, undo};
+pub(super) use tag::{Tag, Tags};
