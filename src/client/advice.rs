@@ -8,8 +8,10 @@ use http::header::{AGE, DATE, RETRY_AFTER};
 use smallvec::SmallVec;
 
 use crate::fields::{self, Dictionary, Item, List};
+use crate::header_names::{RETRY_AFTER_MS, Word};
+use crate::wait::Wait;
 
-use super::families::{self, Group, Word};
+use super::families::{self, Group};
 use super::grpc;
 use super::times::{LONGEST, beyond, decimal, duration_of, from_now};
 
@@ -25,11 +27,11 @@ const NAME_MAX: usize = 256;
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
-/// use tower_ratelimit::client::Advice;
+/// use tower_ratelimit::{Wait, client::Advice};
 ///
 /// let response = http::Response::builder().status(429).header("retry-after", "30").body(()).unwrap();
 /// let advice = Advice::read(response.headers(), SystemTime::now());
-/// assert_eq!(advice.wait(), Some(Duration::from_secs(30)));
+/// assert_eq!(advice.wait(), Wait::After(Duration::from_secs(30)));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advice {
@@ -94,21 +96,28 @@ impl Advice {
     }
 
     /// Returns how long the client has to wait before its next request can pass: at most 366 days.
-    /// Returns `None` if nothing says that it has to wait, or nothing says how long.
+    ///
+    /// [`Wait::None`] if no header says that it has to wait, and [`Wait::Unknown`] if a policy is
+    /// exhausted and no header says for how long. It is never [`Wait::Never`]: another request, of a
+    /// smaller cost, may pass even if this one [never does](Self::forbids_retry).
     ///
     /// * [`retry_after`](Self::retry_after) takes precedence, as the drafts demand, because a reset
     ///   may be the time until the quota is full.
-    /// * Otherwise the [exhausted](PolicyAdvice::is_exhausted) policy counts whose reset is the
-    ///   latest.
-    /// * A wait of zero is none. The server has then not said how long to wait.
+    /// * Otherwise it is the latest reset of the [exhausted](PolicyAdvice::is_exhausted) policies.
+    /// * A wait of zero is none.
     ///
     /// The wait may be as long as 366 days, the longest period of a quota. Cap it before you wait.
     ///
     /// A wait in the response's body is not read. One in gRPC's trailers is, if you give them to
     /// [`read`](Self::read).
     #[must_use]
-    pub fn wait(&self) -> Option<Duration> {
-        self.retry_after.filter(|wait| !wait.is_zero()).or_else(|| self.latest_reset())
+    pub fn wait(&self) -> Wait {
+        let is_open = |policy: &PolicyAdvice| policy.is_exhausted() && policy.until_reset.is_none();
+        match self.retry_after.filter(|wait| !wait.is_zero()).or_else(|| self.latest_reset()) {
+            Some(wait) => Wait::After(wait),
+            None if self.policies.iter().any(is_open) => Wait::Unknown,
+            None => Wait::None,
+        }
     }
 
     /// Returns the latest reset of the exhausted policies, unless it is zero.
@@ -245,7 +254,7 @@ impl<'a> Reader<'a> {
     fn header(&mut self, name: &'a str) {
         match name {
             _ if name == RETRY_AFTER => self.retry_after(name),
-            "retry-after-ms" | "x-ms-retry-after-ms" => {
+            _ if RETRY_AFTER_MS.contains(&name) => {
                 let time = |value: &str| Some(duration_of(decimal(value.trim())?.div_ceil(1_000)));
                 self.wait(self.texts(name).filter_map(|value| time(value).or_else(|| beyond(value))).max());
             }

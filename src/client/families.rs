@@ -3,60 +3,7 @@
 
 use std::time::Duration;
 
-/// The meaning of a header's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
-    /// The header is the family's name alone: a list, a dictionary, or a limit.
-    All,
-    /// None of [`WORDS`] is in the name. The value may be a dictionary.
-    Unknown,
-    Policy,
-    Limit,
-    Remaining,
-    Used,
-    /// `32/40`.
-    UsedOfLimit,
-    Reset,
-    /// A reset that is preferred to [`Reset`](Self::Reset), because it needs no clock.
-    ResetAfter,
-    RetryAfter,
-    Name,
-    Scope,
-    WindowSeconds,
-    WindowMillis,
-}
-
-/// The words. A word comes before those that it ends with.
-const WORDS: [(&str, Word); 28] = [
-    ("retry-after-seconds", Word::RetryAfter),
-    ("retry-after", Word::RetryAfter),
-    ("reset-after", Word::ResetAfter),
-    ("after", Word::ResetAfter),
-    ("reset-time", Word::Reset),
-    ("resettime", Word::Reset),
-    ("resetson", Word::Reset),
-    ("resets", Word::Reset),
-    ("reset", Word::Reset),
-    ("next", Word::Reset),
-    ("policy", Word::Policy),
-    ("limit", Word::Limit),
-    ("max", Word::Limit),
-    ("remaining", Word::Remaining),
-    ("used", Word::Used),
-    ("usage", Word::Used),
-    ("observed", Word::Used),
-    ("resource", Word::Name),
-    ("bucket", Word::Name),
-    ("name", Word::Name),
-    ("scope", Word::Scope),
-    ("interval-seconds", Word::WindowSeconds),
-    ("window-seconds", Word::WindowSeconds),
-    ("window", Word::WindowSeconds),
-    ("interval-milliseconds", Word::WindowMillis),
-    ("secondly", Word::Limit),
-    ("hourly", Word::Limit),
-    ("daily", Word::Limit),
-];
+use crate::header_names::{SHOPIFY, SPELLINGS, WORDS, Word};
 
 /// The headers that describe one quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,10 +16,10 @@ pub(super) struct Group<'a> {
 
 /// Splits a header's name, which is in lower case. Returns `None` if it says nothing about a limit.
 pub(super) fn split(name: &str) -> Option<(Group<'_>, Word)> {
-    if name == "x-shopify-shop-api-call-limit" {
+    if name == SHOPIFY {
         return Some((Group { prefix: "x-shopify-", words: "" }, Word::UsedOfLimit));
     }
-    let (prefix, rest) = name.split_once("ratelimit").or_else(|| name.split_once("rate-limit"))?;
+    let (prefix, rest) = SPELLINGS.iter().find_map(|spelling| name.split_once(spelling))?;
     if rest.is_empty() {
         return Some((Group { prefix, words: "" }, Word::All));
     }

@@ -7,14 +7,14 @@
 //! ```
 //! use std::time::{Duration, SystemTime};
 //! use http::HeaderMap;
-//! use tower_ratelimit::client::Advice;
+//! use tower_ratelimit::{Wait, client::Advice};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut headers = HeaderMap::new();
 //! headers.insert("ratelimit-policy", r#""burst";q=10;w=1, "daily";q=5000;w=86400"#.parse()?);
 //! headers.insert("ratelimit", r#""burst";r=0;t=1, "daily";r=4998;t=69076"#.parse()?);
 //!
 //! let advice = Advice::read(&headers, SystemTime::now());
-//! assert_eq!(advice.wait(), Some(Duration::from_secs(1)));
+//! assert_eq!(advice.wait(), Wait::After(Duration::from_secs(1)));
 //! let daily = &advice.policies()[1];
 //! assert_eq!((daily.name(), daily.limit(), daily.remaining()), (Some("daily"), Some(5000), Some(4998)));
 //! # Ok(()) }
@@ -68,7 +68,7 @@
 //! * In the structured fields (drafts 08 to 11, and 07's dictionary), times are always seconds from
 //!   now.
 //! * Dates are measured against the response's own `Date`, because the clocks of server and client
-//!   differ, or else against the client's clock. A date in the past is a time of zero.
+//!   differ, and otherwise against the client's clock. A date in the past is a time of zero.
 //! * All times round up. Nothing is longer than 366 days, the longest period of a quota: a longer
 //!   `Retry-After` is read as 366 days, and a longer reset or window is unknown.
 //! * A date that is over for more than 366 days is unknown. But a number in `Retry-After` that would

@@ -9,16 +9,16 @@ use tower::retry::Policy;
 use tower::retry::budget::{Budget, TpsBudget};
 
 use super::Advice;
-use super::obey::{Heard, Jitter, system_time, unnamed_wait_us};
+use super::obey::{Heard, Jitter, unnamed_wait_us};
 use crate::clock::{CalendarClock, Clock};
-use crate::middleware::{Sleep, Timer};
+use crate::clock::{Sleep, Timer};
 
 /// A policy for [`tower::retry`] that retries refused requests after the time that the server names.
 ///
 /// ```
 /// use http::{Request, Response};
 /// use tower::{ServiceBuilder, service_fn};
-/// use tower_ratelimit::{client::RetryAfter, middleware::TokioTimer};
+/// use tower_ratelimit::{client::RetryAfter, clock::TokioTimer};
 /// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
 ///
 /// let retrying = ServiceBuilder::new().retry(RetryAfter::new(TokioTimer::new())).service(client);
@@ -52,7 +52,7 @@ use crate::middleware::{Sleep, Timer};
 /// use http::Request;
 /// use http_body_util::{BodyExt, Full};
 /// use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
-/// use tower_ratelimit::{client::RetryAfter, middleware::TokioTimer};
+/// use tower_ratelimit::{client::RetryAfter, clock::TokioTimer};
 /// # use http::Response;
 /// # use tower::Service;
 /// # #[tokio::main(flavor = "current_thread")]
@@ -72,7 +72,7 @@ use crate::middleware::{Sleep, Timer};
 ///
 /// // `channel` is a `tonic::transport::Channel`.
 /// let retrying = ServiceBuilder::new()
-///     .retry(RetryAfter::new(TokioTimer::new()).any_method())
+///     .retry(RetryAfter::new(TokioTimer::new()).any_method(true))
 ///     .map_request(|request: Request<Full<Bytes>>| request.map(tonic::body::Body::new))
 ///     .service(channel);
 /// let unary = service_fn(move |request: Request<tonic::body::Body>| {
@@ -144,10 +144,11 @@ impl RetryAfter {
     }
 
     /// Retries requests of every method, for servers that refuse a request before it has an effect,
-    /// and for gRPC, whose calls are all POST. The body still has to be `Clone`: see [gRPC](Self#grpc).
+    /// and for gRPC, whose calls are all POST. By default this is off, and only idempotent methods are retried. The
+    /// body still has to be `Clone`: see [gRPC](Self#grpc).
     #[must_use]
-    pub fn any_method(mut self) -> Self {
-        self.any_method = true;
+    pub fn any_method(mut self, any_method: bool) -> Self {
+        self.any_method = any_method;
         self
     }
 
@@ -168,7 +169,7 @@ impl RetryAfter {
 
     /// Returns how long to wait before the retry, or `None` if there is none.
     fn wait<R>(&self, response: &Response<R>) -> Option<Duration> {
-        let advice = Advice::read(response.headers(), system_time(self.clock.now()));
+        let advice = Advice::read(response.headers(), self.clock.now().into());
         let heard = Heard::new(response.status(), response.headers(), &advice);
         if !heard.is_refusal {
             self.budget.deposit();

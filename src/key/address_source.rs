@@ -3,7 +3,7 @@
 use std::any::TypeId;
 
 use super::client_ip::client_ip;
-use super::peer::peer_network;
+use super::peer::{peer_ip, peer_network};
 
 /// The source of an extractor's address, as far as the extractor's type shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,11 @@ impl AddressSource {
         fn type_of<T: 'static, P>(_: fn(P) -> T) -> TypeId {
             TypeId::of::<T>()
         }
+        fn type_of_default<T: 'static>(_: fn() -> T) -> TypeId {
+            TypeId::of::<T>()
+        }
         match TypeId::of::<E>() {
-            peer if peer == type_of(peer_network) => Self::Peer,
+            peer if peer == type_of_default(peer_ip) || peer == type_of(peer_network) => Self::Peer,
             client if client == type_of(client_ip) => Self::Proxies,
             _ => Self::Other,
         }

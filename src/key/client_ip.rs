@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use http::HeaderMap;
-use http::header::{FORWARDED, HeaderName};
-use http::request::Parts;
+use http::header::{self, HeaderName, HeaderValue};
+
+use crate::head::Head;
 
 use super::forwarded::{Split, forwarded_for, node, one_entry, plain_entries, quoted_entries};
 use super::peer::peer_address;
@@ -13,7 +13,8 @@ use super::prefixes::Prefixes;
 use super::proxies::{ENTRIES_MAX, Field, Trust, TrustedProxies};
 use super::value::{IntoKey, Key, Kind};
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static FORWARDED: HeaderName = header::FORWARDED;
 
 /// Returns an extractor of the client's address as trusted proxies report it. IPv6 addresses count
 /// by their /64; see [`TrustedProxies`] and [`Prefixes`].
@@ -33,7 +34,7 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 ///
 /// The key is missing only if the proxies are given as networks and the peer's address is not
 /// available; [`peer_ip`](super::peer_ip) says where it is found.
-pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     client_network(proxies, Prefixes::default())
 }
 
@@ -42,15 +43,51 @@ pub fn client_ip(proxies: TrustedProxies) -> impl Fn(&Parts) -> Option<Key> + Cl
 pub fn client_network(
     proxies: TrustedProxies,
     prefixes: Prefixes,
-) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let proxies = Arc::new(proxies);
-    move |parts| {
-        let (kind, proxy) = match find_client(&proxies, parts)? {
-            Client::Known(address) => return prefixes.group(address).into_key(),
-            Client::Unnamed(proxy) => (Kind::Unnamed, proxy),
-            Client::Unreadable(proxy) => (Kind::Unreadable, proxy),
-        };
-        Some(Key::unknown_client(kind, proxy.map(|address| prefixes.group(address))))
+    move |head| find_client(&proxies, head)?.key(prefixes)
+}
+
+impl TrustedProxies {
+    /// Returns the name of the header that is read, in lower case.
+    #[must_use]
+    pub fn header(&self) -> &str {
+        self.header_name().as_str()
+    }
+
+    /// Returns the key of a client as [`client_ip`] makes it, for servers whose requests are not those of the crate
+    /// `http`.
+    ///
+    /// `peer` is the address at the other end of the connection. `values` are the values of each line of the
+    /// [header](Self::header), in the order in which they came.
+    ///
+    /// ```
+    /// use std::net::IpAddr;
+    /// use tower_ratelimit::{Key, key::TrustedProxies};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let proxies = TrustedProxies::networks(["10.0.0.0/8"])?;
+    /// let peer: IpAddr = "10.0.0.5".parse()?;
+    ///
+    /// assert_eq!(proxies.header(), "x-forwarded-for");
+    /// let key = proxies.client_key(Some(peer), ["6.6.6.6, 203.0.113.9".as_bytes()]);
+    /// assert_eq!(key, Key::of("203.0.113.9".parse::<IpAddr>()?));
+    /// # Ok(()) }
+    /// ```
+    pub fn client_key<'a, I>(&self, peer: Option<IpAddr>, values: I) -> Option<Key>
+    where
+        I: IntoIterator<Item = &'a [u8]>,
+        I::IntoIter: DoubleEndedIterator,
+    {
+        let peer = peer.map(|address| address.to_canonical());
+        resolve(self, peer, values.into_iter())?.key(Prefixes::default())
+    }
+
+    fn header_name(&self) -> &HeaderName {
+        match &self.field {
+            Field::XForwardedFor => &X_FORWARDED_FOR,
+            Field::Forwarded => &FORWARDED,
+            Field::Single(name) => name,
+        }
     }
 }
 
@@ -61,8 +98,8 @@ pub fn client_network(
 /// [`MissingKey::Exempt`](crate::MissingKey::Exempt) a client could then escape the rule by a
 /// header that cannot be read, so use [`client_ip`] for keys.
 #[must_use]
-pub fn client_address(proxies: &TrustedProxies, parts: &Parts) -> Option<IpAddr> {
-    match find_client(proxies, parts)? {
+pub fn client_address(proxies: &TrustedProxies, head: &Head<'_>) -> Option<IpAddr> {
+    match find_client(proxies, head)? {
         Client::Known(address) => Some(address),
         Client::Unnamed(_) | Client::Unreadable(_) => None,
     }
@@ -78,10 +115,31 @@ enum Client {
     Unreadable(Option<IpAddr>),
 }
 
+impl Client {
+    fn key(self, prefixes: Prefixes) -> Option<Key> {
+        let (kind, proxy) = match self {
+            Self::Known(address) => return prefixes.group(address).into_key(),
+            Self::Unnamed(proxy) => (Kind::Unnamed, proxy),
+            Self::Unreadable(proxy) => (Kind::Unreadable, proxy),
+        };
+        Some(Key::unknown_client(kind, proxy.map(|address| prefixes.group(address))))
+    }
+}
+
 /// Returns `None` if the peer's address is needed and not known.
-fn find_client(proxies: &TrustedProxies, parts: &Parts) -> Option<Client> {
-    let peer = peer_address(parts);
-    let mut entries = entries(&proxies.field, &parts.headers);
+fn find_client(proxies: &TrustedProxies, head: &Head<'_>) -> Option<Client> {
+    let lines = head.headers.get_all(proxies.header_name());
+    resolve(proxies, peer_address(head), lines.iter().map(HeaderValue::as_bytes))
+}
+
+/// Finds the client by the peer's address and the lines of the header. Returns `None` if the peer's address is needed
+/// and not known.
+fn resolve<'a>(
+    proxies: &TrustedProxies,
+    peer: Option<IpAddr>,
+    lines: impl DoubleEndedIterator<Item = &'a [u8]>,
+) -> Option<Client> {
+    let mut entries = entries(&proxies.field, lines);
     Some(match &proxies.trust {
         Trust::Count(count) => {
             let nth = entries.take(*count).try_fold((0, None), |(read, _), entry| Ok((read + 1, entry?)));
@@ -115,17 +173,20 @@ fn find_client(proxies: &TrustedProxies, parts: &Parts) -> Option<Client> {
 struct Unreadable;
 
 /// Returns the header's entries from the right, each as its address, or `None` if it is not one.
-fn entries(field: &Field, headers: &HeaderMap) -> impl Iterator<Item = Result<Option<IpAddr>, Unreadable>> {
-    let (name, split): (_, fn(&[u8]) -> Split<'_>) = match field {
-        Field::XForwardedFor => (&X_FORWARDED_FOR, plain_entries),
-        Field::Forwarded => (&FORWARDED, quoted_entries),
-        Field::Single(name) => (name, one_entry),
+fn entries<'a>(
+    field: &Field,
+    mut lines: impl DoubleEndedIterator<Item = &'a [u8]>,
+) -> impl Iterator<Item = Result<Option<IpAddr>, Unreadable>> {
+    let split: fn(&[u8]) -> Split<'_> = match field {
+        Field::XForwardedFor => plain_entries,
+        Field::Forwarded => quoted_entries,
+        Field::Single(_) => one_entry,
     };
     let address = if *field == Field::Forwarded { forwarded_for } else { node };
     let is_single = matches!(field, Field::Single(_));
-    let lines = headers.get_all(name);
-    let is_twice = is_single && lines.iter().nth(1).is_some();
-    let entries = lines.iter().rev().flat_map(move |line| split(line.as_bytes())).enumerate();
+    let last = lines.next_back();
+    let is_twice = is_single && lines.next_back().is_some();
+    let entries = last.into_iter().chain(lines.rev()).flat_map(split).enumerate();
     // Empty entries count, so that a line of commas is not read to its end.
     entries.filter(move |(at, entry)| is_single || *at >= ENTRIES_MAX || *entry != Some(b"")).map(move |(at, entry)| {
         match entry {
@@ -138,8 +199,9 @@ fn entries(field: &Field, headers: &HeaderMap) -> impl Iterator<Item = Result<Op
 #[cfg(test)]
 mod tests {
     use super::super::peer::PeerAddr;
+    use http::request::Parts;
+
     use super::*;
-    use http::HeaderValue;
 
     fn parts(peer: &str, name: &str, lines: &[&str]) -> Parts {
         let (mut parts, ()) = http::Request::new(()).into_parts();
@@ -155,7 +217,7 @@ mod tests {
     }
 
     fn client(proxies: &TrustedProxies, peer: &str, name: &str, lines: &[&str]) -> Option<Client> {
-        find_client(proxies, &parts(peer, name, lines))
+        find_client(proxies, &Head::from(&parts(peer, name, lines)))
     }
 
     const PEER: &str = "10.0.0.5";
@@ -201,7 +263,37 @@ mod tests {
         assert_eq!(at(&["203.0.113.9"]), known("203.0.113.9"));
         assert_eq!(at(&["garbage"]), unreadable("nobody"));
         assert_eq!(at(&[]), unnamed("nobody"));
-        assert!(client_ip(proxies)(&parts("nobody", "x-forwarded-for", &[])).is_some());
+        assert!(client_ip(proxies)(&Head::from(&parts("nobody", "x-forwarded-for", &[]))).is_some());
+    }
+
+    /// What a server without `http`'s types hands over has the key that the extractor finds in a request.
+    #[test]
+    fn client_key_is_that_of_the_extractor() {
+        let networks = || TrustedProxies::networks(["10.0.0.0/8"]).unwrap();
+        let kinds = [TrustedProxies::count(1).unwrap(), TrustedProxies::count(2).unwrap(), networks()];
+        let kinds = kinds.into_iter().flat_map(|kind| [kind.clone(), kind.forwarded()]);
+        let single = networks().single_header("x-real-ip").unwrap();
+        let lines: [&[&str]; 7] = [
+            &[],
+            &["203.0.113.9"],
+            &["for=203.0.113.9, for=10.0.0.2"],
+            &["1.2.3.4, 203.0.113.9", "10.0.0.2"],
+            &["2001:db8::1"],
+            &["garbage"],
+            &["203.0.113.9", "203.0.113.9"],
+        ];
+        let mut keys = std::collections::HashSet::new();
+        for proxies in kinds.chain([single]) {
+            for (lines, peer) in lines.iter().flat_map(|lines| [(lines, PEER), (lines, "::ffff:10.0.0.5"), (lines, "")])
+            {
+                let by_parts = client_ip(proxies.clone())(&Head::from(&parts(peer, proxies.header(), lines)));
+                let values = lines.iter().map(|line| line.as_bytes());
+                assert_eq!(proxies.client_key(peer.parse().ok(), values), by_parts, "{proxies:?}, {peer}: {lines:?}");
+                keys.insert(by_parts);
+            }
+        }
+        assert!(keys.len() > 5, "{keys:?}");
+        assert_eq!(networks().forwarded().header(), "forwarded");
     }
 
     #[test]
@@ -220,14 +312,14 @@ mod tests {
         for (name, proxies) in [("x-forwarded-for", one.clone()), ("forwarded", one.forwarded())] {
             for line in [",".repeat(400_000), " , ".repeat(100_000), "\\".repeat(400_000) + "\""] {
                 let parts = parts(PEER, name, &[&line]);
-                assert_eq!(find_client(&proxies, &parts), unreadable(PEER), "{name}: {}", &line[..3]);
-                let read = entries(&proxies.field, &parts.headers).take_while(Result::is_ok).count();
+                assert_eq!(find_client(&proxies, &Head::from(&parts)), unreadable(PEER), "{name}: {}", &line[..3]);
+                let read = entries(&proxies.field, [line.as_bytes()].into_iter()).take_while(Result::is_ok).count();
                 assert_eq!(read, 0, "{name}: {}", &line[..3]);
             }
         }
         let empty = vec![""; 10_000];
         let parts = parts(PEER, "x-forwarded-for", &empty);
-        assert_eq!(find_client(&TrustedProxies::count(1).unwrap(), &parts), unreadable(PEER));
+        assert_eq!(find_client(&TrustedProxies::count(1).unwrap(), &Head::from(&parts)), unreadable(PEER));
     }
 
     #[test]
@@ -275,7 +367,9 @@ mod tests {
     #[test]
     fn unknown_clients_share_a_key_that_is_not_an_address() {
         let proxies = TrustedProxies::count(1).unwrap();
-        let key = |peer: &str, lines: &[&str]| client_ip(proxies.clone())(&parts(peer, "x-forwarded-for", lines));
+        let key = |peer: &str, lines: &[&str]| {
+            client_ip(proxies.clone())(&Head::from(&parts(peer, "x-forwarded-for", lines)))
+        };
         assert_eq!(key(PEER, &["203.0.113.9"]), Key::of(IpAddr::from([203, 0, 113, 9])));
         assert_eq!(key(PEER, &["garbage"]), key(PEER, &["other garbage"]));
         let unknown = [key(PEER, &["garbage"]), key(PEER, &[]), key("10.0.0.6", &["garbage"]), key("10.0.0.6", &[])];
@@ -285,8 +379,8 @@ mod tests {
         }
         let ipv6 = |last: &str| key(PEER, &[&format!("2001:db8:1:2::{last}")]);
         assert_eq!(ipv6("1"), ipv6("2"));
-        let whole = client_address(&proxies, &parts(PEER, "x-forwarded-for", &["2001:db8:1:2::1"]));
+        let whole = client_address(&proxies, &Head::from(&parts(PEER, "x-forwarded-for", &["2001:db8:1:2::1"])));
         assert_eq!(whole, "2001:db8:1:2::1".parse().ok());
-        assert_eq!(client_address(&proxies, &parts(PEER, "x-forwarded-for", &["garbage"])), None);
+        assert_eq!(client_address(&proxies, &Head::from(&parts(PEER, "x-forwarded-for", &["garbage"]))), None);
     }
 }

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, COOKIE, HOST};
-use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+
+use crate::head::Head;
 
 use super::forwarded::split_once;
 use super::value::{IntoKey, Key};
@@ -17,7 +18,7 @@ use super::value::{IntoKey, Key};
 ///
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(5_000), key::global());
 /// ```
-pub fn global() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+pub fn global() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     |_| Some(Key::global())
 }
 
@@ -32,9 +33,9 @@ pub fn global() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 ///
 /// A client can send any value. Unless something outside of this layer has checked it, a client can
 /// make up a new one for each request; limit by address as well.
-pub fn header(name: &str) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+pub fn header(name: &str) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = HeaderName::try_from(name).ok();
-    move |parts| only(&parts.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
+    move |head| only(head.headers, name.as_ref()?).map_or_else(|none| none, IntoKey::into_key)
 }
 
 /// Returns an extractor of the token of `Authorization: Bearer <token>`. The case of the scheme
@@ -42,9 +43,9 @@ pub fn header(name: &str) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Syn
 ///
 /// The key is missing if the header or the token is. Requests with several such headers share one
 /// key. The token is not checked; see [`header`].
-pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| {
-        let value = match only(&parts.headers, &AUTHORIZATION) {
+pub fn bearer_token() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| {
+        let value = match only(head.headers, &AUTHORIZATION) {
             Ok(value) => value.as_bytes(),
             Err(none) => return none,
         };
@@ -63,11 +64,11 @@ pub fn bearer_token() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 
 /// The key is missing if the cookie is absent or empty. Requests with several different values
 /// share one key, because the service may read another value than was charged. The value is not
 /// checked; see [`header`].
-pub fn cookie(name: impl Into<String>) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
+pub fn cookie(name: impl Into<String>) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
     let name = name.into();
-    move |parts| {
+    move |head| {
         let mut found: Option<Cow<'_, [u8]>> = None;
-        for line in parts.headers.get_all(COOKIE) {
+        for line in head.headers.get_all(COOKIE) {
             for pair in line.as_bytes().split(|byte| *byte == b';') {
                 let Some((candidate, value)) = split_once(pair, b'=') else { continue };
                 if *percent_decoded(candidate.trim_ascii()) != *name.as_bytes() {
@@ -95,8 +96,8 @@ fn percent_decoded(text: &[u8]) -> Cow<'_, [u8]> {
 
 /// Returns an extractor of the request's method. A client can make methods up. The service refuses
 /// them, but each is a key.
-pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| parts.method.as_str().into_key()
+pub fn method() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| head.method.as_str().into_key()
 }
 
 /// Returns an extractor of the request's host, in lower case, without a port and a dot at its end.
@@ -106,17 +107,17 @@ pub fn method() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'stati
 /// so do those whose URI and `Host` header have different hosts, because the service may read the
 /// other one. A client can send any host, so check it against those that you serve, or limit by
 /// address as well.
-pub fn host() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| match host_of(parts) {
+pub fn host() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| match host_of(head) {
         Ok(host) => text_or_bytes(&host),
         Err(none) => none,
     }
 }
 
 /// Returns the request's host as [`host`] does, or, if it has none, the key of such requests.
-pub(crate) fn host_of(parts: &Parts) -> Result<Cow<'_, [u8]>, Option<Key>> {
-    let header = only(&parts.headers, &HOST).map(|value| named(without_port(value.as_bytes().trim_ascii())));
-    let host = match (parts.uri.host(), header) {
+pub(crate) fn host_of<'a>(head: &Head<'a>) -> Result<Cow<'a, [u8]>, Option<Key>> {
+    let header = only(head.headers, &HOST).map(|value| named(without_port(value.as_bytes().trim_ascii())));
+    let host = match (head.uri.host(), header) {
         (None, header) => header?,
         (Some(host), Err(None)) => named(host.as_bytes()),
         (Some(_), Err(several)) => return Err(several),
@@ -148,13 +149,13 @@ pub(crate) fn host_of(parts: &Parts) -> Result<Cow<'_, [u8]>, Option<Key>> {
 /// ```
 ///
 /// The key is missing if there is no such value, or if `read` returns `None`.
-pub fn extension<T, K, F>(read: F) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+pub fn extension<T, K, F>(read: F) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
     T: Any + Send + Sync,
     K: IntoKey,
     F: Fn(&T) -> K + Clone + Send + Sync + 'static,
 {
-    move |parts| read(parts.extensions.get::<T>()?).into_key()
+    move |head| read(head.extensions.get::<T>()?).into_key()
 }
 
 /// Returns an extractor that combines the keys of two others:
@@ -162,14 +163,14 @@ where
 /// key is missing if either one is.
 ///
 /// A closure that returns a tuple combines its parts in this way, too.
-pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static
+pub fn both<A, B, K, J>(first: A, second: B) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static
 where
-    A: Fn(&Parts) -> K + Clone + Send + Sync + 'static,
-    B: Fn(&Parts) -> J + Clone + Send + Sync + 'static,
+    A: Fn(&Head<'_>) -> K + Clone + Send + Sync + 'static,
+    B: Fn(&Head<'_>) -> J + Clone + Send + Sync + 'static,
     K: IntoKey,
     J: IntoKey,
 {
-    move |parts| Key::of((first(parts), second(parts)))
+    move |head| Key::of((first(head), second(head)))
 }
 
 impl IntoKey for HeaderValue {
@@ -217,6 +218,8 @@ fn without_port(host: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use http::request::Parts;
+
     use super::*;
     use crate::key::value::OrAbsent;
 
@@ -232,7 +235,7 @@ mod tests {
     #[test]
     fn a_header_is_the_key_of_its_text() {
         let by_key = header("X-Api-Key");
-        assert_eq!(by_key(&parts(&[("x-api-key", b"abc")])), Key::of("abc"));
+        assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", b"abc")]))), Key::of("abc"));
         assert_eq!(HeaderValue::from_static("abc").into_key(), Key::of("abc"));
         assert_eq!((&HeaderValue::from_static("abc")).into_key(), Key::of("abc"));
     }
@@ -240,19 +243,19 @@ mod tests {
     #[test]
     fn header_that_is_absent_empty_or_impossible_is_no_key() {
         let by_key = header("x-api-key");
-        assert_eq!(by_key(&parts(&[])), None);
-        assert_eq!(by_key(&parts(&[("x-api-key", b"")])), None);
-        assert_eq!(header("no such name")(&parts(&[("x-api-key", b"a")])), None);
+        assert_eq!(by_key(&Head::from(&parts(&[]))), None);
+        assert_eq!(by_key(&Head::from(&parts(&[("x-api-key", b"")]))), None);
+        assert_eq!(header("no such name")(&Head::from(&parts(&[("x-api-key", b"a")]))), None);
     }
 
     #[test]
     fn several_values_are_one_key_that_nothing_else_makes() {
         let twice = |name: &str, value: &[u8]| parts(&[(name, value), (name, value)]);
         let shared = Some(Key::ambiguous());
-        assert_eq!(header("x-api-key")(&twice("x-api-key", b"a")), shared);
-        assert_eq!(bearer_token()(&twice("authorization", b"Bearer a")), shared);
-        assert_eq!(host()(&twice("host", b"example.com")), shared);
-        assert_eq!(cookie("a")(&parts(&[("cookie", b"a=b; a=c")])), shared);
+        assert_eq!(header("x-api-key")(&Head::from(&twice("x-api-key", b"a"))), shared);
+        assert_eq!(bearer_token()(&Head::from(&twice("authorization", b"Bearer a"))), shared);
+        assert_eq!(host()(&Head::from(&twice("host", b"example.com"))), shared);
+        assert_eq!(cookie("a")(&Head::from(&parts(&[("cookie", b"a=b; a=c")]))), shared);
         for other in [Key::of(()), Key::of(""), Key::of("a"), Key::of(OrAbsent::<&str>(None)), Some(Key::keyless())] {
             assert_ne!(other, shared);
         }
@@ -261,65 +264,65 @@ mod tests {
     #[test]
     fn a_value_that_is_not_text_is_a_key_of_its_own() {
         let by_key = header("x-api-key");
-        let latin = by_key(&parts(&[("x-api-key", b"caf\xe9")]));
+        let latin = by_key(&Head::from(&parts(&[("x-api-key", b"caf\xe9")])));
         assert_eq!(latin, Key::of(&b"caf\xe9"[..]));
-        assert_ne!(latin, by_key(&parts(&[("x-api-key", b"caf\xe8")])));
+        assert_ne!(latin, by_key(&Head::from(&parts(&[("x-api-key", b"caf\xe8")]))));
     }
 
     #[test]
     fn a_bearer_token_is_found_whatever_the_case_of_its_scheme() {
         for value in [&b"Bearer abc"[..], b"bearer abc", b"BEARER   abc ", b"Bearer\tabc"] {
-            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), Key::of("abc"), "{value:?}");
+            assert_eq!(bearer_token()(&Head::from(&parts(&[("authorization", value)]))), Key::of("abc"), "{value:?}");
         }
         for value in [&b"Bearer"[..], b"Bearer ", b"Bearerabc", b"Basic abc", b"", b"B", b"abcdef\xff"] {
-            assert_eq!(bearer_token()(&parts(&[("authorization", value)])), None, "{value:?}");
+            assert_eq!(bearer_token()(&Head::from(&parts(&[("authorization", value)]))), None, "{value:?}");
         }
     }
 
     #[test]
     fn a_cookie_is_found_among_others_and_over_several_lines() {
         let session = cookie("session");
-        assert_eq!(session(&parts(&[("cookie", b"a=b; session=abc; c=d")])), Key::of("abc"));
-        assert_eq!(session(&parts(&[("cookie", b"a=b"), ("cookie", b"session=x=y")])), Key::of("x=y"));
-        assert_eq!(session(&parts(&[("cookie", b"session=a; session=a")])), Key::of("a"));
-        assert_eq!(session(&parts(&[("cookie", b"session=")])), None);
-        assert_eq!(session(&parts(&[("cookie", b"xsession=a; ;;=;session")])), None);
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"a=b; session=abc; c=d")]))), Key::of("abc"));
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"a=b"), ("cookie", b"session=x=y")]))), Key::of("x=y"));
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"session=a; session=a")]))), Key::of("a"));
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"session=")]))), None);
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"xsession=a; ;;=;session")]))), None);
     }
 
     #[test]
     fn spellings_of_one_cookie_are_one_key() {
         let session = cookie("session");
         for spelling in ["session=abc", "session=%61bc", "session=a%62%63", "session=\"abc\"", " session = abc ;"] {
-            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+            assert_eq!(session(&Head::from(&parts(&[("cookie", spelling.as_bytes())]))), Key::of("abc"), "{spelling}");
         }
         for spelling in ["%73ession=abc", "session=abc; sess%69on=%61bc", "session=abc; session=\"%61bc\""] {
-            assert_eq!(session(&parts(&[("cookie", spelling.as_bytes())])), Key::of("abc"), "{spelling}");
+            assert_eq!(session(&Head::from(&parts(&[("cookie", spelling.as_bytes())]))), Key::of("abc"), "{spelling}");
         }
-        assert_eq!(session(&parts(&[("cookie", b"session=abc; %73ession=b")])), Some(Key::ambiguous()));
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"session=abc; %73ession=b")]))), Some(Key::ambiguous()));
         for (value, key) in [("%", "%"), ("%4", "%4"), ("%zz", "%zz"), ("%2525", "%25"), ("\"", "\""), ("a+b", "a+b")] {
             let line = format!("session={value}");
-            assert_eq!(session(&parts(&[("cookie", line.as_bytes())])), Key::of(key), "{value}");
+            assert_eq!(session(&Head::from(&parts(&[("cookie", line.as_bytes())]))), Key::of(key), "{value}");
         }
-        assert_eq!(session(&parts(&[("cookie", b"session=%ff")])), Key::of(&b"\xff"[..]));
-        assert_eq!(session(&parts(&[("cookie", b"session=\"\"")])), None);
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"session=%ff")]))), Key::of(&b"\xff"[..]));
+        assert_eq!(session(&Head::from(&parts(&[("cookie", b"session=\"\"")]))), None);
     }
 
     #[test]
     fn a_host_has_no_port_and_no_capitals() {
-        assert_eq!(host()(&parts(&[("host", b"Example.COM:8080")])), Key::of("example.com"));
-        assert_eq!(host()(&parts(&[("host", b"[2001:db8::1]:443")])), Key::of("[2001:db8::1]"));
+        assert_eq!(host()(&Head::from(&parts(&[("host", b"Example.COM:8080")]))), Key::of("example.com"));
+        assert_eq!(host()(&Head::from(&parts(&[("host", b"[2001:db8::1]:443")]))), Key::of("[2001:db8::1]"));
         for spelling in [&b"example.com."[..], b"EXAMPLE.com.:443", b" example.com:"] {
-            assert_eq!(host()(&parts(&[("host", spelling)])), Key::of("example.com"), "{spelling:?}");
+            assert_eq!(host()(&Head::from(&parts(&[("host", spelling)]))), Key::of("example.com"), "{spelling:?}");
         }
         for unusable in [&b""[..], b":80", b"."] {
-            assert_eq!(host()(&parts(&[("host", unusable)])), None, "{unusable:?}");
+            assert_eq!(host()(&Head::from(&parts(&[("host", unusable)]))), None, "{unusable:?}");
         }
-        assert!(host()(&parts(&[("host", b"caf\xe9")])).is_some());
-        assert_eq!(host()(&parts(&[])), None);
+        assert!(host()(&Head::from(&parts(&[("host", b"caf\xe9")]))).is_some());
+        assert_eq!(host()(&Head::from(&parts(&[]))), None);
         let mut from_uri = parts(&[]);
         from_uri.uri = http::Uri::from_static("https://Example.com:1/x");
-        assert_eq!(host()(&from_uri), Key::of("example.com"));
-        assert_eq!(method()(&from_uri), Key::of("GET"));
+        assert_eq!(host()(&Head::from(&from_uri)), Key::of("example.com"));
+        assert_eq!(method()(&Head::from(&from_uri)), Key::of("GET"));
         assert_eq!(Method::GET.into_key(), Key::of("GET"));
     }
 
@@ -336,23 +339,23 @@ mod tests {
         ] {
             let mut both = parts(fields);
             both.uri = http::Uri::from_static("http://a.example:1/x");
-            assert_eq!(host()(&both), expected, "{fields:?}");
+            assert_eq!(host()(&Head::from(&both)), expected, "{fields:?}");
         }
     }
 
     #[test]
     fn both_keys_make_one_and_either_can_be_missing() {
         let pair = both(header("a"), header("b"));
-        assert_eq!(pair(&parts(&[("a", b"1"), ("b", b"2")])), Key::of(("1", "2")));
-        assert_eq!(pair(&parts(&[("a", b"1")])), None);
+        assert_eq!(pair(&Head::from(&parts(&[("a", b"1"), ("b", b"2")]))), Key::of(("1", "2")));
+        assert_eq!(pair(&Head::from(&parts(&[("a", b"1")]))), None);
     }
 
     #[test]
     fn an_extension_is_read_if_it_is_there() {
         let by_number = extension(|number: &u64| *number);
         let mut with = parts(&[]);
-        assert_eq!(by_number(&with), None);
+        assert_eq!(by_number(&Head::from(&with)), None);
         with.extensions.insert(7_u64);
-        assert_eq!(by_number(&with), Key::of(7_u64));
+        assert_eq!(by_number(&Head::from(&with)), Key::of(7_u64));
     }
 }

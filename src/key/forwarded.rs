@@ -1,4 +1,4 @@
-//! The text of forwarding header fields: entries from the right, and the addresses in them.
+//! The text of forwarding headers: entries from the right, and the addresses in them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

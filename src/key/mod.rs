@@ -1,7 +1,7 @@
 //! Keys, which say whose allowance is charged, and extractors, which take them from requests.
 //!
-//! An extractor is one of the functions below, or a closure over the request's head
-//! ([`http::request::Parts`]) that returns an [`IntoKey`]. The guide says [which one to
+//! An extractor is one of the functions below, or a closure over the request's [`Head`](crate::Head)
+//! that returns an [`IntoKey`]. The guide says [which one to
 //! take](crate::guide::who_is_the_client).
 //!
 //! ```
@@ -43,6 +43,8 @@ mod paths;
 mod peer;
 mod prefixes;
 mod proxies;
+#[cfg(feature = "serde")]
+mod serde;
 pub(crate) mod value;
 
 pub use address_error::{AddressError, AddressErrorKind};

@@ -1,7 +1,8 @@
 //! Extractors and conditions for the path of a request.
 
 use http::Uri;
-use http::request::Parts;
+
+use crate::head::Head;
 
 use super::value::{IntoKey, Key};
 
@@ -12,14 +13,14 @@ use super::value::{IntoKey, Key};
 /// `key::extension(|path: &MatchedPath| Key::of(path.as_str()))`, in a `route_layer`.
 ///
 /// Inside axum's `Router::nest` the path lacks the prefix; see [`original_path`].
-pub fn path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| parts.uri.path().into_key()
+pub fn path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| head.uri.path().into_key()
 }
 
-/// Returns an extractor of the path as the client sent it, also inside axum's `Router::nest`; see
+/// Returns an extractor of the path as the client sent it, even inside axum's `Router::nest`; see
 /// [`original_uri`].
-pub fn original_path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync + 'static {
-    |parts| original_uri(parts).path().into_key()
+pub fn original_path() -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    |head| original_uri(head).path().into_key()
 }
 
 /// Returns the URI as the client sent it, for conditions and closures.
@@ -29,24 +30,26 @@ pub fn original_path() -> impl Fn(&Parts) -> Option<Key> + Clone + Send + Sync +
 /// request's URI.
 ///
 /// ```
-/// use tower_ratelimit::{Policy, Quota, key};
+/// use tower_ratelimit::{Quota, Rule, key};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Applies wherever the layer is.
-/// let export = Policy::new("export", Quota::per_hour(10))?
+/// let export = Rule::new("export", Quota::per_hour(10))?
 ///     .when(|request| key::original_uri(request).path().starts_with("/api/export"));
 /// # Ok(()) }
 /// ```
 #[must_use]
-pub fn original_uri(parts: &Parts) -> &Uri {
+pub fn original_uri<'a>(head: &Head<'a>) -> &'a Uri {
     #[cfg(feature = "axum")]
-    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+    if let Some(original) = head.extensions.get::<axum::extract::OriginalUri>() {
         return &original.0;
     }
-    &parts.uri
+    head.uri
 }
 
 #[cfg(test)]
 mod tests {
+    use http::request::Parts;
+
     use super::*;
 
     fn parts() -> Parts {
@@ -55,8 +58,8 @@ mod tests {
 
     #[test]
     fn path_is_that_of_the_uri() {
-        assert_eq!(path()(&parts()), Key::of("/x"));
-        assert_eq!(original_path()(&parts()), Key::of("/x"));
+        assert_eq!(path()(&Head::from(&parts())), Key::of("/x"));
+        assert_eq!(original_path()(&Head::from(&parts())), Key::of("/x"));
     }
 
     #[cfg(feature = "axum")]
@@ -64,8 +67,8 @@ mod tests {
     fn original_path_is_found_where_axum_puts_it() {
         let mut parts = parts();
         parts.extensions.insert(axum::extract::OriginalUri(Uri::from_static("/api/x")));
-        assert_eq!(path()(&parts), Key::of("/x"));
-        assert_eq!(original_path()(&parts), Key::of("/api/x"));
-        assert_eq!(original_uri(&parts).path(), "/api/x");
+        assert_eq!(path()(&Head::from(&parts)), Key::of("/x"));
+        assert_eq!(original_path()(&Head::from(&parts)), Key::of("/api/x"));
+        assert_eq!(original_uri(&Head::from(&parts)).path(), "/api/x");
     }
 }

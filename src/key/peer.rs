@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use http::Extensions;
-use http::request::Parts;
+
+use crate::head::Head;
 
 use super::prefixes::Prefixes;
 
@@ -14,9 +15,9 @@ use super::prefixes::Prefixes;
 /// use std::net::SocketAddr;
 /// use tower_ratelimit::key::{self, PeerAddr};
 ///
-/// let (mut parts, ()) = http::Request::new(()).into_parts();
-/// parts.extensions.insert(PeerAddr::from(SocketAddr::from(([192, 0, 2, 1], 4711))));
-/// assert_eq!(key::peer_address(&parts), Some([192, 0, 2, 1].into()));
+/// let mut request = http::Request::new(());
+/// request.extensions_mut().insert(PeerAddr::from(SocketAddr::from(([192, 0, 2, 1], 4711))));
+/// assert_eq!(key::peer_address(&(&request).into()), Some([192, 0, 2, 1].into()));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PeerAddr(IpAddr);
@@ -49,8 +50,9 @@ impl From<SocketAddr> for PeerAddr {
 ///
 /// Behind a proxy this is the proxy's address, and all clients share one key. Use
 /// [`client_ip`](super::client_ip) there.
-pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    peer_network(Prefixes::default())
+pub fn peer_ip() -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
+    // Without captured values, so that several rules share one extraction.
+    |head| Some(Prefixes::DEFAULT.group(peer_address(head)?))
 }
 
 /// Returns an extractor like [`peer_ip`], in which `prefixes` says how many bits of an address
@@ -61,16 +63,16 @@ pub fn peer_ip() -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 's
 ///
 /// let each_address = key::peer_network(Prefixes::exact());
 /// ```
-pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Parts) -> Option<IpAddr> + Clone + Send + Sync + 'static {
-    move |parts| Some(prefixes.group(peer_address(parts)?))
+pub fn peer_network(prefixes: Prefixes) -> impl Fn(&Head<'_>) -> Option<IpAddr> + Clone + Send + Sync + 'static {
+    move |head| Some(prefixes.group(peer_address(head)?))
 }
 
 /// Returns the whole address at the other end of the connection, for closures. [`peer_ip`] says
 /// where it is found.
 #[must_use]
 #[inline(always)] // in place, where each request is asked
-pub fn peer_address(parts: &Parts) -> Option<IpAddr> {
-    let extensions = &parts.extensions;
+pub fn peer_address(head: &Head<'_>) -> Option<IpAddr> {
+    let extensions = head.extensions;
     let own = extensions.get().map(|peer: &PeerAddr| peer.0);
     let bare = || extensions.get().map(SocketAddr::ip);
     own.or_else(|| axum_peer(extensions)).or_else(|| tonic_peer(extensions)).or_else(bare).map(|ip| ip.to_canonical())
@@ -103,6 +105,8 @@ fn tonic_peer(_: &Extensions) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
+    use http::request::Parts;
+
     use super::*;
 
     fn parts() -> Parts {
@@ -111,12 +115,12 @@ mod tests {
 
     #[test]
     fn the_peer_is_found_in_our_own_type_and_in_a_bare_address() {
-        assert_eq!(peer_ip()(&parts()), None);
+        assert_eq!(peer_ip()(&Head::from(&parts())), None);
         let mut bare = parts();
         bare.extensions.insert(SocketAddr::from(([192, 0, 2, 1], 1)));
-        assert_eq!(peer_ip()(&bare), Some([192, 0, 2, 1].into()));
+        assert_eq!(peer_ip()(&Head::from(&bare)), Some([192, 0, 2, 1].into()));
         bare.extensions.insert(PeerAddr::from(IpAddr::from([192, 0, 2, 2])));
-        assert_eq!(peer_ip()(&bare), Some([192, 0, 2, 2].into()));
+        assert_eq!(peer_ip()(&Head::from(&bare)), Some([192, 0, 2, 2].into()));
     }
 
     #[cfg(feature = "axum")]
@@ -124,7 +128,7 @@ mod tests {
     fn the_peer_is_found_where_axum_puts_it() {
         let mut parts = parts();
         parts.extensions.insert(axum::extract::ConnectInfo(SocketAddr::from(([192, 0, 2, 3], 1))));
-        assert_eq!(peer_ip()(&parts), Some([192, 0, 2, 3].into()));
+        assert_eq!(peer_ip()(&Head::from(&parts)), Some([192, 0, 2, 3].into()));
     }
 
     #[test]
@@ -134,9 +138,9 @@ mod tests {
             parts.extensions.insert(PeerAddr::from(text.parse::<IpAddr>().unwrap()));
             parts
         };
-        assert_eq!(peer_ip()(&at("2001:db8::1")), peer_ip()(&at("2001:db8::2")));
-        assert_eq!(peer_ip()(&at("::ffff:192.0.2.1")), Some([192, 0, 2, 1].into()));
+        assert_eq!(peer_ip()(&Head::from(&at("2001:db8::1"))), peer_ip()(&Head::from(&at("2001:db8::2"))));
+        assert_eq!(peer_ip()(&Head::from(&at("::ffff:192.0.2.1"))), Some([192, 0, 2, 1].into()));
         let exact = peer_network(Prefixes::exact());
-        assert_ne!(exact(&at("2001:db8::1")), exact(&at("2001:db8::2")));
+        assert_ne!(exact(&Head::from(&at("2001:db8::1"))), exact(&Head::from(&at("2001:db8::2"))));
     }
 }

@@ -24,6 +24,8 @@ use super::address_error::{AddressError, AddressErrorKind};
 /// address in them, or because its position is unknown. Clients that share a Teredo server or a
 /// NAT64 of your own share a key.
 ///
+/// With the feature `serde` they are read and written as `{ipv4: 32, ipv6: 64}`.
+///
 /// ```
 /// use tower_ratelimit::key::Prefixes;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,11 +36,13 @@ use super::address_error::{AddressError, AddressErrorKind};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prefixes {
-    ipv4: u8,
-    ipv6: u8,
+    pub(super) ipv4: u8,
+    pub(super) ipv6: u8,
 }
 
 impl Prefixes {
+    pub(super) const DEFAULT: Self = Self { ipv4: 32, ipv6: 64 };
+
     /// Counts every address by itself, for networks in which each client has only one.
     #[must_use]
     pub const fn exact() -> Self {
@@ -63,9 +67,17 @@ impl Prefixes {
     }
 
     /// Returns the first address of the group that `address` belongs to, which makes the key.
+    #[inline] // the usual address is a whole IPv4 address: a call would take longer than its answer
     #[must_use]
     pub fn group(&self, address: IpAddr) -> IpAddr {
-        let address = address.to_canonical();
+        match address.to_canonical() {
+            IpAddr::V4(whole) if self.ipv4 == 32 => IpAddr::V4(whole),
+            address => self.network(address),
+        }
+    }
+
+    #[inline(never)]
+    fn network(&self, address: IpAddr) -> IpAddr {
         let bits = match address {
             IpAddr::V4(_) => self.ipv4,
             IpAddr::V6(address) if embedded_ipv4(address).is_some() => 96 + self.ipv4,
@@ -92,7 +104,7 @@ pub(crate) fn embedded_ipv4(address: Ipv6Addr) -> Option<Ipv4Addr> {
 
 impl Default for Prefixes {
     fn default() -> Self {
-        Self { ipv4: 32, ipv6: 64 }
+        Self::DEFAULT
     }
 }
 

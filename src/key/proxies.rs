@@ -47,6 +47,11 @@ pub(super) const ENTRIES_MAX: usize = 64;
 ///   among the 64. Ports, brackets and IPv6 zones are dropped, and IPv4-mapped addresses are IPv4.
 /// * Only the entries that are needed are read, from the right, so a client cannot change the
 ///   meaning of what a proxy appends, nor make the header expensive to read.
+///
+/// # In configuration files
+///
+/// With the feature `serde` they are read and written as a map with the fields `count` or `networks`, and `forwarded` or
+/// `single-header`: `{networks: [10.0.0.0/8], forwarded: true}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrustedProxies {
     pub(super) trust: Trust,

@@ -4,21 +4,22 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Mutex, PoisonError};
 
-use http::request::Parts;
 use http::{Extensions, HeaderMap, Response};
 
-use super::body::{RefusalBody, ResponseBody};
+use super::body::ResponseBody;
 use super::compiled::Compiled;
 use super::decide::delay::Delayed;
 use super::future::finish;
 use super::layer::RateLimitLayer;
-#[cfg(feature = "tonic")]
-use super::respond::refusal::message;
 use super::settle::pending::{AnyTicket, OpenTicket};
 use super::settle::usage::Usage;
 use super::ticket::Ticket;
+use crate::head::Head;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
+use crate::refusal::RefusalBody;
+#[cfg(feature = "tonic")]
+use crate::refusal::message;
 use crate::sync::contained;
 
 impl<L: Limiter> RateLimitLayer<L> {
@@ -32,7 +33,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///   has to [wait](Self::delay) waits here.
     /// * What was taken stays charged, and the response gets no headers, unless the handler ends the [`Admission`]:
     ///   [`finish`](Admission::finish) settles the rules by the response and adds the headers.
-    /// * Layers around the handler keep what they took, also if they [refund](Self::refund_nested) what an inner layer
+    /// * Layers around the handler keep what they took, even if they [refund](Self::refund_nested) what an inner layer
     ///   refuses.
     /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
     ///
@@ -40,7 +41,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// use axum::Json;
     /// use axum::extract::State;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{key, middleware::Refused, MemoryLimiter, Policy, Quota, RateLimitLayer};
+    /// use tower_ratelimit::{key, middleware::Refused, MemoryLimiter, Quota, RateLimitLayer, Rule};
     ///
     /// #[derive(Clone)]
     /// struct Rows(u64);
@@ -55,7 +56,7 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let rows = Policy::new("rows", Quota::per_minute(1_000))?
+    /// let rows = Rule::new("rows", Quota::per_minute(1_000))?
     ///     .cost(|request| request.extensions.get().map_or(1, |Rows(rows)| *rows));
     /// let limit = Limit::new(MemoryLimiter::new(), rows, key::peer_ip());
     /// let app: axum::Router = axum::Router::new().route("/rows", axum::routing::post(import)).with_state(limit);
@@ -65,7 +66,15 @@ impl<L: Limiter> RateLimitLayer<L> {
     /// # Errors
     /// If the request is refused. The error is the response to return: the layer's own refusal with its headers, in the
     /// protocol of the request.
-    pub async fn admit(&self, request: &Parts) -> Result<Admission, Refused> {
+    pub fn admit<'a, H: Into<Head<'a>>>(
+        &self,
+        request: H,
+    ) -> impl Future<Output = Result<Admission, Refused>> + Send + use<'a, '_, H, L> {
+        let head = request.into();
+        async move { self.admit_head(&head).await }
+    }
+
+    async fn admit_head(&self, head: &Head<'_>) -> Result<Admission, Refused> {
         let layer = self.compiled();
         // On the heap from the beginning: a ticket is large, and each move copies words that were just written, which
         // stalls on store forwarding.
@@ -73,32 +82,31 @@ impl<L: Limiter> RateLimitLayer<L> {
         if layer.entered.get().is_none() {
             layer.look_at_setup(); // as when a layer makes its first service
         }
-        if let Some(answer) = open.ticket.charge(&layer, request, false) {
-            let mut asked = Asked(Some((&layer, request, &mut open.ticket)));
+        if let Some(answer) = open.ticket.charge_and_keep(&layer, head) {
+            let mut asked = Asked(Some((&layer, head, &mut open.ticket)));
             let mut answer = answer.await;
             if let Some((layer, _, ticket)) = asked.0.take() {
                 ticket.answer(layer, &mut answer);
             }
         }
         if let Some(place) = open.ticket.place_to_wait(&layer) {
-            let head = http::Request::from_parts(request.clone(), ());
-            let mut delayed = Delayed::new((), &layer, head, open.ticket.take(), place);
+            let mut delayed = Delayed::new((), &layer, head.to_request(), open.ticket.take(), place);
             poll_fn(|cx| delayed.poll_departure(cx)).await;
             open.ticket = delayed.depart().map_or_else(Ticket::new, |(_, ticket)| ticket); // it is held until it departs
         }
         if open.ticket.kind.passed() {
             let mut extensions = Extensions::new();
-            open.open(request.method.clone(), &mut extensions);
+            open.open(head.method.clone(), &mut extensions);
             let outcome = open.ticket.outcome(&layer);
             // After that, because the observer is the application's code and may panic.
-            open.ticket.observe(&layer, request, &outcome);
+            open.ticket.observe(&layer, head, &outcome);
             if layer.diagnostics.looks() {
                 open.ticket.look_for_never(&layer);
             }
             return Ok(Admission { outcome, usage: extensions.remove(), ticket: Some(open) });
         }
-        let mut head = request.clone();
-        let response = open.ticket.refuse(&layer, &mut head, std::convert::identity);
+        let (mut parts, ()) = head.to_request().into_parts();
+        let response = open.ticket.refuse(&layer, &mut parts, std::convert::identity);
         Err(Refused { outcome: open.ticket.outcome(&layer), response: Box::new(Mutex::new(response)) })
     }
 
@@ -135,12 +143,12 @@ impl<L: Limiter> RateLimitLayer<L> {
 }
 
 /// A request that the limiter decides about. If it is dropped meanwhile, the observer sees that.
-struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Parts, &'a mut Ticket)>);
+struct Asked<'a, L>(Option<(&'a Compiled<L>, &'a Head<'a>, &'a mut Ticket)>);
 
 impl<L> Drop for Asked<'_, L> {
     fn drop(&mut self) {
-        if let Some((layer, request, ticket)) = self.0.take() {
-            ticket.report_dropped(layer, request);
+        if let Some((layer, head, ticket)) = self.0.take() {
+            ticket.report_dropped(layer, head);
         }
     }
 }
@@ -210,7 +218,7 @@ impl Admission {
     /// use axum::response::{IntoResponse, Response};
     /// use http::StatusCode;
     /// use http::request::Parts;
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key, middleware::Refused};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused};
     ///
     /// async fn login(limit: &RateLimitLayer<MemoryLimiter>, head: &Parts, is_right: bool) -> Result<Response, Refused> {
     ///     let admission = limit.admit(head).await?;
@@ -220,7 +228,7 @@ impl Admission {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    /// let failed = Policy::new("failed", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let failed = Rule::new("failed", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
     /// let limit = RateLimitLayer::new(MemoryLimiter::new(), failed, key::global());
     /// let (head, ()) = http::Request::new(()).into_parts();
     /// let right = login(&limit, &head, true).await?;
@@ -318,7 +326,7 @@ impl Refused {
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the request was refused: {}", self.outcome.kind().as_str())
+        write!(f, "the request was refused: {}", self.outcome.kind())
     }
 }
 

@@ -1,17 +1,16 @@
-//! Response bodies: the types that a rate-limited service can answer with, and the layer's own.
+//! Response bodies: the types that a rate-limited service can answer with.
 
-use std::error::Error;
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Either, Full};
+use http_body_util::{BodyExt, Either};
 use pin_project_lite::pin_project;
 
-pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+use crate::error::BoxError;
+use crate::refusal::RefusalBody;
 
 /// A response body that can hold any other body. A [`RateLimit`](super::RateLimit) can answer with
 /// it.
@@ -120,45 +119,6 @@ where
     }
 }
 
-/// The body of a refusal: the layer's own, or that of a [responder](crate::Refusals::with).
-pub struct RefusalBody(Either<Full<Bytes>, UnsyncBoxBody<Bytes, BoxError>>);
-
-impl RefusalBody {
-    pub(super) fn whole(bytes: Bytes) -> Self {
-        Self(Either::Left(Full::new(bytes)))
-    }
-
-    pub(super) fn own<B>(body: B) -> Self
-    where
-        B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
-    {
-        Self(Either::Right(body.map_err(Into::into).boxed_unsync()))
-    }
-}
-
-impl Body for RefusalBody {
-    type Data = Bytes;
-    type Error = BoxError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.0).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
-    }
-}
-
-impl fmt::Debug for RefusalBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RefusalBody").field("length", &self.0.size_hint().exact()).finish_non_exhaustive()
-    }
-}
-
 pin_project! {
     /// The inner service's body, or a body that the layer sends in place of it.
     ///
@@ -218,6 +178,7 @@ where
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::fmt;
 
     use super::*;
     use http::{HeaderMap, HeaderValue};

@@ -5,17 +5,19 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use super::decide::delay::{Delays, MOST_WAITING};
 use super::diagnostics::Diagnostics;
-use super::respond::headers::{PreparedHeaders, RefusalLayout};
-use super::respond::refusal::PreparedRefusals;
 use super::rule::{BoundRule, LinkedRole, PathIndex, Rule, Settlement};
 use super::settings::Settings;
 use crate::decision::ChargeDecision;
+use crate::error::WithSources;
+use crate::event::LimiterEvent;
+use crate::headers::{PreparedHeaders, RefusalLayout};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Entered, Limiter, Refund, Reply, UnsupportedQuota};
 use crate::mode::{Mode, ModeSwitch};
-use crate::outcome::{LimiterEvent, OutcomeKind};
+use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::refusal::PreparedRefusals;
 
 /// The compiled configuration of a layer, which its services, futures and bodies share.
 pub(super) struct Compiled<L> {
@@ -198,8 +200,16 @@ impl<L: Limiter> Compiled<L> {
 }
 
 impl<L> Compiled<L> {
+    /// Returns the policy at a place. The places of a layer's tickets are those of its own rules, whatever the request
+    /// is.
     pub(super) fn policy(&self, at: usize) -> Option<&Policy> {
+        debug_assert!(at < self.policies.len(), "a charge is for a policy that its layer does not have");
         self.policies.get(at)
+    }
+
+    fn terms(&self, policy: usize) -> Option<&Terms> {
+        debug_assert!(policy < self.terms.len(), "a charge is for a policy that its layer does not have");
+        self.terms.get(policy)
     }
 
     /// Returns the policy for settling what was charged. That is the one that was charged, unless its quota was
@@ -251,21 +261,22 @@ impl<L> Compiled<L> {
 
     /// Returns the number of the rule that a policy belongs to.
     pub(super) fn rule_of(&self, policy: usize) -> usize {
-        self.terms.get(policy).map_or(usize::MAX, |terms| terms.rule)
+        self.terms(policy).map_or(usize::MAX, |terms| terms.rule)
     }
 
     /// Returns what is done with a policy's charges after the response.
     pub(super) fn settlement(&self, policy: usize) -> Option<&Settlement> {
-        self.terms.get(policy).map(|terms| &terms.settlement)
+        self.terms(policy).map(|terms| &terms.settlement)
     }
 
     /// Returns the percentage of a policy's capacity from which on a warning is due.
     pub(super) fn warn_at_percent(&self, policy: usize) -> Option<u8> {
-        self.terms.get(policy)?.warn_at_percent
+        self.terms(policy)?.warn_at_percent
     }
 
     /// Returns the place and the role of a rule's linked policy.
     pub(super) fn link(&self, rule: usize) -> Option<(usize, LinkedRole)> {
+        debug_assert!(rule < self.links.len(), "a charge is of a rule that its layer does not have");
         self.links.get(rule).copied().flatten()
     }
 
@@ -278,9 +289,9 @@ impl<L> Compiled<L> {
 
     /// Reports to the observer that the limiter failed.
     #[cold]
-    pub(super) fn report_failure(&self, error: &dyn std::fmt::Display) {
+    pub(super) fn report_failure(&self, error: &(dyn std::error::Error + 'static)) {
         if let Some(observer) = &self.settings.observer {
-            observer.on_event(&LimiterEvent::Failed { error: error.to_string() });
+            observer.on_limiter_event(&LimiterEvent::failed(WithSources(error).to_string()));
         }
     }
 }

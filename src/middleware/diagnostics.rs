@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use http::header::{FORWARDED, HeaderName};
-use http::request::Parts;
 
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, MissingKey};
 use super::settings::Settings;
+use crate::head::Head;
 use crate::key::{Key, Prefixes, peer_address};
 use crate::outcome::Observer;
 use crate::policy::Policy;
@@ -136,13 +136,13 @@ fn count_down(left: &AtomicU32) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
 
-fn forwarding_header(parts: &Parts) -> Option<HeaderName> {
-    FORWARDING.into_iter().find(|name| parts.headers.contains_key(name))
+fn forwarding_header(head: &Head<'_>) -> Option<HeaderName> {
+    FORWARDING.into_iter().find(|name| head.headers.contains_key(name))
 }
 
 /// Returns whether a key is that of the peer's address.
-fn is_of_peer(key: Option<&Key>, parts: &Parts) -> bool {
-    let peer = peer_address(parts);
+fn is_of_peer(key: Option<&Key>, head: &Head<'_>) -> bool {
+    let peer = peer_address(head);
     peer.is_some_and(|peer| [peer, Prefixes::default().group(peer)].into_iter().any(|own| key == Key::of(own).as_ref()))
 }
 
@@ -157,13 +157,13 @@ impl Diagnostics {
     }
 
     /// Watches one of the first requests of a layer.
-    pub(super) fn look_at_request(&self, settings: &Settings, parts: &Parts) {
+    pub(super) fn look_at_request(&self, settings: &Settings, head: &Head<'_>) {
         if count_down(&self.to_look_at) {
-            self.look_for_peer(settings, parts);
+            self.look_for_peer(settings, head);
         }
     }
 
-    fn look_for_peer(&self, settings: &Settings, parts: &Parts) {
+    fn look_for_peer(&self, settings: &Settings, head: &Head<'_>) {
         let user = if settings.rules.iter().any(BoundRule::is_by_peer) {
             "a rule counts by key::peer_ip"
         } else if settings.access.iter().any(BoundList::is_by_peer) {
@@ -171,10 +171,10 @@ impl Diagnostics {
         } else {
             return;
         };
-        if peer_address(parts).is_none() {
+        if peer_address(head).is_none() {
             self.peer_is_unknown(user);
         }
-        if let Some(name) = forwarding_header(parts) {
+        if let Some(name) = forwarding_header(head) {
             self.notice(SetupWarningKind::ProxyNotTrusted, || {
                 format!(
                     "{user}, and a request has the header {name}: behind a proxy all clients share the proxy's address, so \
@@ -195,9 +195,9 @@ impl Diagnostics {
         });
     }
 
-    fn client_is_not_reported(&self, policy: &str, requests: u32, parts: &Parts) {
+    fn client_is_not_reported(&self, policy: &str, requests: u32, head: &Head<'_>) {
         self.notice(SetupWarningKind::ClientNotReported, || {
-            let found = match forwarding_header(parts) {
+            let found = match forwarding_header(head) {
                 Some(name) => format!("a request has the header {name}"),
                 None => "a request has no forwarding header".to_owned(),
             };
@@ -214,7 +214,7 @@ impl Diagnostics {
 
     /// Watches what a rule makes of a request.
     #[cold]
-    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>, parts: &Parts) {
+    pub(super) fn look_at_rule(&self, at: usize, bound: &BoundRule, applies: bool, key: Option<&Key>, head: &Head<'_>) {
         let Some(rule) = self.rules.get(at).filter(|rule| !rule.known.load(Ordering::Relaxed)) else {
             return;
         };
@@ -222,13 +222,13 @@ impl Diagnostics {
         let has_key = !is_unreported && key.is_some_and(|key| *key != Key::keyless());
         let asked = rule.asked.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         // A peer that is no trusted proxy is itself the client, and says nothing about the proxies.
-        if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, parts) {
+        if bound.is_by_proxies() && has_key && asked < RULE_LOOKED_AT && is_of_peer(key, head) {
             return;
         }
         let applied = rule.applied.fetch_add(u32::from(applies), Ordering::Relaxed).saturating_add(u32::from(applies));
         let missing_key = bound.rule().missing_key;
         let keyless = if missing_key == MissingKey::Exempt { KEYLESS_EXEMPT } else { KEYLESS };
-        let unreported = if forwarding_header(parts).is_some() { KEYLESS } else { UNREPORTED };
+        let unreported = if forwarding_header(head).is_some() { KEYLESS } else { UNREPORTED };
         let finding = if has_key || asked >= RULE_LOOKED_AT {
             None
         } else if is_unreported {
@@ -255,7 +255,7 @@ impl Diagnostics {
                      key::original_uri(request) instead; if such requests are rare, there is nothing to do"
                 )
             }),
-            Some(SetupWarningKind::ClientNotReported) => self.client_is_not_reported(name, applied, parts),
+            Some(SetupWarningKind::ClientNotReported) => self.client_is_not_reported(name, applied, head),
             Some(_) if bound.needs_peer() => self.peer_is_unknown("a rule counts by the address of the client"),
             Some(_) => self.notice(SetupWarningKind::KeyNeverFound, || {
                 let fate = match missing_key {
@@ -300,9 +300,9 @@ impl Diagnostics {
 
     /// Watches one of the first requests that a list exempts.
     #[cold]
-    pub(super) fn look_for_allowed_proxy(&self, list: &BoundList, parts: &Parts) {
-        let Some(name) = forwarding_header(parts) else { return };
-        if list.decided_by_peer(parts) {
+    pub(super) fn look_for_allowed_proxy(&self, list: &BoundList, head: &Head<'_>) {
+        let Some(name) = forwarding_header(head) else { return };
+        if list.decided_by_peer(head) {
             self.notice(SetupWarningKind::ProxyAllowed, || {
                 format!(
                     "an access list allows a request by the address of its peer, and the request has the header {name}: if \

@@ -1,17 +1,16 @@
 //! Explaining what a layer would do with a request.
 
-use http::request::Parts;
-
 use super::layer::RateLimitLayer;
 use super::ticket::Ticket;
 use crate::explanation::Explanation;
+use crate::head::Head;
 use crate::limiter::Limiter;
 
 impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Explains what this layer would do with a request now, and takes nothing: which rules apply and which do not and
     /// why, under which keys, at what cost, what is left, and whether the request would pass.
     ///
-    /// The request takes the way of any other, but the limiter is asked by [`peek`](Limiter::peek) what it would
+    /// The request is handled like any other, but the limiter is asked by [`peek`](Limiter::peek) what it would
     /// answer. So nothing is charged, no strike is counted, no request waits, and neither the
     /// [observer](Self::observer) nor the [setup warnings](crate::observe::SetupWarning) see the request. A limiter
     /// that fails may report that to an observer of its own.
@@ -28,11 +27,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///
     /// ```
     /// use std::net::{IpAddr, Ipv4Addr};
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let client = Policy::new("client", Quota::per_minute(100))?;
-    /// let post = Policy::new("post", Quota::per_hour(5))?.when(|request| request.method == "POST");
+    /// let client = Rule::new("client", Quota::per_minute(100))?;
+    /// let post = Rule::new("post", Quota::per_hour(5))?.when(|request| request.method == "POST");
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).and(post, key::peer_ip());
     ///
     /// let (mut request, ()) = http::Request::get("/posts").body(())?.into_parts();
@@ -48,8 +47,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// );
     /// # Ok(()) }
     /// ```
-    pub fn explain<'a>(&self, request: &'a Parts) -> impl Future<Output = Explanation> + Send + use<'a, L, O> {
-        let layer = self.compiled();
-        async move { Ticket::new().look(&layer, request).await }
+    pub fn explain<'a, H: Into<Head<'a>>>(
+        &self,
+        request: H,
+    ) -> impl Future<Output = Explanation> + Send + use<'a, H, L, O> {
+        let (layer, head) = (self.compiled(), request.into());
+        async move { Ticket::new().look(&layer, &head).await }
     }
 }

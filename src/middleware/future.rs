@@ -6,22 +6,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use http::request::Parts;
 use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::body::ResponseBody;
 use super::compiled::Compiled;
-use super::decide::delay::Delayed;
+use super::decide::delay::{Counted, Delayed};
+use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
-use super::respond::headers::Rendered;
 use super::settle::nested::NestedToken;
 use super::settle::pending::{AnyTicket, Metered, OpenTicket};
 use super::ticket::Ticket;
 use crate::decision::Decision;
+use crate::head::Head;
+use crate::headers::DueHeaders;
 use crate::limiter::Limiter;
 use crate::outcome::{Outcome, OutcomeKind};
+use crate::sync::polled_again;
 
 pin_project! {
     /// The future of a [`RateLimit`](super::RateLimit)'s response.
@@ -50,7 +52,7 @@ pin_project! {
         O: Overflow<S, B>,
     {
         Passing { #[pin] response: S::Future, after: After<L> },
-        // Boxed: limiters that answer at once would else carry room for it in each future.
+        // Boxed, or limiters that answer at once would carry room for it in each future.
         Deciding { deciding: Pin<Box<Deciding<S, L, B, O>>> },
         // Until it departs.
         Delayed { delayed: Box<Delayed<S, B, L>> },
@@ -81,17 +83,17 @@ pin_project! {
         fn drop(this: Pin<&mut Self>) {
             let this = this.project();
             if let Some((request, mut ticket)) = this.held.take() {
-                ticket.report_dropped(this.layer, &request.into_parts().0);
+                ticket.report_dropped(this.layer, &Head::from(&request));
             }
         }
     }
 }
 
 /// The work that is left when the service has answered. Nothing that a usual request charged is copied into its future.
-enum After<L: Limiter> {
+pub(super) enum After<L: Limiter> {
     Nothing,
-    /// The headers are rendered. They are added as the layer is configured.
-    Headers(Rendered, Arc<Compiled<L>>),
+    /// Headers are added as the layer is configured.
+    Headers(DueHeaders, Arc<Compiled<L>>),
     /// The outcome is reported with the response, or charges are open.
     Open(Box<OpenTicket<L>>),
 }
@@ -103,110 +105,72 @@ where
     C: ResponseBody,
     O: Overflow<S, B>,
 {
-    /// Creates the future of a request that the limiter answers later.
+    /// Creates the future of a request that passes.
+    #[inline(always)]
+    pub(super) fn passing(response: S::Future, after: After<L>) -> Self {
+        Self { state: State::Passing { response, after } }
+    }
+
+    /// Creates the future of a request that the limiter answers later. `inner` is ready and is taken for it.
+    #[inline(never)]
     pub(super) fn deciding(
         answer: L::Future<Decision>,
-        ready: S,
+        inner: &mut S,
         layer: &Arc<Compiled<L>>,
         request: Request<B>,
         ticket: Ticket,
-        overflow: O,
+        overflow: &O,
     ) -> Self {
+        let next = inner.clone();
+        let (ready, overflow) = (std::mem::replace(inner, next), overflow.clone());
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         let deciding = Box::pin(Deciding { answer, ready, overflow, layer, held });
         Self { state: State::Deciding { deciding } }
     }
 
-    /// Lets a request pass, wait, go to the overflow, or be refused. `inner` is ready; unless it is called, a clone
-    /// takes its place, so that what it holds while it is ready (a permit, say) is released.
+    /// Creates the future of a request that waits for its departure. `inner` is ready; a clone takes its place, so that
+    /// what it holds while it is ready (a permit, say) is released.
     #[inline(never)]
-    pub(super) fn decided(
+    pub(super) fn delayed(
         inner: &mut S,
         layer: &Arc<Compiled<L>>,
-        parts: Parts,
-        body: B,
-        ticket: &mut Ticket,
-        overflow: &O,
-        cx: &mut Context<'_>,
+        request: Request<B>,
+        ticket: Ticket,
+        place: Counted,
     ) -> Self {
-        if let Some(place) = ticket.place_to_wait(layer) {
-            *inner = inner.clone();
-            let request = Request::from_parts(parts, body);
-            Self {
-                state: State::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket.take(), place) },
-            }
-        } else if !ticket.kind.passed() {
-            *inner = inner.clone();
-            Self::turned_away(layer, parts, body, ticket, overflow, cx)
-        } else {
-            Self::prepared(inner, layer, parts, body, ticket)
-        }
+        *inner = inner.clone();
+        Self { state: State::Delayed { delayed: Delayed::new(inner.clone(), layer, request, ticket, place) } }
     }
 
-    /// Creates the future of a request that passes, and of which nothing but its headers is reported.
-    #[inline(always)]
-    pub(super) fn passing(response: S::Future, layer: &Arc<Compiled<L>>, rendered: Option<Rendered>) -> Self {
-        Self { state: State::Passing { response, after: After::headers(layer, rendered) } }
-    }
-
-    /// Reports a request that passes, lets it carry on what the service, its handlers and inner layers need, and calls
-    /// the service. The ticket is kept if it is needed when the response has come.
+    /// Sends a request that does not pass to the overflow if that is ready now, and otherwise refuses it. `inner` is released as
+    /// by [`delayed`](Self::delayed).
     #[inline(never)]
-    fn prepared(inner: &mut S, layer: &Arc<Compiled<L>>, mut parts: Parts, body: B, ticket: &mut Ticket) -> Self {
-        let mut open = layer.needs_response(ticket.kind).then(|| OpenTicket::new(layer, ticket.take()));
-        // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
-        if let Some(open) = &mut open {
-            open.open(parts.method.clone(), &mut parts.extensions);
-        }
-        let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
-        if let Some(outcome) = ticket.report(layer, &parts) {
-            // A request that an outer layer degraded stays degraded, also if this layer allows it.
-            let is_degraded = parts.extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_always_exposed());
-            if ticket.kind.is_always_exposed() || !is_degraded {
-                parts.extensions.insert(outcome);
-            }
-        }
-        if layer.diagnostics.looks() {
-            ticket.look_for_double_charge(layer, &mut parts.extensions);
-            ticket.look_for_never(layer);
-        }
-        let after = match open {
-            Some(mut open) => {
-                open.copies = layer.settings.refund_nested.then(|| NestedToken::put(&mut parts.extensions));
-                After::Open(open)
-            }
-            None => After::headers(layer, ticket.render(layer)),
-        };
-        Self { state: State::Passing { response: inner.call(Request::from_parts(parts, body)), after } }
-    }
-
-    /// Sends a request that does not pass to the overflow if that is ready now, else refuses it.
-    #[inline(never)]
-    fn turned_away(
+    pub(super) fn turned_away(
+        inner: &mut S,
         layer: &Arc<Compiled<L>>,
-        mut parts: Parts,
-        body: B,
+        mut request: Request<B>,
         ticket: &mut Ticket,
         overflow: &O,
         cx: &mut Context<'_>,
     ) -> Self {
+        *inner = inner.clone();
         let ready = match ticket.kind {
             OutcomeKind::Limited => overflow.ready(cx),
             _ => Poll::Pending,
         };
         let Poll::Ready(ready) = ready else {
-            return Self {
-                state: State::Refused { response: Some(Ok(ticket.refuse(layer, &mut parts, C::from_body))) },
-            };
+            let (mut parts, _) = request.into_parts();
+            let response = ticket.refuse(layer, &mut parts, C::from_body);
+            return Self { state: State::Refused { response: Some(Ok(response)) } };
         };
         ticket.kind = OutcomeKind::Overflowed;
-        if let Some(outcome) = ticket.report(layer, &parts) {
-            parts.extensions.insert(outcome);
+        if let Some(outcome) = ticket.report(layer, &Head::from(&request)) {
+            request.extensions_mut().insert(outcome);
         }
         let state = match ready {
             Ok(ready) => {
                 let ticket = OpenTicket::new(layer, ticket.take());
-                State::Overflowing { response: ready.call(Request::from_parts(parts, body)), ticket }
+                State::Overflowing { response: ready.call(request), ticket }
             }
             Err(error) => State::Refused { response: Some(Err(error.into())) },
         };
@@ -216,8 +180,39 @@ where
 
 impl<L: Limiter> After<L> {
     #[inline]
-    fn headers(layer: &Arc<Compiled<L>>, rendered: Option<Rendered>) -> Self {
-        rendered.map_or(Self::Nothing, |rendered| Self::Headers(rendered, Arc::clone(layer)))
+    pub(super) fn headers(layer: &Arc<Compiled<L>>, due: Option<DueHeaders>) -> Self {
+        due.map_or(Self::Nothing, |due| Self::Headers(due, Arc::clone(layer)))
+    }
+
+    /// Reports a request that passes, and lets it carry what the service, its handlers and inner layers need. The
+    /// ticket is kept if it is needed when the response has come.
+    #[inline(never)]
+    pub(super) fn prepare<B>(layer: &Arc<Compiled<L>>, request: &mut Request<B>, ticket: &mut Ticket) -> Self {
+        let mut open = layer.needs_response(ticket.kind).then(|| OpenTicket::new(layer, ticket.take()));
+        // Before the observer, which is the application's code and may panic: what is open is then settled as aborted.
+        if let Some(open) = &mut open {
+            open.open(request.method().clone(), request.extensions_mut());
+        }
+        let ticket = open.as_ref().map_or(&*ticket, |open| &open.ticket);
+        if let Some(outcome) = ticket.report(layer, &Head::from(&*request)) {
+            let extensions = request.extensions_mut();
+            // A request that an outer layer degraded stays degraded, even if this layer allows it.
+            let is_degraded = extensions.get().is_some_and(|outer: &Outcome| outer.kind().is_always_exposed());
+            if ticket.kind.is_always_exposed() || !is_degraded {
+                extensions.insert(outcome);
+            }
+        }
+        if layer.diagnostics.looks() {
+            ticket.look_for_double_charge(layer, request.extensions_mut());
+            ticket.look_for_never(layer);
+        }
+        match open {
+            Some(mut open) => {
+                open.copies = layer.settings.refund_nested.then(|| NestedToken::put(request.extensions_mut()));
+                Self::Open(open)
+            }
+            None => Self::headers(layer, ticket.due_headers(layer)),
+        }
     }
 
     /// Finishes the response, if it is there. It is changed in place, because each move of a response stalls on store
@@ -230,9 +225,9 @@ impl<L: Limiter> After<L> {
         if let Poll::Ready(Ok(response)) = &mut answered {
             match self {
                 Self::Nothing => {}
-                Self::Headers(rendered, layer) => {
+                Self::Headers(due, layer) => {
                     let status = response.status();
-                    layer.headers.add(rendered, response.headers_mut(), status);
+                    layer.headers.add_due(due, &layer.policies, response.headers_mut(), status);
                 }
                 Self::Open(_) => answered = answered.map_ok(|response| self.finish_open(response)),
             }
@@ -284,22 +279,30 @@ where
                     let deciding = deciding.as_mut().project();
                     let mut answer = ready!(deciding.answer.poll(cx));
                     // It is held until the answer has come, and then this state ends.
-                    let Some((request, mut ticket)) = deciding.held.take() else { return Poll::Pending };
+                    let Some((mut request, mut ticket)) = deciding.held.take() else { return polled_again() };
                     let layer = &*deciding.layer;
                     ticket.answer(layer, &mut answer);
-                    let (parts, body) = request.into_parts();
-                    let (inner, overflow) = (deciding.ready, &*deciding.overflow);
-                    let decided = Self::decided(inner, layer, parts, body, &mut ticket, overflow, cx);
-                    this.state.set(decided.state);
+                    let inner = deciding.ready;
+                    let next = match ticket.fate(layer) {
+                        Fate::Passes => {
+                            let after = After::prepare(layer, &mut request, &mut ticket);
+                            Self::passing(inner.call(request), after)
+                        }
+                        Fate::Waits(place) => Self::delayed(inner, layer, request, ticket, place),
+                        Fate::IsTurnedAway => {
+                            Self::turned_away(inner, layer, request, &mut ticket, deciding.overflow, cx)
+                        }
+                    };
+                    this.state.set(next.state);
                 }
                 StateProjection::Delayed { delayed } => {
                     ready!(delayed.poll_departure(cx));
                     ready!(delayed.service.poll_ready(cx))?;
                     // It is held until it departs, and then this state ends.
-                    let Some((request, mut ticket)) = delayed.depart() else { return Poll::Pending };
+                    let Some((mut request, mut ticket)) = delayed.depart() else { return polled_again() };
                     let Delayed { service, layer, .. } = &mut **delayed;
-                    let (parts, body) = request.into_parts();
-                    let passing = Self::prepared(service, layer, parts, body, &mut ticket);
+                    let after = After::prepare(layer, &mut request, &mut ticket);
+                    let passing = Self::passing(service.call(request), after);
                     this.state.set(passing.state);
                 }
                 StateProjection::Overflowing { response, ticket } => {
@@ -308,8 +311,7 @@ where
                     return Poll::Ready(Ok(response.map(C::from_body)));
                 }
                 StateProjection::Refused { response } => {
-                    // A future that is polled again after it was ready may do anything; this one stays pending.
-                    return response.take().map_or(Poll::Pending, Poll::Ready);
+                    return response.take().map_or_else(polled_again, Poll::Ready);
                 }
             }
         }

@@ -4,43 +4,43 @@ use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
 
-use http::request::Parts;
 use tower_layer::Layer;
 
 use super::charge::access::{AccessList, BoundList};
 use super::compiled::{Compiled, Live};
-use super::decide::delay::Timer;
 use super::decide::overflow::{NoOverflow, OverflowTo};
 use super::live;
-use super::respond::headers::Headers;
-use super::respond::refusal::Refusals;
 use super::rule::{BoundRule, IntoRule};
 use super::service::RateLimit;
 use super::settings::{OnError, Settings};
 #[cfg(feature = "rules")]
 use super::source::RuleSource;
 use super::wrap_body::WrapBodyLayer;
+use crate::clock::Timer;
 use crate::decision::ChargeDecision;
+use crate::head::Head;
+use crate::headers::Headers;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{Charge, Limiter};
 use crate::mode::{Mode, ModeSwitch};
 use crate::outcome::Observer;
 use crate::policy::Policy;
+use crate::refusal::Refusals;
 use crate::setup_warning::SetupWarning;
 
 /// A [`Layer`] that limits the rate of requests.
 ///
-/// Each rule is a policy with an extractor: a closure over the request's head that returns whose allowance is charged.
+/// Each rule has an extractor: a closure over the request's head that returns whose allowance is charged.
 /// All rules of a layer make one decision: all their charges are taken, or none is.
 ///
 /// Clones of a layer, and all services it makes, share one allowance for each key, since they share one limiter.
 ///
 /// ```
-/// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+/// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let limiter = MemoryLimiter::new();
 /// let layer = RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip())
-///     .and(Policy::new("token", Quota::per_hour(1_000))?, |request| {
+///     .and(Rule::new("token", Quota::per_hour(1_000))?, |request| {
 ///         request.headers.get("authorization").cloned()
 ///     });
 /// # Ok(()) }
@@ -76,13 +76,13 @@ struct Configuration<L> {
 }
 
 impl<L: Limiter> RateLimitLayer<L> {
-    /// Makes a layer with one rule. `rule` is a quota, a policy or a [`Rule`](crate::Rule). `extract` returns the key
+    /// Makes a layer with one rule. `rule` is a [`Quota`](crate::Quota) or a [`Rule`](crate::Rule). `extract` returns the key
     /// of a request: it is a function of [`key`](crate::key), or a closure.
     ///
     /// If the closure's result borrows from the request, wrap it: `|request| Key::of(request.uri.path())`.
     pub fn new<E, K>(limiter: L, rule: impl IntoRule, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let settings =
@@ -106,12 +106,15 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// Adds a rule. A request passes if every rule that applies to it allows it. If one rule refuses it, no rule is
     /// charged.
     ///
+    /// Rules with one extractor that captures no values, such as [`key::peer_ip`](crate::key::peer_ip) or the same
+    /// function, share the key: it is taken from a request once.
+    ///
     /// The names of a layer's policies are unique. A policy whose name is taken in this layer already is numbered:
-    /// with `api` twice, the second is `api-2` in header fields, metrics and stored keys. So the same quota by address
+    /// with `api` twice, the second is `api-2` in headers, metrics and stored keys. So the same quota by address
     /// and by user is two allowances, and never one by accident.
     pub fn and<E, K>(self, rule: impl IntoRule, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let mut rule = BoundRule::new(rule.into_rule(), extract);
@@ -138,8 +141,8 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
 
     /// Sets the observer, which sees every outcome, every setup warning and every failure of the limiter. The limiter
     /// gets it too, when the layer makes its first service, and reports its [events](crate::observe::LimiterEvent) to
-    /// it. A limiter reports each event to each of its observers once, although several layers and its builder hand the
-    /// same one on; see [`Observer::identity`]. It keeps at most 32 different ones, with those of its builder: further
+    /// it. A limiter reports each event to each of its observers once, even if several layers and its builder gave it
+    /// the same one; see [`Observer::identity`]. It keeps at most 32 different ones, with those of its builder: further
     /// ones get what the layer reports, but no events of the limiter. So layers that are made often, for example one
     /// for each customer, should share one observer.
     pub fn observer(self, observer: impl Observer + 'static) -> Self {
@@ -177,7 +180,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// address of an IPv6 client's /64, so narrower networks of the list would not match the client.
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let list = BoundList::new(list.clone(), extract);
@@ -208,18 +211,18 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     ///   refused each copy. That also holds for a handler that calls another limited service with a copy of the
     ///   extensions.
     /// * The refund is made when the response arrives, even if middleware in between changed the response, or when the
-    ///   response's future is dropped after the refusal, also if the service panics.
-    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once, else the
-    ///   remainder is calculated. A refund to a leaky queue has no effect once another request has queued behind it.
+    ///   response's future is dropped after the refusal, even if the service panics.
+    /// * The headers report what is left after the refund: the limiter is asked again if it answers at once. Otherwise the
+    ///   remainder is calculated. A refund to a leaky queue has no effect while another request is queued behind it.
     ///
     /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = MemoryLimiter::new();
     /// // One client that the inner layer refuses does not use up what all clients share.
-    /// let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+    /// let everyone = Rule::new("everyone", Quota::per_second(5_000))?;
     /// let outer = RateLimitLayer::new(limiter.clone(), everyone, key::global()).refund_nested(true);
-    /// let search = RateLimitLayer::new(limiter, Policy::new("search", Quota::per_second(10))?, key::peer_ip());
+    /// let search = RateLimitLayer::new(limiter, Rule::new("search", Quota::per_second(10))?, key::peer_ip());
     /// # Ok(()) }
     /// ```
     pub fn refund_nested(self, refund_nested: bool) -> Self {
@@ -237,9 +240,9 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// * If a request is dropped while it waits, its charges are refunded, and requests of the same policy, key and
     ///   cost behind it in this layer move up by one. The last departure time of the line returns to the limiter. If
     ///   many requests are dropped at once, on any number of threads, all of their times return, the last one first.
-    /// * A departure time behind which another request has queued does not return: a request of another process or
-    ///   layer, or one that the limiter has admitted and that is not in its line yet. It stays unused, as do the
-    ///   earlier ones that return after it, and the spacing is kept.
+    /// * A departure time behind which another request is queued stays unused, and the spacing is kept: a request of
+    ///   another layer or process, or one that the limiter has admitted and that is not in its line yet. If that request
+    ///   is dropped too, and it came by the same limiter, both departure times return.
     /// * If the process stalls, requests whose departure times have passed meanwhile depart together.
     /// * No request waits for longer than [`Quota::max_wait`](crate::Quota::max_wait).
     /// * At most 1,000 requests of this layer wait at a time, over all keys; see [`max_waiting`](Self::max_waiting).
@@ -416,11 +419,11 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// every warning.
     ///
     /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let limiter = MemoryLimiter::new();
-    /// let read = RateLimitLayer::new(limiter.clone(), Policy::new("api", Quota::per_second(50))?, key::peer_ip());
-    /// let write = RateLimitLayer::new(limiter, Policy::new("api", Quota::per_second(5))?, key::peer_ip());
+    /// let read = RateLimitLayer::new(limiter.clone(), Rule::new("api", Quota::per_second(50))?, key::peer_ip());
+    /// let write = RateLimitLayer::new(limiter, Rule::new("api", Quota::per_second(5))?, key::peer_ip());
     /// read.check()?;
     /// assert_eq!(write.check().unwrap_err().kind().as_str(), "two-quotas");
     /// # Ok(()) }
@@ -445,7 +448,7 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     }
 
     /// Returns how a key stands under each of the layer's [policies](Self::policies), and takes nothing. A rule of
-    /// [plans](Policy::plans) has an entry for each plan.
+    /// [plans](crate::Rule::plans) has an entry for each plan.
     ///
     /// The key is looked up under every policy, whatever the extractor of its rule is. To ask about one policy only,
     /// use [`Limiter::peek`].
@@ -476,10 +479,10 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// clients share. To reset one policy only, use [`Limiter::reset`].
     ///
     /// ```
-    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = || Policy::new("api", Quota::per_minute(100));
+    /// let api = || Rule::new("api", Quota::per_minute(100));
     /// let limit = RateLimitLayer::new(MemoryLimiter::new(), api()?, key::header("x-api-key"))
     ///     .and(api()?, key::header("x-team"));
     /// let policies = limit.policies();

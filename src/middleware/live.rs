@@ -1,4 +1,4 @@
-//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled anew
+//! Following quota switches and rules files: when a quota or a rule changes, the layer's configuration is compiled again
 //! and replaced as a whole.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::compiled::{Compiled, Live};
 use super::rule::{BoundRule, Follow};
-use crate::limiter::{Limiter, UnsupportedQuota};
 #[cfg(feature = "rules")]
-use crate::outcome::LimiterEvent;
+use crate::event::RulesEvent;
+use crate::limiter::{Limiter, UnsupportedQuota};
 use crate::policy::Policy;
 use crate::quota::Quota;
 
@@ -54,9 +54,9 @@ impl<L: Limiter> Follow for Live<L> {
     }
 
     #[cfg(feature = "rules")]
-    fn report(&self, event: &LimiterEvent) {
+    fn report(&self, event: &RulesEvent) {
         if let Some(observer) = &self.current().settings.observer {
-            observer.on_event(event);
+            observer.on_rules_event(event);
         }
     }
 

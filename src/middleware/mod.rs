@@ -53,7 +53,7 @@
 //! # Nested layers
 //!
 //! Nested layers are independent: each keeps what it charged, whatever happens further in. An outer
-//! limit by address therefore bounds how often a password check between the layers runs, also for a
+//! limit by address therefore bounds how often a password check between the layers runs, even for a
 //! client that the inner limit refuses.
 //!
 //! The price is that a refused client uses up outer limits. If all clients share an outer limit,
@@ -112,7 +112,7 @@ mod explain;
 mod future;
 pub(crate) mod layer;
 mod live;
-pub(crate) mod respond;
+mod respond;
 pub(crate) mod rule;
 mod service;
 pub(crate) mod settings;
@@ -124,19 +124,15 @@ mod ticket;
 mod wrap_body;
 
 pub use admit::{Admission, Refused};
-pub(crate) use body::BoxError;
-pub use body::{RefusalBody, ResponseBody, WrappedBody};
+pub use body::{ResponseBody, WrappedBody};
 pub use charge::access::{Access, AccessList};
-#[cfg(feature = "tokio")]
-pub use decide::delay::TokioTimer;
-pub use decide::delay::{Sleep, Timer};
 pub use decide::overflow::{NoOverflow, Overflow, OverflowTo};
 pub use future::ResponseFuture;
-pub use respond::headers::{HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
-pub use respond::refusal::{GrpcCode, Protocol, Refusal};
 pub use rule::{IntoRule, OnAborted, PlanOverrides, QuotaSwitch, QuotaSwitchError, QuotaSwitchErrorKind};
 pub use service::RateLimit;
 pub use settle::usage::Usage;
 pub use wrap_body::{WrapBody, WrapBodyFuture, WrapBodyLayer};
 
+pub use crate::headers::{HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning, When};
 pub use crate::mode::ModeSwitch;
+pub use crate::refusal::{GrpcCode, Protocol, Refusal, RefusalBody};

@@ -9,10 +9,13 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::body::ResponseBody;
+use super::charge::take::Charging;
 use super::compiled::{Compiled, Live};
+use super::decide::fate::Fate;
 use super::decide::overflow::{NoOverflow, Overflow};
-use super::future::ResponseFuture;
+use super::future::{After, ResponseFuture};
 use super::ticket::Ticket;
+use crate::head::Head;
 use crate::limiter::Limiter;
 
 /// A service with limited rates, made by a [`RateLimitLayer`](crate::RateLimitLayer).
@@ -23,10 +26,10 @@ use crate::limiter::Limiter;
 /// method `call`, `ready` or `oneshot`.
 ///
 /// * Its readiness is the inner service's own, and the inner service that was made ready is the one that is called. A
-///   request that is refused gives that readiness back, as what a concurrency limit inside had set aside for it.
+///   refused request releases that readiness, for example the permit that an inner concurrency limit reserved.
 /// * Its errors are the inner service's own. A refusal is a response.
 /// * A request is charged in `call`, or, if the limiter answers later, while its future is polled. Once the inner
-///   service was called, the charge is kept, also if the future is dropped before it was polled. What a rule settles
+///   service was called, the charge is kept, even if the future is dropped before it was polled. What a rule settles
 ///   after the response is settled once: by its head, or when its body has ended or was dropped.
 pub struct RateLimit<S, L, O = NoOverflow> {
     inner: S,
@@ -41,17 +44,17 @@ impl<S, L, O> RateLimit<S, L, O> {
         Self { inner, layer, live, overflow }
     }
 
-    /// The inner service.
+    /// Returns the inner service.
     pub fn inner(&self) -> &S {
         &self.inner
     }
 
-    /// The inner service, by mutable reference.
+    /// Returns the inner service by mutable reference.
     pub fn inner_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The inner service, without its limit.
+    /// Returns the inner service, without its limit.
     #[must_use]
     pub fn into_inner(self) -> S {
         self.inner
@@ -73,27 +76,38 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    #[inline]
+    fn call(&mut self, mut request: Request<B>) -> Self::Future {
         if let Some(live) = &self.live {
             live.catch_up(&mut self.layer);
         }
-        let (parts, body) = request.into_parts();
+        let layer = &self.layer;
         let mut ticket = Ticket::new();
-        let answer = ticket.charge(&self.layer, &parts, true);
-        if answer.is_none() && ticket.is_quiet {
-            let response = self.inner.call(Request::from_parts(parts, body));
-            return ResponseFuture::passing(response, &self.layer, ticket.rendered);
-        }
-        let Some(answer) = answer else {
-            // No request waits for an overflow that is not ready.
-            let mut cx = Context::from_waker(Waker::noop());
-            let (inner, layer) = (&mut self.inner, &self.layer);
-            return ResponseFuture::decided(inner, layer, parts, body, &mut ticket, &self.overflow, &mut cx);
+        let after = match ticket.charge(layer, &Head::from(&request)) {
+            Charging::Quiet(due) => After::headers(layer, due),
+            Charging::Decided => match ticket.fate(layer) {
+                Fate::Passes => After::prepare(layer, &mut request, &mut ticket),
+                Fate::Waits(place) => {
+                    return ResponseFuture::delayed(&mut self.inner, layer, request, ticket, place);
+                }
+                Fate::IsTurnedAway => {
+                    // No request waits for an overflow that is not ready.
+                    let mut cx = Context::from_waker(Waker::noop());
+                    return ResponseFuture::turned_away(
+                        &mut self.inner,
+                        layer,
+                        request,
+                        &mut ticket,
+                        &self.overflow,
+                        &mut cx,
+                    );
+                }
+            },
+            Charging::Later(answer) => {
+                return ResponseFuture::deciding(answer, &mut self.inner, layer, request, ticket, &self.overflow);
+            }
         };
-        let next = self.inner.clone();
-        let ready = std::mem::replace(&mut self.inner, next);
-        let request = Request::from_parts(parts, body);
-        ResponseFuture::deciding(answer, ready, &self.layer, request, ticket, self.overflow.clone())
+        ResponseFuture::passing(self.inner.call(request), after)
     }
 }
 

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use super::charge::access::BoundList;
-use super::decide::delay::Timer;
-use super::respond::headers::Headers;
-use super::respond::refusal::Refusals;
 use super::rule::BoundRule;
 use super::source::{FindRules, RuleSource};
+use crate::clock::Timer;
+use crate::error::labelled;
+use crate::headers::Headers;
 use crate::mode::ModeSwitch;
 use crate::outcome::Observer;
+use crate::refusal::Refusals;
 
 /// The settings of a layer.
 #[derive(Clone, Default)]
@@ -51,6 +52,7 @@ impl Settings {
     #[cfg(feature = "rules")]
     pub(super) fn own_rules(&self) -> &[BoundRule] {
         let sourced = self.source.as_ref().map_or(0, |sourced| sourced.rules);
+        debug_assert!(sourced <= self.rules.len(), "the rules of the source are among those of the layer");
         self.rules.get(sourced..).unwrap_or_default()
     }
 
@@ -92,22 +94,30 @@ pub(super) struct Sourced {
     finder: Option<Arc<dyn FindRules>>,
 }
 
-/// The fate of a request when the limiter fails to decide.
-///
-/// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::limiter::FallbackLimiter).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum OnError {
-    /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a
-    /// limit must not stop silently.
-    #[default]
-    Deny,
-    /// Lets the request pass, without rate-limit headers, if the limiter's store failed. If this process is
-    /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as by `Deny`, because clients can
-    /// cause that with many requests at once.
+labelled! {
+    /// The fate of a request when the limiter fails to decide.
     ///
-    /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
-    Allow,
-    /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not limited.
-    AllowAlways,
+    /// A third way is to let another limiter decide meanwhile: [`FallbackLimiter`](crate::limiter::FallbackLimiter).
+    ///
+    /// With the feature `serde` it is read and written as its [label](Self::as_str).
+    #[derive(Default)]
+    OnError,
+    /// Returns the label for files: `deny`, `allow`, `allow-always`.
+    as_str {
+        /// Refuses the request with `503 Service Unavailable`, or `UNAVAILABLE` over gRPC. This is the default, because a
+        /// limit must not stop silently.
+        #[default]
+        Deny = "deny",
+        /// Lets the request pass, without rate-limit headers, if the limiter's store failed. If this process is
+        /// [overloaded](crate::limiter::Limiter::is_overload), the request is refused as by `Deny`, because clients can
+        /// cause that with many requests at once.
+        ///
+        /// Clients that can make the store slow, by load or otherwise, can also cause requests to pass.
+        Allow = "allow",
+        /// Lets the request pass whatever the failure is. A client that sends enough requests at once is then not limited.
+        AllowAlways = "allow-always",
+    }
 }
+
+#[cfg(feature = "serde")]
+crate::serde::by_label!(OnError);

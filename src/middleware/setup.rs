@@ -30,10 +30,7 @@ impl<L: Limiter> Compiled<L> {
     pub(super) fn look_at_setup(&self) {
         for bound in self.settings.rules.iter().filter(|bound| bound.rule().settlement.replaces_cost()) {
             // Blocks and meters count what is forced, and have no debt.
-            let forgets = |policy: &&Policy| {
-                let quota = policy.quota();
-                quota.spec().debt == 0 && !matches!(quota.algorithm(), Algorithm::Block | Algorithm::Meter)
-            };
+            let forgets = |policy: &&Policy| policy.quota().spec().debt == 0 && policy.quota().algorithm().is_limit();
             if let Some(policy) = bound.policies().iter().find(forgets) {
                 self.diagnostics.notice(SetupWarningKind::NoDebt, || {
                     format!(
@@ -68,7 +65,7 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::UnnamedQuota, || {
                 format!(
                     "this layer and another one over the same limiter have the unnamed quota \"{}\" ({:?} in headers and \
-                     stored keys), and both count in the same states: name each policy by Policy::new; if the layers are to \
+                     stored keys), and both count in the same states: name each rule by Rule::new; if the layers are to \
                      share an allowance, make both from clones of one layer or policy",
                     own.quota(),
                     own.name()
@@ -78,7 +75,7 @@ impl<L: Limiter> Compiled<L> {
             self.diagnostics.notice(SetupWarningKind::TwoQuotas, || {
                 format!(
                     "the policy {:?} is \"{}\" in this layer and \"{}\" in another one over the same limiter, and both \
-                     count in the same states: give one of them another name, or make them plans by Policy::plans",
+                     count in the same states: give one of them another name, or make them plans by Rule::plans",
                     own.name(),
                     own.quota(),
                     other.quota()

@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Weak};
 
-use http::request::Parts;
-
 use super::charge::access::BoundList;
 use super::rule::{BoundRule, Follow};
+use crate::head::Head;
 use crate::key::Key;
 
 /// One version of the rules of a source.
@@ -26,7 +25,7 @@ pub(crate) const FOUND_MAX: usize = 1_000;
 pub(crate) trait FindRules: Send + Sync {
     /// Calls `found` with the place of each rule that applies, the key and the cost. Each rule has one policy, and no
     /// linked one. A rule may be found several times.
-    fn find(&self, parts: &Parts, found: &mut dyn FnMut(usize, Key, u64));
+    fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64));
 }
 
 /// A source of rules. A layer takes its rules before those that the program adds.

@@ -11,7 +11,6 @@ use std::cmp::Ordering;
 use smallvec::SmallVec;
 
 use super::compiled::Compiled;
-use super::respond::headers::Rendered;
 use crate::decision::{ChargeDecision, INLINE, Receipt};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund};
@@ -77,24 +76,13 @@ pub(super) struct Ticket {
     pub(super) is_answered: bool,
     /// The mode of a rule that found no key, if none of these rules enforces.
     pub(super) keyless: Mode,
-    /// Whether the request passes, and nothing but `rendered` reports it: then its charges are not kept.
-    pub(super) is_quiet: bool,
-    /// The headers of the response to a quiet request.
-    pub(super) rendered: Option<Rendered>,
 }
 
 impl Ticket {
     /// Creates the ticket of a request that no rule has charged yet.
     #[inline]
     pub(super) fn new() -> Self {
-        Self {
-            kind: OutcomeKind::Exempt,
-            charges: Charges::new(),
-            is_answered: false,
-            keyless: Mode::Enforce,
-            is_quiet: false,
-            rendered: None,
-        }
+        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: Mode::Enforce }
     }
 
     /// Moves the ticket out, and leaves one without charges.
@@ -108,7 +96,7 @@ impl Ticket {
     }
 
     /// Takes the receipts of all charges, with the place of each. What was taken can be refunded once. Strikes stay: a
-    /// request that is refunded was refused all the same.
+    /// request that is refunded was refused anyway.
     fn take_receipts<L>(&mut self, layer: &Compiled<L>) -> SmallVec<[(usize, Receipt); 2]> {
         let charges = self.charges.iter_mut().enumerate().filter(|(_, charged)| !is_strike(layer, charged));
         charges.filter_map(|(at, charged)| Some((at, charged.decision.take_receipt()?))).collect()
@@ -151,6 +139,7 @@ impl Ticket {
     /// Settles a charge that cost `units`. Refunds what was taken beyond that, or takes what is missing, into debt.
     /// `is_reported` if the response still reports the charge.
     pub(super) fn settle<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, units: u64, is_reported: bool) {
+        debug_assert!(at < self.charges.len(), "what is settled is a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
         // A charge without a receipt took nothing: it only observes, or the request was charged to its meter instead.
         let Some(receipt) = charged.decision.take_receipt() else { return };
@@ -166,8 +155,9 @@ impl Ticket {
     }
 
     /// Updates the decision of a charge whose cost changed from `from` to `to` units: by the limiter if it answers at
-    /// once, else by calculation.
+    /// once, and otherwise by calculation.
     pub(super) fn update<L: Limiter>(&mut self, layer: &Compiled<L>, at: usize, from: u64, to: u64) {
+        debug_assert!(at < self.charges.len(), "what is updated is a charge of the ticket");
         let Some(charged) = self.charges.get_mut(at) else { return };
         let now = layer.peek_now(charged.policy, &charged.key);
         charged.decision = now.unwrap_or_else(|| charged.decision.with_cost_changed(from, to));

@@ -9,6 +9,7 @@ use crate::key::Key;
 use crate::limiter::{LimiterError, UnsupportedQuota};
 use crate::policy::Policy;
 use crate::time::Humane;
+use crate::wait::Wait;
 
 /// The error of a request that an [`Obey`](super::Obey) did not send. The service is not called.
 ///
@@ -17,7 +18,7 @@ use crate::time::Humane;
 #[derive(Debug)]
 pub struct ObeyError {
     kind: ObeyErrorKind,
-    wait: Option<Duration>,
+    wait: Wait,
     message: Box<str>,
     source: Option<LimiterError>,
 }
@@ -67,15 +68,14 @@ impl ObeyError {
         self.kind
     }
 
-    /// Returns how long the request would have had to wait from now, at the least, if that is known:
-    /// for [`TooLong`](ObeyErrorKind::TooLong) and
-    /// [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
+    /// Returns how long the request would have had to wait from now, at the least. It is known for
+    /// [`TooLong`](ObeyErrorKind::TooLong) and [`TooManyWaiting`](ObeyErrorKind::TooManyWaiting).
     #[must_use]
-    pub fn wait(&self) -> Option<Duration> {
+    pub fn wait(&self) -> Wait {
         self.wait
     }
 
-    fn new(kind: ObeyErrorKind, wait: Option<Duration>, message: String) -> Self {
+    fn new(kind: ObeyErrorKind, wait: Wait, message: String) -> Self {
         Self { kind, wait, message: message.into(), source: None }
     }
 
@@ -87,18 +87,18 @@ impl ObeyError {
             Humane(about(wait)),
             Humane(most)
         );
-        Self::new(ObeyErrorKind::TooLong, Some(wait), message)
+        Self::new(ObeyErrorKind::TooLong, Wait::After(wait), message)
     }
 
     pub(super) fn too_many_waiting(key: &Key, wait_us: u64, most: usize) -> Self {
         let message = format!("{}: {most} requests wait already, the most that `max_waiting` allows", Unsent(key));
-        Self::new(ObeyErrorKind::TooManyWaiting, Some(Duration::from_micros(wait_us)), message)
+        Self::new(ObeyErrorKind::TooManyWaiting, Wait::After(Duration::from_micros(wait_us)), message)
     }
 
     pub(super) fn too_many_keys(key: &Key, most: usize) -> Self {
         let message =
             format!("{}: {most} other keys are in use or paused, the most that `max_keys` allows", Unsent(key));
-        Self::new(ObeyErrorKind::TooManyKeys, None, message)
+        Self::new(ObeyErrorKind::TooManyKeys, Wait::Unknown, message)
     }
 
     pub(super) fn never(policy: &Policy, cost: u64) -> Self {
@@ -107,13 +107,12 @@ impl ObeyError {
             policy.name(),
             policy.quota().capacity()
         );
-        Self::new(ObeyErrorKind::Never, None, message)
+        Self::new(ObeyErrorKind::Never, Wait::Never, message)
     }
 
     pub(super) fn own_quota(policy: &str, error: LimiterError) -> Self {
-        let message =
-            format!("the request was not sent: the limiter of the client's own quota \"{policy}\" failed: {error}");
-        Self { source: Some(error), ..Self::new(ObeyErrorKind::OwnQuota, None, message) }
+        let message = format!("the request was not sent: the limiter of the client's own quota \"{policy}\" failed");
+        Self { source: Some(error), ..Self::new(ObeyErrorKind::OwnQuota, Wait::Unknown, message) }
     }
 }
 

@@ -12,8 +12,10 @@ use tower_service::Service;
 
 use super::error::ObeyError;
 use super::visit::{Answer, LaterAnswer, Visit};
+use crate::clock::Sleep;
+use crate::error::BoxError;
 use crate::limiter::Reply;
-use crate::middleware::{BoxError, Sleep};
+use crate::sync::polled_again;
 
 pin_project! {
     /// The future of an [`Obey`](super::Obey).
@@ -60,13 +62,12 @@ where
         let mut state = self.project().state;
         loop {
             match state.as_mut().project() {
-                // Pending forever after the answer was returned, because no caller may poll again.
                 StateProjection::Failed { error } => {
-                    return error.take().map_or(Poll::Pending, |error| Poll::Ready(Err(error.into())));
+                    return error.take().map_or_else(polled_again, |error| Poll::Ready(Err(error.into())));
                 }
                 StateProjection::Waiting { waiting } => match ready!(waiting.poll(cx)) {
                     Ok(Some((future, visit))) => state.set(State::Calling { future, visit: Some(visit) }),
-                    Ok(None) => return Poll::Pending,
+                    Ok(None) => return polled_again(),
                     Err(error) => {
                         state.set(State::Failed { error: None });
                         return Poll::Ready(Err(error));

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::request::Parts;
 use tower_layer::Layer;
 
 use super::error::{OwnQuotaError, OwnQuotaErrorKind};
@@ -11,11 +10,13 @@ use super::origin::origin;
 use super::service::Obey;
 use super::settings::{Jitter, OwnQuota, Settings};
 use super::table::{Table, change};
+use crate::clock::Timer;
 use crate::clock::{CalendarClock, Clock};
+use crate::head::Head;
 use crate::key::{IntoKey, Key};
 use crate::limiter::{BoxLimiter, Limiter};
+use crate::middleware::IntoRule;
 use crate::middleware::rule::BoundRule;
-use crate::middleware::{IntoRule, Timer};
 use crate::policy::Policy;
 use crate::time::{PERIOD_US_MAX, micros_ceil};
 
@@ -27,7 +28,7 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// ```
 /// # #[cfg(feature = "tokio")] {
 /// use tower::{ServiceBuilder, service_fn};
-/// use tower_ratelimit::{client::ObeyLayer, middleware::TokioTimer};
+/// use tower_ratelimit::{client::ObeyLayer, clock::TokioTimer};
 /// # use http::{Request, Response};
 /// # let client = service_fn(|_: Request<()>| async { Ok::<_, std::convert::Infallible>(Response::new(())) });
 ///
@@ -50,7 +51,7 @@ use crate::time::{PERIOD_US_MAX, micros_ceil};
 /// * Requests leave in the order in which they came. After a pause one request probes. If its
 ///   response says what remains, as many follow at once. Otherwise each success lets one more be on
 ///   its way, so their number doubles with each round trip. If a response does not come for ten
-///   seconds, the next request is sent all the same.
+///   seconds, the next request is sent anyway.
 /// * A wait is [bounded](Self::max_wait), and so is the [number of requests](Self::max_waiting) that
 ///   wait. A request that would wait longer fails at once, with an [`ObeyError`](super::ObeyError)
 ///   that says how long.
@@ -105,7 +106,7 @@ impl ObeyLayer {
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
-    /// use tower_ratelimit::{Key, client::ObeyLayer, middleware::TokioTimer};
+    /// use tower_ratelimit::{Key, client::ObeyLayer, clock::TokioTimer};
     ///
     /// // An API whose search has a limit of its own.
     /// let layer = ObeyLayer::new(TokioTimer::new())
@@ -114,31 +115,31 @@ impl ObeyLayer {
     /// # }
     /// ```
     #[must_use]
-    pub fn key<K: IntoKey>(mut self, key: impl Fn(&Parts) -> K + Send + Sync + 'static) -> Self {
-        self.set().key = Arc::new(move |parts| Key::of(key(parts)));
+    pub fn key<K: IntoKey>(mut self, key: impl Fn(&Head<'_>) -> K + Send + Sync + 'static) -> Self {
+        self.set().key = Arc::new(move |head| Key::of(key(head)));
         self
     }
 
     /// Adds a quota of the client's own: a request takes its cost, by default one unit, before it is sent, and
     /// waits until the quota has it. The key is that of the request.
     ///
-    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), a [`Policy`], or a
-    /// [`Rule`](crate::Rule) of several quotas or plans, with a condition and a cost. If this is called several
+    /// `quota` is what a layer of a server takes as a rule: a [`Quota`](crate::Quota), or a
+    /// [`Rule`](crate::Rule) of one or several quotas or plans, with a condition and a cost. If this is called several
     /// times, every quota holds. A request takes from all of them or from none, and while it waits it holds
     /// nothing. As in a layer, a policy whose name is taken is numbered: `api` becomes `api-2`.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, client::ObeyLayer, middleware::TokioTimer};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, Rule, client::ObeyLayer, clock::TokioTimer};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     ///
     /// let limiter = MemoryLimiter::new();
     /// let layer = ObeyLayer::new(TokioTimer::new())
-    ///     .own_quota(limiter.clone(), Policy::all_of("vendor", [Quota::per_second(2), Quota::per_day(50_000)])?)?
+    ///     .own_quota(limiter.clone(), Rule::all_of("vendor", [Quota::per_second(2), Quota::per_day(50_000)])?)?
     ///     // Searches have a limit of their own, and one of ten pages costs ten.
     ///     .own_quota(
     ///         limiter,
-    ///         Policy::new("search", Quota::per_minute(100))?
+    ///         Rule::new("search", Quota::per_minute(100))?
     ///             .when(|request| request.uri.path() == "/search")
     ///             .cost(|request| if request.uri.query().is_some() { 10 } else { 1 }),
     ///     )?;
@@ -173,15 +174,15 @@ impl ObeyLayer {
         }
         let settings = self.set();
         let others: Vec<BoundRule> = settings.own.iter().map(|own| own.rule.clone()).collect();
-        let mut rule = BoundRule::new(rule, |_: &Parts| ());
+        let mut rule = BoundRule::new(rule, |_: &Head<'_>| ());
         rule.place_behind(&others);
         settings.own.push(OwnQuota { limiter: BoxLimiter::new(limiter), rule });
         Ok(self)
     }
 
     /// Sets how long a request may wait, by default 5 minutes. A request that would wait longer fails at
-    /// once. With zero no request waits. The time that the inner service takes to be ready, and the
-    /// limiters of the [own quotas](Self::own_quota) to answer, has no bound here.
+    /// once. With zero no request waits. This does not bound the time in which the inner service becomes
+    /// ready, or in which the limiters of the [own quotas](Self::own_quota) answer.
     #[must_use]
     pub fn max_wait(mut self, max: Duration) -> Self {
         self.set().max_wait = max;
@@ -189,7 +190,7 @@ impl ObeyLayer {
     }
 
     /// Sets how many requests of a key may wait at a time, by default 10,000. A further one fails at
-    /// once.
+    /// once. With 0 no request waits.
     #[must_use]
     pub fn max_waiting(mut self, max: usize) -> Self {
         self.set().max_waiting = max;
@@ -209,23 +210,24 @@ impl ObeyLayer {
     }
 
     /// Spaces what remains of a quota evenly until its reset, once less than 20 percent of it remains.
-    /// Two requests are at most [`max_wait`](Self::max_wait) apart. By default requests go as they come,
-    /// until nothing remains.
+    /// Two requests are at most [`max_wait`](Self::max_wait) apart. By default this is off: requests go as they
+    /// come, until nothing remains.
     #[must_use]
-    pub fn pace(mut self) -> Self {
-        self.set().paces = true;
+    pub fn pace(mut self, pace: bool) -> Self {
+        self.set().paces = pace;
         self
     }
 
-    /// Adapts the rate to servers that do not say what remains. By default their refusals only pause.
+    /// Adapts the rate to servers that do not say what remains. By default this is off, and their refusals only
+    /// pause.
     ///
     /// The first refusal sets the rate to half of what succeeded in a second; each later one halves it,
     /// at most once per round trip, down to one request per minute. Each success adds one request per
     /// second for each second that has passed, and at most doubles the rate.
     /// Each [`own_quota`](Self::own_quota) is an upper bound.
     #[must_use]
-    pub fn adapt(mut self) -> Self {
-        self.set().adapts = true;
+    pub fn adapt(mut self, adapt: bool) -> Self {
+        self.set().adapts = adapt;
         self
     }
 
@@ -244,13 +246,13 @@ impl ObeyLayer {
         self
     }
 
-    /// Pauses a key as a response does that asks for this wait, of at most 366 days. It is for waits that
-    /// are not in the head of a response: in its body, as Telegram writes them, or in gRPC's trailers.
+    /// Pauses a key, as a response with this wait in its headers would. The wait is at most 366 days. Use
+    /// it for waits that are elsewhere: in the body, as Telegram writes them, or in gRPC's trailers.
     ///
     /// ```
     /// # #[cfg(feature = "tokio")] {
     /// use std::time::Duration;
-    /// use tower_ratelimit::{Key, client::ObeyLayer, middleware::TokioTimer};
+    /// use tower_ratelimit::{Key, client::ObeyLayer, clock::TokioTimer};
     ///
     /// let layer = ObeyLayer::new(TokioTimer::new());
     /// // The body of a response was {"ok": false, "parameters": {"retry_after": 35}}.

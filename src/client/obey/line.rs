@@ -24,7 +24,7 @@ use super::rate::Rate;
 /// the task of the first does not run, the task of another one moves the line on.
 const FOREMOST: usize = 8;
 
-/// If no response comes for this time, the next request is sent all the same, so that a request that
+/// If no response comes for this time, the next request is sent anyway, so that a request that
 /// hangs does not stop the others. In microseconds.
 const PATIENCE_US: u64 = 10_000_000;
 
@@ -45,7 +45,7 @@ impl Wakers {
 
 /// Why a request cannot join the line. It would wait for at least this time, in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoPlace {
+pub(super) enum CannotJoin {
     TooLong(u64),
     TooMany(u64),
 }
@@ -71,7 +71,7 @@ struct Waiter {
 }
 
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct KeyLine {
     /// The end of the pause.
     opens_us: u64,
     /// The next request is not sent before by the spacing, or by the rate.
@@ -112,7 +112,7 @@ pub(super) struct Line {
     used_us: u64,
 }
 
-impl Line {
+impl KeyLine {
     /// Makes a line of a server that has said nothing.
     pub(super) fn new(asks: bool, adapts: bool) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl Line {
         max_wait_us: u64,
         most: usize,
         wakers: &mut Wakers,
-    ) -> Result<(u64, Option<u64>), NoPlace> {
+    ) -> Result<(u64, Option<u64>), CannotJoin> {
         self.used_us = now_us;
         self.release(now_us, wakers);
         let turn = self.turns;
@@ -172,10 +172,10 @@ impl Line {
         let before = u64::try_from(self.waiters.len()).unwrap_or(u64::MAX);
         let wait_us = self.wait_us(now_us).saturating_add(self.interval_us().saturating_mul(before));
         if wait_us > max_wait_us {
-            return Err(NoPlace::TooLong(wait_us));
+            return Err(CannotJoin::TooLong(wait_us));
         }
         if self.waiters.len() >= most {
-            return Err(NoPlace::TooMany(wait_us));
+            return Err(CannotJoin::TooMany(wait_us));
         }
         let deadline_us = now_us.saturating_add(max_wait_us);
         self.waiters.insert(turn, Waiter { deadline_us, armed_us: u64::MAX, waker: None });

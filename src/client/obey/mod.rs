@@ -16,8 +16,6 @@ mod visit;
 pub(in crate::client) use heard::{Heard, unnamed_wait_us};
 #[cfg(feature = "retry")]
 pub(in crate::client) use settings::Jitter;
-#[cfg(feature = "retry")]
-pub(in crate::client) use visit::system_time;
 
 pub use error::{ObeyError, ObeyErrorKind, OwnQuotaError, OwnQuotaErrorKind};
 pub use future::ObeyFuture;

@@ -1,15 +1,14 @@
 //! The key of a request by default: its origin.
 
-use http::request::Parts;
-
+use crate::head::Head;
 use crate::key::Key;
 
 /// Returns the origin of a request: scheme, host and port. Returns the global key if its URI has no
 /// host and it has no `Host` header: its service is connected to one server then.
-pub(super) fn origin(parts: &Parts) -> Option<Key> {
-    let of_header = || parts.headers.get(http::header::HOST)?.to_str().ok()?.parse().ok();
-    let Some(authority) = parts.uri.authority().cloned().or_else(of_header) else { return Some(Key::global()) };
-    let scheme = parts.uri.scheme_str().unwrap_or("http").to_ascii_lowercase();
+pub(super) fn origin(head: &Head<'_>) -> Option<Key> {
+    let of_header = || head.headers.get(http::header::HOST)?.to_str().ok()?.parse().ok();
+    let Some(authority) = head.uri.authority().cloned().or_else(of_header) else { return Some(Key::global()) };
+    let scheme = head.uri.scheme_str().unwrap_or("http").to_ascii_lowercase();
     let default = if scheme == "https" || scheme == "wss" { 443 } else { 80 };
     let host = authority.host().trim_end_matches('.').to_ascii_lowercase();
     // One text, so that errors show it as it is usually written.
@@ -27,7 +26,7 @@ mod tests {
             request = request.header("host", host);
         }
         let parts = request.body(()).unwrap().into_parts().0;
-        origin(&parts).map(|key| key.display().to_string())
+        origin(&Head::from(&parts)).map(|key| key.display().to_string())
     }
 
     #[test]

@@ -9,7 +9,8 @@ use tower_service::Service;
 use super::future::{ObeyFuture, Step, Waiting};
 use super::settings::Settings;
 use super::visit::Visit;
-use crate::middleware::BoxError;
+use crate::error::BoxError;
+use crate::head::Head;
 
 /// A client's service that obeys servers, made by an [`ObeyLayer`](super::ObeyLayer).
 ///
@@ -40,7 +41,7 @@ impl<S> Obey<S> {
         &mut self.inner
     }
 
-    /// Returns the inner service, which obeys no longer.
+    /// Returns the inner service, without the waits of the layer.
     #[must_use]
     pub fn into_inner(self) -> S {
         self.inner
@@ -61,10 +62,9 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let now_us = self.settings.now_us();
-        let (parts, body) = request.into_parts();
-        let key = (self.settings.key)(&parts);
-        let shares = self.settings.shares(&parts);
-        let request = Request::from_parts(parts, body);
+        let head = Head::from(&request);
+        let key = (self.settings.key)(&head);
+        let shares = self.settings.shares(&head);
         // A timer that cannot sleep shows the end of time.
         let Some(key) = key.filter(|_| now_us < u64::MAX) else {
             return ObeyFuture::calling(self.inner.call(request), None);

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::request::Parts;
 use smallvec::SmallVec;
 
-use super::line::Line;
+use super::line::KeyLine;
 use super::table::{SharedLine, Table};
 use crate::clock::Clock;
+use crate::clock::Timer;
+use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::BoxLimiter;
-use crate::middleware::Timer;
 use crate::middleware::rule::BoundRule;
 use crate::policy::Policy;
 use crate::random::mixed;
 use crate::time::{micros_ceil, micros_floor};
 
 /// Returns the key of a request.
-pub(super) type KeyOf = dyn Fn(&Parts) -> Option<Key> + Send + Sync;
+pub(super) type KeyOf = dyn Fn(&Head<'_>) -> Option<Key> + Send + Sync;
 
 /// A quota of the client's own: one policy, or several that are taken together.
 #[derive(Clone)]
@@ -40,7 +40,7 @@ pub(super) struct Share {
 
 impl OwnQuota {
     /// Returns what a request takes. Returns `None` if the rule does not apply to it.
-    fn share(&self, own: usize, request: &Parts) -> Option<Share> {
+    fn share(&self, own: usize, request: &Head<'_>) -> Option<Share> {
         if !self.rule.applies(request) {
             return None;
         }
@@ -77,7 +77,7 @@ impl Settings {
     }
 
     /// Returns what a request takes of each own quota that applies to it.
-    pub(super) fn shares(&self, request: &Parts) -> Vec<Share> {
+    pub(super) fn shares(&self, request: &Head<'_>) -> Vec<Share> {
         self.own.iter().enumerate().filter_map(|(at, own)| own.share(at, request)).collect()
     }
 
@@ -88,7 +88,7 @@ impl Settings {
     /// Returns the line of a key. Returns `None` if there are too many keys.
     pub(super) fn line(&self, key: &Key, now_us: u64) -> Option<SharedLine> {
         let bound_us = now_us.saturating_add(self.max_wait_us());
-        let make = || Line::new(!self.own.is_empty(), self.adapts);
+        let make = || KeyLine::new(!self.own.is_empty(), self.adapts);
         self.table.line(key, now_us, bound_us, self.max_keys, make)
     }
 }

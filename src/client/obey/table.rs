@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::line::{Line, Wakers};
+use super::line::{KeyLine, Wakers};
 use crate::key::Key;
 use crate::sync::{Mutex, lock};
 
 /// A line that requests share. A request that waits or is on its way holds it.
-pub(super) type SharedLine = Arc<Mutex<Line>>;
+pub(super) type SharedLine = Arc<Mutex<KeyLine>>;
 
 /// Changes a line under its lock, and wakes tasks after that.
-pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut Line, &mut Wakers) -> T) -> T {
+pub(super) fn change<T>(line: &SharedLine, with: impl FnOnce(&mut KeyLine, &mut Wakers) -> T) -> T {
     let mut wakers = Wakers::default();
     let changed = with(&mut lock(line), &mut wakers);
     wakers.release();
@@ -34,7 +34,7 @@ impl Table {
         now_us: u64,
         bound_us: u64,
         most: usize,
-        make: impl FnOnce() -> Line,
+        make: impl FnOnce() -> KeyLine,
     ) -> Option<SharedLine> {
         let mut lines = lock(&self.0);
         if let Some(line) = lines.get(key) {

@@ -8,8 +8,8 @@ use http::Response;
 use smallvec::SmallVec;
 
 use super::error::ObeyError;
-use super::heard::Heard;
-use super::line::{NoPlace, Polled};
+use super::heard::{Heard, unnamed_wait_us};
+use super::line::{CannotJoin, Polled};
 use super::settings::{Settings, Share};
 use super::table::{SharedLine, change};
 use crate::client::Advice;
@@ -18,7 +18,8 @@ use crate::key::Key;
 use crate::limiter::{BoxLimiter, Charge, Limiter, LimiterError, Refund, Reply};
 use crate::policy::Policy;
 use crate::sync::contained;
-use crate::time::{Timestamp, micros_ceil};
+use crate::time::micros_ceil;
+use crate::wait::Wait;
 
 /// The stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,8 @@ pub(super) struct Visit {
     receipts: SmallVec<[(usize, Policy, Receipt); 1]>,
     /// The instant before which it may not go, by the queues among the client's own quotas.
     departs_us: u64,
+    /// The number of times that the client's own quotas denied it for an unknown time.
+    unknown_waits: u32,
 }
 
 /// The answer of a limiter of the client's own quotas.
@@ -71,13 +74,14 @@ impl Visit {
         let (max_wait_us, max_waiting) = (settings.max_wait_us(), settings.max_waiting);
         let joined = change(&line, |line, wakers| line.join(now_us, max_wait_us, max_waiting, wakers));
         let (turn, number) = joined.map_err(|no_place| match no_place {
-            NoPlace::TooLong(wait_us) => ObeyError::too_long(&key, wait_us, settings.max_wait),
-            NoPlace::TooMany(wait_us) => ObeyError::too_many_waiting(&key, wait_us, settings.max_waiting),
+            CannotJoin::TooLong(wait_us) => ObeyError::too_long(&key, wait_us, settings.max_wait),
+            CannotJoin::TooMany(wait_us) => ObeyError::too_many_waiting(&key, wait_us, settings.max_waiting),
         })?;
         let stage = number.map_or(Stage::Waits, Stage::MayGo);
         let (settings, deadline_us) = (Arc::clone(settings), now_us.saturating_add(max_wait_us));
-        let (taken, receipts, departs_us) = (0, SmallVec::new(), 0);
-        Ok(Self { settings, line, key, turn, deadline_us, stage, shares, taken, receipts, departs_us })
+        let receipts = SmallVec::new();
+        let (taken, departs_us, unknown_waits) = (0, 0, 0);
+        Ok(Self { settings, line, key, turn, deadline_us, stage, shares, taken, receipts, departs_us, unknown_waits })
     }
 
     pub(super) fn settings(&self) -> &Arc<Settings> {
@@ -92,6 +96,7 @@ impl Visit {
     /// Asks for the next share of the client's own quotas. Returns `None` if it has taken them all.
     pub(super) fn ask(&self) -> Option<Reply<Decision, LimiterError, LaterAnswer>> {
         let share = self.shares.get(self.taken)?;
+        debug_assert!(share.own < self.settings.own.len(), "a share is of one of the client's own quotas");
         let own = self.settings.own.get(share.own)?;
         let charges = share.policies.iter().map(|policy| Charge::new(policy, &self.key).cost(share.cost));
         Some(own.limiter.take(&charges.collect::<SmallVec<[Charge<'_>; 2]>>()))
@@ -101,20 +106,28 @@ impl Visit {
     /// the others, and waits in the line.
     pub(super) fn answered(&mut self, answer: Answer, now_us: u64) -> Result<bool, ObeyError> {
         let at = self.taken;
+        debug_assert!(at < self.shares.len(), "an answer is for a share that was asked for");
         let Some(share) = self.shares.get(at) else { return Ok(true) };
         let name = share.policies.first().map_or("", Policy::name);
         let mut decision = answer.map_err(|error| ObeyError::own_quota(name, error))?;
         let is_allowed = decision.is_allowed();
-        let mut wait = Duration::ZERO;
+        let (mut wait, mut is_unknown) = (Duration::ZERO, false);
         for (policy, charge) in share.policies.iter().zip(decision.charges_mut()) {
             if is_allowed {
                 wait = wait.max(charge.delay());
                 self.receipts.extend(charge.take_receipt().map(|receipt| (share.own, policy.clone(), receipt)));
             } else if !charge.is_allowed() {
-                let retry_after = charge.retry_after().ok_or_else(|| ObeyError::never(policy, share.cost))?;
-                wait = wait.max(retry_after);
+                let charge_wait = match charge.wait() {
+                    Wait::None => Duration::ZERO,
+                    Wait::Unknown => Duration::from_micros(unnamed_wait_us(self.unknown_waits)),
+                    Wait::After(charge_wait) => charge_wait,
+                    Wait::Never => return Err(ObeyError::never(policy, share.cost)),
+                };
+                is_unknown |= charge.wait() == Wait::Unknown;
+                wait = wait.max(charge_wait);
             }
         }
+        self.unknown_waits = self.unknown_waits.saturating_add(u32::from(is_unknown));
         let until_us = now_us.checked_add(micros_ceil(wait));
         match until_us {
             // A wait of zero would make this a busy loop.
@@ -175,6 +188,7 @@ impl Visit {
 
     /// Returns to the line, because the client's own quotas let it go at `until_us` only.
     fn wait_until(&mut self, until_us: u64) {
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "only a request that may go is asked of its own quotas");
         let Stage::MayGo(number) = self.stage else { return };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         self.stage = Stage::Waits;
@@ -185,6 +199,7 @@ impl Visit {
     /// pause has begun since it was allowed to go, even if that pause is over: otherwise all
     /// that wait for the service would go at once after the pause.
     pub(super) fn go(&mut self, now_us: u64) -> bool {
+        debug_assert!(matches!(self.stage, Stage::MayGo(_)), "a request goes once, when it may");
         let Stage::MayGo(number) = self.stage else { return self.stage != Stage::Waits };
         let (turn, deadline_us) = (self.turn, self.deadline_us);
         let goes = change(&self.line, |line, wakers| {
@@ -205,9 +220,10 @@ impl Visit {
 
     /// Notes the head of the response.
     pub(super) fn hear<R>(mut self, response: &Response<R>) {
+        debug_assert!(matches!(self.stage, Stage::OnItsWay(_)), "the service was called before it answers");
         let Stage::OnItsWay(number) = self.stage else { return };
         let settings = Arc::clone(&self.settings);
-        let (now_us, wall) = (settings.now_us(), system_time(settings.clock.now()));
+        let (now_us, wall) = (settings.now_us(), settings.clock.now().into());
         let advice = Advice::read(response.headers(), wall);
         let mut heard = Heard::new(response.status(), response.headers(), &advice);
         heard.spacing_us = if settings.paces { heard.spacing_us.min(settings.max_wait_us()) } else { 0 };
@@ -215,11 +231,6 @@ impl Visit {
         let lengthen = |wait_us| settings.jitter.lengthen(wait_us);
         change(&self.line, |line, wakers| line.hear(number, now_us, &heard, lengthen, wakers));
     }
-}
-
-pub(in crate::client) fn system_time(now: Timestamp) -> std::time::SystemTime {
-    let since = std::time::Duration::from_micros(now.as_micros());
-    std::time::UNIX_EPOCH.checked_add(since).unwrap_or(std::time::UNIX_EPOCH)
 }
 
 impl Drop for Visit {

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use foldhash::quality::RandomState;
-use http::request::Parts;
 use ipnet::IpNet;
 
+use crate::head::Head;
 use crate::key::{AddressError, AddressSource, IntoKey, Key, embedded_ipv4, parse_network, peer_address};
 use crate::middleware::rule::Read;
 
@@ -281,10 +281,10 @@ pub(crate) struct BoundList {
 impl BoundList {
     pub(crate) fn new<E, K>(list: AccessList, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        Self { list, extract: Arc::new(move |parts| extract(parts).into_key()), by: AddressSource::of::<E>() }
+        Self { list, extract: Arc::new(move |head| extract(head).into_key()), by: AddressSource::of::<E>() }
     }
 
     /// Returns whether the list looks up the peer's address.
@@ -293,13 +293,13 @@ impl BoundList {
     }
 
     /// Returns whether the list's entry for this request is that of the peer's address.
-    pub(crate) fn decided_by_peer(&self, parts: &Parts) -> bool {
+    pub(crate) fn decided_by_peer(&self, head: &Head<'_>) -> bool {
         match self.by {
             AddressSource::Peer => true,
             AddressSource::Proxies => false,
             AddressSource::Other => {
-                let address = (self.extract)(parts).and_then(|key| key.address());
-                address.is_some() && address == peer_address(parts)
+                let address = (self.extract)(head).and_then(|key| key.address());
+                address.is_some() && address == peer_address(head)
             }
         }
     }
@@ -309,11 +309,11 @@ impl BoundList {
 /// index and the list's key.
 pub(crate) fn ask<'a>(
     lists: &'a [BoundList],
-    parts: &Parts,
+    head: &Head<'_>,
     looked_up: impl Fn(usize, Option<&Key>),
 ) -> Option<(Access, &'a BoundList)> {
     lists.iter().enumerate().find_map(|(at, bound)| {
-        let key = (bound.extract)(parts);
+        let key = (bound.extract)(head);
         looked_up(at, key.as_ref());
         Some((bound.list.of_key(&key?)?, bound))
     })

@@ -1,9 +1,9 @@
 //! Requests whose fate is known before any rule is asked: by an access list, or as a CORS preflight request.
 
-use http::request::Parts;
 use http::{Method, header};
 
 use super::access::{self, Access, BoundList};
+use crate::head::Head;
 use crate::key::Key;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::settings::Settings;
@@ -11,20 +11,20 @@ use crate::outcome::OutcomeKind;
 
 /// Returns what becomes of a request whatever the rules say.
 #[inline]
-pub(super) fn kind<L>(layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
+pub(super) fn kind<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
     if layer.diagnostics.is_watching() || layer.settings.exempt_preflight || !layer.settings.access.is_empty() {
-        bypassed(layer, parts)
+        bypassed(layer, head)
     } else {
         None
     }
 }
 
 #[inline(never)]
-fn bypassed<L>(layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
+fn bypassed<L>(layer: &Compiled<L>, head: &Head<'_>) -> Option<OutcomeKind> {
     let (diagnostics, settings) = (&layer.diagnostics, &layer.settings);
     let looks = diagnostics.looks();
     if looks {
-        diagnostics.look_at_request(settings, parts);
+        diagnostics.look_at_request(settings, head);
     }
     let looks_for_keys = diagnostics.looks_for_keys();
     let looked_up = |at, key: Option<&Key>| {
@@ -32,9 +32,9 @@ fn bypassed<L>(layer: &Compiled<L>, parts: &Parts) -> Option<OutcomeKind> {
             diagnostics.look_at_list(at, key);
         }
     };
-    let bypass = Bypass::of(settings, parts, looked_up)?;
+    let bypass = Bypass::of(settings, head, looked_up)?;
     if let (Bypass::Allowed(list), true) = (&bypass, looks) {
-        diagnostics.look_for_allowed_proxy(list, parts);
+        diagnostics.look_for_allowed_proxy(list, head);
     }
     Some(bypass.kind())
 }
@@ -49,12 +49,12 @@ pub(super) enum Bypass<'a> {
 impl<'a> Bypass<'a> {
     /// Returns the reason if there is one. `looked_up` gets the index of each access list that was asked, and its
     /// key.
-    pub(super) fn of(settings: &'a Settings, parts: &Parts, looked_up: impl Fn(usize, Option<&Key>)) -> Option<Self> {
-        match access::ask(&settings.access, parts, looked_up) {
+    pub(super) fn of(settings: &'a Settings, head: &Head<'_>, looked_up: impl Fn(usize, Option<&Key>)) -> Option<Self> {
+        match access::ask(&settings.access, head, looked_up) {
             Some((Access::Allow, list)) => Some(Self::Allowed(list)),
             Some((Access::Deny, _)) => Some(Self::Denied),
             Some((Access::Limit, _)) | None => {
-                (settings.exempt_preflight && is_preflight(parts)).then_some(Self::Preflight)
+                (settings.exempt_preflight && is_preflight(head)).then_some(Self::Preflight)
             }
         }
     }
@@ -68,8 +68,8 @@ impl<'a> Bypass<'a> {
 }
 
 /// Whether it is a CORS preflight request, as the Fetch standard (section 3.2.2) has browsers send it.
-fn is_preflight(parts: &Parts) -> bool {
-    parts.method == Method::OPTIONS
-        && parts.headers.contains_key(header::ORIGIN)
-        && parts.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
+fn is_preflight(head: &Head<'_>) -> bool {
+    head.method == Method::OPTIONS
+        && head.headers.contains_key(header::ORIGIN)
+        && head.headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }

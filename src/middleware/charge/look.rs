@@ -1,9 +1,9 @@
 //! Looking at a request: the steps of charging it, and the limiter is asked what it would answer.
 
-use http::request::Parts;
-
 use super::bypass::Bypass;
+use crate::error::WithSources;
 use crate::explanation::{Explanation, NotCharged, RuleExplanation};
+use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::middleware::compiled::Compiled;
@@ -12,10 +12,10 @@ use crate::middleware::ticket::{Ticket, is_strike};
 use crate::outcome::OutcomeKind;
 
 impl Ticket {
-    /// Decides about a request as [`charge`](Self::charge) and [`answer`](Self::answer) do, but takes nothing and
+    /// Decides about a request as [`charge_and_keep`](Self::charge_and_keep) and [`answer`](Self::answer) do, but takes nothing and
     /// reports nothing. The ticket is of no other use.
-    pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Explanation {
-        let mut rules = self.look_at_rules(layer, parts);
+    pub(crate) async fn look<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Explanation {
+        let mut rules = self.look_at_rules(layer, head);
         let mut failure = None;
         if !self.charges.is_empty() {
             if let Some(error) = self.unsupported(layer) {
@@ -31,7 +31,7 @@ impl Ticket {
                             ticket.look_untaken(layer, &ticket.closed());
                         });
                     }
-                    Err(error) => failure = Some((error.to_string(), layer.limiter.is_overload(&error))),
+                    Err(error) => failure = Some((WithSources(&error).to_string(), layer.limiter.is_overload(&error))),
                 }
             }
             if let Some((_, is_overload)) = failure {
@@ -62,8 +62,8 @@ impl Ticket {
 
     /// Collects the charges, and what each rule makes of the request, with its place. A rule that is charged under
     /// several keys comes once for each.
-    fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, parts: &Parts) -> Vec<(usize, RuleExplanation)> {
-        let bypass = Bypass::of(&layer.settings, parts, |_, _| ());
+    fn look_at_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Vec<(usize, RuleExplanation)> {
+        let bypass = Bypass::of(&layer.settings, head, |_, _| ());
         let unasked = match &bypass {
             Some(Bypass::Allowed(_) | Bypass::Denied) => NotCharged::AccessList,
             Some(Bypass::Preflight) => NotCharged::Preflight,
@@ -80,8 +80,9 @@ impl Ticket {
             return rules;
         }
         let mut last = None;
-        let planned = self.plan(layer, parts, |at, bound, unmet, key| {
+        let planned = self.plan(layer, head, |at, bound, unmet, key| {
             last = Some(at);
+            debug_assert!(at < count, "a rule that was asked is a rule of the layer");
             let Some((_, rule)) = rules.get_mut(at) else { return };
             if key.is_some() && rule.key.is_some() && rule.key.as_ref() != key {
                 let mut again = rule.clone();

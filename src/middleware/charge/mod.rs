@@ -3,4 +3,4 @@
 pub(crate) mod access;
 mod bypass;
 mod look;
-mod take;
+pub(super) mod take;

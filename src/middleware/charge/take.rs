@@ -1,17 +1,17 @@
 //! Charging a request: the rules say what is charged, and the limiter takes it.
 
-use std::fmt::Display;
+use std::error::Error;
 
-use http::request::Parts;
 use smallvec::SmallVec;
 
 use super::bypass;
 use crate::decision::{ChargeDecision, Decision};
+use crate::head::Head;
+use crate::headers::{DueHeaders, PolicyView, is_near};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Reply, UnsupportedQuota};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::{linked, mode::kind_of_keyless};
-use crate::middleware::respond::headers::{PolicyView, is_near};
 use crate::middleware::rule::{BoundRule, Condition};
 use crate::middleware::settings::OnError;
 use crate::middleware::source::FOUND_MAX;
@@ -23,69 +23,79 @@ use crate::policy::Policy;
 /// The most charges for which room is made before they are known: few of many rules apply to a request.
 const RESERVED_MAX: usize = 16;
 
+/// How far a request is decided when it was charged.
+pub(crate) enum Charging<F> {
+    /// It passes, and nothing reports it but headers, if it gets any. The ticket is of no use.
+    Quiet(Option<DueHeaders>),
+    /// The ticket says what becomes of it.
+    Decided,
+    /// The limiter answers later. Then [`Ticket::answer`] decides.
+    Later(F),
+}
+
 impl Ticket {
-    /// Charges the request and decides what becomes of it. Returns the limiter's future if the limiter answers later:
-    /// then [`answer`](Self::answer) decides.
-    ///
-    /// With `may_be_quiet`, the charges of a request that only headers report are not kept.
-    #[inline]
-    pub(crate) fn charge<L: Limiter>(
-        &mut self,
-        layer: &Compiled<L>,
-        parts: &Parts,
-        may_be_quiet: bool,
-    ) -> Option<L::Future<Decision>> {
-        let needs_no_ticket = may_be_quiet && !layer.keeps_tickets;
-        let may_be_quiet = may_be_quiet && !layer.prepares;
+    /// Charges a request that a service is behind. The charges of a [quiet](Charging::Quiet) request are not kept.
+    #[inline(never)]
+    pub(crate) fn charge<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
         // The one fast path: most layers have one policy that is always enforced, and only headers report an allowed
         // request. Key and decision stay where they were written, because a copy of words just written stalls on store
         // forwarding (`benches/instructions.rs`, "layer, allowed, no header fields").
-        if let Some((bound, policy)) = layer.only_policy() {
-            if !bound.applies(parts) {
-                return None;
-            }
-            let found = bound.key(parts);
-            let Some(key) = &found else {
-                if !bound.exempts_keyless() {
-                    self.kind = OutcomeKind::KeyMissing;
-                }
-                return None;
-            };
-            let cost = bound.cost(parts);
-            let decision = layer.limiter.try_take_one(policy, key, cost);
-            return match &decision {
-                Some(decision)
-                    if decision.is_allowed() && needs_no_ticket && is_seen_at_once(layer, policy, decision) =>
-                {
-                    (self.kind, self.is_quiet) = (OutcomeKind::Allowed, true);
-                    self.rendered =
-                        layer.headers.render(&[PolicyView { place: 0, policy, key, decision, refuses: false }], None);
-                    None
-                }
-                _ => self.charge_one(layer, found?, cost, decision),
-            };
+        let Some((bound, policy)) = layer.only_policy() else { return self.charge_rules(layer, head) };
+        if !bound.applies(head) {
+            return Charging::Decided;
         }
-        let planned = bypass::kind(layer, parts).or_else(|| {
+        let found = bound.key(head);
+        let Some(key) = &found else {
+            if !bound.exempts_keyless() {
+                self.kind = OutcomeKind::KeyMissing;
+            }
+            return Charging::Decided;
+        };
+        let cost = bound.cost(head);
+        let decision = layer.limiter.try_take_one(policy, key, cost);
+        match &decision {
+            Some(decision)
+                if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, decision) =>
+            {
+                let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
+                Charging::Quiet(layer.headers.due(&[view]))
+            }
+            _ => match found.and_then(|key| self.charge_one(layer, key, cost, decision)) {
+                Some(answer) => Charging::Later(answer),
+                None => Charging::Decided,
+            },
+        }
+    }
+
+    /// Charges a request to the rules of any layer.
+    #[inline(never)]
+    fn charge_rules<L: Limiter>(&mut self, layer: &Compiled<L>, head: &Head<'_>) -> Charging<L::Future<Decision>> {
+        let is_told = layer.prepares || layer.diagnostics.looks();
+        match self.charge_and_keep(layer, head) {
+            Some(answer) => Charging::Later(answer),
+            None if is_told || !matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt) => Charging::Decided,
+            None => Charging::Quiet(self.due_headers(layer)),
+        }
+    }
+
+    /// Charges a request, and keeps the charges whatever becomes of it. Returns the limiter's future if the limiter
+    /// answers later: then [`answer`](Self::answer) decides.
+    pub(crate) fn charge_and_keep<L: Limiter>(
+        &mut self,
+        layer: &Compiled<L>,
+        head: &Head<'_>,
+    ) -> Option<L::Future<Decision>> {
+        let planned = bypass::kind(layer, head).or_else(|| {
             let looks = layer.diagnostics.looks_for_keys();
-            self.plan(layer, parts, |at, bound, unmet, key| {
+            self.plan(layer, head, |at, bound, unmet, key| {
                 if looks {
-                    layer.diagnostics.look_at_rule(at, bound, unmet.is_none(), key, parts);
+                    layer.diagnostics.look_at_rule(at, bound, unmet.is_none(), key, head);
                 }
             })
         });
-        let answer = match planned {
-            Some(kind) => {
-                self.kind = kind;
-                None
-            }
-            None => self.ask(layer),
-        };
-        let is_usual = matches!(self.kind, OutcomeKind::Allowed | OutcomeKind::Exempt);
-        if is_usual && answer.is_none() && may_be_quiet && !layer.diagnostics.looks() {
-            self.is_quiet = true;
-            self.rendered = self.render(layer);
-        }
-        answer
+        let Some(kind) = planned else { return self.ask(layer) };
+        self.kind = kind;
+        None
     }
 
     /// Keeps the only charge, with the limiter's answer if there is one.
@@ -112,20 +122,27 @@ impl Ticket {
     pub(super) fn plan<L: Limiter>(
         &mut self,
         layer: &Compiled<L>,
-        parts: &Parts,
+        head: &Head<'_>,
         mut seen: impl FnMut(usize, &BoundRule, Option<&Condition>, Option<&Key>),
     ) -> Option<OutcomeKind> {
-        let found = layer.paths.as_ref().map(|paths| paths.rules(parts));
+        let found = layer.paths.as_ref().map(|paths| paths.rules(head));
         if found.is_none() {
             self.charges.reserve_exact(layer.most_charges.min(RESERVED_MAX));
         }
         let rules = &layer.settings.rules;
-        let Some(first) = self.find(layer, parts, &mut seen) else { return Some(OutcomeKind::Limited) };
+        // A rule that has charged the request, and the place of the charge, whose key other rules may have too.
+        let mut known: Option<(&BoundRule, usize)> = None;
+        let Some(first) = self.find(layer, head, &mut seen) else { return Some(OutcomeKind::Limited) };
         for at in first..found.as_ref().map_or(rules.len(), |found| found.len()) {
             let rule = found.as_ref().map_or(Some(at), |found| found.get(at).copied());
+            debug_assert!(rule.is_some_and(|rule| rule < rules.len()), "the paths are those of the layer's own rules");
             let Some((rule, bound)) = rule.and_then(|rule| Some((rule, rules.get(rule)?))) else { continue };
-            let unmet = bound.unmet(parts);
-            let key = if unmet.is_none() { bound.key(parts) } else { None };
+            let unmet = bound.unmet(head);
+            let key = match known.filter(|(other, _)| bound.has_key_of(other)) {
+                _ if unmet.is_some() => None,
+                Some((_, charge)) => self.charges.get(charge).map(|charged| charged.key.clone()),
+                None => bound.key(head),
+            };
             seen(rule, bound, unmet, key.as_ref());
             if unmet.is_some() || key.is_none() && bound.exempts_keyless() {
                 continue;
@@ -133,8 +150,9 @@ impl Ticket {
             let mode = layer.mode_of(bound);
             match key {
                 Some(key) => {
-                    let (cost, first) = (bound.cost(parts), self.charges.len());
-                    let policies = bound.charged(parts);
+                    let (cost, first) = (bound.cost(head), self.charges.len());
+                    known = Some((bound, first));
+                    let policies = bound.charged(head);
                     let last = policies.end.saturating_sub(1);
                     for policy in policies.start..last {
                         self.charges.push(Charged::new(policy, key.clone(), cost, mode));
@@ -166,13 +184,14 @@ impl Ticket {
     fn find<L>(
         &mut self,
         layer: &Compiled<L>,
-        parts: &Parts,
+        head: &Head<'_>,
         seen: &mut impl FnMut(usize, &BoundRule, Option<&Condition>, Option<&Key>),
     ) -> Option<usize> {
         let Some((finder, count)) = layer.settings.finder() else { return Some(0) };
         let most = FOUND_MAX.saturating_sub(layer.most_charges);
         let mut strictest = Mode::Shadow;
-        finder.find(parts, &mut |rule, key, cost| {
+        finder.find(head, &mut |rule, key, cost| {
+            debug_assert!(rule < count, "the source finds rules of its own version");
             let Some(bound) = layer.settings.rules.get(rule) else { return };
             let (policy, mode) = (bound.end() - 1, layer.mode_of(bound));
             strictest = strictest.stricter(mode);
@@ -271,7 +290,7 @@ impl Ticket {
 
     /// Decides about a request without an answer of the limiter. It is refused only if a rule could have refused it.
     #[cold]
-    fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &dyn Display, is_overload: bool) {
+    fn fail<L: Limiter>(&mut self, layer: &Compiled<L>, error: &(dyn Error + 'static), is_overload: bool) {
         layer.report_failure(error);
         self.kind = self.kind_of_failure(layer, is_overload);
     }

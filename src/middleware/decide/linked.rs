@@ -16,6 +16,7 @@ use crate::outcome::OutcomeKind;
 /// Adds the charge of a rule's linked policy behind those of the rule, which begin at `first`.
 #[cold]
 pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, first: usize) {
+    debug_assert!(first < charges.len(), "a rule charges its own policies before the linked one");
     let Some(last) = charges.last() else { return };
     let (key, mode) = (last.key.clone(), last.mode);
     let cost = match role {
@@ -27,7 +28,8 @@ pub(crate) fn link((policy, role): (usize, LinkedRole), charges: &mut Charges, f
     if role == LinkedRole::Meter {
         charges.iter_mut().skip(first).for_each(|charged| charged.effect = Effect::Observe);
     }
-    let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX); // a rule with a linked policy has no more
+    debug_assert!(charges.len() - first <= usize::from(u8::MAX), "a rule with a linked policy has no more");
+    let of = u8::try_from(charges.len() - first).unwrap_or(u8::MAX);
     charges.push(Charged { effect: Effect::OnRefusal { of }, ..Charged::new(policy, key, cost, mode) });
 }
 
@@ -53,7 +55,7 @@ pub(crate) fn status(charges: &[Charged], at: usize) -> Option<(bool, &ChargeDec
         None => (charged.is_refused(), own),
         Some((meter, LinkedRole::Meter)) => (charged.is_refused() && meter.is_refused(), own),
         Some((block, LinkedRole::Block)) if block.is_refused() => {
-            (true, if block.decision.retry_us > own.retry_us { &block.decision } else { own })
+            (true, if block.decision.wait() > own.wait() { &block.decision } else { own })
         }
         Some((_, LinkedRole::Block)) => (charged.is_refused(), own),
     })

@@ -8,7 +8,8 @@ use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
-use crate::middleware::body::{BoxError, RefusalBody};
+use crate::error::BoxError;
+use crate::refusal::RefusalBody;
 
 /// Takes requests that are over a quota: [`NoOverflow`] or [`OverflowTo`] another service. Sealed.
 ///
@@ -53,6 +54,7 @@ impl<S: Service<Request<B>>, B> Overflow<S, B> for NoOverflow {
     }
 
     fn call(self, _: Request<B>) -> Self::Future {
+        debug_assert!(false, "there is no overflow to call: it is never ready");
         pending()
     }
 }

@@ -1,6 +1,4 @@
-//! Outcomes, headers and refusals: the reports to the service, the observer and the client.
+//! What the observer and the service learn of a request, and its response.
 
-pub(crate) mod headers;
 mod outcome;
-pub(crate) mod refusal;
 mod response;

@@ -1,8 +1,7 @@
 //! The outcome of a request, for the observer and the service.
 
-use http::request::Parts;
-
-use super::headers::is_near;
+use crate::head::Head;
+use crate::headers::is_near;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::ticket::Ticket;
@@ -29,7 +28,7 @@ impl Ticket {
 
     /// Reports the outcome to the observer. Returns it if the request has to carry it to the service.
     #[inline]
-    pub(crate) fn report<L>(&self, layer: &Compiled<L>, request: &Parts) -> Option<Outcome> {
+    pub(crate) fn report<L>(&self, layer: &Compiled<L>, request: &Head<'_>) -> Option<Outcome> {
         let carries = layer.settings.expose_outcome || self.kind.is_always_exposed();
         if !carries && layer.settings.observer.is_none() {
             return None;
@@ -42,13 +41,13 @@ impl Ticket {
     /// Reports that the request was dropped before the limiter answered. What the application's observer does wrong
     /// ends here, because this is called while a value is dropped.
     #[cold]
-    pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Parts) {
+    pub(crate) fn report_dropped<L>(&mut self, layer: &Compiled<L>, request: &Head<'_>) {
         self.kind = OutcomeKind::Abandoned;
         contained(|| self.observe(layer, request, &self.outcome(layer)));
     }
 
     #[inline(never)]
-    pub(crate) fn observe<L>(&self, layer: &Compiled<L>, request: &Parts, outcome: &Outcome) {
+    pub(crate) fn observe<L>(&self, layer: &Compiled<L>, request: &Head<'_>, outcome: &Outcome) {
         if let Some(observer) = &layer.settings.observer {
             let keys = self.charges.iter().filter_map(|charged| Some((layer.policy(charged.policy)?, &charged.key)));
             observer.on_outcome(&Observed::new(outcome, request, keys));

@@ -7,24 +7,25 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
-use super::headers::{PolicyView, Rendered, keep_one_of_each};
+use crate::head::Head;
+use crate::headers::{DueHeaders, PolicyView, keep_one_of_each};
 use crate::limiter::Limiter;
-use crate::middleware::body::RefusalBody;
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::linked;
 use crate::middleware::settle::nested::NestedToken;
 use crate::middleware::ticket::Ticket;
 use crate::mode::Mode;
 use crate::outcome::{Outcome, OutcomeKind};
+use crate::refusal::RefusalBody;
 
 impl Ticket {
-    /// Renders the headers of the service's response. Returns `None` if it gets none.
+    /// Returns the headers of the service's response, or `None` if it gets none.
     #[inline]
-    pub(crate) fn render<L>(&self, layer: &Compiled<L>) -> Option<Rendered> {
+    pub(crate) fn due_headers<L>(&self, layer: &Compiled<L>) -> Option<DueHeaders> {
         if !self.is_answered || layer.headers.is_silent_if_passed {
             return None;
         }
-        self.with_views(layer, false, |views| layer.headers.render(views, None))
+        self.with_views(layer, false, |views| layer.headers.due(views))
     }
 
     /// Adds to the service's response what the layer reports.
@@ -38,8 +39,8 @@ impl Ticket {
 
     /// Adds the headers of a response to a request that passes.
     pub(crate) fn add_headers<L>(&self, layer: &Compiled<L>, headers: &mut HeaderMap, status: StatusCode) {
-        if let Some(mut rendered) = self.render(layer) {
-            layer.headers.add(&mut rendered, headers, status);
+        if let Some(mut due) = self.due_headers(layer) {
+            layer.headers.add_due(&mut due, &layer.policies, headers, status);
         }
         if self.kind == OutcomeKind::Degraded {
             store_only_if_allowed(headers);
@@ -79,12 +80,12 @@ impl Ticket {
     ) -> Response<B> {
         NestedToken::spend(&mut parts.extensions, self.kind);
         let outcome = self.outcome(layer);
-        self.observe(layer, parts, &outcome);
+        self.observe(layer, &Head::from(&*parts), &outcome);
         if layer.diagnostics.looks() {
             self.look_for_never(layer);
         }
         let seed = self.seed(layer);
-        let mut response = match self.usual_headers(layer, parts, &outcome, seed) {
+        let mut response = match self.usual_headers(layer, &Head::from(&*parts), &outcome, seed) {
             Some(headers) => {
                 let body = layer.refusals.limited_body(&outcome);
                 let mut response = Response::new(into_body(RefusalBody::whole(body)));
@@ -94,7 +95,7 @@ impl Ticket {
             }
             None => {
                 let wait = layer.headers.reported_wait(&outcome, seed);
-                let mut response = layer.refusals.respond(parts, &outcome, wait).map(into_body);
+                let mut response = layer.refusals.respond(&Head::from(&*parts), &outcome, wait).map(into_body);
                 self.add_refusal_headers(layer, seed, &mut response);
                 response
             }
@@ -109,8 +110,14 @@ impl Ticket {
     }
 
     /// Returns all headers of a usual refusal, or `None` if another is due.
-    fn usual_headers<L>(&self, layer: &Compiled<L>, parts: &Parts, outcome: &Outcome, seed: u64) -> Option<HeaderMap> {
-        let layout = layer.layout.as_ref().filter(|_| layer.refusals.is_usual(parts, outcome))?;
+    fn usual_headers<L>(
+        &self,
+        layer: &Compiled<L>,
+        head: &Head<'_>,
+        outcome: &Outcome,
+        seed: u64,
+    ) -> Option<HeaderMap> {
+        let layout = layer.layout.as_ref().filter(|_| layer.refusals.is_usual(head, outcome))?;
         self.with_views(layer, true, |views| layer.headers.fill(layout, views, seed))
     }
 
@@ -137,7 +144,7 @@ impl Ticket {
             Some(PolicyView {
                 place: charged.policy,
                 policy,
-                key: &charged.key,
+                key: Some(&charged.key),
                 decision,
                 refuses: is_refusal && refuses,
             })

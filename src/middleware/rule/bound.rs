@@ -1,13 +1,13 @@
 //! A rule in its place in a layer: with the extractor of its key, and with policies whose names no
 //! other rule has.
 
+use std::any::TypeId;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use http::request::Parts;
-
 use super::definition::{Condition, MissingKey, Read, Rule};
+use crate::head::Head;
 use crate::key::AddressSource;
 use crate::key::value::{IntoKey, Key};
 use crate::policy::Policy;
@@ -18,6 +18,9 @@ pub(crate) struct BoundRule {
     rule: Rule,
     /// Returns the key, or the shared key of requests without one if the rule says so.
     extract: Read<Option<Key>>,
+    /// The type of the extractor, if rules with this type have the same keys: it captures nothing, and finds the key by
+    /// itself.
+    extractor: Option<TypeId>,
     /// The place of its first policy among those of the layer.
     first: usize,
     /// The source of the extractor's address.
@@ -27,17 +30,18 @@ pub(crate) struct BoundRule {
 impl BoundRule {
     pub(crate) fn new<E, K>(mut rule: Rule, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let shares = rule.missing_key == MissingKey::Shared;
-        let extract = move |parts: &Parts| extract(parts).into_key().or_else(|| shares.then(Key::keyless));
+        let extract = move |head: &Head<'_>| extract(head).into_key().or_else(|| shares.then(Key::keyless));
         // A charge of 0 looks, and passes also in debt: what is settled later reserves at least one
         // unit.
         if let Some(cost) = rule.cost.clone().filter(|_| rule.settlement.replaces_cost()) {
-            rule.cost = Some(Arc::new(move |parts: &Parts| cost(parts).max(1)));
+            rule.cost = Some(Arc::new(move |head: &Head<'_>| cost(head).max(1)));
         }
-        Self { rule, extract: Arc::new(extract), first: 0, by: AddressSource::of::<E>() }
+        let extractor = (size_of::<E>() == 0 && !shares).then(TypeId::of::<E>);
+        Self { rule, extract: Arc::new(extract), extractor, first: 0, by: AddressSource::of::<E>() }
     }
 
     pub(crate) fn rule(&self) -> &Rule {
@@ -65,9 +69,9 @@ impl BoundRule {
         self.by != AddressSource::Other
     }
 
-    /// Places the rule's policies behind `first` others, whose names differ.
+    /// Returns the rule with its policies behind `first` others, whose names differ.
     #[cfg(feature = "rules")]
-    pub(crate) fn placed(self, first: usize) -> Self {
+    pub(crate) fn behind(self, first: usize) -> Self {
         Self { first, ..self }
     }
 
@@ -114,12 +118,12 @@ impl BoundRule {
 
     /// The policies that a request is charged to, among those of the layer.
     #[inline]
-    pub(crate) fn charged(&self, parts: &Parts) -> Range<usize> {
+    pub(crate) fn charged(&self, head: &Head<'_>) -> Range<usize> {
         let count = self.rule.policies.len();
         match &self.rule.choose {
             None => self.first..self.first + count,
             Some(choose) => {
-                let plan = choose(parts).filter(|plan| *plan < count).unwrap_or(0);
+                let plan = choose(head).filter(|plan| *plan < count).unwrap_or(0);
                 self.first + plan..self.first + plan + 1
             }
         }
@@ -127,26 +131,32 @@ impl BoundRule {
 
     /// Returns whether the rule applies to a request.
     #[inline]
-    pub(crate) fn applies(&self, parts: &Parts) -> bool {
-        self.unmet(parts).is_none()
+    pub(crate) fn applies(&self, head: &Head<'_>) -> bool {
+        self.unmet(head).is_none()
     }
 
     /// Returns the first condition that a request does not meet. Later ones are not asked.
     #[inline]
-    pub(crate) fn unmet(&self, parts: &Parts) -> Option<&Condition> {
-        self.rule.conditions.iter().find(|condition| !(condition.holds)(parts))
+    pub(crate) fn unmet(&self, head: &Head<'_>) -> Option<&Condition> {
+        self.rule.conditions.iter().find(|condition| !(condition.holds)(head))
     }
 
     /// Returns the key of a request that the rule applies to.
     #[inline]
-    pub(crate) fn key(&self, parts: &Parts) -> Option<Key> {
-        (self.extract)(parts)
+    pub(crate) fn key(&self, head: &Head<'_>) -> Option<Key> {
+        (self.extract)(head)
+    }
+
+    /// Returns whether a request has the same key for both rules, because they have one extractor.
+    #[inline]
+    pub(crate) fn has_key_of(&self, other: &Self) -> bool {
+        self.extractor.is_some() && self.extractor == other.extractor
     }
 
     /// Returns the cost of a request that has a key.
     #[inline]
-    pub(crate) fn cost(&self, parts: &Parts) -> u64 {
-        self.rule.cost.as_ref().map_or(1, |cost| cost(parts))
+    pub(crate) fn cost(&self, head: &Head<'_>) -> u64 {
+        self.rule.cost.as_ref().map_or(1, |cost| cost(head))
     }
 
     /// Returns whether a request without a key is exempt from the rule.
@@ -181,11 +191,10 @@ fn free_name(name: &str, taken: &[&str]) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::IntoRule;
     use crate::quota::Quota;
 
     fn bound(name: &str, quota: Quota) -> BoundRule {
-        BoundRule::new(Policy::new(name, quota).unwrap().into_rule(), |_: &Parts| ())
+        BoundRule::new(Rule::new(name, quota).unwrap(), |_: &Head<'_>| ())
     }
 
     #[test]
@@ -209,7 +218,7 @@ mod tests {
     #[test]
     fn each_of_several_policies_is_numbered_if_its_name_is_taken() {
         let quotas = || [Quota::per_second(1), Quota::per_hour(9)];
-        let several = || BoundRule::new(Policy::all_of("api", quotas()).unwrap(), |_: &Parts| ());
+        let several = || BoundRule::new(Rule::all_of("api", quotas()).unwrap(), |_: &Head<'_>| ());
         let others = [several(), bound("api-9-per-hour-2", Quota::per_second(1))];
         let mut second = several();
         second.place_behind(&others);
@@ -222,7 +231,7 @@ mod tests {
     fn plans_are_numbered_alike_if_their_name_is_taken() {
         let others = [bound("api", Quota::per_second(1)), bound("api-2", Quota::per_second(1))];
         let quotas = [Quota::per_second(1), Quota::per_second(5), Quota::per_second(5)];
-        let mut plans = BoundRule::new(Policy::plans("api", quotas, |_| 1).unwrap(), |_: &Parts| ());
+        let mut plans = BoundRule::new(Rule::plans("api", quotas, |_| 1).unwrap(), |_: &Head<'_>| ());
         plans.place_behind(&others);
         let names: Vec<&str> = plans.policies().iter().map(Policy::name).collect();
         assert_eq!(names, ["api-3"; 3]);
@@ -231,11 +240,11 @@ mod tests {
     #[test]
     fn several_predicates_must_all_hold() {
         let rule =
-            Rule::new(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
-        let bound = BoundRule::new(rule, |_: &Parts| ());
+            Rule::from(Quota::per_second(1)).when(|parts| parts.method == "GET").when(|parts| parts.uri.path() == "/a");
+        let bound = BoundRule::new(rule, |_: &Head<'_>| ());
         let asks = |method: &str, path: &str| {
             let (parts, ()) = http::Request::builder().method(method).uri(path).body(()).unwrap().into_parts();
-            bound.applies(&parts)
+            bound.applies(&Head::from(&parts))
         };
         assert!(asks("GET", "/a"));
         assert!(!asks("POST", "/a"));

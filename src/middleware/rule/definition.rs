@@ -1,35 +1,38 @@
-//! Rules: a policy, the requests that it applies to, and what they cost.
+//! Rules: a name and quotas, the requests that they apply to, and what these cost.
 
 use std::fmt;
 use std::sync::Arc;
 
-use http::request::Parts;
-
+use crate::error::labelled;
 use crate::explanation::NotCharged;
+use crate::head::Head;
 use crate::mode::ModeSwitch;
 use crate::policy::{CONTENT_BYTES, Policy};
-use crate::quota::{PolicyError, Quota};
+use crate::quota::{Quota, QuotaError};
 
 use super::path::PathPattern;
 use super::settlement::{OnAborted, Settlement};
 use super::switch::QuotaSwitch;
 
 /// A closure of the application over a request's head.
-pub(crate) type Read<T> = Arc<dyn Fn(&Parts) -> T + Send + Sync>;
+pub(crate) type Read<T> = Arc<dyn Fn(&Head<'_>) -> T + Send + Sync>;
 
-/// A policy as a layer applies it: to which requests, at what cost, and what happens to a request
-/// without a key.
+/// A *named* quota, as a layer applies it: to which requests, at what cost, and what happens to a
+/// request without a key.
 ///
 /// By default a rule applies to every request, each costs 1, and a request without a key is
-/// refused. A [`Quota`] and a [`Policy`] are accepted wherever a layer takes a rule.
+/// refused. The name is in headers, in metrics, and part of the stored state.
+///
+/// A [`Quota`] is accepted wherever a layer takes a rule. It becomes a rule named after its words:
+/// `100-per-minute`.
 ///
 /// ```
-/// use tower_ratelimit::{MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, key};
+/// use tower_ratelimit::{MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule, key};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let search = Policy::new("search", Quota::per_second(10))?
+/// let search = Rule::new("search", Quota::per_second(10))?
 ///     .when(|request| request.uri.path().starts_with("/search"))
 ///     .cost(|request| if request.uri.query().is_some() { 2 } else { 1 });
-/// let user = Policy::new("user", Quota::per_hour(1_000))?.missing_key(MissingKey::Shared);
+/// let user = Rule::new("user", Quota::per_hour(1_000))?.missing_key(MissingKey::Shared);
 ///
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), search, key::peer_ip()).and(user, key::bearer_token());
 /// # Ok(()) }
@@ -83,9 +86,151 @@ pub(crate) enum LinkedRole {
 }
 
 impl Rule {
-    /// Makes a rule that applies the policy to every request.
-    pub fn new(policy: impl IntoRule) -> Self {
-        policy.into_rule()
+    /// Makes a rule of this name, which applies the quota to every request.
+    ///
+    /// # Errors
+    /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
+    /// because it is part of headers.
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+        Policy::new(name, quota).map(Self::from)
+    }
+
+    /// Makes a rule of several quotas that a request must all meet, such as 60 per minute, 1,000
+    /// per hour and 10,000 per day.
+    ///
+    /// The quotas share the key, the cost, the condition and the other settings of the rule. A
+    /// request is charged to all of them or to none. Each quota is a policy of its own, named after
+    /// `name` and its words, so that headers, refusals and metrics distinguish them.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
+    /// let client = Rule::all_of("client", quotas)?;
+    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
+    ///
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, if two quotas count alike, or if a policy's name
+    /// would be invalid; see [`new`](Self::new). The words of a usual quota add about 15 characters to
+    /// the name.
+    pub fn all_of(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Self, QuotaError> {
+        Policy::each(name.as_ref(), quotas).map(Self::of)
+    }
+
+    /// Makes a rule of several plans, of which each request has one: free, pro and enterprise
+    /// customers have different quotas under one name. `choose` returns the plan's index in
+    /// `quotas`. It may return an `Option`.
+    ///
+    /// The first quota applies if `choose` returns `None` or an index that does not exist, so no
+    /// request is unlimited by mistake. Put the strictest quota first. To exempt requests, see
+    /// [`when`](Self::when).
+    ///
+    /// When the plan of a key changes, its usage is kept:
+    ///
+    /// * A client that has used 80 of 100 and upgrades to 1,000 has 920 left.
+    /// * A client that downgrades with more usage than the smaller plan allows must wait until
+    ///   enough of it has expired, at the smaller plan's pace. For this each quota gets the
+    ///   [debt](Quota::max_debt) that the largest one needs, as far as a debt may go.
+    /// * Each change may round the used amount up by less than a unit, never down. So changing back
+    ///   and forth gains nothing. All requests of one key should have the same plan.
+    /// * A quota of 0 remembers nothing.
+    ///
+    /// Alternatives:
+    ///
+    /// * [`plans_in_proportion`](Self::plans_in_proportion) keeps the used share instead of the
+    ///   amount.
+    /// * If each plan should start with a fresh allowance, make the plan a part of the key:
+    ///   `Key::of((customer, plan))`.
+    /// * [`PlanOverrides`](crate::middleware::PlanOverrides) gives single keys another plan while
+    ///   the service runs.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    ///
+    /// #[derive(Clone, Copy)]
+    /// enum Plan {
+    ///     Free,
+    ///     Pro,
+    ///     Enterprise,
+    /// }
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
+    /// let customer = Rule::plans("customer", quotas, |request| {
+    ///     request.extensions.get::<Plan>().map(|plan| *plan as usize) // no plan: as `Free`
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, or if the name is invalid; see [`new`](Self::new).
+    pub fn plans<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Self, QuotaError>
+    where
+        F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans(name.as_ref(), quotas)?) })
+    }
+
+    /// Makes a rule of several plans like [`plans`](Self::plans), which keeps the used share when a
+    /// key's plan changes, instead of the used amount. A client that has used 60 of 100 and
+    /// upgrades to 1,000 has 400 left. If it then downgrades, it has 40 left.
+    ///
+    /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
+    ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
+    ///   9 left.
+    /// * However a key changes its plan, the shares that it takes at one instant add up to at most
+    ///   one whole. So it never gets more than one plan alone would give. All requests of one key
+    ///   should have the same plan, because each change may cost a unit.
+    /// * Debts are shares, too. So each plan may owe as large a part of its capacity as any other.
+    /// * A change converts what is in use at that instant. Units that an ending sub-window counts no
+    ///   longer are forgotten.
+    /// * A quota of 0 remembers nothing.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let quotas = [Quota::per_hour(100), Quota::per_hour(1_000)];
+    /// let customer = Rule::plans_in_proportion("customer", quotas, |request| {
+    ///     usize::from(request.headers.contains_key("x-paid"))
+    /// })?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Returns an error if there is no quota, if the name is invalid (see [`new`](Self::new)), or if a
+    /// quota is a block or a meter (see [`Quota::in_proportion`]).
+    pub fn plans_in_proportion<F, P>(
+        name: impl AsRef<str>,
+        quotas: impl IntoIterator<Item = Quota>,
+        choose: F,
+    ) -> Result<Self, QuotaError>
+    where
+        F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
+        P: Into<Option<usize>>,
+    {
+        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
+        Ok(Self { choose: Some(choose), ..Self::of(Policy::named_plans_in_proportion(name.as_ref(), quotas)?) })
+    }
+
+    /// Makes a rule whose quota follows a [`QuotaSwitch`].
+    ///
+    /// # Errors
+    /// Returns an error if the name is invalid; see [`new`](Self::new).
+    pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Self, QuotaError> {
+        let policy = Policy::new(name, quota.compiled())?.following(quota.compiled(), quota.id());
+        Ok(Self { switch: Some(quota.clone()), ..Self::from(policy) })
     }
 
     /// Applies the rule only to requests for which `predicate` holds. If this is called several
@@ -96,7 +241,7 @@ impl Rule {
     ///
     /// Inside axum's `nest` the path of a request lacks the prefix. Test
     /// [`key::original_uri(request)`](crate::key::original_uri) there.
-    pub fn when(mut self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+    pub fn when(mut self, predicate: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) -> Self {
         self.conditions.push(Condition { of: NotCharged::Condition, expected: None, holds: Arc::new(predicate) });
         self
     }
@@ -108,7 +253,7 @@ impl Rule {
     ///   [blocked](Self::block). A rule that is [settled](Self::settle_by_usage) later reserves one
     ///   unit for it.
     /// * A cost above the quota's capacity is refused for good, without `Retry-After`.
-    pub fn cost(mut self, cost: impl Fn(&Parts) -> u64 + Send + Sync + 'static) -> Self {
+    pub fn cost(mut self, cost: impl Fn(&Head<'_>) -> u64 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
@@ -123,9 +268,9 @@ impl Rule {
     /// body](Self::settle_by_body) is `content-bytes`.
     ///
     /// ```
-    /// use tower_ratelimit::{Policy, Quota};
+    /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let tokens = Policy::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_usage();
+    /// let tokens = Rule::new("tokens", Quota::per_hour(10_000))?.unit("tokens")?.cost(|_| 100).settle_by_usage();
     /// // RateLimit-Policy: "tokens";q=10000;qu="tokens";w=3600
     /// assert_eq!(tokens.policies()[0].quota_unit(), "tokens");
     /// # Ok(()) }
@@ -133,7 +278,7 @@ impl Rule {
     ///
     /// # Errors
     /// Returns an error if the unit is empty, longer than 128 characters, or not printable ASCII.
-    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, PolicyError> {
+    pub fn unit(mut self, unit: impl AsRef<str>) -> Result<Self, QuotaError> {
         for policy in &mut self.policies {
             *policy = policy.in_unit(unit.as_ref())?;
         }
@@ -165,7 +310,7 @@ impl Rule {
 
     /// Warns when at most this percentage of the quota's capacity remains: the outcome [is
     /// near](crate::outcome::PolicyStatus::is_near) then. The comparison is exact. Values above 100
-    /// count as 100, which is always.
+    /// count as 100: the rule always warns.
     ///
     /// An [`Observer`](crate::outcome::Observer) sees the outcome, and so does the service if the
     /// outcome is [exposed](crate::RateLimitLayer::expose_outcome).
@@ -174,8 +319,8 @@ impl Rule {
         self
     }
 
-    /// Returns the policies: one, unless the rule has [several quotas](Policy::all_of) or
-    /// [plans](Policy::plans).
+    /// Returns the policies: one, unless the rule has [several quotas](Self::all_of) or
+    /// [plans](Self::plans).
     #[must_use]
     pub fn policies(&self) -> &[Policy] {
         &self.policies
@@ -230,28 +375,36 @@ impl fmt::Debug for Rule {
     }
 }
 
-/// The fate of a request whose extractor found no key.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum MissingKey {
-    /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
-    /// is charged.
+labelled! {
+    /// The fate of a request whose extractor found no key.
     ///
-    /// The default, because with both other choices a client can evade a limit by leaving its key
-    /// out.
-    #[default]
-    Reject,
-    /// All requests without a key share one allowance of this policy. No key that an extractor
-    /// returns is equal to theirs.
-    Shared,
-    /// The rule does not apply to the request.
-    Exempt,
+    /// With the feature `serde` it is read and written as its [label](Self::as_str).
+    #[derive(Default)]
+    MissingKey,
+    /// Returns the label for files: `reject`, `shared`, `exempt`.
+    as_str {
+        /// The request is refused with 400, or `INVALID_ARGUMENT` over gRPC, and no policy of the layer
+        /// is charged.
+        ///
+        /// The default, because with both other choices a client can evade a limit by leaving its key
+        /// out.
+        #[default]
+        Reject = "reject",
+        /// All requests without a key share one allowance of this rule. No key that an extractor
+        /// returns is equal to theirs.
+        Shared = "shared",
+        /// The rule does not apply to the request.
+        Exempt = "exempt",
+    }
 }
 
-/// A value that a layer accepts as a rule: a [`Quota`], a [`Policy`] or a [`Rule`].
+#[cfg(feature = "serde")]
+crate::serde::by_label!(MissingKey);
+
+/// A value that a layer accepts as a rule: a [`Quota`] or a [`Rule`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a quota, a policy or a rule",
-    note = "`Policy::new` returns a `Result`: is a `?` missing?",
+    message = "`{Self}` is not a quota or a rule",
+    note = "`Rule::new` returns a `Result`: is a `?` missing?",
     note = "text becomes a quota by `text.parse::<Quota>()?`"
 )]
 pub trait IntoRule {
@@ -265,160 +418,22 @@ impl IntoRule for Rule {
     }
 }
 
-impl IntoRule for Policy {
-    fn into_rule(self) -> Rule {
-        Rule::of(vec![self])
-    }
-}
-
-impl IntoRule for &Policy {
-    fn into_rule(self) -> Rule {
-        self.clone().into_rule()
-    }
-}
-
 impl IntoRule for Quota {
     fn into_rule(self) -> Rule {
-        Policy::from(self).into_rule()
+        self.into()
     }
 }
 
-impl Policy {
-    /// Makes a rule of several quotas that a request must all meet, such as 60 per minute, 1,000
-    /// per hour and 10,000 per day.
-    ///
-    /// The quotas share the key, the cost, the condition and the other settings of the rule. A
-    /// request is charged to all of them or to none. Each quota is a policy of its own, named after
-    /// `name` and its words, so that headers, refusals and metrics distinguish them.
-    ///
-    /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let quotas = [Quota::per_minute(60), Quota::per_hour(1_000), Quota::per_day(10_000)];
-    /// let client = Policy::all_of("client", quotas)?;
-    /// assert_eq!(client.policies()[1].name(), "client-1000-per-hour");
-    ///
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if there is no quota, if two quotas count alike, or if a policy's name
-    /// would be invalid; see [`Policy::new`]. The words of a usual quota add about 15 characters to
-    /// the name.
-    pub fn all_of(name: impl AsRef<str>, quotas: impl IntoIterator<Item = Quota>) -> Result<Rule, PolicyError> {
-        Self::each(name.as_ref(), quotas).map(Rule::of)
+impl From<Quota> for Rule {
+    /// Returns a rule that is named after the quota's words; see [`Policy::from`](Policy#impl-From<Quota>-for-Policy).
+    fn from(quota: Quota) -> Self {
+        Policy::from(quota).into()
     }
+}
 
-    /// Makes a rule of several plans, of which each request has one: free, pro and enterprise
-    /// customers have different quotas under one name. `choose` returns the plan's index in
-    /// `quotas`. It may return an `Option`.
-    ///
-    /// The first quota applies if `choose` returns `None` or an index that does not exist, so no
-    /// request is unlimited by mistake. Put the strictest quota first. To exempt requests, see
-    /// [`Rule::when`].
-    ///
-    /// When the plan of a key changes, its usage is kept:
-    ///
-    /// * A client that has used 80 of 100 and upgrades to 1,000 has 920 left.
-    /// * A client that downgrades with more usage than the smaller plan allows must wait until
-    ///   enough of it has expired, at the smaller plan's pace. For this each quota gets the
-    ///   [debt](Quota::max_debt) that the largest one needs, as far as a debt may go.
-    /// * Each change may round the used amount up by less than a unit, never down. So changing back
-    ///   and forth gains nothing. All requests of one key should have the same plan.
-    /// * A quota of 0 remembers nothing.
-    ///
-    /// Alternatives:
-    ///
-    /// * [`plans_in_proportion`](Self::plans_in_proportion) keeps the used share instead of the
-    ///   amount.
-    /// * If each plan should start with a fresh allowance, make the plan a part of the key:
-    ///   `Key::of((customer, plan))`.
-    /// * [`PlanOverrides`](crate::middleware::PlanOverrides) gives single keys another plan while
-    ///   the service runs.
-    ///
-    /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
-    ///
-    /// #[derive(Clone, Copy)]
-    /// enum Plan {
-    ///     Free,
-    ///     Pro,
-    ///     Enterprise,
-    /// }
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
-    /// let customer = Policy::plans("customer", quotas, |request| {
-    ///     request.extensions.get::<Plan>().map(|plan| *plan as usize) // no plan: as `Free`
-    /// })?;
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if there is no quota, or if the name is invalid; see [`Policy::new`].
-    pub fn plans<F, P>(
-        name: impl AsRef<str>,
-        quotas: impl IntoIterator<Item = Quota>,
-        choose: F,
-    ) -> Result<Rule, PolicyError>
-    where
-        F: Fn(&Parts) -> P + Send + Sync + 'static,
-        P: Into<Option<usize>>,
-    {
-        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
-        Ok(Rule { choose: Some(choose), ..Rule::of(Self::named_plans(name.as_ref(), quotas)?) })
-    }
-
-    /// Makes a rule of several plans like [`plans`](Self::plans), which keeps the used share when a
-    /// key's plan changes, instead of the used amount. A client that has used 60 of 100 and
-    /// upgrades to 1,000 has 400 left. If it then downgrades, it has 40 left.
-    ///
-    /// * The share is relative to each plan's capacity and is rounded up by less than a unit of the
-    ///   new plan. A client that takes 1 of 1,000 and changes to a plan of 10 in a fixed window has
-    ///   9 left.
-    /// * However a key changes its plan, the shares that it takes at one instant add up to at most
-    ///   one whole. So it never gets more than one plan alone would give. All requests of one key
-    ///   should have the same plan, because each change may cost a unit.
-    /// * Debts are shares, too. So each plan may owe as large a part of its capacity as any other.
-    /// * A change converts what is in use at that instant. Units that an ending sub-window counts no
-    ///   longer are forgotten.
-    /// * A quota of 0 remembers nothing.
-    ///
-    /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let quotas = [Quota::per_hour(100), Quota::per_hour(1_000)];
-    /// let customer = Policy::plans_in_proportion("customer", quotas, |request| {
-    ///     usize::from(request.headers.contains_key("x-paid"))
-    /// })?;
-    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// Returns an error if there is no quota, if the name is invalid (see [`Policy::new`]), or if a
-    /// quota is a block or a meter (see [`Quota::in_proportion`]).
-    pub fn plans_in_proportion<F, P>(
-        name: impl AsRef<str>,
-        quotas: impl IntoIterator<Item = Quota>,
-        choose: F,
-    ) -> Result<Rule, PolicyError>
-    where
-        F: Fn(&Parts) -> P + Send + Sync + 'static,
-        P: Into<Option<usize>>,
-    {
-        let choose: Read<Option<usize>> = Arc::new(move |parts| choose(parts).into());
-        Ok(Rule { choose: Some(choose), ..Rule::of(Self::named_plans_in_proportion(name.as_ref(), quotas)?) })
-    }
-
-    /// Returns a rule whose quota follows a [`QuotaSwitch`].
-    ///
-    /// # Errors
-    /// Returns an error if the name is invalid; see [`Policy::new`].
-    pub fn switched(name: impl Into<String>, quota: &QuotaSwitch) -> Result<Rule, PolicyError> {
-        let policy = Self::new(name, quota.compiled())?.following(quota.compiled(), quota.id());
-        Ok(Rule { switch: Some(quota.clone()), ..policy.into_rule() })
+impl From<Policy> for Rule {
+    /// Returns a rule of this policy, for callers that ask the limiter about the policy, too.
+    fn from(policy: Policy) -> Self {
+        Self::of(vec![policy])
     }
 }

@@ -3,44 +3,44 @@
 
 use super::definition::{LinkedPolicy, LinkedRole, Rule};
 use crate::policy::Policy;
-use crate::quota::{Algorithm, PolicyError};
+use crate::quota::{Algorithm, Quota, QuotaError};
 
 impl Rule {
-    /// Closes a key that the rule refuses too often. The quota of `block` is a
-    /// [block](crate::Quota::block). Each refusal by one of the rule's own policies is a strike,
-    /// counted in the same step.
+    /// Closes a key that the rule refuses too often. The quota is a [block](crate::Quota::block) with
+    /// a name of its own. Each refusal by one of the rule's own quotas is a strike, counted in the
+    /// same step.
     ///
     /// The strike that closes the key, and every request until the key opens, is refused with the
     /// outcome [`Blocked`](crate::observe::OutcomeKind::Blocked) and a `Retry-After` that says when
-    /// it opens. Nothing is charged meanwhile. Headers do not list the block; the rule's policies
+    /// it opens. Nothing is charged meanwhile. Headers do not list the block; the rule's quotas
     /// report that nothing remains until then. In [`Mode::Degrade`](crate::Mode::Degrade) and
     /// [`Mode::Shadow`](crate::Mode::Shadow) the block does not refuse either.
     ///
-    /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same policy and
-    /// limiter.
+    /// [`Blocks`](crate::limiter::Blocks) closes and opens keys by hand, with the same name, quota
+    /// and limiter.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
-    /// let block = Policy::new("login-block", Quota::block(3, 10 * minute, hour)?)?;
-    /// let login = Policy::new("login", Quota::per_minute(5))?.block(block)?;
+    /// let login = Rule::new("login", Quota::per_minute(5))?.block("login-block", Quota::block(3, 10 * minute, hour)?)?;
     ///
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), login, key::peer_ip());
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the quota is not a block, if one of the rule's policies has the block's
-    /// name, if the rule has a block or a meter already, or if it has more than 255
-    /// [quotas](Policy::all_of).
-    pub fn block(self, block: Policy) -> Result<Self, PolicyError> {
-        self.linked_to(block, LinkedRole::Block)
+    /// Returns an error if the name is invalid (see [`new`](Self::new)) or that of the rule itself,
+    /// if the quota is not a block, if the rule has a block or a meter already, or if it has more
+    /// than 255 [quotas](Self::all_of).
+    pub fn block(self, name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+        self.linked_to(Policy::new(name, quota)?, LinkedRole::Block)
     }
 
-    /// Lets requests beyond the rule's quota pass, and counts them. The quota of `meter` is a
-    /// [meter](crate::Quota::meter); its limit is the most that may pass in this way.
+    /// Lets requests beyond the rule's quota pass, and counts them. The quota is a
+    /// [meter](crate::Quota::meter) with a name of its own; its limit is the most that may pass in
+    /// this way.
     ///
     /// * A request's cost is taken from the quota. If the quota has too little left, the whole cost
     ///   is counted by the meter instead, in the same step. The outcome is then
@@ -53,30 +53,31 @@ impl Rule {
     /// * In [`Mode::Degrade`](crate::Mode::Degrade) and [`Mode::Shadow`](crate::Mode::Shadow)
     ///   nothing is metered.
     ///
-    /// [`Meters`](crate::limiter::Meters) reads and settles the meter, with the same policy and
+    /// [`Meters`](crate::limiter::Meters) reads and settles the meter, with the same name, quota and
     /// limiter. A meter in memory is exact until the process ends, and part of
     /// [snapshots](crate::MemoryLimiter::snapshot). To bill by a meter, keep it in Redis, with a
     /// retention longer than the time between two readings.
     ///
     /// ```
     /// use std::time::Duration;
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let meter = Policy::new("api-over", Quota::meter(1_000_000, Duration::from_secs(92 * 86_400))?)?;
-    /// let api = Policy::new("api", Quota::per_day(10_000))?.overage(meter)?;
+    /// let meter = Quota::meter(1_000_000, Duration::from_secs(92 * 86_400))?;
+    /// let api = Rule::new("api", Quota::per_day(10_000))?.overage("api-over", meter)?;
     ///
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), api, key::header("x-api-key"));
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
-    /// Returns an error if the quota is not a meter, if one of the rule's policies has the meter's
-    /// name, if the rule has a block or a meter already, or if it has [several
-    /// quotas](Policy::all_of). A request within one of these and beyond another would be counted
-    /// by both.
-    pub fn overage(self, meter: Policy) -> Result<Self, PolicyError> {
+    /// Returns an error if the name is invalid (see [`new`](Self::new)) or that of the rule itself,
+    /// if the quota is not a meter, if the rule has a block or a meter already, or if it has
+    /// [several quotas](Self::all_of). A request within one of these and beyond another would be
+    /// counted by both.
+    pub fn overage(self, name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
+        let meter = Policy::new(name, quota)?;
         if self.policies.len() > 1 && self.choose.is_none() {
-            return Err(PolicyError::together(
+            return Err(QuotaError::together(
                 meter.name(),
                 "a rule of several quotas cannot meter what goes beyond them: what one of them takes another may be out \
                  of; put the others into a rule of their own",
@@ -85,28 +86,29 @@ impl Rule {
         self.linked_to(meter, LinkedRole::Meter)
     }
 
-    fn linked_to(self, policy: Policy, role: LinkedRole) -> Result<Self, PolicyError> {
+    /// Links a policy to the rule.
+    pub(crate) fn linked_to(self, policy: Policy, role: LinkedRole) -> Result<Self, QuotaError> {
         let algorithm = match role {
             LinkedRole::Block => Algorithm::Block,
             LinkedRole::Meter => Algorithm::Meter,
         };
         if policy.quota().algorithm() != algorithm {
-            return Err(PolicyError::together(
+            return Err(QuotaError::together(
                 policy.name(),
                 &format!("\"{}\" is no {algorithm}: take Quota::{algorithm}", policy.quota()),
             ));
         }
         if self.policies.iter().any(|own| own.name() == policy.name()) {
-            return Err(PolicyError::together(policy.name(), "the rule's own policy has this name: choose another"));
+            return Err(QuotaError::together(policy.name(), "the rule itself has this name: choose another"));
         }
         if self.linked.is_some() {
-            return Err(PolicyError::together(
+            return Err(QuotaError::together(
                 policy.name(),
                 "a rule has one block or one meter: what passes beyond its quota is no refusal; use two rules",
             ));
         }
         if self.choose.is_none() && self.policies.len() > usize::from(u8::MAX) {
-            return Err(PolicyError::together(
+            return Err(QuotaError::together(
                 policy.name(),
                 &format!(
                     "the rule has {} quotas, and a block counts the refusals of no more than {}: give the others a rule \

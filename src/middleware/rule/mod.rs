@@ -4,7 +4,6 @@
 mod bound;
 pub(crate) mod definition;
 mod link;
-mod on_policy;
 mod overrides;
 #[cfg_attr(not(feature = "rules"), allow(dead_code, reason = "only files have patterns"))]
 mod path;

@@ -5,27 +5,27 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use foldhash::quality::RandomState;
-use http::request::Parts;
 
+use crate::head::Head;
 use crate::key::{IntoKey, Key};
 
 /// Gives single keys a plan, instead of the one that
-/// [`Policy::plans`](crate::policy::Policy::plans) would choose. It can be changed while requests
+/// [`Rule::plans`](crate::Rule::plans) would choose. It can be changed while requests
 /// are served. Clones are the same table.
 ///
 /// * The table belongs to the process. If a service has several processes, set a key in each of them, for example
 ///   from a list that all of them read.
-/// * An entry stays until it is removed or set anew; nothing expires. If timers remove entries, two that overlap for
+/// * An entry stays until it is removed or replaced; nothing expires. If timers remove entries, two that overlap for
 ///   one key end with the earlier one. So keep the end of each entry yourself, and remove a key only when its latest
 ///   one has passed.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::PlanOverrides, MemoryLimiter, Policy, Quota, RateLimitLayer};
+/// use tower_ratelimit::{key, middleware::PlanOverrides, MemoryLimiter, Quota, RateLimitLayer, Rule};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let overrides = PlanOverrides::new();
 /// let quotas = [Quota::per_minute(10), Quota::per_minute(300), Quota::per_minute(5_000)];
-/// let paying = |request: &http::request::Parts| usize::from(request.headers.contains_key("x-paid"));
-/// let customer = Policy::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
+/// let paying = |request: &tower_ratelimit::Head<'_>| usize::from(request.headers.contains_key("x-paid"));
+/// let customer = Rule::plans("customer", quotas, overrides.or(key::header("x-api-key"), paying))?;
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), customer, key::header("x-api-key"));
 ///
 /// overrides.set("one-that-may-do-more", 2); // from the next request on
@@ -58,7 +58,7 @@ impl PlanOverrides {
 
     /// Returns the plan that a key was given.
     #[must_use]
-    pub fn of(&self, key: &Key) -> Option<usize> {
+    pub fn get(&self, key: &Key) -> Option<usize> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(key).copied()
     }
 
@@ -74,24 +74,24 @@ impl PlanOverrides {
         self.len() == 0
     }
 
-    /// Returns a closure for [`Policy::plans`](crate::policy::Policy::plans). It returns the plan
+    /// Returns a closure for [`Rule::plans`](crate::Rule::plans). It returns the plan
     /// that the key of a request was given, or otherwise the one that `choose` returns. `extract`
     /// may be the extractor of the layer or another one.
     pub fn or<E, K, F, P>(
         &self,
         extract: E,
         choose: F,
-    ) -> impl Fn(&Parts) -> Option<usize> + Send + Sync + use<E, K, F, P>
+    ) -> impl Fn(&Head<'_>) -> Option<usize> + Send + Sync + use<E, K, F, P>
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey + 'static,
-        F: Fn(&Parts) -> P + Send + Sync + 'static,
+        F: Fn(&Head<'_>) -> P + Send + Sync + 'static,
         P: Into<Option<usize>> + 'static,
     {
         let table = self.clone();
-        move |parts| {
-            let given = if table.is_empty() { None } else { extract(parts).into_key().and_then(|key| table.of(&key)) };
-            given.or_else(|| choose(parts).into())
+        move |head| {
+            let given = if table.is_empty() { None } else { extract(head).into_key().and_then(|key| table.get(&key)) };
+            given.or_else(|| choose(head).into())
         }
     }
 }
@@ -120,7 +120,7 @@ mod tests {
     fn keys_are_made_when_the_table_is_not_locked() {
         let table = PlanOverrides::new();
         table.set(Looks(table.clone()), 1);
-        assert_eq!(table.of(&Key::of(true).unwrap()), Some(1));
+        assert_eq!(table.get(&Key::of(true).unwrap()), Some(1));
         assert_eq!(table.remove(Looks(table.clone())), Some(1));
     }
 }

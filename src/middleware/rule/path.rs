@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::fmt;
 
 use foldhash::quality::RandomState;
-use http::request::Parts;
 use smallvec::SmallVec;
 
+use crate::head::Head;
 use crate::key::original_uri;
 
 /// A pattern for the path of a request, as axum writes its routes: `/users/{id}/posts`, `/files/{*path}`. Segments are
@@ -83,8 +83,8 @@ impl PathIndex {
     /// Returns the rules that may apply to a request, in their order. The path is the one that the client sent, also
     /// inside of a nested router. A request without a path, such as `OPTIONS *`, matches every pattern: it must not
     /// escape a rule.
-    pub(crate) fn rules(&self, parts: &Parts) -> SmallVec<[usize; 8]> {
-        let Some(path) = original_uri(parts).path().strip_prefix('/') else { return (0..self.rules).collect() };
+    pub(crate) fn rules(&self, head: &Head<'_>) -> SmallVec<[usize; 8]> {
+        let Some(path) = original_uri(head).path().strip_prefix('/') else { return (0..self.rules).collect() };
         let mut found = SmallVec::from_slice(&self.everywhere);
         self.root.find(path, &mut found);
         found.sort_unstable();
@@ -124,6 +124,8 @@ impl Node {
 
 #[cfg(test)]
 mod tests {
+    use http::request::Parts;
+
     use super::*;
 
     /// A pattern, in which `{a}` is any segment and `{*a}` the rest.
@@ -142,7 +144,7 @@ mod tests {
 
     fn rules_of(patterns: &[&str], path: &str) -> Vec<usize> {
         let rules: Vec<[PathPattern; 1]> = patterns.iter().map(|text| [pattern(text)]).collect();
-        PathIndex::new(rules.iter().map(|rule| &rule[..])).unwrap().rules(&parts(path)).to_vec()
+        PathIndex::new(rules.iter().map(|rule| &rule[..])).unwrap().rules(&Head::from(&parts(path))).to_vec()
     }
 
     #[test]
@@ -168,15 +170,18 @@ mod tests {
         assert_eq!(rules_of(&patterns, "/v2"), [3]);
         assert!(rules_of(&patterns, "/v3").is_empty());
         let both = [pattern("/v1/users"), pattern("/v1/{id}")];
-        assert_eq!(PathIndex::new([&both[..]].into_iter()).unwrap().rules(&parts("/v1/users")).to_vec(), [0]);
+        assert_eq!(
+            PathIndex::new([&both[..]].into_iter()).unwrap().rules(&Head::from(&parts("/v1/users"))).to_vec(),
+            [0]
+        );
     }
 
     #[test]
     fn rules_without_a_pattern_are_always_found() {
         let a = [pattern("/a")];
         let index = PathIndex::new([&[][..], &a, &[]].into_iter()).unwrap();
-        assert_eq!(index.rules(&parts("/a")).to_vec(), [0, 1, 2]);
-        assert_eq!(index.rules(&parts("/b")).to_vec(), [0, 2]);
+        assert_eq!(index.rules(&Head::from(&parts("/a"))).to_vec(), [0, 1, 2]);
+        assert_eq!(index.rules(&Head::from(&parts("/b"))).to_vec(), [0, 2]);
         assert!(PathIndex::new([&[][..]].into_iter()).is_none());
     }
 
@@ -187,7 +192,7 @@ mod tests {
         for uri in ["*", "example.com:443"] {
             let mut without = parts("/a");
             without.uri = uri.parse().unwrap();
-            assert_eq!(index.rules(&without).to_vec(), [0, 1, 2], "{uri}");
+            assert_eq!(index.rules(&Head::from(&without)).to_vec(), [0, 1, 2], "{uri}");
         }
     }
 }

@@ -25,9 +25,9 @@ impl Rule {
     ///   charge is kept only if all of them keep it.
     ///
     /// ```
-    /// use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let failed = Policy::new("failed-logins", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
+    /// let failed = Rule::new("failed-logins", Quota::per_hour(5))?.charge_when(|response| response.status == 401);
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), failed, key::peer_ip());
     /// # Ok(()) }
     /// ```
@@ -43,9 +43,9 @@ impl Rule {
     /// server error. It is the opposite of [`charge_when`](Self::charge_when).
     ///
     /// ```
-    /// use tower_ratelimit::{Policy, Quota};
+    /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let api = Policy::new("api", Quota::per_minute(100))?.refund_when(|response| response.status.is_server_error());
+    /// let api = Rule::new("api", Quota::per_minute(100))?.refund_when(|response| response.status.is_server_error());
     /// # Ok(()) }
     /// ```
     pub fn refund_when(self, predicate: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
@@ -64,7 +64,7 @@ impl Rule {
     ///   forgotten.
     /// * If no cost is reported, the request stays charged with its reservation.
     /// * An aborted request costs at least its reservation; see [`on_aborted`](Self::on_aborted).
-    /// * At least one unit is reserved, also if the [cost](Self::cost) is 0. So a request passes
+    /// * At least one unit is reserved, even if the [cost](Self::cost) is 0. So a request passes
     ///   only while a unit is left. To reserve nothing more, use a cost of 0, and call
     ///   `usage.set(0)` for a request that turned out to be free.
     /// * Reserve the usual or the largest cost. What is not reserved does not hold back requests
@@ -76,7 +76,7 @@ impl Rule {
     ///   Later reports have no effect.
     ///
     /// ```
-    /// use tower_ratelimit::{key, middleware::Usage, MemoryLimiter, Policy, Quota, RateLimitLayer};
+    /// use tower_ratelimit::{key, middleware::Usage, MemoryLimiter, Quota, RateLimitLayer, Rule};
     ///
     /// // With axum: `Extension(usage): Extension<Usage>`
     /// async fn complete(usage: Usage) -> String {
@@ -86,7 +86,7 @@ impl Rule {
     /// }
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let tokens = Policy::new("tokens", Quota::per_minute(100_000))?.cost(|_| 1_000).settle_by_usage();
+    /// let tokens = Rule::new("tokens", Quota::per_minute(100_000))?.cost(|_| 1_000).settle_by_usage();
     /// let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::header("x-api-key"));
     /// # Ok(()) }
     /// ```
@@ -102,9 +102,9 @@ impl Rule {
     /// response's head replaces what was reported before it.
     ///
     /// ```
-    /// use tower_ratelimit::{Policy, Quota};
+    /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let rows = Policy::new("rows", Quota::per_minute(10_000))?
+    /// let rows = Rule::new("rows", Quota::per_minute(10_000))?
     ///     .cost(|_| 100)
     ///     .settle_by_response(|response| response.headers.get("x-rows")?.to_str().ok()?.parse().ok());
     /// # Ok(()) }
@@ -128,9 +128,9 @@ impl Rule {
     ///   reservation, because the layer does not see the bytes of the connection.
     ///
     /// ```
-    /// use tower_ratelimit::{Policy, Quota};
+    /// use tower_ratelimit::{Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let downloads = Policy::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
+    /// let downloads = Rule::new("downloads", Quota::per_day(1 << 30))?.cost(|_| 64 << 10).settle_by_body();
     /// # Ok(()) }
     /// ```
     pub fn settle_by_body(mut self) -> Self {
@@ -148,10 +148,10 @@ impl Rule {
     /// leaves while Redis decides, the charge may stay.
     ///
     /// ```
-    /// use tower_ratelimit::{middleware::OnAborted, Policy, Quota};
+    /// use tower_ratelimit::{middleware::OnAborted, Quota, Rule};
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // The handler reports each token before it sends it.
-    /// let tokens = Policy::new("tokens", Quota::per_minute(100_000))?
+    /// let tokens = Rule::new("tokens", Quota::per_minute(100_000))?
     ///     .cost(|_| 1_000)
     ///     .settle_by_usage()
     ///     .on_aborted(OnAborted::Refund);

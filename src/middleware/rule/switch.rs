@@ -5,9 +5,9 @@ use std::fmt;
 use crate::error::kind_and_message;
 use std::sync::{Arc, Weak};
 
-use crate::limiter::UnsupportedQuota;
 #[cfg(feature = "rules")]
-use crate::outcome::LimiterEvent;
+use crate::event::RulesEvent;
+use crate::limiter::UnsupportedQuota;
 use crate::quota::{Algorithm, Quota};
 use crate::sync::{Mutex, lock};
 
@@ -26,10 +26,10 @@ use crate::sync::{Mutex, lock};
 /// * Each process has its own switch. With Redis, change it in every process.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::QuotaSwitch, MemoryLimiter, Policy, Quota, RateLimitLayer};
+/// use tower_ratelimit::{key, middleware::QuotaSwitch, MemoryLimiter, Quota, RateLimitLayer, Rule};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let quota = QuotaSwitch::new(Quota::per_minute(100));
-/// let client = Policy::switched("client", &quota)?;
+/// let client = Rule::switched("client", &quota)?;
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
 ///
 /// quota.set(Quota::per_minute(20))?; // from the next request on
@@ -60,7 +60,7 @@ pub(crate) trait Follow: Send + Sync {
 
     /// Reports an event to the layer's observer.
     #[cfg(feature = "rules")]
-    fn report(&self, event: &LimiterEvent);
+    fn report(&self, event: &RulesEvent);
 }
 
 impl QuotaSwitch {
@@ -99,8 +99,9 @@ impl QuotaSwitch {
             layer.supports(&compiled).map_err(|unsupported| {
                 QuotaSwitchError::new(
                     QuotaSwitchErrorKind::Unsupported,
-                    format!("the quota \"{before}\" cannot be changed: {unsupported}"),
+                    format!("the quota \"{before}\" cannot be changed to \"{quota}\""),
                 )
+                .caused_by(unsupported)
             })?;
         }
         let (before, layers) = {
@@ -137,7 +138,7 @@ impl QuotaSwitch {
 
 /// Returns the kind of a quota. States convert only between quotas of one kind.
 fn kind(quota: &Quota) -> Option<Algorithm> {
-    Some(quota.algorithm()).filter(|algorithm| matches!(algorithm, Algorithm::Block | Algorithm::Meter))
+    Some(quota.algorithm()).filter(|algorithm| !algorithm.is_limit())
 }
 
 impl fmt::Debug for QuotaSwitch {

@@ -15,7 +15,7 @@ use crate::middleware::rule::Settlement;
 enum Verdict {
     /// They stay open until the body has ended.
     Open,
-    /// They cost this many units; without a number they cost what was stated, or else what was reserved.
+    /// They cost this many units; without a number they cost what was stated, or if nothing was, what was reserved.
     Settled(Option<u64>),
 }
 
@@ -23,7 +23,7 @@ impl<L: Limiter> OpenTicket<L> {
     /// Opens what is settled after the response. Called before the service is called, with the request's method and
     /// extensions.
     ///
-    /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] also if nothing was charged, so
+    /// If the layer has a rule that is settled by usage, the request gets a [`Usage`] even if nothing was charged, so
     /// that handlers can rely on it.
     pub(crate) fn open(&mut self, method: Method, extensions: &mut Extensions) {
         let layer = &*self.layer;

@@ -120,7 +120,7 @@ impl<L: Limiter> OpenTicket<L> {
 
 impl<L: Limiter> Drop for OpenTicket<L> {
     fn drop(&mut self) {
-        // The application's observer may panic about one charge; the others are settled all the same.
+        // The application's observer may panic about one charge; the others are settled anyway.
         while self.copies.is_some() || !self.open.is_empty() || !self.due.is_empty() {
             contained(|| self.settle_rest());
         }

@@ -27,7 +27,7 @@ const MOST: u64 = u64::MAX - 2;
 /// If no such rule charged the request, or the limiter failed, the handle has no effect. A request that goes
 /// to the [overflow](crate::RateLimitLayer::overflow) has no handle.
 ///
-/// If several rules are settled by usage, also in several layers, one handle states the cost for all of them;
+/// If several rules are settled by usage, even in several layers, one handle states the cost for all of them;
 /// [`of`](Self::of) returns the handle of one rule.
 #[derive(Clone)]
 pub struct Usage(SmallVec<[Arc<Item>; 1]>);
@@ -109,7 +109,7 @@ impl Usage {
             UNSTATED => Some(units(None).min(MOST)),
             said => Some(units(Some(said)).min(MOST)),
         };
-        // Every rule, also if an earlier one was settled already.
+        // Every rule, even if an earlier one was settled already.
         self.0.iter().fold(false, |in_time, item| {
             item.stated.fetch_update(Ordering::AcqRel, Ordering::Acquire, state).is_ok() | in_time
         })

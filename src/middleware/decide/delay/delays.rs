@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::line::Lines;
-use super::timer::Timer;
+use super::line::WaitingLines;
+use crate::clock::Timer;
 use crate::time::micros_floor;
 
 /// The waiting room of a layer: its timer, and the lines of waiting requests.
 pub(crate) struct Delays {
     pub(super) timer: Arc<dyn Timer>,
-    pub(super) lines: Lines,
+    pub(super) lines: WaitingLines,
     waiting: AtomicUsize,
     /// The most requests that wait at a time.
     most: usize,
@@ -31,7 +31,7 @@ impl Drop for Counted {
 
 impl Delays {
     pub(crate) fn new(timer: Arc<dyn Timer>, most: usize) -> Self {
-        Self { timer, lines: Lines::default(), waiting: AtomicUsize::new(0), most }
+        Self { timer, lines: WaitingLines::default(), waiting: AtomicUsize::new(0), most }
     }
 
     /// Counts one more request as waiting. Returns `None` if the most wait already.

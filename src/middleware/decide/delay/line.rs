@@ -31,7 +31,7 @@ const SPARE: usize = 64;
 
 /// The policy, key and cost that a line is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct LineKey {
     /// The fingerprint of its name and quota: the rules of a layer may change while requests wait.
     pub(super) policy: u64,
     pub(super) key: Key,
@@ -39,13 +39,13 @@ pub(super) struct Place {
     pub(super) cost: u64,
 }
 
-/// All lines of a layer. A place has a line only while a request waits there.
+/// All lines of a layer. A key has a line only while a request waits in it.
 #[derive(Debug, Default)]
-pub(super) struct Lines(Mutex<Waiting>);
+pub(super) struct WaitingLines(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    lines: HashMap<Place, Line>,
+    lines: HashMap<LineKey, WaitingLine>,
     turns: u64,
 }
 
@@ -65,7 +65,7 @@ impl Wakers {
 }
 
 #[derive(Debug, Default)]
-struct Line {
+struct WaitingLine {
     /// Sorted by departure. The first ones belong to the waiters, one to each; the others are free.
     slots: VecDeque<Slot>,
     /// By turn number, so in the order in which they joined.
@@ -94,39 +94,39 @@ struct Waiter {
 /// A waiting request's number in its line.
 #[derive(Debug)]
 pub(super) struct Turn {
-    place: Place,
+    key: LineKey,
     number: u64,
 }
 
-impl Lines {
+impl WaitingLines {
     /// Joins the line with the slot that the limiter gave.
-    pub(super) fn join(&self, place: Place, departs_us: u64, receipt: Option<Receipt>) -> Turn {
+    pub(super) fn join(&self, key: LineKey, departs_us: u64, receipt: Option<Receipt>) -> Turn {
         let mut waiting = lock(&self.0);
         waiting.turns += 1;
         let number = waiting.turns;
-        let line = waiting.lines.entry(place.clone()).or_default();
+        let line = waiting.lines.entry(key.clone()).or_default();
         line.add(Slot { departs_us, receipt });
         line.waiters.insert(number, Waiter { armed_us: u64::MAX, waker: None });
-        Turn { place, number }
+        Turn { key, number }
     }
 
     /// Adds the slot of a request that does not wait for it. A waiter may move up to it. The slots that are free then
     /// are refunded, as when a waiter [leaves](Self::leave).
     pub(super) fn decline(
         &self,
-        place: &Place,
+        key: &LineKey,
         departs_us: u64,
         receipt: Option<Receipt>,
         refund: impl FnMut(Vec<Receipt>),
     ) {
         let mut wakers = Wakers::default();
         let mut waiting = lock(&self.0);
-        let line = waiting.lines.entry(place.clone()).or_default();
+        let line = waiting.lines.entry(key.clone()).or_default();
         line.add(Slot { departs_us, receipt });
         line.wake_foremost(&mut wakers);
         drop(waiting);
         contained(|| wakers.release());
-        self.refund_free(place, refund);
+        self.refund_free(key, refund);
     }
 
     /// Returns the receipt of the request's slot if it may depart. Otherwise returns as an error the instant until
@@ -146,20 +146,20 @@ impl Lines {
     /// Leaves the line. The slot that becomes free is the last one, or its own if that is over. `refund` is called with
     /// the receipts of free slots, newest first, unless another thread refunds them.
     pub(super) fn leave(&self, turn: &Turn, now_us: u64, refund: impl FnMut(Vec<Receipt>)) {
-        let leave = |line: &mut Line, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
+        let leave = |line: &mut WaitingLine, wakers: &mut Wakers| match line.departed.remove(&turn.number) {
             Some(receipt) => line.unused.extend(receipt.map(|receipt| (turn.number, receipt))),
             None => line.leave(turn.number, wakers),
         };
         contained(|| self.with_line(turn, now_us, leave).unwrap_or_default());
-        self.refund_free(&turn.place, refund);
+        self.refund_free(&turn.key, refund);
     }
 
     /// Refunds the free slots of a line until it has none, unless another thread does.
-    fn refund_free(&self, place: &Place, mut refund: impl FnMut(Vec<Receipt>)) {
+    fn refund_free(&self, key: &LineKey, mut refund: impl FnMut(Vec<Receipt>)) {
         let mut is_mine = false;
         loop {
             let mut waiting = lock(&self.0);
-            let Some(line) = waiting.lines.get_mut(place) else { return };
+            let Some(line) = waiting.lines.get_mut(key) else { return };
             if line.is_refunding && !is_mine {
                 return;
             }
@@ -167,7 +167,7 @@ impl Lines {
             is_mine = !free.is_empty();
             line.is_refunding = is_mine;
             if !is_mine {
-                waiting.remove_if_over(place);
+                waiting.remove_if_over(key);
                 return;
             }
             drop(waiting);
@@ -176,13 +176,19 @@ impl Lines {
     }
 
     /// Changes a request's line, after the waiters that are due were released.
-    fn with_line<T>(&self, turn: &Turn, now_us: u64, change: impl FnOnce(&mut Line, &mut Wakers) -> T) -> Option<T> {
+    fn with_line<T>(
+        &self,
+        turn: &Turn,
+        now_us: u64,
+        change: impl FnOnce(&mut WaitingLine, &mut Wakers) -> T,
+    ) -> Option<T> {
         let mut wakers = Wakers::default();
         let mut waiting = lock(&self.0);
-        let line = waiting.lines.get_mut(&turn.place)?;
+        debug_assert!(waiting.lines.contains_key(&turn.key), "a line lasts as long as a request has a turn in it");
+        let line = waiting.lines.get_mut(&turn.key)?;
         line.release(now_us, &mut wakers);
         let changed = change(line, &mut wakers);
-        waiting.remove_if_over(&turn.place);
+        waiting.remove_if_over(&turn.key);
         drop(waiting);
         wakers.release();
         Some(changed)
@@ -191,10 +197,10 @@ impl Lines {
 
 impl Waiting {
     /// Removes a line in which no request waits and no slot is free.
-    fn remove_if_over(&mut self, place: &Place) {
+    fn remove_if_over(&mut self, key: &LineKey) {
         let lines = &mut self.lines;
-        if lines.get(place).is_some_and(Line::is_over) {
-            lines.remove(place);
+        if lines.get(key).is_some_and(WaitingLine::is_over) {
+            lines.remove(key);
             if lines.capacity() > SPARE && lines.len() < lines.capacity() / 8 {
                 lines.shrink_to_fit();
             }
@@ -202,7 +208,7 @@ impl Waiting {
     }
 }
 
-impl Line {
+impl WaitingLine {
     fn is_over(&self) -> bool {
         self.slots.is_empty() && self.departed.is_empty() && self.unused.is_empty() && !self.is_refunding
     }
@@ -246,6 +252,7 @@ impl Line {
         let place = self.waiters.keys().take(FOREMOST).position(|foremost| *foremost == number);
         let slot = self.slots.get(place.unwrap_or(self.waiters.len().saturating_sub(1)));
         let (Some(slot), Some(waiter)) = (slot, self.waiters.get_mut(&number)) else {
+            debug_assert!(false, "a request that waits has a slot, and is among those that wait");
             wakers.to_drop.push(waker);
             return None;
         };
@@ -271,9 +278,9 @@ mod tests {
 
     #[test]
     fn line_exists_only_while_a_request_waits_and_maps_shrink() {
-        let lines = Lines::default();
-        let place = |caller: u64| Place { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
-        let mut waiting: Vec<Turn> = (0..10_000).map(|caller| lines.join(place(caller), 100, None)).collect();
+        let lines = WaitingLines::default();
+        let key = |caller: u64| LineKey { policy: 0, key: Key::of(caller).unwrap(), cost: 1 };
+        let mut waiting: Vec<Turn> = (0..10_000).map(|caller| lines.join(key(caller), 100, None)).collect();
         let sizes = || lines.0.lock().unwrap().lines.len();
         let room = || lines.0.lock().unwrap().lines.capacity();
         assert_eq!(sizes(), 10_000);
@@ -288,7 +295,7 @@ mod tests {
 
     /// A task that holds another request, which waits in the same line. It ends with the last of its wakers.
     struct Holder {
-        lines: Arc<Lines>,
+        lines: Arc<WaitingLines>,
         turn: Turn,
     }
 
@@ -304,9 +311,12 @@ mod tests {
 
     #[test]
     fn wakers_are_dropped_when_the_lock_is_released() {
-        type End = fn(&Lines, &Turn);
+        type End = fn(&WaitingLines, &Turn);
         let ends: [(&str, End); 4] = [
-            ("polled by another task", |lines, turn| assert!(lines.poll(turn, 0, Waker::noop()).is_err())),
+            ("polled by another task", |lines, turn| {
+                assert!(lines.poll(turn, 0, Waker::noop()).is_err());
+                assert!(lines.poll(turn, 300, Waker::noop()).is_ok());
+            }),
             ("due", |lines, turn| assert!(lines.poll(turn, 100, Waker::noop()).is_ok())),
             ("left", |lines, turn| lines.leave(turn, 0, drop)),
             ("left when due", |lines, turn| lines.leave(turn, 100, drop)),
@@ -314,14 +324,13 @@ mod tests {
         for (name, end) in ends {
             let (done, ended) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
-                let lines = Arc::new(Lines::default());
-                let place = Place { policy: 0, key: Key::global(), cost: 1 };
-                let [turn, other] = [100, 200].map(|departs_us| lines.join(place.clone(), departs_us, None));
+                let lines = Arc::new(WaitingLines::default());
+                let key = LineKey { policy: 0, key: Key::global(), cost: 1 };
+                let [turn, other] = [100, 200].map(|departs_us| lines.join(key.clone(), departs_us, None));
                 let holder = Waker::from(Arc::new(Holder { lines: Arc::clone(&lines), turn: other }));
                 let _ = lines.poll(&turn, 0, &holder);
                 drop(holder);
                 end(&lines, &turn);
-                let _ = lines.poll(&turn, 300, Waker::noop());
                 done.send(lines.0.lock().unwrap().lines.len()).unwrap();
             });
             let left = ended.recv_timeout(std::time::Duration::from_secs(20));
@@ -333,8 +342,8 @@ mod tests {
         Some(Receipt::new(1, at_us, 0))
     }
 
-    fn place() -> Place {
-        Place { policy: 0, key: Key::global(), cost: 1 }
+    fn key() -> LineKey {
+        LineKey { policy: 0, key: Key::global(), cost: 1 }
     }
 
     fn instants(receipts: &[Receipt]) -> Vec<u64> {
@@ -343,8 +352,8 @@ mod tests {
 
     #[test]
     fn slots_freed_during_a_refund_are_refunded_after_it() {
-        let lines = Lines::default();
-        let turns = [1, 2, 3, 4].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let lines = WaitingLines::default();
+        let turns = [1, 2, 3, 4].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let mut refunded = Vec::new();
         lines.leave(&turns[0], 0, |slots| {
             refunded.push(instants(&slots));
@@ -363,14 +372,14 @@ mod tests {
 
     #[test]
     fn request_that_joins_during_a_refund_uses_the_free_slot() {
-        let lines = Lines::default();
-        let turns = [1, 2, 3].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let lines = WaitingLines::default();
+        let turns = [1, 2, 3].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let (mut refunded, mut last) = (Vec::new(), None);
         lines.leave(&turns[0], 0, |slots| {
             refunded.extend(instants(&slots));
             if last.is_none() {
                 lines.leave(&turns[1], 0, drop);
-                last = Some(lines.join(place(), 400, receipt(4)));
+                last = Some(lines.join(key(), 400, receipt(4)));
             }
         });
         assert_eq!(refunded, [3, 4], "and not slot 2, behind which slot 4 is taken");
@@ -380,8 +389,8 @@ mod tests {
 
     #[test]
     fn unused_slots_are_refunded_after_later_ones() {
-        let lines = Lines::default();
-        let turns = [1, 2, 3].map(|at_us| lines.join(place(), 100 * at_us, receipt(at_us)));
+        let lines = WaitingLines::default();
+        let turns = [1, 2, 3].map(|at_us| lines.join(key(), 100 * at_us, receipt(at_us)));
         let mut refunded = Vec::new();
         lines.leave(&turns[2], 0, |slots| {
             refunded.extend(instants(&slots));

@@ -2,11 +2,7 @@
 
 mod delays;
 mod line;
-mod timer;
 mod wait;
 
-pub(crate) use delays::{Delays, MOST_WAITING};
-#[cfg(feature = "tokio")]
-pub use timer::TokioTimer;
-pub use timer::{Sleep, Timer};
+pub(crate) use delays::{Counted, Delays, MOST_WAITING};
 pub(crate) use wait::Delayed;

@@ -11,18 +11,21 @@ use http::Request;
 use smallvec::SmallVec;
 
 use super::delays::{Counted, Delays};
-use super::line::{Place, Turn};
-use super::timer::Sleep;
+use super::line::{LineKey, Turn};
+use crate::clock::Sleep;
 use crate::decision::{ChargeDecision, Receipt};
+use crate::event::LayerEvent;
+use crate::head::Head;
 use crate::key::Key;
 use crate::limiter::{Limiter, Refund};
 use crate::middleware::compiled::Compiled;
 use crate::middleware::decide::mode::makes_wait;
 use crate::middleware::ticket::{Charged, Ticket, effect_of};
-use crate::outcome::{LimiterEvent, OutcomeKind};
+use crate::outcome::OutcomeKind;
 use crate::policy::Policy;
 use crate::sync::contained;
 use crate::time::micros_ceil;
+use crate::wait::Wait;
 
 impl Ticket {
     /// Returns a place to wait in if the request has to wait. If the most requests wait already, there is none, and the
@@ -57,11 +60,11 @@ impl Ticket {
         let now_us = delays.now_us();
         for at in 0..self.charges.len() {
             let Some(charged) = self.charges.get_mut(at).filter(|charged| makes_wait(charged)) else { continue };
-            let (place, departs_us) = (place_of(layer, charged), departure(now_us, &charged.decision));
+            let (line_key, departs_us) = (line_key_of(layer, charged), departure(now_us, &charged.decision));
             let (policy, units) = (charged.policy, charged.decision.taken());
             let receipt = charged.decision.take_receipt();
-            let refund = |slots| refund_slots(layer, policy, &place.key, slots);
-            delays.lines.decline(&place, departs_us, receipt, refund);
+            let refund = |slots| refund_slots(layer, policy, &line_key.key, slots);
+            delays.lines.decline(&line_key, departs_us, receipt, refund);
             self.update(layer, at, units, 0);
         }
     }
@@ -76,8 +79,9 @@ impl Ticket {
             let Some(charged) = self.charges.get_mut(at) else { continue };
             charged.effect = effect_of(charged.mode); // a request that would wait is not metered instead
             let (limit, remaining) = (charged.decision.limit(), charged.decision.remaining());
-            charged.decision =
-                ChargeDecision::denied(limit, remaining, Some(delay)).with_reset_after(charged.decision.reset_after());
+            let reset_us = charged.decision.reset_us;
+            charged.decision = ChargeDecision::denied(limit, remaining, Wait::After(delay));
+            charged.decision.reset_us = reset_us;
         }
         self.kind = OutcomeKind::Limited;
     }
@@ -89,10 +93,10 @@ impl Ticket {
     }
 }
 
-/// Returns the place in which a charge waits.
-fn place_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> Place {
+/// Returns the key of the line in which a charge waits.
+fn line_key_of<L: Limiter>(layer: &Compiled<L>, charged: &Charged) -> LineKey {
     let policy = layer.policy(charged.policy).map_or(0, Policy::fingerprint);
-    Place { policy, key: charged.key.clone(), cost: charged.cost }
+    LineKey { policy, key: charged.key.clone(), cost: charged.cost }
 }
 
 /// Returns the instant of the timer at which a charge departs.
@@ -122,9 +126,9 @@ pub(crate) struct Delayed<S, B, L: Limiter> {
     counted: Option<Counted>,
 }
 
-fn report<L>(layer: &Compiled<L>, event: &LimiterEvent) {
+fn report<L>(layer: &Compiled<L>, event: &LayerEvent) {
     if let Some(observer) = &layer.settings.observer {
-        observer.on_event(event);
+        observer.on_layer_event(event);
     }
 }
 
@@ -139,13 +143,13 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
         counted: Counted,
     ) -> Box<Self> {
         // Before anything is held, because the observer is the application's code and may panic.
-        report(layer, &LimiterEvent::WaitBegan);
+        report(layer, &LayerEvent::WaitBegan);
         let mut turns = SmallVec::new();
         let Counted(delays) = &counted;
         let now_us = delays.now_us();
         for (at, charged) in ticket.charges.iter_mut().enumerate().filter(|(_, charged)| makes_wait(charged)) {
-            let (place, departs_us) = (place_of(layer, charged), departure(now_us, &charged.decision));
-            turns.push((at, delays.lines.join(place, departs_us, charged.decision.take_receipt())));
+            let (line_key, departs_us) = (line_key_of(layer, charged), departure(now_us, &charged.decision));
+            turns.push((at, delays.lines.join(line_key, departs_us, charged.decision.take_receipt())));
         }
         let (layer, held) = (Arc::clone(layer), Some((request, ticket)));
         Box::new(Self { service, layer, held, turns, sleep: None, counted: Some(counted) })
@@ -178,7 +182,7 @@ impl<S, B, L: Limiter> Delayed<S, B, L> {
             now_us = delays.now_us().max(until_us);
         }
         if self.counted.take().is_some() {
-            report(&self.layer, &LimiterEvent::WaitEnded);
+            report(&self.layer, &LayerEvent::WaitEnded);
         }
         Poll::Ready(())
     }
@@ -207,8 +211,8 @@ impl<S, B, L: Limiter> Drop for Delayed<S, B, L> {
         let outcome = ticket.outcome(&self.layer);
         contained(|| ticket.refund(&self.layer));
         if is_waiting {
-            contained(|| report(&self.layer, &LimiterEvent::WaitEnded));
+            contained(|| report(&self.layer, &LayerEvent::WaitEnded));
         }
-        contained(|| ticket.observe(&self.layer, &request.into_parts().0, &outcome));
+        contained(|| ticket.observe(&self.layer, &Head::from(&request), &outcome));
     }
 }

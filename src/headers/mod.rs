@@ -7,11 +7,12 @@
 //!
 //! A format is a list of headers that are sent together. Each header has a name and a `Content`.
 //!
-//! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names, in lower case, and their
-//!    contents. Most formats need nothing else, because the existing contents suffice. If the vendor
-//!    has further headers with the same prefix, add the prefix to `FAMILIES` in `write.rs`.
-//! 2. If a header reports something new, add a variant to `Content` in `content.rs` and render it
-//!    in `PreparedHeaders::value` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
+//! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
+//!    The names are constants of `src/header_names.rs`, in lower case. Most formats need nothing else,
+//!    because the existing contents suffice. If the vendor has further headers with the same prefix,
+//!    add the prefix to `X_PREFIXES` there.
+//! 2. If a header reports something new, add a variant to `Single` in `content.rs` and render it
+//!    in `PreparedHeaders::single` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
 //!    writers are in `ietf.rs` and `reset.rs`. Use `view.remaining()`: it is 0 for a policy that
 //!    refused.
 //! 3. If what remains can be computed from a new content, and no other header of the format reports
@@ -19,7 +20,7 @@
 //!    `keeps_theirs` in `write.rs`, with a parser in `src/fields.rs`. The `_` arm there reads a plain
 //!    number, so the compiler does not remind you. Without all this, headers of inner layers are
 //!    replaced, even by a laxer outer layer.
-//! 4. A list with one item per policy is a variant of `List`. It also needs `PreparedHeader::new` in
+//! 4. A list with one item per policy is a variant of `List`. It also needs `constant_item` in
 //!    `prepared.rs` to render its items, and `src/fields.rs` to read the item that an inner layer wrote.
 //!    Other places compare with `==`: run `grep -n 'List::' *.rs` in this folder.
 //! 5. Add its expected headers to `tests/formats.rs` and `tests/merging.rs` of this folder, and a case
@@ -52,4 +53,4 @@ pub(crate) use layout::RefusalLayout;
 pub(crate) use prepared::PreparedHeaders;
 pub(crate) use text::integer;
 pub(crate) use view::{PolicyView, is_near, keep_one_of_each};
-pub(crate) use write::Rendered;
+pub(crate) use write::DueHeaders;

@@ -4,11 +4,13 @@ mod body;
 mod definition;
 mod grpc;
 mod prepared;
+mod problem;
 mod protocol;
 mod reason;
 #[cfg(test)]
 mod tests;
 
+pub use body::RefusalBody;
 pub use definition::{GrpcCode, Refusal, Refusals};
 pub use protocol::Protocol;
 

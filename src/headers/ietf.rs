@@ -46,7 +46,6 @@ impl Advertised {
 /// nameless list as `100;w=60`.
 pub(super) fn push_policy(text: &mut Text, policy: &Policy, list: List) {
     let Advertised { quota, window } = Advertised::new(policy.quota());
-    text.push_separator();
     if list != List::Nameless {
         push_string(text, policy.name());
         text.push(b";q=");
@@ -101,14 +100,16 @@ pub(super) fn push_partition(text: &mut Text, partition: &[u8]) {
     text.push(b":");
 }
 
-/// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07.
-pub(super) fn push_dictionary(text: &mut Text, limit: u64, remaining: u64, reset: u64) {
+/// Writes `limit=100, remaining=50, reset=5`, the dictionary of draft 07, or without a `reset` if it is not known.
+pub(super) fn push_dictionary(text: &mut Text, limit: u64, remaining: u64, reset: Option<u64>) {
     text.push(b"limit=");
     text.push_integer(limit);
     text.push(b", remaining=");
     text.push_integer(remaining);
-    text.push(b", reset=");
-    text.push_integer(reset);
+    if let Some(reset) = reset {
+        text.push(b", reset=");
+        text.push_integer(reset);
+    }
 }
 
 #[cfg(test)]

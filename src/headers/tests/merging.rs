@@ -182,7 +182,7 @@ fn headers_of_two_layers_equal_those_of_one_layer() {
     let decisions = [denied(10, secs(6)), allowed(1_000, 999, secs(1))];
     let mut stacked = HeaderMap::new();
     for (policy, decision) in [(&inner, &decisions[0]), (&outer, &decisions[1])] {
-        let view = PolicyView { place: 0, policy, key: &KEY, decision, refuses: !decision.is_allowed() };
+        let view = PolicyView { place: 0, policy, key: Some(&KEY), decision, refuses: !decision.is_allowed() };
         let prepared = prepared(&format, std::slice::from_ref(policy));
         let status = StatusCode::TOO_MANY_REQUESTS;
         write(&prepared, &mut stacked, &[view], status, view.refuses.then_some(0));

@@ -17,13 +17,14 @@ use tonic_types::{QuotaFailure, RetryInfo, StatusExt as _};
 
 use super::*;
 use crate::decision::ChargeDecision;
+use crate::head::Head;
+use crate::headers::{Headers, Jitter, PolicyView, PreparedHeaders};
 use crate::key::Key;
-use crate::middleware::body::RefusalBody;
-use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders};
 use crate::mode::Mode;
 use crate::outcome::{Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::Quota;
+use crate::wait::Wait;
 
 static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());
 
@@ -39,8 +40,8 @@ fn outcome(kind: OutcomeKind, policies: Vec<(Policy, ChargeDecision)>) -> Outcom
     Outcome::new(kind, policies.into_iter().map(status).collect())
 }
 
-/// The default policy refuses, and a wait helps or does not.
-fn limited(wait: Option<Duration>) -> Outcome {
+/// The default policy refuses.
+fn limited(wait: Wait) -> Outcome {
     outcome(OutcomeKind::Limited, vec![(hundred(), ChargeDecision::denied(100, 0, wait))])
 }
 
@@ -61,7 +62,7 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
     let parts = parts(content_type);
     let wait = headers.reported_wait(outcome, 0);
     let prepared = PreparedRefusals::new(refusals.clone(), &policies);
-    let mut response = prepared.respond(&parts, outcome, wait).map(whole);
+    let mut response = prepared.respond(&Head::from(&parts), outcome, wait).map(whole);
     let views: Vec<PolicyView<'_>> = outcome
         .policies()
         .iter()
@@ -69,7 +70,7 @@ fn respond(refusals: &Refusals, content_type: &str, outcome: &Outcome) -> Respon
         .map(|(place, status)| PolicyView {
             place,
             policy: status.policy(),
-            key: &KEY,
+            key: Some(&KEY),
             decision: status.decision(),
             refuses: status.refuses(),
         })
@@ -112,7 +113,7 @@ fn secs(seconds: u64) -> Duration {
 
 #[test]
 fn refusal_is_429_with_a_problem_and_a_wait() {
-    let response = http(&Refusals::default(), &limited(Some(secs(5))));
+    let response = http(&Refusals::default(), &limited(Wait::After(secs(5))));
     assert_eq!(response.status(), 429);
     let headers = response.headers();
     assert_eq!(text(headers, "content-type"), Some("application/problem+json"));
@@ -129,7 +130,7 @@ fn refusal_is_429_with_a_problem_and_a_wait() {
 #[test]
 fn only_the_policies_that_refused_are_named() {
     let named = |name, decision| (Policy::new(name, Quota::per_hour(5)).unwrap(), decision);
-    let denied = || ChargeDecision::denied(5, 0, Some(secs(1)));
+    let denied = || ChargeDecision::denied(5, 0, Wait::After(secs(1)));
     let policies = vec![named("a", denied()), named("b", ChargeDecision::allowed(5, 1)), named("c", denied())];
     let several = outcome(OutcomeKind::Limited, policies);
     assert_eq!(problem(&http(&Refusals::default(), &several))["violated-policies"], json!(["a", "c"]));
@@ -143,7 +144,7 @@ fn only_the_policies_that_refused_are_named() {
 
 #[test]
 fn problem_has_the_set_type_and_the_real_status() {
-    let limited = limited(Some(secs(5)));
+    let limited = limited(Wait::After(secs(5)));
     let about = |refusals: Refusals| {
         let response = http(&refusals, &limited);
         let problem = problem(&response);
@@ -191,7 +192,7 @@ fn a_missing_key_is_no_429() {
 #[test]
 fn a_failed_limiter_is_a_503_and_never_a_429() {
     // Even if a policy stood before it failed.
-    let policies = vec![(hundred(), ChargeDecision::denied(100, 0, None))];
+    let policies = vec![(hundred(), ChargeDecision::denied(100, 0, Wait::Never))];
     let failed = outcome(OutcomeKind::FailedClosed, policies);
     for refusals in [Refusals::problem_json(), Refusals::json(), Refusals::text()] {
         let response = http(&refusals.status(StatusCode::TOO_MANY_REQUESTS), &failed);
@@ -206,7 +207,7 @@ fn a_failed_limiter_is_a_503_and_never_a_429() {
 
 #[test]
 fn grpc_refusal_has_details_that_tonic_reads() {
-    let response = grpc(&Refusals::default(), &limited(Some(Duration::from_millis(600))));
+    let response = grpc(&Refusals::default(), &limited(Wait::After(Duration::from_millis(600))));
     assert_eq!(response.status(), 200);
     assert!(response.body().is_empty());
     let headers = response.headers();
@@ -228,8 +229,17 @@ fn grpc_refusal_has_details_that_tonic_reads() {
 }
 
 #[test]
+fn grpc_refusal_for_an_unknown_time_names_no_time() {
+    let response = grpc(&Refusals::default(), &limited(Wait::Unknown));
+    let headers = response.headers();
+    assert!(!headers.contains_key("grpc-retry-pushback-ms") && !headers.contains_key("retry-after"));
+    let details = tonic::Status::from_header_map(headers).unwrap().get_error_details();
+    assert!(details.retry_info().is_none() && details.quota_failure().is_some());
+}
+
+#[test]
 fn grpc_refusal_for_good_forbids_retries() {
-    let response = grpc(&Refusals::default(), &limited(None));
+    let response = grpc(&Refusals::default(), &limited(Wait::Never));
     let headers = response.headers();
     assert_eq!(headers.get_all("grpc-retry-pushback-ms").iter().collect::<Vec<_>>(), ["-1"]);
     assert!(!headers.contains_key("retry-after"));
@@ -239,7 +249,7 @@ fn grpc_refusal_for_good_forbids_retries() {
 
 #[test]
 fn grpc_status_can_be_changed() {
-    let limited = limited(Some(secs(5)));
+    let limited = limited(Wait::After(secs(5)));
     let bare = Refusals::text().grpc_status(GrpcCode::Unavailable).grpc_details(false).grpc_pushback(false);
     let response = grpc(&bare, &limited);
     assert_eq!(text(response.headers(), "grpc-status"), Some("14"));
@@ -255,7 +265,7 @@ fn a_web_client_gets_its_own_content_type_and_no_body() {
         ("application/grpc-web+proto", "application/grpc-web+proto"),
         ("application/grpc-web-text", "application/grpc-web-text+proto"),
     ] {
-        let response = respond(&Refusals::default(), asked, &limited(Some(secs(5))));
+        let response = respond(&Refusals::default(), asked, &limited(Wait::After(secs(5))));
         assert_eq!((response.status().as_u16(), response.body().len()), (200, 0));
         assert_eq!(text(response.headers(), "content-type"), Some(answered));
         assert_eq!(text(response.headers(), "grpc-status"), Some("8"));
@@ -271,7 +281,7 @@ fn responder_answers_grpc_only_if_it_is_set_to() {
         *response.status_mut() = StatusCode::IM_A_TEAPOT;
         response
     };
-    let limited = limited(Some(Duration::from_millis(4_001)));
+    let limited = limited(Wait::After(Duration::from_millis(4_001)));
     let response = http(&Refusals::with(respond), &limited);
     assert_eq!(response.status(), 418);
     assert_eq!(response.body(), "Http Limited Some(5)");
@@ -291,10 +301,10 @@ fn ones_own_responder_can_start_from_the_default() {
         response
     });
     let refusals = refusals.status(StatusCode::SERVICE_UNAVAILABLE).grpc_status(GrpcCode::Unavailable);
-    let response = http(&refusals, &limited(Some(secs(5))));
+    let response = http(&refusals, &limited(Wait::After(secs(5))));
     assert_eq!((response.status().as_u16(), text(response.headers(), "x-own")), (503, Some("1")));
     assert_eq!(text(response.headers(), "cache-control"), Some("no-store"), "no cache may store it");
-    let response = grpc(&refusals, &limited(Some(secs(5))));
+    let response = grpc(&refusals, &limited(Wait::After(secs(5))));
     assert_eq!((text(response.headers(), "grpc-status"), text(response.headers(), "x-own")), (Some("14"), Some("1")));
 }
 
@@ -302,39 +312,45 @@ fn ones_own_responder_can_start_from_the_default() {
 fn debugging_a_refusal_shows_no_headers_of_the_request() {
     let request = Request::builder().header("authorization", "Bearer secret").body(()).unwrap();
     let (parts, ()) = request.into_parts();
-    let outcome = limited(None);
-    assert!(!format!("{:?}", unprepared().refusal(&parts, &outcome, None)).contains("secret"));
+    let outcome = limited(Wait::Never);
+    assert!(!format!("{:?}", unprepared().refusal(&Head::from(&parts), &outcome, Wait::None)).contains("secret"));
 }
 
 /// The wait in the headers is that of responders and of gRPC, too.
 #[test]
 fn the_cap_and_the_jitter_hold_in_every_protocol() {
     let headers = PreparedHeaders::new(&Headers::default().max_wait(secs(30)), &[]);
-    assert_eq!(headers.reported_wait(&limited(Some(secs(31))), 0), Some(secs(30)));
-    assert_eq!(headers.reported_wait(&limited(None), 0), None);
-    let headers = PreparedHeaders::new(&Headers::default().jitter(crate::middleware::Jitter::percent(50)), &[]);
+    assert_eq!(headers.reported_wait(&limited(Wait::After(secs(31))), 0), Wait::After(secs(30)));
+    assert_eq!(headers.reported_wait(&limited(Wait::Never), 0), Wait::Never);
+    let headers = PreparedHeaders::new(&Headers::default().jitter(Jitter::percent(50)), &[]);
     for seed in 0..20 {
-        let told = headers.reported_wait(&limited(Some(secs(100))), seed).unwrap();
-        assert!((secs(100)..=secs(150)).contains(&told));
-        let outcome = limited(Some(secs(100)));
+        let told = headers.reported_wait(&limited(Wait::After(secs(100))), seed);
+        assert!(told >= Wait::After(secs(100)) && told <= Wait::After(secs(150)), "{told:?}");
+        let outcome = limited(Wait::After(secs(100)));
         let status = &outcome.policies()[0];
-        let view =
-            PolicyView { place: 0, policy: status.policy(), key: &KEY, decision: status.decision(), refuses: true };
+        let view = PolicyView {
+            place: 0,
+            policy: status.policy(),
+            key: Some(&KEY),
+            decision: status.decision(),
+            refuses: true,
+        };
         let mut map = HeaderMap::new();
         let mut rendered = headers.render(&[view], Some(seed)).unwrap();
         headers.add(&mut rendered, &mut map, StatusCode::TOO_MANY_REQUESTS);
         let parts = parts("");
         let prepared = unprepared();
-        let refusal = prepared.refusal(&parts, &outcome, Some(told));
+        let head = Head::from(&parts);
+        let refusal = prepared.refusal(&head, &outcome, told);
         assert_eq!(text(&map, "retry-after").unwrap().parse().ok(), refusal.retry_after_seconds());
     }
 }
 
 // Bytes of the details.
 
-fn details(outcome: &Outcome, retry_after: Option<Duration>) -> String {
+fn details(outcome: &Outcome, wait: Wait) -> String {
     let parts = parts("application/grpc");
-    let response = unprepared().respond(&parts, outcome, retry_after);
+    let response = unprepared().respond(&Head::from(&parts), outcome, wait);
     text(response.headers(), "grpc-status-details-bin").unwrap().to_owned()
 }
 
@@ -342,15 +358,15 @@ fn details(outcome: &Outcome, retry_after: Option<Duration>) -> String {
 fn the_details_are_these_bytes() {
     let nobody = outcome(OutcomeKind::Limited, Vec::new());
     assert_eq!(
-        details(&nobody, Some(secs(5))),
+        details(&nobody, Wait::After(secs(5))),
         "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBQ"
     );
     assert_eq!(
-        details(&nobody, Some(Duration::from_millis(1_500))),
+        details(&nobody, Wait::After(Duration::from_millis(1_500))),
         "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaNgoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIKCggIARCAyrXuAQ"
     );
     assert_eq!(
-        details(&limited(Some(secs(5))), Some(secs(5))),
+        details(&limited(Wait::After(secs(5))), Wait::After(secs(5))),
         "CAgSE3JhdGUgbGltaXQgZXhjZWVkZWQaMAoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxIECgIIBRphCit0eXBlLm\
          dvb2dsZWFwaXMuY29tL2dvb2dsZS5ycGMuUXVvdGFGYWlsdXJlEjIKMAoOcG9saWN5OmRlZmF1bHQSHjEwMCByZXF1ZXN0cyBwZXIgNjAgcyBle\
          GNlZWRlZA"
@@ -360,7 +376,7 @@ fn the_details_are_these_bytes() {
 #[test]
 fn the_details_name_the_quotas_unit() {
     let bytes = hundred().in_unit("content-bytes").unwrap();
-    let limited = outcome(OutcomeKind::Limited, vec![(bytes, ChargeDecision::denied(100, 0, None))]);
+    let limited = outcome(OutcomeKind::Limited, vec![(bytes, ChargeDecision::denied(100, 0, Wait::Never))]);
     let status = tonic::Status::from_header_map(grpc(&Refusals::default(), &limited).headers()).unwrap();
     let failure = status.get_error_details().quota_failure().unwrap().clone();
     assert_eq!(failure.violations[0].description, "100 content-bytes per 60 s exceeded");
@@ -370,9 +386,9 @@ fn the_details_name_the_quotas_unit() {
 fn the_details_of_many_policies_stay_below_what_clients_take() {
     let name = |n: usize| format!("{n:03}{}", "x".repeat(125));
     let status =
-        |n| (Policy::new(name(n), Quota::per_day(100)).unwrap(), ChargeDecision::denied(100, 0, Some(secs(1))));
+        |n| (Policy::new(name(n), Quota::per_day(100)).unwrap(), ChargeDecision::denied(100, 0, Wait::After(secs(1))));
     let many = outcome(OutcomeKind::Limited, (0..200).map(status).collect());
-    assert!(details(&many, Some(secs(1))).len() < 6_000);
+    assert!(details(&many, Wait::After(secs(1))).len() < 6_000);
 }
 
 fn any_name() -> impl Strategy<Value = String> {
@@ -389,7 +405,7 @@ proptest! {
         kind in "\\PC{0,8}|[\\x00-\\x7f]{0,8}",
     ) {
         let status = |name: &String| {
-            (Policy::new(name.clone(), Quota::per_day(100)).unwrap(), ChargeDecision::denied(100, 0, None))
+            (Policy::new(name.clone(), Quota::per_day(100)).unwrap(), ChargeDecision::denied(100, 0, Wait::Never))
         };
         let outcome = outcome(OutcomeKind::Limited, names.iter().map(status).collect());
         let response = http(&Refusals::problem_json().problem_type(kind.clone()).title(kind.clone()), &outcome);
@@ -407,10 +423,10 @@ proptest! {
     ) {
         let wait = Duration::new(seconds, nanos);
         let status = |(name, limit): &(String, u64)| {
-            (Policy::new(name.clone(), Quota::per_second(*limit)).unwrap(), ChargeDecision::denied(1, 0, Some(wait)))
+            (Policy::new(name.clone(), Quota::per_second(*limit)).unwrap(), ChargeDecision::denied(1, 0, Wait::After(wait)))
         };
         let outcome = outcome(OutcomeKind::Limited, rules.iter().map(status).collect());
-        let bytes = STANDARD_NO_PAD.decode(details(&outcome, Some(wait))).unwrap();
+        let bytes = STANDARD_NO_PAD.decode(details(&outcome, Wait::After(wait))).unwrap();
         let status = tonic_types::pb::Status::decode(bytes.as_slice()).unwrap();
         prop_assert_eq!((status.code, status.message.as_str()), (8, "rate limit exceeded"));
         let find = |name: &str| status.details.iter().find(|any| any.type_url == format!("type.googleapis.com/google.rpc.{name}"));

@@ -1,4 +1,4 @@
-//! The bodies of refusals over plain HTTP.
+//! The text of a refusal's body over plain HTTP.
 
 use http::{HeaderValue, StatusCode};
 

@@ -15,6 +15,7 @@ use crate::key::Key;
 use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::time::Timestamp;
+use crate::wait::Wait;
 
 /// The client of all requests.
 static KEY: LazyLock<Key> = LazyLock::new(|| Key::of("client").unwrap());
@@ -39,7 +40,7 @@ fn allowed(limit: u64, remaining: u64, window: Duration) -> ChargeDecision {
 }
 
 fn denied(limit: u64, wait: Duration) -> ChargeDecision {
-    ChargeDecision::denied(limit, 0, Some(wait)).with_reset_after(wait)
+    ChargeDecision::denied(limit, 0, Wait::After(wait)).with_reset_after(wait)
 }
 
 /// Prepares headers with a clock that stands still.
@@ -102,7 +103,7 @@ impl Case<'_> {
             .map(|(index, decision)| PolicyView {
                 place: *index,
                 policy: &self.policies[*index],
-                key: &KEY,
+                key: Some(&KEY),
                 decision,
                 refuses: !decision.is_allowed(),
             })
@@ -176,7 +177,7 @@ fn refusal_layout_has_the_headers_of_a_written_refusal() {
             let view = |at: &usize| PolicyView {
                 place: *at,
                 policy: &policies[*at],
-                key: &KEY,
+                key: Some(&KEY),
                 decision: &decisions[*at],
                 refuses: *at == 0,
             };
@@ -202,7 +203,7 @@ fn window_of_draft_11_is_not_the_time_until_the_reset() {
 #[test]
 fn refused_request_gets_its_wait_and_zero_remaining() {
     // 7 of 10 units are used, and the request costs 5. The wait is the time until 5 are free.
-    let decision = ChargeDecision::denied(10, 3, Some(secs(2))).with_reset_after(secs(7));
+    let decision = ChargeDecision::denied(10, 3, Wait::After(secs(2))).with_reset_after(secs(7));
     let headers = Case::one(Headers::draft_11(), Quota::new(10, secs(10)).unwrap(), decision);
     assert_lines(
         &headers,
@@ -243,9 +244,34 @@ fn window_is_capped_only_if_nothing_remains() {
 
 #[test]
 fn refusal_that_no_wait_helps_reports_no_wait() {
-    let decision = ChargeDecision::denied(100, 100, None);
+    let decision = ChargeDecision::denied(100, 100, Wait::Never);
     let headers = Case::one(Headers::draft_11(), Quota::per_minute(100), decision);
     assert_lines(&headers, &["ratelimit-policy: \"default\";q=100;w=60", "ratelimit: \"default\";r=0"]);
+}
+
+/// The limiter knows neither when the request would pass, nor when the quota is full.
+#[test]
+fn refusal_for_an_unknown_time_reports_no_time() {
+    let unknown = || ChargeDecision::denied(3, 0, Wait::Unknown);
+    let quota = || Quota::per_minute(3);
+    let one = |format| Case::one(format, quota(), unknown());
+    assert_lines(&one(Headers::draft_11()), &["ratelimit-policy: \"default\";q=3;w=60", "ratelimit: \"default\";r=0"]);
+    assert_lines(&one(Headers::draft_07()), &["ratelimit-policy: 3;w=60", "ratelimit: limit=3, remaining=0"]);
+    assert_lines(
+        &one(Headers::draft_06()),
+        &["ratelimit-limit: 3", "ratelimit-policy: 3;w=60", "ratelimit-remaining: 0"],
+    );
+    for meaning in [ResetMeaning::Full, ResetMeaning::NextUnit, ResetMeaning::Window] {
+        let names = LegacyHeaders::new().remaining("left").reset("reset", ResetEncoding::DeltaSeconds, meaning);
+        assert_lines(&one(Headers::legacy(names).unwrap()), &["left: 0"]);
+    }
+    // The wait of the other policy is known.
+    let policies = vec![policy("flight", quota()), hundred()];
+    let headers = Case { policies, statuses: vec![(0, unknown()), (1, denied(100, secs(7)))], ..Case::default() }.run();
+    assert_eq!(
+        (&headers["retry-after"], &headers["ratelimit"]),
+        (&"7".parse().unwrap(), &"\"flight\";r=0, \"default\";r=0;t=7".parse().unwrap())
+    );
 }
 
 #[test]
@@ -257,7 +283,7 @@ fn retry_after_is_the_longest_wait_unless_no_wait_helps() {
     assert_eq!(headers["retry-after"], "7", "the wait of a policy that did not refuse does not count");
     assert_eq!(headers["ratelimit"], "\"burst\";r=0;t=1, \"daily\";r=3;t=90000, \"default\";r=0;t=7");
 
-    let never = ChargeDecision::denied(100, 100, None);
+    let never = ChargeDecision::denied(100, 100, Wait::Never);
     let headers = Case { policies: policies(), statuses: statuses(never), ..Case::default() }.run();
     assert!(!headers.contains_key("retry-after"));
     assert_eq!(headers["ratelimit"], "\"burst\";r=0;t=1, \"daily\";r=3;t=90000, \"default\";r=0");
@@ -391,7 +417,7 @@ fn combined_formats_take_the_shorter_cap_and_the_first_jitter() {
 
 #[test]
 fn reset_is_never_before_the_wait() {
-    let decision = ChargeDecision::denied(100, 0, Some(secs(90))).with_reset_after(secs(60));
+    let decision = ChargeDecision::denied(100, 0, Wait::After(secs(90))).with_reset_after(secs(60));
     let format = Headers::x_rate_limit(ResetEncoding::DeltaSeconds);
     assert_eq!(Case::one(format, Quota::per_minute(100), decision)["x-ratelimit-reset"], "90");
 }
@@ -429,7 +455,7 @@ fn wall_clock_is_read_only_for_dates() {
     }
     let policies = [hundred()];
     let decision = allowed(100, 50, secs(30));
-    let views = [PolicyView { place: 0, policy: &policies[0], key: &KEY, decision: &decision, refuses: false }];
+    let views = [PolicyView { place: 0, policy: &policies[0], key: Some(&KEY), decision: &decision, refuses: false }];
     let format = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
     let prepared = PreparedHeaders::new(&format.clock(Unread), &policies);
     write(&prepared, &mut HeaderMap::new(), &views, StatusCode::OK, None);

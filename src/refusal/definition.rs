@@ -2,26 +2,27 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http::request::Parts;
 use http::{Response, StatusCode};
 use http_body::Body;
 
-use crate::middleware::body::{BoxError, RefusalBody};
+use crate::error::BoxError;
+use crate::head::Head;
 use crate::outcome::Outcome;
+use crate::wait::Wait;
 
-use super::body::BodyFormat;
+use super::body::RefusalBody;
+use super::problem::BodyFormat;
 use super::protocol::Protocol;
 
 /// A refused request as a responder sees it.
 #[derive(Clone, Copy)]
 pub struct Refusal<'a> {
-    pub(super) parts: &'a Parts,
+    pub(super) head: &'a Head<'a>,
     pub(super) outcome: &'a Outcome,
     /// The wait as it is reported, with its jitter and its cap.
-    pub(super) retry_after: Option<Duration>,
+    pub(super) wait: Wait,
     pub(super) protocol: Protocol,
     pub(super) default: &'a dyn DefaultResponse,
 }
@@ -34,8 +35,8 @@ pub(super) trait DefaultResponse: Send + Sync {
 impl<'a> Refusal<'a> {
     /// Returns the request's head.
     #[must_use]
-    pub fn parts(&self) -> &'a Parts {
-        self.parts
+    pub fn head(&self) -> &'a Head<'a> {
+        self.head
     }
 
     /// Returns why the request was refused, and the status of each policy.
@@ -50,19 +51,19 @@ impl<'a> Refusal<'a> {
         self.protocol
     }
 
-    /// Returns the time after which the same request may pass, with the
+    /// Returns the wait until the same request may pass, with the
     /// [jitter](crate::Headers::jitter) and the [cap](crate::Headers::max_wait) of reported waits.
-    /// Returns `None` if no quota refused, or if no wait helps.
+    /// [`Wait::None`] if no quota refused.
     #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        self.retry_after
+    pub fn wait(&self) -> Wait {
+        self.wait
     }
 
-    /// Returns [`retry_after`](Self::retry_after) in whole seconds, rounded up and at least 1: the
-    /// value of `Retry-After`.
+    /// Returns the [`wait`](Self::wait) in whole seconds, rounded up and at least 1: the value of
+    /// `Retry-After`. Returns `None` if it is not known, or if no wait helps.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
-        let wait = self.retry_after?;
+        let wait = self.wait.duration()?;
         Some(wait.as_secs().saturating_add(u64::from(wait.subsec_nanos() > 0)).max(1))
     }
 
@@ -78,9 +79,9 @@ impl fmt::Debug for Refusal<'_> {
     /// Leaves out the request's headers, which may hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Refusal")
-            .field("method", &self.parts.method)
+            .field("method", &self.head.method)
             .field("outcome", &self.outcome)
-            .field("retry_after", &self.retry_after)
+            .field("wait", &self.wait)
             .field("protocol", &self.protocol)
             .finish_non_exhaustive()
     }

@@ -3,17 +3,17 @@
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use smallvec::SmallVec;
 
+use crate::decision::ChargeDecision;
 use crate::fields;
+use crate::header_names::X_PREFIXES;
+use crate::policy::Policy;
 
-use super::content::Content;
+use super::content::{Content, Single};
 use super::definition::When;
 use super::merge::merged;
 use super::prepared::{PreparedFormat, PreparedHeader, PreparedHeaders};
 use super::retry_after;
 use super::view::{PolicyView, binding, is_near};
-
-/// Prefixes of headers that belong together by custom.
-const FAMILIES: [&str; 2] = ["x-ratelimit-", "x-rate-limit-"];
 
 /// The headers of one response, rendered before the response is there.
 #[derive(Debug)]
@@ -24,7 +24,63 @@ pub(crate) struct Rendered {
     remaining: u64,
 }
 
+/// The headers of a response to a request that passes, until the response is there.
+#[derive(Debug)]
+pub(crate) enum DueHeaders {
+    /// They are rendered by the numbers of the only charge.
+    Numbers(Numbers),
+    Rendered(Box<Rendered>),
+}
+
+/// The numbers of an allowed charge that headers report. They are a third of the decision, and less than the headers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Numbers {
+    /// The policy's place among the layer's.
+    place: usize,
+    limit: u64,
+    remaining: u64,
+    reset_us: u64,
+    window_us: u64,
+}
+
 impl PreparedHeaders {
+    /// Returns the headers of the response to a request that passes, or `None` if it gets none. `views` is as for
+    /// [`render`](Self::render).
+    #[inline]
+    pub(crate) fn due(&self, views: &[PolicyView<'_>]) -> Option<DueHeaders> {
+        match views {
+            _ if self.is_silent_if_passed => None,
+            [PolicyView { place, decision, .. }] if self.is_of_numbers => Some(DueHeaders::Numbers(Numbers {
+                place: *place,
+                limit: decision.limit(),
+                remaining: decision.remaining(),
+                reset_us: decision.reset_us,
+                window_us: decision.window_us,
+            })),
+            _ => self.render(views, None).map(|rendered| DueHeaders::Rendered(Box::new(rendered))),
+        }
+    }
+
+    /// Adds headers that are due to a response. `policies` are the layer's.
+    pub(crate) fn add_due(
+        &self,
+        due: &mut DueHeaders,
+        policies: &[Policy],
+        headers: &mut HeaderMap,
+        status: StatusCode,
+    ) {
+        match due {
+            DueHeaders::Numbers(Numbers { place, limit, remaining, reset_us, window_us }) => {
+                debug_assert!(*place < policies.len(), "the headers are of a policy of the layer");
+                let Some(policy) = policies.get(*place) else { return };
+                let decision = ChargeDecision::found(*limit, *remaining, *reset_us, *window_us, Some(0));
+                let view = PolicyView { place: *place, policy, key: None, decision: &decision, refuses: false };
+                self.add_views(&[view], headers, status);
+            }
+            DueHeaders::Rendered(rendered) => self.add(rendered, headers, status),
+        }
+    }
+
     /// Renders the headers of a response. Returns `None` if it gets none.
     ///
     /// `views` has the policies that applied, in the layer's order. `refusal_seed` is `None` if the
@@ -50,17 +106,49 @@ impl PreparedHeaders {
 
     /// Adds rendered headers to a response. It takes the values out of `rendered`.
     pub(crate) fn add(&self, rendered: &mut Rendered, headers: &mut HeaderMap, status: StatusCode) {
-        let remaining = rendered.remaining;
-        if status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some()) {
-            // Before anything is written, because two formats can have names in common.
-            rendered.values.retain(|(place, _)| {
-                self.headers.get(*place).is_some_and(|header| self.is_sent(header, headers, remaining, status))
-            });
+        let Rendered { values, remaining } = rendered;
+        let picks = self.picks(status);
+        values.retain(|(place, _)| {
+            let header = self.headers.get(*place);
+            header.is_some_and(|header| !picks || self.is_sent(header, headers, *remaining, status))
+        });
+        let sent: SmallVec<[&PreparedHeader; 4]> =
+            values.iter().filter_map(|(place, _)| self.headers.get(*place)).collect();
+        let mut values = values.iter_mut();
+        self.write(&sent, headers, |_| values.next()?.1.take());
+    }
+
+    /// Renders the headers of a response to a request that passed, and adds them at once.
+    fn add_views(&self, views: &[PolicyView<'_>], headers: &mut HeaderMap, status: StatusCode) {
+        let Some(remaining) = binding(views).map(PolicyView::remaining) else { return };
+        let picks = self.picks(status);
+        let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
+        for header in &self.headers {
+            let is_due = self.formats.get(header.format).is_some_and(|format| format.when.applies(views, false));
+            if is_due && (!picks || self.is_sent(header, headers, remaining, status)) {
+                sent.push(header);
+            }
         }
+        self.write(&sent, headers, |header| self.value(header, views, 0));
+    }
+
+    /// Returns whether a header that is due may not be sent. Each is asked before any is written, because two formats
+    /// can have names in common.
+    fn picks(&self, status: StatusCode) -> bool {
+        status.is_redirection() || self.formats.iter().any(|format| format.remaining.is_some())
+    }
+
+    /// Writes these headers with their values, which `value` returns in order.
+    #[inline]
+    fn write(
+        &self,
+        sent: &[&PreparedHeader],
+        headers: &mut HeaderMap,
+        mut value: impl FnMut(&PreparedHeader) -> Option<HeaderValue>,
+    ) {
         let (mut merges, mut replaces) = (false, false);
-        for (place, value) in &mut rendered.values {
-            let Some(header) = self.headers.get(*place) else { continue };
-            match (header.content, value.take()) {
+        for header in sent {
+            match (header.content, value(header)) {
                 (Content::RetryAfter, value) => retry_after::write(headers, value, &*self.clock),
                 (Content::List(_), Some(value)) => {
                     merges |= headers.try_append(&header.name, value).unwrap_or(false); // the map may be full
@@ -72,7 +160,7 @@ impl PreparedHeaders {
                 }
             }
         }
-        let sent = rendered.values.iter().filter_map(|(place, _)| self.headers.get(*place));
+        let sent = sent.iter().copied();
         if merges {
             merge_lists(headers, sent.clone());
         }
@@ -94,7 +182,7 @@ impl PreparedHeaders {
 
     /// Removes headers of the same family as ours, such as `X-RateLimit-Used`.
     fn remove_relatives<'a>(&self, headers: &mut HeaderMap, sent: &(impl Iterator<Item = &'a PreparedHeader> + Clone)) {
-        let family = |name: &HeaderName| FAMILIES.iter().find(|prefix| name.as_str().starts_with(**prefix));
+        let family = |name: &HeaderName| X_PREFIXES.iter().find(|prefix| name.as_str().starts_with(**prefix));
         let is_relative = |name: &HeaderName| {
             family(name).is_some_and(|found| sent.clone().any(|own| family(&own.name) == Some(found)))
                 && !self.names.contains(name)
@@ -138,7 +226,7 @@ impl PreparedFormat {
         let mut lines = headers.get_all(&remaining.name).iter();
         let (Some(line), None) = (lines.next(), lines.next()) else { return false };
         let theirs = match remaining.content {
-            Content::Dictionary => dictionary_remaining(line.as_bytes()),
+            Content::Single(Single::Dictionary) => dictionary_remaining(line.as_bytes()),
             _ => fields::whole_part(line.as_bytes()),
         };
         theirs.is_some_and(|theirs| theirs <= ours)

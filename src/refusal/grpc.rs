@@ -11,8 +11,9 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::middleware::respond::headers::{Advertised, integer};
+use crate::headers::{Advertised, integer};
 use crate::outcome::Outcome;
+use crate::wait::Wait;
 
 use super::protocol::Protocol;
 
@@ -31,11 +32,12 @@ pub(super) fn write_status(headers: &mut HeaderMap, protocol: Protocol, code: u8
     headers.insert(MESSAGE, HeaderValue::from_static(message));
 }
 
-/// Writes when the client may retry, or -1 if no wait helps.
-pub(super) fn write_pushback(headers: &mut HeaderMap, retry_after: Option<Duration>, outcome: &Outcome) {
-    let pushback = match retry_after {
-        Some(wait) => integer(pushback_ms(wait)),
-        None => outcome.is_never().then(|| HeaderValue::from_static("-1")),
+/// Writes when the client may retry if that is known, or -1 if no wait helps.
+pub(super) fn write_pushback(headers: &mut HeaderMap, wait: Wait) {
+    let pushback = match wait {
+        Wait::After(wait) => integer(pushback_ms(wait)),
+        Wait::Never => Some(HeaderValue::from_static("-1")),
+        Wait::None | Wait::Unknown => None,
     };
     headers.extend(pushback.map(|pushback| (PUSHBACK, pushback)));
 }
@@ -53,13 +55,13 @@ fn pushback_ms(wait: Duration) -> u64 {
     u64::try_from(millis).unwrap_or(1)
 }
 
-/// Encodes a `google.rpc.Status`. It has a `RetryInfo` if a wait helps, and a `QuotaFailure` if
+/// Encodes a `google.rpc.Status`. It has a `RetryInfo` if the wait is known, and a `QuotaFailure` if
 /// policies refused the request.
-pub(super) fn details(code: u8, message: &str, retry_after: Option<Duration>, outcome: &Outcome) -> Vec<u8> {
+pub(super) fn details(code: u8, message: &str, wait: Wait, outcome: &Outcome) -> Vec<u8> {
     let mut status = Message::default();
     status.integer(1, u64::from(code));
     status.bytes(2, message.as_bytes());
-    if let Some(wait) = retry_after {
+    if let Some(wait) = wait.duration() {
         status.any("type.googleapis.com/google.rpc.RetryInfo", &retry_info(wait));
     }
     let mut failure = Message::default();
@@ -137,7 +139,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::middleware::respond::refusal::reason::Reason;
+    use crate::refusal::reason::Reason;
 
     #[test]
     fn pushback_is_in_milliseconds_rounded_up_and_capped() {
@@ -165,7 +167,7 @@ mod tests {
     fn details_omit_zeros_but_keep_empty_messages() {
         let outcome = Outcome::new(crate::outcome::OutcomeKind::Limited, smallvec::SmallVec::new());
         assert_eq!(
-            STANDARD_NO_PAD.encode(details(8, "", Some(Duration::ZERO), &outcome)),
+            STANDARD_NO_PAD.encode(details(8, "", Wait::After(Duration::ZERO), &outcome)),
             "CAgaLgoodHlwZS5nb29nbGVhcGlzLmNvbS9nb29nbGUucnBjLlJldHJ5SW5mbxICCgA"
         );
     }

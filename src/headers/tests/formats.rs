@@ -32,7 +32,7 @@ fn github_headers_add_up() {
         &["x-ratelimit-limit: 60", "x-ratelimit-remaining: 57", "x-ratelimit-reset: 1705420891", "x-ratelimit-used: 3"],
     );
     // Three units remain, which is less than the cost.
-    let decision = ChargeDecision::denied(60, 3, Some(secs(5))).with_reset_after(secs(57));
+    let decision = ChargeDecision::denied(60, 3, Wait::After(secs(5))).with_reset_after(secs(57));
     let headers = Case::one(Headers::github(), Quota::per_hour(60), decision);
     assert_lines(
         &headers,
@@ -68,7 +68,7 @@ fn legacy_headers_have_their_names_and_encodings() {
             "x-app-window: 30s",
         ],
     );
-    let decision = ChargeDecision::denied(100, 0, Some(Duration::from_millis(600))).with_reset_after(secs(60));
+    let decision = ChargeDecision::denied(100, 0, Wait::After(Duration::from_millis(600))).with_reset_after(secs(60));
     assert_lines(
         &Case::one(format(), Quota::per_minute(100), decision),
         &[
@@ -80,7 +80,7 @@ fn legacy_headers_have_their_names_and_encodings() {
             "x-app-window: 600ms",
         ],
     );
-    let headers = Case::one(format(), Quota::per_minute(100), ChargeDecision::denied(100, 9, None));
+    let headers = Case::one(format(), Quota::per_minute(100), ChargeDecision::denied(100, 9, Wait::Never));
     assert!(!headers.contains_key("x-app-next") && !headers.contains_key("x-app-window"), "no wait helps");
 }
 

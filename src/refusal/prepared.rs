@@ -1,20 +1,19 @@
 //! Building the response to one refused request.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
-use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use smallvec::SmallVec;
 
-use crate::middleware::body::RefusalBody;
+use crate::head::Head;
 use crate::outcome::Outcome;
 use crate::policy::Policy;
+use crate::wait::Wait;
 
-use super::body::Problem;
+use super::body::RefusalBody;
 use super::definition::{DefaultResponse, Refusal, Refusals};
 use super::grpc;
+use super::problem::Problem;
 use super::protocol::Protocol;
 use super::reason::Reason;
 
@@ -53,21 +52,15 @@ impl PreparedRefusals {
 
     /// Returns whether the refusal is the usual one: over plain HTTP, by default response, of a request that is over a
     /// quota.
-    pub(crate) fn is_usual(&self, parts: &Parts, outcome: &Outcome) -> bool {
+    pub(crate) fn is_usual(&self, head: &Head<'_>, outcome: &Outcome) -> bool {
         self.refusals.responder.is_none()
             && Reason::of(outcome) == Reason::Limited
-            && self.protocol_of(parts) == Protocol::Http
+            && self.protocol_of(head) == Protocol::Http
     }
 
-    /// Returns the response, without the headers that report quotas. `retry_after` is the wait as it
-    /// is reported.
-    pub(crate) fn respond(
-        &self,
-        parts: &Parts,
-        outcome: &Outcome,
-        retry_after: Option<Duration>,
-    ) -> Response<RefusalBody> {
-        let refusal = self.refusal(parts, outcome, retry_after);
+    /// Returns the response, without the headers that report quotas. `wait` is as it is reported.
+    pub(crate) fn respond(&self, head: &Head<'_>, outcome: &Outcome, wait: Wait) -> Response<RefusalBody> {
+        let refusal = self.refusal(head, outcome, wait);
         let responder = self.refusals.responder.as_ref();
         match responder.filter(|own| own.every_protocol || refusal.protocol == Protocol::Http) {
             Some(own) => {
@@ -79,17 +72,12 @@ impl PreparedRefusals {
         }
     }
 
-    pub(super) fn refusal<'a>(
-        &'a self,
-        parts: &'a Parts,
-        outcome: &'a Outcome,
-        retry_after: Option<Duration>,
-    ) -> Refusal<'a> {
-        Refusal { parts, outcome, retry_after, protocol: self.protocol_of(parts), default: self }
+    pub(super) fn refusal<'a>(&'a self, head: &'a Head<'a>, outcome: &'a Outcome, wait: Wait) -> Refusal<'a> {
+        Refusal { head, outcome, wait, protocol: self.protocol_of(head), default: self }
     }
 
-    fn protocol_of(&self, parts: &Parts) -> Protocol {
-        if self.refusals.grpc { Protocol::of(parts) } else { Protocol::Http }
+    fn protocol_of(&self, head: &Head<'_>) -> Protocol {
+        if self.refusals.grpc { Protocol::of(head) } else { Protocol::Http }
     }
 
     fn http_response(&self, reason: Reason, outcome: &Outcome) -> Response<RefusalBody> {
@@ -121,10 +109,10 @@ impl PreparedRefusals {
         let headers = response.headers_mut();
         grpc::write_status(headers, refusal.protocol, code, message);
         if reason == Reason::Limited && self.refusals.grpc_pushback {
-            grpc::write_pushback(headers, refusal.retry_after, refusal.outcome);
+            grpc::write_pushback(headers, refusal.wait);
         }
         if reason == Reason::Limited && self.refusals.grpc_details {
-            grpc::write_details(headers, &grpc::details(code, message, refusal.retry_after, refusal.outcome));
+            grpc::write_details(headers, &grpc::details(code, message, refusal.wait, refusal.outcome));
         }
         forbid_storing(headers);
         response

@@ -4,7 +4,7 @@ use crate::error::kind_and_message;
 
 use http::HeaderName;
 
-use super::content::{Content, Header};
+use super::content::{Content, Header, Single};
 use super::reset::{ResetEncoding, ResetMeaning};
 
 /// Headers of your own names, for clients that know them from elsewhere. Each header is optional.
@@ -26,7 +26,7 @@ use super::reset::{ResetEncoding, ResetMeaning};
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct LegacyHeaders {
-    contents: Vec<(String, Content)>,
+    values: Vec<(String, Single)>,
 }
 
 impl LegacyHeaders {
@@ -39,41 +39,41 @@ impl LegacyHeaders {
     /// Sets the header of the limit: the most units that can pass at one instant.
     #[must_use]
     pub fn limit(self, name: impl Into<String>) -> Self {
-        self.with(name, Content::Limit)
+        self.with(name, Single::Limit)
     }
 
     /// Sets the header of what remains, rounded down. It is 0 after a refusal.
     #[must_use]
     pub fn remaining(self, name: impl Into<String>) -> Self {
-        self.with(name, Content::Remaining)
+        self.with(name, Single::Remaining)
     }
 
     /// Sets the header of what is used: the limit minus what remains.
     #[must_use]
     pub fn used(self, name: impl Into<String>) -> Self {
-        self.with(name, Content::Used)
+        self.with(name, Single::Used)
     }
 
     /// Adds a header of the reset. There may be several, with different names.
     #[must_use]
     pub fn reset(self, name: impl Into<String>, encoding: ResetEncoding, meaning: ResetMeaning) -> Self {
-        self.with(name, Content::Reset(encoding, meaning))
+        self.with(name, Single::Reset(encoding, meaning))
     }
 
     /// Sets the header of the policy's name.
     #[must_use]
     pub fn policy_name(self, name: impl Into<String>) -> Self {
-        self.with(name, Content::PolicyName)
+        self.with(name, Single::PolicyName)
     }
 
-    fn with(mut self, name: impl Into<String>, content: Content) -> Self {
-        self.contents.push((name.into(), content));
+    fn with(mut self, name: impl Into<String>, value: Single) -> Self {
+        self.values.push((name.into(), value));
         self
     }
 
     pub(super) fn into_headers(self) -> Result<Vec<Header>, HeadersError> {
-        let mut headers: Vec<Header> = Vec::with_capacity(self.contents.len());
-        for (text, content) in self.contents {
+        let mut headers: Vec<Header> = Vec::with_capacity(self.values.len());
+        for (text, value) in self.values {
             let (kind, why) = match HeaderName::from_bytes(text.as_bytes()) {
                 Err(_) => (
                     HeadersErrorKind::Invalid,
@@ -86,7 +86,7 @@ impl LegacyHeaders {
                     (HeadersErrorKind::Duplicate, "two headers would have this name: give each its own")
                 }
                 Ok(name) => {
-                    headers.push(Header { name, content });
+                    headers.push(Header { name, content: Content::Single(value) });
                     continue;
                 }
             };

@@ -10,16 +10,16 @@ use http::header::RETRY_AFTER;
 
 use crate::clock::Clock;
 use crate::fields::List;
+use crate::header_names::{
+    DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, RATE_LIMIT, RATE_LIMIT_POLICY, X_LIMIT, X_REMAINING, X_RESET, X_USED,
+};
 use crate::key::Key;
 use crate::policy::Policy;
 
-use super::content::{Content, Header};
+use super::content::{Header, Single};
 use super::legacy::{HeadersError, LegacyHeaders};
 use super::reset::{ResetEncoding, ResetMeaning};
 use super::wait::{Jitter, Waits};
-
-const RATE_LIMIT: &str = "ratelimit";
-const RATE_LIMIT_POLICY: &str = "ratelimit-policy";
 
 /// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
 /// 11](Self::draft_11) on every response, and `Retry-After` on refusals.
@@ -97,10 +97,7 @@ impl Headers {
     /// The draft is work in progress and not a standard.
     #[must_use]
     pub fn draft_11() -> Self {
-        Self::with(vec![
-            Header::new(RATE_LIMIT_POLICY, Content::List(List::Policies)),
-            Header::new(RATE_LIMIT, Content::List(List::Limits)),
-        ])
+        Self::with(vec![Header::list(RATE_LIMIT_POLICY, List::Policies), Header::list(RATE_LIMIT, List::Limits)])
     }
 
     /// Sends `RateLimit-Policy: 100;w=60` and `RateLimit: limit=100, remaining=50, reset=5`, as in
@@ -111,8 +108,8 @@ impl Headers {
     #[must_use]
     pub fn draft_07() -> Self {
         Self::with(vec![
-            Header::new(RATE_LIMIT_POLICY, Content::List(List::Nameless)),
-            Header::new(RATE_LIMIT, Content::Dictionary),
+            Header::list(RATE_LIMIT_POLICY, List::Nameless),
+            Header::single(RATE_LIMIT, Single::Dictionary),
         ])
     }
 
@@ -122,10 +119,10 @@ impl Headers {
     #[must_use]
     pub fn draft_06() -> Self {
         Self::with(vec![
-            Header::new(RATE_LIMIT_POLICY, Content::List(List::Nameless)),
-            Header::new("ratelimit-limit", Content::Limit),
-            Header::new("ratelimit-remaining", Content::Remaining),
-            Header::new("ratelimit-reset", Content::DraftReset),
+            Header::list(RATE_LIMIT_POLICY, List::Nameless),
+            Header::single(DRAFT_LIMIT, Single::Limit),
+            Header::single(DRAFT_REMAINING, Single::Remaining),
+            Header::single(DRAFT_RESET, Single::DraftReset),
         ])
     }
 
@@ -140,9 +137,9 @@ impl Headers {
     #[must_use]
     pub fn x_rate_limit(reset: ResetEncoding) -> Self {
         Self::with(vec![
-            Header::new("x-ratelimit-limit", Content::Limit),
-            Header::new("x-ratelimit-remaining", Content::Remaining),
-            Header::new("x-ratelimit-reset", Content::Reset(reset, ResetMeaning::Full)),
+            Header::single(X_LIMIT, Single::Limit),
+            Header::single(X_REMAINING, Single::Remaining),
+            Header::single(X_RESET, Single::Reset(reset, ResetMeaning::Full)),
         ])
     }
 
@@ -151,10 +148,10 @@ impl Headers {
     #[must_use]
     pub fn github() -> Self {
         Self::with(vec![
-            Header::new("x-ratelimit-limit", Content::Limit),
-            Header::new("x-ratelimit-remaining", Content::Remaining),
-            Header::new("x-ratelimit-used", Content::Used),
-            Header::new("x-ratelimit-reset", Content::Reset(ResetEncoding::EpochSeconds, ResetMeaning::Full)),
+            Header::single(X_LIMIT, Single::Limit),
+            Header::single(X_REMAINING, Single::Remaining),
+            Header::single(X_USED, Single::Used),
+            Header::single(X_RESET, Single::Reset(ResetEncoding::EpochSeconds, ResetMeaning::Full)),
         ])
     }
 
@@ -173,7 +170,7 @@ impl Headers {
         Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None, clock: None }
     }
 
-    /// Sends the headers of `other`, too, each format [when](Self::send) it says.
+    /// Sends the headers of `other`, too. Each format keeps its own setting of [when to send](Self::send).
     ///
     /// If both have a header, that of `self` is sent. `Retry-After` is sent if either sends it. The
     /// shorter of the two [longest waits](Self::max_wait) is used. The jitter, the partition keys and

@@ -44,37 +44,46 @@ pub enum ResetEncoding {
 #[non_exhaustive]
 pub enum ResetMeaning {
     /// When one more unit could pass, which is now while something remains. After a refusal, when
-    /// the same request could pass. The header is absent if no wait helps.
+    /// the same request could pass. The header is absent if that is not known, or if no wait helps.
     NextUnit,
     /// The end of the [effective window](crate::limiter::ChargeDecision::effective_window), within
-    /// which the remaining units may be used. After a refusal like [`NextUnit`](Self::NextUnit).
+    /// which the remaining units may be used. The header is absent if it is not known. After a refusal like
+    /// [`NextUnit`](Self::NextUnit).
     Window,
-    /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket.
+    /// When the quota is full, if nothing else is charged: a fixed window's end, a full bucket. The header is absent if
+    /// that is not known.
     #[default]
     Full,
 }
 
 impl ResetMeaning {
-    /// Returns the time to report, counted from now, or `None` if no wait helps.
+    /// Returns the time to report, counted from now, or `None` if it is not known or no wait helps.
     pub(super) fn time_us(self, view: &PolicyView<'_>, waits: Waits, seed: u64) -> Option<u64> {
         let decision = view.decision;
-        let full_us = decision.reset_us;
+        let full_us = decision.known_reset_us();
         if !view.refuses {
-            return Some(match self {
+            return match self {
                 Self::Full => full_us,
-                Self::NextUnit if decision.remaining() > 0 => 0,
-                Self::NextUnit | Self::Window => decision.window_us,
-            });
+                Self::NextUnit if decision.remaining() > 0 => Some(0),
+                Self::NextUnit | Self::Window => (decision.window_us > 0).then_some(decision.window_us),
+            };
         }
-        match (self, view.retry_us()) {
-            (Self::Full, None) => Some(full_us),
-            (Self::Full, Some(wait_us)) => Some(waits.jittered_us(full_us.max(wait_us), seed)),
+        match (self, view.wait_us()) {
+            (Self::Full, None) => full_us,
+            (Self::Full, Some(wait_us)) => Some(waits.jittered_us(full_us?.max(wait_us), seed)),
             (Self::NextUnit | Self::Window, wait_us) => Some(waits.reported_us(wait_us?, seed)),
         }
     }
 }
 
 impl ResetEncoding {
+    pub(super) fn is_date(self) -> bool {
+        match self {
+            Self::EpochSeconds | Self::EpochMillis | Self::Rfc3339 | Self::ImfDate => true,
+            Self::DeltaSeconds | Self::DeltaSecondsDecimal { .. } | Self::GoDuration => false,
+        }
+    }
+
     /// Returns the header value for the time `after_us` from now.
     pub(super) fn value(self, after_us: u64, clock: &dyn Clock) -> Option<HeaderValue> {
         let at_us = || clock.now().as_micros().saturating_add(after_us);

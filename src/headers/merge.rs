@@ -43,7 +43,8 @@ impl<'a> Lines<'a> {
         let mut lines = headers.get_all(&header.name).into_iter().map(HeaderValue::as_bytes);
         let last = lines.next_back().unwrap_or_default();
         let theirs = items(lines, list);
-        let overlap = theirs.iter().any(|item| header.items.iter().any(|own| own.as_bytes().starts_with(item.name)));
+        let overlap =
+            theirs.iter().any(|item| header.items.iter().flatten().any(|own| own.as_bytes().starts_with(item.name)));
         Self { list, theirs, last, overlap }
     }
 

@@ -1,10 +1,10 @@
 //! The protocol of a request, in which it must be refused.
 
 use http::header::{ACCEPT, CONTENT_TYPE, TE};
-use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Method, Version};
 
 use crate::fields::is_unacceptable;
+use crate::head::Head;
 
 /// The protocol in which a client expects its answer.
 ///
@@ -28,13 +28,13 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    pub(super) fn of(parts: &Parts) -> Self {
-        if parts.method != Method::POST {
+    pub(super) fn of(head: &Head<'_>) -> Self {
+        if head.method != Method::POST {
             return Self::Http;
         }
-        let headers = &parts.headers;
+        let headers = head.headers;
         match of_content(headers) {
-            Self::Grpc if parts.version < Version::HTTP_2 && !has_te_trailers(headers) => Self::Http,
+            Self::Grpc if head.version < Version::HTTP_2 && !has_te_trailers(headers) => Self::Http,
             Self::GrpcWeb { text } => Self::GrpcWeb { text: accepts_text(headers).unwrap_or(text) },
             protocol => protocol,
         }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     fn protocol(request: request::Builder) -> Protocol {
-        Protocol::of(&request.body(()).unwrap().into_parts().0)
+        Protocol::of(&Head::from(&request.body(()).unwrap()))
     }
 
     const WEB: Protocol = Protocol::GrpcWeb { text: false };

@@ -1,0 +1,103 @@
+//! The head of a request, borrowed.
+
+use std::fmt;
+
+use http::request::Parts;
+use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
+
+/// The head of a request, by references: what extractors, conditions and observers see of a request.
+///
+/// A closure reads its fields: `|request| request.headers.get("x-user").cloned()`.
+///
+/// It is made of an `http::Request`, of its `Parts`, or of the five fields of a framework without
+/// these types. That costs nothing, because nothing is copied but the references.
+///
+/// ```
+/// use http::{Extensions, HeaderMap, Method, Request, Uri, Version};
+/// use tower_ratelimit::{Head, Key, key};
+///
+/// let by_path = key::path();
+/// let request = Request::get("/posts").body(())?;
+/// assert_eq!(by_path(&Head::from(&request)), Key::of("/posts"));
+///
+/// let (uri, headers, extensions) = (Uri::from_static("/posts"), HeaderMap::new(), Extensions::new());
+/// let head = Head::new(&Method::GET, &uri, Version::HTTP_11, &headers, &extensions);
+/// assert_eq!(by_path(&head), Key::of("/posts"));
+/// # Ok::<(), http::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+#[non_exhaustive]
+pub struct Head<'a> {
+    /// The request's method.
+    pub method: &'a Method,
+    /// The request's URI.
+    pub uri: &'a Uri,
+    /// The version of HTTP.
+    pub version: Version,
+    /// The request's headers.
+    pub headers: &'a HeaderMap,
+    /// What the server and other middleware put into the request.
+    pub extensions: &'a Extensions,
+}
+
+impl<'a> Head<'a> {
+    /// Makes the head of a request of these fields.
+    #[must_use]
+    pub fn new(
+        method: &'a Method,
+        uri: &'a Uri,
+        version: Version,
+        headers: &'a HeaderMap,
+        extensions: &'a Extensions,
+    ) -> Self {
+        Self { method, uri, version, headers, extensions }
+    }
+
+    /// Returns a request without a body that has a copy of this head.
+    pub(crate) fn to_request(self) -> Request<()> {
+        let mut request = Request::new(());
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.version_mut() = self.version;
+        *request.headers_mut() = self.headers.clone();
+        *request.extensions_mut() = self.extensions.clone();
+        request
+    }
+}
+
+impl<'a, B> From<&'a Request<B>> for Head<'a> {
+    #[inline]
+    fn from(request: &'a Request<B>) -> Self {
+        Self {
+            method: request.method(),
+            uri: request.uri(),
+            version: request.version(),
+            headers: request.headers(),
+            extensions: request.extensions(),
+        }
+    }
+}
+
+impl<'a> From<&'a Parts> for Head<'a> {
+    #[inline]
+    fn from(parts: &'a Parts) -> Self {
+        Self {
+            method: &parts.method,
+            uri: &parts.uri,
+            version: parts.version,
+            headers: &parts.headers,
+            extensions: &parts.extensions,
+        }
+    }
+}
+
+impl fmt::Debug for Head<'_> {
+    /// Leaves out the query, the headers and the extensions, because they may be secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Head")
+            .field("method", self.method)
+            .field("path", &self.uri.path())
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}

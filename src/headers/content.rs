@@ -1,0 +1,64 @@
+//! The content of one header.
+
+use http::HeaderName;
+
+use crate::fields::List;
+
+use super::reset::{ResetEncoding, ResetMeaning};
+
+/// A header of a format.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    pub(super) name: HeaderName,
+    pub(super) content: Content,
+}
+
+/// The content of a header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// A list with an item for each policy.
+    List(List),
+    /// A value of the policy that binds.
+    Single(Single),
+    /// The longest wait of the policies that refused.
+    RetryAfter,
+}
+
+/// A value of the policy that binds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Single {
+    /// The dictionary of draft 07: `limit=100, remaining=50, reset=5`.
+    Dictionary,
+    /// The reset of drafts 06 and 07, which is the wait after a refusal.
+    DraftReset,
+    Limit,
+    Remaining,
+    Used,
+    Reset(ResetEncoding, ResetMeaning),
+    PolicyName,
+}
+
+impl Content {
+    /// Returns whether a header with this content is a date.
+    pub(super) fn is_date(self) -> bool {
+        matches!(self, Self::Single(Single::Reset(encoding, _)) if encoding.is_date())
+    }
+
+    /// Returns whether a header with this content reports what remains of the quota.
+    pub(super) fn reports_remaining(self) -> bool {
+        matches!(self, Self::Single(Single::Remaining | Single::Dictionary))
+    }
+}
+
+impl Header {
+    /// Makes a header with an item for each policy. `name` is in lower case, as `HeaderName::from_static` requires.
+    pub(super) fn list(name: &'static str, list: List) -> Self {
+        Self { name: HeaderName::from_static(name), content: Content::List(list) }
+    }
+
+    /// Makes a header with a value of the policy that binds. `name` is in lower case, as `HeaderName::from_static`
+    /// requires.
+    pub(super) fn single(name: &'static str, value: Single) -> Self {
+        Self { name: HeaderName::from_static(name), content: Content::Single(value) }
+    }
+}

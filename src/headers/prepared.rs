@@ -1,0 +1,238 @@
+//! Rendering headers for one response.
+
+use std::iter;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::RETRY_AFTER;
+use http::{HeaderName, HeaderValue};
+
+use crate::clock::{CalendarClock, Clock};
+use crate::fields::List;
+use crate::outcome::Outcome;
+use crate::policy::Policy;
+use crate::time::micros_ceil;
+use crate::wait::Wait;
+
+use super::content::{Content, Header, Single};
+use super::definition::{Format, Headers, PartitionKey, When};
+use super::ietf::{item_parts, item_start, push_dictionary, push_partition, push_policy};
+use super::text::{Text, integer};
+use super::view::{PolicyView, binding, longest_wait_us};
+use super::wait::{Waits, seconds_ceil};
+
+/// [`Headers`] compiled for the policies of one layer, with every constant text rendered.
+#[derive(Debug)]
+pub(crate) struct PreparedHeaders {
+    pub(super) formats: Vec<PreparedFormat>,
+    /// The headers of all formats, in the order in which they are sent.
+    pub(super) headers: Vec<PreparedHeader>,
+    /// Whether the headers of one policy can be rendered at any time by the numbers of its charge. Dates count from the
+    /// decision, and partition keys need the key.
+    pub(super) is_of_numbers: bool,
+    /// Whether no response to a request that passed gets a header.
+    pub(crate) is_silent_if_passed: bool,
+    waits: Waits,
+    partition: Option<PartitionKey>,
+    /// The names of all headers of all formats, even of those that are never sent.
+    pub(super) names: Vec<HeaderName>,
+    /// Read only for dates.
+    pub(super) clock: Arc<dyn Clock>,
+}
+
+#[derive(Debug)]
+pub(super) struct PreparedFormat {
+    pub(super) when: When,
+    pub(super) remaining: Option<Header>,
+}
+
+#[derive(Debug)]
+pub(super) struct PreparedHeader {
+    pub(super) name: HeaderName,
+    pub(super) content: Content,
+    /// The place of its format.
+    pub(super) format: usize,
+    /// If it is a list, the constant text of each policy's item: the whole item, or of
+    /// [limits](List::Limits) the beginning.
+    pub(super) items: Vec<Option<HeaderValue>>,
+    /// If it is a list of whole items, its value if all policies apply.
+    all: Option<HeaderValue>,
+}
+
+impl PreparedHeaders {
+    pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
+        let retry_after = Format {
+            headers: vec![Header { name: RETRY_AFTER, content: Content::RetryAfter }],
+            when: if headers.retry_after { When::OnRefusal } else { When::Never },
+            remaining: None,
+        };
+        let formats = iter::once(&retry_after).chain(&headers.formats);
+        let formats: Vec<&Format> = formats.filter(|format| format.when != When::Never).collect();
+        let mut prepared = Vec::new();
+        for (place, format) in formats.iter().enumerate() {
+            prepared.extend(format.headers.iter().map(|header| PreparedHeader::new(header, place, policies)));
+        }
+        Self {
+            is_of_numbers: headers.partition.is_none() && !prepared.iter().any(|header| header.content.is_date()),
+            is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
+            formats: formats.into_iter().map(PreparedFormat::new).collect(),
+            headers: prepared,
+            waits: headers.waits,
+            partition: headers.partition.clone(),
+            names: headers.headers().map(|header| header.name.clone()).collect(),
+            clock: headers.clock.clone().unwrap_or_else(|| Arc::new(CalendarClock)),
+        }
+    }
+
+    /// Returns whether the seed of a refusal matters.
+    pub(crate) fn is_jittered(&self) -> bool {
+        self.waits.is_jittered()
+    }
+
+    /// Returns the wait that is reported to a refused client, with its jitter and its cap.
+    pub(crate) fn reported_wait(&self, outcome: &Outcome, seed: u64) -> Wait {
+        match outcome.wait() {
+            Wait::After(wait) => Wait::After(Duration::from_micros(self.waits.reported_us(micros_ceil(wait), seed))),
+            wait => wait,
+        }
+    }
+
+    /// Renders the value of a header. Returns `None` if the header has nothing to report.
+    #[inline]
+    pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
+        match header.content {
+            Content::List(List::Limits) => self.limits(header, views, seed),
+            Content::List(List::Policies | List::Nameless) => header.policies(views),
+            Content::Single(single) => self.single(single, binding(views)?, seed),
+            Content::RetryAfter => integer(self.waits.reported_seconds(longest_wait_us(views)?, seed)),
+        }
+    }
+
+    /// Renders a value of the policy that binds.
+    #[inline]
+    fn single(&self, value: Single, view: &PolicyView<'_>, seed: u64) -> Option<HeaderValue> {
+        let limit = view.decision.limit();
+        match value {
+            Single::Limit => integer(limit),
+            Single::Remaining => integer(view.remaining()),
+            Single::Used => integer(limit.saturating_sub(view.remaining())),
+            Single::Reset(encoding, meaning) => encoding.value(meaning.time_us(view, self.waits, seed)?, &*self.clock),
+            Single::DraftReset => integer(self.draft_reset(view, seed)?),
+            Single::Dictionary => {
+                let mut text = Text::new();
+                push_dictionary(&mut text, limit, view.remaining(), self.draft_reset(view, seed));
+                text.to_value()
+            }
+            // A header value neither begins nor ends with a space.
+            Single::PolicyName => {
+                let name = Some(view.policy.name().trim_ascii()).filter(|name| !name.is_empty())?;
+                HeaderValue::from_str(name).ok()
+            }
+        }
+    }
+
+    /// Renders draft 11's list of what remains.
+    #[inline]
+    fn limits(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
+        let mut text = Text::new();
+        for view in views {
+            let start = header.item(view)?.as_bytes();
+            let (remaining, window) = self.limit_of(view, seed);
+            let mut digits = [itoa::Buffer::new(); 2];
+            let parts = item_parts(start, remaining, window, &mut digits);
+            if views.len() == 1 && self.partition.is_none() {
+                // Written once, because the copy of a text just written stalls on store forwarding (bench "layer,
+                // allowed, header fields").
+                return HeaderValue::from_maybe_shared(Bytes::from(parts.concat())).ok();
+            }
+            text.push_separator();
+            parts.into_iter().for_each(|part| text.push(part));
+            if let Some(key) = self.partition.as_ref().and_then(|partition| (partition.0)(view.policy, view.key?)) {
+                push_partition(&mut text, &key);
+            }
+        }
+        text.to_value()
+    }
+
+    /// Returns draft 11's `r` and `t`.
+    fn limit_of(&self, view: &PolicyView<'_>, seed: u64) -> (u64, Option<u64>) {
+        let (remaining, window_us) = (view.decision.remaining(), view.decision.window_us);
+        if view.refuses {
+            return (0, view.wait_us().map(|wait_us| self.waits.reported_seconds(wait_us, seed)));
+        }
+        let window = match (window_us, remaining) {
+            (0, _) => None,
+            (_, 0) => Some(seconds_ceil(self.waits.capped_us(window_us)).max(1)),
+            _ => Some(seconds_ceil(window_us)),
+        };
+        (remaining, window)
+    }
+
+    /// Returns the `reset` of drafts 06 and 07, which should agree with `Retry-After`. Returns `None` if it is not
+    /// known.
+    fn draft_reset(&self, view: &PolicyView<'_>, seed: u64) -> Option<u64> {
+        match view.wait_us().filter(|_| view.refuses) {
+            Some(wait_us) => Some(self.waits.reported_seconds(wait_us, seed)),
+            None => view.decision.known_reset_us().map(seconds_ceil),
+        }
+    }
+}
+
+impl PreparedFormat {
+    fn new(format: &Format) -> Self {
+        Self { when: format.when, remaining: format.remaining.clone() }
+    }
+}
+
+impl PreparedHeader {
+    fn new(header: &Header, format: usize, policies: &[Policy]) -> Self {
+        let items: Vec<_> = match header.content {
+            Content::List(list) => policies.iter().map(|policy| constant_item(list, policy)).collect(),
+            Content::Single(_) | Content::RetryAfter => Vec::new(),
+        };
+        debug_assert!(items.iter().all(Option::is_some), "the name of each policy can stand in a header");
+        let all = match header.content {
+            Content::List(List::Policies | List::Nameless) => list(items.iter().map(Option::as_ref)),
+            Content::List(List::Limits) | Content::Single(_) | Content::RetryAfter => None,
+        };
+        let all = all.and_then(|text| text.to_shared_value());
+        Self { name: header.name.clone(), content: header.content, format, items, all }
+    }
+
+    /// Returns the constant text of a policy's item, which each policy of the layer has.
+    #[inline]
+    fn item(&self, view: &PolicyView<'_>) -> Option<&HeaderValue> {
+        self.items.get(view.place)?.as_ref()
+    }
+
+    /// Returns the value of a list of quotas.
+    #[inline]
+    fn policies(&self, views: &[PolicyView<'_>]) -> Option<HeaderValue> {
+        match views {
+            [only] => self.item(only).cloned(),
+            _ if views.len() == self.items.len() => self.all.clone(),
+            _ => list(views.iter().map(|view| self.item(view)))?.to_value(),
+        }
+    }
+}
+
+/// Returns the constant text of a policy's item: the whole item, or of [limits](List::Limits) the beginning.
+fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
+    let mut text = Text::new();
+    match list {
+        List::Limits => item_start(&mut text, policy),
+        List::Policies | List::Nameless => push_policy(&mut text, policy, list),
+    }
+    text.to_shared_value()
+}
+
+/// Returns a list of these items, or `None` if one of them is missing: a list without it would be wrong.
+fn list<'a>(items: impl Iterator<Item = Option<&'a HeaderValue>>) -> Option<Text> {
+    let mut text = Text::new();
+    for item in items {
+        text.push_separator();
+        text.push(item?.as_bytes());
+    }
+    Some(text)
+}
