@@ -4,7 +4,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::time::Duration;
 
-use crate::algorithm::Rules;
+use crate::algorithm::Decider;
 use crate::time::{PERIOD_US_MAX, micros_exact, micros_floor};
 
 use super::error::QuotaError;
@@ -50,7 +50,7 @@ const SECOND: u64 = 1_000_000;
 #[derive(Clone, Copy)]
 pub struct Quota {
     pub(super) spec: Spec,
-    pub(super) rules: Rules,
+    pub(super) decider: Decider,
     pub(super) fingerprint: u64,
 }
 
@@ -87,8 +87,8 @@ impl Quota {
         Self::token_bucket(limit, period)
     }
 
-    /// Makes a token bucket of one per `interval` with a burst of 1, so that no two units are
-    /// closer.
+    /// Makes a token bucket of one per `interval` with a burst of 1, so that no two units
+    /// pass closer together.
     ///
     /// # Errors
     /// Returns an error if the interval is out of [range](Self#exactness-and-ranges).
@@ -199,7 +199,7 @@ impl Quota {
         self.with("burst", &[TokenBucket, StepBucket, Gcra, LeakyBucket], |spec| spec.burst = burst)
     }
 
-    /// Sets how many units may wait in a leaky queue, besides the one that is due. Units beyond
+    /// Sets how many units may wait in a leaky queue, on top of the one that is due. Units beyond
     /// that are denied.
     ///
     /// # Errors
@@ -211,7 +211,7 @@ impl Quota {
     /// Shortens a leaky queue so that no request waits for longer than `wait`. A request that would
     /// have to is denied.
     ///
-    /// The queue gets as many places as units depart in that time, rounded down, besides those that
+    /// The queue gets as many places as units depart in that time, rounded down, on top of those that
     /// [pass at once](Self::delay_after). So call `delay_after` first. A queue that is short enough
     /// stays as it is.
     ///
@@ -301,23 +301,23 @@ impl Quota {
     /// Returns an error if the debt is too large or drains too slowly, or if the quota is a block
     /// or a meter, which have no debt.
     pub fn max_debt(self, units: u64) -> Result<Self, QuotaError> {
-        self.with("max_debt", Algorithm::limits(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
+        self.with("max_debt", &Algorithm::limits(), |spec| (spec.debt, spec.debt_is_chosen) = (units, true))
     }
 
     /// Keeps the used share instead of the used amount when a key's state was written under another
     /// quota of this policy name: 60 of 100 becomes 600 of 1,000. See
-    /// [`Policy::plans_in_proportion`].
+    /// [`Rule::plans_in_proportion`].
     ///
     /// The share is relative to the capacity and includes debt. It is rounded up, by less than a
     /// unit. In a window or a log it counts as used at one instant, the instant of the conversion.
     ///
-    /// [`Policy::plans_in_proportion`]: crate::policy::Policy::plans_in_proportion
+    /// [`Rule::plans_in_proportion`]: crate::Rule::plans_in_proportion
     ///
     /// # Errors
     /// Returns an error for a block and for a meter. A share of strikes, or of units to be settled,
     /// means nothing.
     pub fn in_proportion(self) -> Result<Self, QuotaError> {
-        self.with("in_proportion", Algorithm::limits(), |spec| spec.proportional = true)
+        self.with("in_proportion", &Algorithm::limits(), |spec| spec.proportional = true)
     }
 
     /// Returns the limit: the units per period.
@@ -357,8 +357,8 @@ impl Quota {
         Duration::from_micros(self.spec.refill_us())
     }
 
-    pub(crate) fn rules(&self) -> &Rules {
-        &self.rules
+    pub(crate) fn decider(&self) -> &Decider {
+        &self.decider
     }
 
     /// Returns whether this quota and another one count alike, so that their states look alike.
@@ -416,7 +416,7 @@ impl Quota {
         let mut spec = self.spec;
         if !algorithms.contains(&spec.algorithm) {
             let (own, names) =
-                (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.words()).collect::<Vec<_>>());
+                (spec.algorithm, algorithms.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>());
             return Err(QuotaError::new(
                 NotAnOption,
                 format!("`{option}` has no meaning for a {own}: it belongs to {}", names.join(", ")),
@@ -471,7 +471,7 @@ impl Quota {
 
     pub(super) fn from_spec(spec: Spec) -> Self {
         let fingerprint = foldhash::quality::FixedState::default().hash_one(spec);
-        Self { spec, rules: Rules::new(&spec), fingerprint }
+        Self { spec, decider: Decider::new(&spec), fingerprint }
     }
 
     /// Returns the quota with room in its states for the usage of a quota of this capacity, but at

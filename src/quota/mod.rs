@@ -2,9 +2,8 @@
 
 mod block;
 pub(crate) mod builder;
-mod error;
+pub(crate) mod error;
 mod parse;
-pub(crate) mod policy_error;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod spec;
@@ -14,6 +13,5 @@ mod tests;
 
 pub(crate) use builder::Quota;
 pub use error::{QuotaError, QuotaErrorKind};
-pub use policy_error::{PolicyError, PolicyErrorKind};
 pub(crate) use spec::UNITS_MAX;
 pub use spec::{Algorithm, Anchor, Oldest};

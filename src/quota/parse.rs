@@ -19,12 +19,6 @@ const UNITS: [(u64, &str, &[&str]); 6] = [
     (1, "microsecond", &["microsecond", "microseconds", "us", "µs"]),
 ];
 
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.words())
-    }
-}
-
 impl fmt::Display for Quota {
     /// Prints what differs from the algorithm's defaults, such as
     /// `100 per minute, burst 20, token bucket`. The text parses back to an equal quota.
@@ -142,7 +136,7 @@ impl<'a> Reader<'a> {
         let limit = self.number("a limit")?;
         self.expect("per")?;
         let period = self.period()?;
-        let mut algorithms = Algorithm::ALL.iter().copied().filter(|algorithm| self.find(algorithm.words()));
+        let mut algorithms = Algorithm::ALL.iter().copied().filter(|algorithm| self.find(algorithm.as_str()));
         let named = algorithms.next();
         let algorithm = named.unwrap_or(Algorithm::TokenBucket);
         if algorithms.next().is_some() {
@@ -184,7 +178,7 @@ impl<'a> Reader<'a> {
             }
             Some(other) => Err(self.error(&format!(
                 "`{other}` is neither an algorithm ({}) nor an option of a {algorithm}, or is there twice",
-                Algorithm::ALL.iter().map(|algorithm| algorithm.words()).collect::<Vec<_>>().join(", ")
+                Algorithm::ALL.iter().map(|algorithm| algorithm.as_str()).collect::<Vec<_>>().join(", ")
             ))),
             None => Ok(quota),
         }

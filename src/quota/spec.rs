@@ -46,7 +46,7 @@ labelled! {
     /// The algorithms. The guide says [which one to choose](crate::guide::choosing_an_algorithm).
     Algorithm,
     /// Returns the algorithm's name as it is printed and read.
-    words {
+    as_str {
         /// Tokens flow in continuously, up to the burst.
         TokenBucket = "token bucket",
         /// Tokens come in steps, like from a refill process with a timer.
@@ -90,21 +90,33 @@ pub enum Oldest {
     Weighted,
     /// Not at all.
     Dropped,
-    /// In full, so that no trailing period is above the limit. In the long run the limit then
-    /// passes for each period plus one sub-window. With one bucket that is half the rate.
+    /// In full, so that no trailing period is above the limit. The price is rate: in the long
+    /// run the limit passes once in each period plus one sub-window. With one bucket that is half the rate.
     Counted,
 }
 
 impl Algorithm {
-    /// Returns all algorithms but blocks and meters, whose units are refusals or are to be settled.
-    pub(super) fn limits() -> &'static [Self] {
-        &Self::ALL[..8]
+    /// Returns whether the algorithm limits requests. The units of blocks and meters are refusals, or are to be settled.
+    pub(crate) fn is_limit(self) -> bool {
+        match self {
+            Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
+            Self::FixedWindow | Self::SlidingWindow | Self::SlidingLog => true,
+            Self::Block | Self::Meter => false,
+        }
+    }
+
+    /// Returns all algorithms that [limit](Self::is_limit) requests.
+    pub(crate) fn limits() -> Vec<Self> {
+        Self::ALL.iter().copied().filter(|algorithm| algorithm.is_limit()).collect()
     }
 
     /// Returns whether the units of a full quota come back bit by bit.
     pub(super) fn is_bucket(self) -> bool {
-        use Algorithm::{Gcra, LeakyBucket, LeakyQueue, StepBucket, TokenBucket};
-        matches!(self, TokenBucket | StepBucket | Gcra | LeakyBucket | LeakyQueue)
+        match self {
+            Self::TokenBucket | Self::StepBucket | Self::Gcra | Self::LeakyBucket | Self::LeakyQueue => true,
+            Self::FixedWindow | Self::SlidingWindow | Self::SlidingLog => false,
+            Self::Block | Self::Meter => false,
+        }
     }
 }
 
@@ -141,7 +153,7 @@ impl Spec {
             (self.burst, self.debt_is_chosen) = (0, false); // closed: no capacity and no debt
         }
         if !self.debt_is_chosen {
-            self.debt = if Algorithm::limits().contains(&self.algorithm) { self.burst } else { 0 };
+            self.debt = if self.algorithm.is_limit() { self.burst } else { 0 };
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::problem::{Place, Quoted, RulesError, RulesErrorKind};
+use super::problem::{Position, Quoted, RulesError, RulesErrorKind};
 use super::read::{METHODS, Names, can_be_registered, path_pattern, read};
 use super::spec::{DescriptorSpec, DomainSpec, LimitSpec};
 use super::tree::{encoded, policy_name};
@@ -39,7 +39,7 @@ pub fn convert_envoy(text: impl AsRef<[u8]>) -> Result<String, RulesError> {
         Some(domain) => converted(&domain),
         None => {
             let message = "the file does not have Envoy's form, which begins with `domain`";
-            problems.add(RulesErrorKind::Value, Place::START, message);
+            problems.add(RulesErrorKind::Value, Position::START, message);
             String::new()
         }
     })

@@ -9,16 +9,19 @@ use http::request::Parts;
 use http::{HeaderMap, StatusCode};
 use smallvec::SmallVec;
 
-use super::store::Store;
+use super::store::RuleStore;
 use super::tree::{Descriptor, Limit, Tree, override_policy};
 use crate::decision::{ChargeDecision, Decision};
+use crate::error::WithSources;
+use crate::event::{LimiterEvent, RulesEvent};
+use crate::head::Head;
+use crate::headers::{Headers, PolicyView, PreparedHeaders, keep_one_of_each};
 use crate::key::Key;
 use crate::limiter::{Charge, Effect, Limiter, Refund, UnsupportedQuota};
-use crate::middleware::respond::headers::{Headers, PolicyView, PreparedHeaders, keep_one_of_each};
 use crate::middleware::rule::Follow;
 use crate::middleware::source::FOUND_MAX;
 use crate::mode::Mode;
-use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
+use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 use crate::policy::Policy;
 use crate::quota::{Algorithm, Quota};
 use crate::sync::contained;
@@ -60,7 +63,7 @@ impl DescriptorRequest {
     /// Charges a descriptor to a quota that the caller brings along, instead of the limit of the file.
     ///
     /// Descriptors with equal entries share a counter, which is not that of the file. If they bring different quotas
-    /// along, the usage is converted as that of [plans](crate::Policy::plans); of two in one request the first holds.
+    /// along, the usage is converted as that of [plans](crate::Rule::plans); of two in one request the first holds.
     pub fn charge_under(self, descriptor: Descriptor, quota: Quota) -> Self {
         self.and(Part { descriptor, quota: Some(Box::new(quota)), refunds: false })
     }
@@ -113,13 +116,13 @@ impl DescriptorRequest {
 pub struct DescriptorLimits<L>(Arc<Core<L>>);
 
 struct Core<L> {
-    store: Arc<Store>,
+    store: Arc<RuleStore>,
     limiter: Arc<L>,
     observer: Option<Arc<dyn Observer>>,
 }
 
 impl<L: Limiter> DescriptorLimits<L> {
-    pub(super) fn new(store: Arc<Store>, limiter: L) -> Self {
+    pub(super) fn new(store: Arc<RuleStore>, limiter: L) -> Self {
         Self::of(Core { store, limiter: Arc::new(limiter), observer: None })
     }
 
@@ -163,8 +166,8 @@ impl<L: Limiter> DescriptorLimits<L> {
     /// A request that names more than 1,000 counters is over the limit, and nothing is charged.
     ///
     /// # Errors
-    /// Returns the limiter's error. Nothing is known then, and a server must not answer that the request may pass,
-    /// unless it is meant to.
+    /// Returns the limiter's error. Nothing is known then. A server should refuse, unless its operators chose that
+    /// requests pass while the limiter fails.
     pub async fn decide(&self, request: &DescriptorRequest) -> Result<DescriptorAnswer, L::Error> {
         let core = &*self.0;
         let mut plan = Plan::new(core.store.tree().as_deref(), request);
@@ -173,7 +176,7 @@ impl<L: Limiter> DescriptorLimits<L> {
             plan.is_over = true;
         } else if let Err(error) = core.carry_out(&mut plan).await {
             undecided.kind = OutcomeKind::FailedClosed;
-            core.report_event(&LimiterEvent::Failed { error: error.to_string() });
+            core.report_failure(&error);
             return Err(error);
         }
         undecided.observer = None;
@@ -181,7 +184,7 @@ impl<L: Limiter> DescriptorLimits<L> {
         if let Some(observer) = &core.observer {
             let head = head();
             let keys = answer.keys.iter().zip(answer.outcome.policies()).map(|(key, status)| (status.policy(), key));
-            observer.on_outcome(&Observed::new(&answer.outcome, &head, keys));
+            observer.on_outcome(&Observed::new(&answer.outcome, &Head::from(&head), keys));
         }
         Ok(answer)
     }
@@ -207,7 +210,7 @@ impl Drop for Undecided<'_> {
     fn drop(&mut self) {
         let Some(observer) = self.observer else { return };
         let outcome = Outcome::new(self.kind, SmallVec::new());
-        contained(|| observer.on_outcome(&Observed::new(&outcome, &head(), std::iter::empty())));
+        contained(|| observer.on_outcome(&Observed::new(&outcome, &Head::from(&head()), std::iter::empty())));
     }
 }
 
@@ -264,6 +267,7 @@ impl<L: Limiter> Core<L> {
         let mut settled = reply.await?;
         let mut too_late = Vec::new();
         for (at, rest) in short.into_iter().zip(settled.charges_mut()) {
+            debug_assert!(at < plan.counters.len(), "a charge is of a counter of the plan");
             let Some(counter) = plan.counters.get_mut(at) else { continue };
             if counter.window_ended_before(rest) {
                 let (policy, key) = (counter.policy.clone(), counter.key.clone());
@@ -298,9 +302,9 @@ impl<L: Limiter> Core<L> {
         self.limiter.refund(refunds.collect()).await
     }
 
-    fn report_event(&self, event: &LimiterEvent) {
+    fn report_failure(&self, error: &(dyn std::error::Error + 'static)) {
         if let Some(observer) = &self.observer {
-            observer.on_event(event);
+            observer.on_limiter_event(&LimiterEvent::failed(WithSources(error).to_string()));
         }
     }
 }
@@ -317,8 +321,10 @@ impl<L: Limiter> Follow for Core<L> {
     /// Nothing to do: each request takes the rules in force.
     fn follow(&self) {}
 
-    fn report(&self, event: &LimiterEvent) {
-        self.report_event(event);
+    fn report(&self, event: &RulesEvent) {
+        if let Some(observer) = &self.observer {
+            observer.on_rules_event(event);
+        }
     }
 }
 
@@ -362,7 +368,8 @@ impl Counter {
     /// a window only comes nearer, so a later end is that of another window.
     fn window_ended_before(&self, later: &ChargeDecision) -> bool {
         // Readings of clocks may differ, but not by half a window.
-        later.effective_window() > self.decision.effective_window() + self.policy.quota().period() / 2
+        let ends_in = |decision: &ChargeDecision| decision.effective_window().unwrap_or_default();
+        ends_in(later) > ends_in(&self.decision) + self.policy.quota().period() / 2
     }
 
     fn refuses(&self) -> bool {
@@ -533,7 +540,7 @@ impl DescriptorAnswer {
             .map(|(PolicyStatus { policy, decision, refuses, .. }, key)| PolicyView {
                 place: 0,
                 policy,
-                key,
+                key: Some(key),
                 decision,
                 refuses: *refuses,
             })
@@ -561,7 +568,7 @@ pub struct DescriptorStatus {
 }
 
 impl DescriptorStatus {
-    /// Returns whether the descriptor is over its limit. Another descriptor may have refused the request all the same.
+    /// Returns whether the descriptor is over its limit. Another descriptor may have refused the request anyway.
     #[must_use]
     pub fn is_over_limit(&self) -> bool {
         self.limit.as_ref().is_some_and(PolicyStatus::refuses)

@@ -1,4 +1,4 @@
-//! A file as a tree in which every value has its place.
+//! A file as a tree in which every value has its position.
 //!
 //! YAML is read in its version 1.2, so JSON is read, too. Sizes are bounded: the bytes of a file, and the depth of its
 //! tree, the number of its values and the bytes of their texts. Each alias counts as what it stands for.
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
-use super::problem::{Place, Problems, Quoted, RulesErrorKind};
+use super::problem::{Position, Problems, Quoted, RulesErrorKind};
 
 /// The largest file, in bytes.
 pub(crate) const BYTES_MAX: usize = 1 << 20;
@@ -25,10 +25,10 @@ const TEXTS_MAX: usize = 2 * BYTES_MAX;
 /// bytes separate them.
 const SEPARATORS_MAX: usize = 200_000;
 
-/// A value and its place.
+/// A value and its position.
 #[derive(Debug)]
 pub(crate) struct Node<'a> {
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     pub(crate) value: Value<'a>,
     size: Size,
     /// The number of levels in this value, 1 for a scalar.
@@ -69,7 +69,7 @@ pub(crate) enum Value<'a> {
 #[derive(Debug)]
 pub(crate) struct Entry<'a> {
     pub(crate) name: Cow<'a, str>,
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     pub(crate) node: Rc<Node<'a>>,
 }
 
@@ -121,14 +121,14 @@ fn is_number(text: &str) -> bool {
 
 /// Returns the text of a file. If there is none, adds the problem.
 pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
-    let problem = |text, kind, place, message: String| {
+    let problem = |text, kind, position, message: String| {
         let mut problems = Problems::new(text);
-        problems.add(kind, place, message);
+        problems.add(kind, position, message);
         problems
     };
     if bytes.len() > BYTES_MAX {
         let message = format!("the file has more than {BYTES_MAX} bytes");
-        return Err(problem("", RulesErrorKind::TooLarge, Place::START, message));
+        return Err(problem("", RulesErrorKind::TooLarge, Position::START, message));
     }
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let (text, is_whole) = match std::str::from_utf8(bytes) {
@@ -142,9 +142,9 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
     let odd = text.char_indices().find(|(_, c)| c.is_control() && !matches!(c, '\t' | '\n' | '\r' | '\u{85}'));
     match odd {
         Some((at, odd)) => {
-            let place = end_of(text.get(..at).unwrap_or_default());
+            let position = end_of(text.get(..at).unwrap_or_default());
             let message = format!("the file has the control character U+{:04X}; write it as text", u32::from(odd));
-            Err(problem(text, RulesErrorKind::Syntax, place, message))
+            Err(problem(text, RulesErrorKind::Syntax, position, message))
         }
         None if !is_whole => {
             let message = "the file is not UTF-8: save it in this encoding".to_owned();
@@ -154,17 +154,17 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<&str, Problems<'_>> {
     }
 }
 
-/// Returns the place after a text.
-pub(super) fn end_of(text: &str) -> Place {
+/// Returns the position after a text.
+pub(super) fn end_of(text: &str) -> Position {
     let breaks = text.replace("\r\n", "\n");
     let line = breaks.matches(['\n', '\r']).count() + 1;
     let column = breaks.rsplit(['\n', '\r']).next().unwrap_or_default().chars().count() + 1;
-    Place { line, column }
+    Position { line, column }
 }
 
 /// A list or a mapping that is not read in full.
 struct Open<'a> {
-    place: Place,
+    position: Position,
     anchor: usize,
     value: OpenValue<'a>,
     size: Size,
@@ -178,7 +178,7 @@ enum OpenValue<'a> {
         /// The lines of the fields' names.
         lines: HashMap<Cow<'a, str>, usize>,
         /// The name of a field whose value comes next.
-        name: Option<(Cow<'a, str>, Place)>,
+        name: Option<(Cow<'a, str>, Position)>,
     },
 }
 
@@ -187,7 +187,7 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc
     let separators = text.bytes().filter(|byte| b"[]{},?:".contains(byte)).count();
     if separators > SEPARATORS_MAX {
         let message = format!("the file has more than {SEPARATORS_MAX} brackets, braces, commas and colons");
-        problems.add(RulesErrorKind::TooLarge, Place::START, message);
+        problems.add(RulesErrorKind::TooLarge, Position::START, message);
         return None;
     }
     let mut builder =
@@ -196,7 +196,7 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc
         match event {
             Ok((event, span)) => builder.event(event, span)?,
             Err(error) => {
-                let place = place(error.marker());
+                let position = position(error.marker());
                 let hint = match error.info() {
                     info if info.contains("did not find expected ','") => {
                         ": here a text with a brace, a bracket, a comma, or a colon and a space in it needs quotes (a \
@@ -209,14 +209,14 @@ pub(crate) fn parse<'a>(text: &'a str, problems: &mut Problems<'_>) -> Option<Rc
                     _ => "",
                 };
                 let message = format!("this is not YAML: {}{hint}", error.info());
-                builder.problems.add(RulesErrorKind::Syntax, place, message);
+                builder.problems.add(RulesErrorKind::Syntax, position, message);
                 return None;
             }
         }
     }
     if builder.root.is_none() {
         let message = "the file is empty: if there shall be no rules, write `rules: []`";
-        builder.problems.add(RulesErrorKind::Syntax, Place::START, message);
+        builder.problems.add(RulesErrorKind::Syntax, Position::START, message);
     }
     builder.root
 }
@@ -233,44 +233,44 @@ struct Builder<'a, 'p, 't> {
 impl<'a> Builder<'a, '_, '_> {
     /// Takes an event. Returns `None` if the rest of the file must not be read.
     fn event(&mut self, event: Event<'a>, span: Span) -> Option<()> {
-        let place = place(&span.start);
+        let position = position(&span.start);
         match event {
             Event::DocumentStart(_) if self.root.is_some() => {
                 let message = "the file has a second document: write all rules into one";
-                self.stop(RulesErrorKind::Syntax, place, message)
+                self.stop(RulesErrorKind::Syntax, position, message)
             }
             Event::Scalar(text, style, anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place)?;
+                self.refuse_tag(tag.is_some(), position)?;
                 let size = Size::of(&text);
-                self.count(size, place)?;
+                self.count(size, position)?;
                 let value = Value::Scalar { text, is_plain: style == ScalarStyle::Plain };
-                self.node(Node { place, value, size, height: 1 }, anchor)
+                self.node(Node { position, value, size, height: 1 }, anchor)
             }
             Event::SequenceStart(anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place)?;
-                self.begin(OpenValue::List(Vec::new()), place, anchor)
+                self.refuse_tag(tag.is_some(), position)?;
+                self.begin(OpenValue::List(Vec::new()), position, anchor)
             }
             Event::MappingStart(anchor, tag) => {
-                self.refuse_tag(tag.is_some(), place)?;
-                self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, place, anchor)
+                self.refuse_tag(tag.is_some(), position)?;
+                self.begin(OpenValue::Map { entries: Vec::new(), lines: HashMap::new(), name: None }, position, anchor)
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Open { place, anchor, value, size, height } = self.open.pop()?;
+                let Open { position, anchor, value, size, height } = self.open.pop()?;
                 let value = match value {
                     OpenValue::List(items) => Value::List(items),
                     OpenValue::Map { entries, .. } => Value::Map(entries),
                 };
-                self.node(Node { place, value, size, height }, anchor)
+                self.node(Node { position, value, size, height }, anchor)
             }
             Event::Alias(anchor) => match self.anchored.get(&anchor).map(Rc::clone) {
                 Some(node) => {
-                    self.count(node.size, place)?;
+                    self.count(node.size, position)?;
                     if self.open.len() + node.height > DEPTH_MAX {
-                        return self.too_deep(place);
+                        return self.too_deep(position);
                     }
-                    self.put(node, place)
+                    self.put(node, position)
                 }
-                None => self.stop(RulesErrorKind::Syntax, place, "an alias cannot stand in the value that it names"),
+                None => self.stop(RulesErrorKind::Syntax, position, "an alias cannot stand in the value that it names"),
             },
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) | Event::DocumentEnd => {
                 Some(())
@@ -278,25 +278,25 @@ impl<'a> Builder<'a, '_, '_> {
         }
     }
 
-    fn stop(&mut self, kind: RulesErrorKind, place: Place, message: impl Into<String>) -> Option<()> {
-        self.problems.add(kind, place, message);
+    fn stop(&mut self, kind: RulesErrorKind, position: Position, message: impl Into<String>) -> Option<()> {
+        self.problems.add(kind, position, message);
         None
     }
 
-    fn too_deep(&mut self, place: Place) -> Option<()> {
+    fn too_deep(&mut self, position: Position) -> Option<()> {
         let message = format!("the values are nested too deeply; the most is {DEPTH_MAX} levels");
-        self.stop(RulesErrorKind::TooLarge, place, message)
+        self.stop(RulesErrorKind::TooLarge, position, message)
     }
 
-    fn refuse_tag(&mut self, has_tag: bool, place: Place) -> Option<()> {
+    fn refuse_tag(&mut self, has_tag: bool, position: Position) -> Option<()> {
         if has_tag {
-            self.stop(RulesErrorKind::Syntax, place, "rules have no tags: leave out the `!`")
+            self.stop(RulesErrorKind::Syntax, position, "rules have no tags: leave out the `!`")
         } else {
             Some(())
         }
     }
 
-    fn count(&mut self, size: Size, place: Place) -> Option<()> {
+    fn count(&mut self, size: Size, position: Position) -> Option<()> {
         self.size = self.size.and(size);
         let message = if self.size.nodes > NODES_MAX {
             format!("the file has more than {NODES_MAX} values, aliases included")
@@ -305,31 +305,31 @@ impl<'a> Builder<'a, '_, '_> {
         } else {
             return Some(());
         };
-        self.stop(RulesErrorKind::TooLarge, place, message)
+        self.stop(RulesErrorKind::TooLarge, position, message)
     }
 
-    fn begin(&mut self, value: OpenValue<'a>, place: Place, anchor: usize) -> Option<()> {
+    fn begin(&mut self, value: OpenValue<'a>, position: Position, anchor: usize) -> Option<()> {
         if self.open.len() + 1 >= DEPTH_MAX {
-            return self.too_deep(place);
+            return self.too_deep(position);
         }
         let size = Size::of("");
-        self.count(size, place)?;
-        self.open.push(Open { place, anchor, value, size, height: 1 });
+        self.count(size, position)?;
+        self.open.push(Open { position, anchor, value, size, height: 1 });
         Some(())
     }
 
     /// Takes a value that was written here.
     fn node(&mut self, node: Node<'a>, anchor: usize) -> Option<()> {
-        let place = node.place;
+        let position = node.position;
         let node = Rc::new(node);
         if anchor != 0 {
             self.anchored.insert(anchor, Rc::clone(&node));
         }
-        self.put(node, place)
+        self.put(node, position)
     }
 
     /// Puts a value into the list or mapping that is open.
-    fn put(&mut self, node: Rc<Node<'a>>, place: Place) -> Option<()> {
+    fn put(&mut self, node: Rc<Node<'a>>, position: Position) -> Option<()> {
         let Some(open) = self.open.last_mut() else {
             self.root = Some(node);
             return Some(());
@@ -343,30 +343,30 @@ impl<'a> Builder<'a, '_, '_> {
             }
             OpenValue::Map { entries, lines, name } => (entries, lines, name),
         };
-        if let Some((name, place)) = name.take() {
-            if let Some(first) = lines.insert(name.clone(), place.line) {
+        if let Some((name, position)) = name.take() {
+            if let Some(first) = lines.insert(name.clone(), position.line) {
                 lines.insert(name.clone(), first);
                 let message = format!("{} is given twice; the first is in line {first}", Quoted(&name));
-                self.problems.add(RulesErrorKind::Field, place, message);
+                self.problems.add(RulesErrorKind::Field, position, message);
             } else {
-                entries.push(Entry { name, place, node });
+                entries.push(Entry { name, position, node });
             }
             return Some(());
         }
         match &node.value {
             Value::Scalar { text, .. } => {
-                *name = Some((text.clone(), place));
+                *name = Some((text.clone(), position));
                 Some(())
             }
             Value::List(_) | Value::Map(_) => self.stop(
                 RulesErrorKind::Syntax,
-                place,
+                position,
                 "a field's name must be text: is a quote missing around `{…}`?",
             ),
         }
     }
 }
 
-fn place(marker: &Marker) -> Place {
-    Place { line: marker.line(), column: marker.col() + 1 }
+fn position(marker: &Marker) -> Position {
+    Position { line: marker.line(), column: marker.col() + 1 }
 }

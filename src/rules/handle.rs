@@ -5,15 +5,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::request::Parts;
-
 use super::descriptors::DescriptorLimits;
 use super::names::Names;
 use super::problem::{RulesError, UnregisteredName};
 use super::read::can_be_registered;
-use super::store::{self, Store};
+use super::store::{self, RuleStore};
 use super::tree::Descriptor;
 use super::watch;
+use crate::head::Head;
 use crate::key::{IntoKey, TrustedProxies};
 use crate::limiter::Limiter;
 use crate::middleware::layer::RateLimitLayer;
@@ -24,7 +23,7 @@ use crate::middleware::layer::RateLimitLayer;
 /// use tower_ratelimit::MemoryLimiter;
 /// use tower_ratelimit::rules::Rules;
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let rules = Rules::builder().key("tenant", |request| request.extensions.get::<u64>().copied()).from_text(
+/// let rules = Rules::builder().key("tenant", |request| request.extensions.get::<u64>().copied()).read_text(
 ///     "rules:
 ///        - name: create-post
 ///          quota: 5 per hour
@@ -47,7 +46,7 @@ use crate::middleware::layer::RateLimitLayer;
 /// * Processes that share a Redis may reload at different times. Each converts what it reads, and no charge is counted
 ///   twice or lost.
 #[derive(Clone)]
-pub struct Rules(Arc<Store>);
+pub struct Rules(Arc<RuleStore>);
 
 impl Rules {
     /// Makes a builder, for files that use names of the program.
@@ -61,7 +60,7 @@ impl Rules {
     /// # Errors
     /// Returns all problems of the file.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, RulesError> {
-        Self::builder().from_file(path)
+        Self::builder().read_file(path)
     }
 
     /// Reads rules whose keys are built in, such as `peer-ip`.
@@ -69,15 +68,15 @@ impl Rules {
     /// # Errors
     /// Returns all problems of the text.
     pub fn from_text(text: impl Into<Vec<u8>>) -> Result<Self, RulesError> {
-        Self::builder().from_text(text)
+        Self::builder().read_text(text)
     }
 
     /// Makes a layer with these rules. It uses the new rules when they are replaced. Its settings, such as
     /// [`headers`](RateLimitLayer::headers), are set on it. Rules that are added by [`and`](RateLimitLayer::and) are
-    /// charged behind those of the file, and reloading leaves them alone.
+    /// charged after those of the file, and stay as they are when it is reloaded.
     ///
     /// # Errors
-    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their places in the file.
+    /// Returns the quotas that the limiter does not [support](Limiter::supports), with their positions in the file.
     /// Returns an error for a file in Envoy's form, if nothing says [which descriptors](RulesBuilder::descriptors) a
     /// request has.
     pub fn layer<L: Limiter>(&self, limiter: L) -> Result<RateLimitLayer<L>, RulesError> {
@@ -91,8 +90,8 @@ impl Rules {
         Ok(RateLimitLayer::sourced(limiter, Arc::clone(&self.0) as Arc<_>))
     }
 
-    /// Makes what decides about descriptors by a file in Envoy's form, without an HTTP request. It uses the new limits
-    /// when they are replaced.
+    /// Returns a [`DescriptorLimits`], which decides about Envoy's descriptors without an HTTP request. It follows the
+    /// file: new limits hold as soon as they replace the old ones.
     ///
     /// # Errors
     /// Returns the quotas that the limiter does not [support](Limiter::supports), or that the file does not have
@@ -115,7 +114,7 @@ impl Rules {
         self.0.reload(|_| true).unwrap_or_else(|| Ok(self.version()))
     }
 
-    /// Puts the rules of a text in force, in the place of those of the file. The next [`reload`](Self::reload) replaces
+    /// Puts the rules of a text in force, in place of those of the file. The next [`reload`](Self::reload) replaces
     /// them; with [`reload_every`](RulesBuilder::reload_every) the next change of the file does.
     ///
     /// # Errors
@@ -157,11 +156,11 @@ const EVERY_MIN: Duration = Duration::from_millis(100);
 
 impl RulesBuilder {
     /// Registers an extractor, which rules use as `key: <name>`. A name is one word that is not built in; another one
-    /// is an error of `from_file` and `from_text`. If a name is registered twice, the last extractor is used.
+    /// is an error of `read_file` and `read_text`. If a name is registered twice, the last extractor is used.
     #[must_use]
     pub fn key<E, K>(mut self, name: impl Into<String>, extract: E) -> Self
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
         let name = name.into();
@@ -174,7 +173,11 @@ impl RulesBuilder {
 
     /// Registers a classifier, which rules use as `match: {action: <name>}`, and a short list as `action: <name>`.
     #[must_use]
-    pub fn action(mut self, name: impl Into<String>, is_it: impl Fn(&Parts) -> bool + Send + Sync + 'static) -> Self {
+    pub fn action(
+        mut self,
+        name: impl Into<String>,
+        is_it: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static,
+    ) -> Self {
         self.names.action(name.into(), is_it);
         self
     }
@@ -187,16 +190,16 @@ impl RulesBuilder {
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let rules = Rules::builder()
     ///     .descriptors(|request| [Descriptor::new([("path", request.uri.path())])])
-    ///     .from_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: second, requests_per_unit: 50}}]}")?;
+    ///     .read_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: second, requests_per_unit: 50}}]}")?;
     /// let layer = rules.layer(tower_ratelimit::MemoryLimiter::new())?;
     /// # Ok(()) }
     /// ```
     #[must_use]
-    pub fn descriptors<D>(mut self, describe: impl Fn(&Parts) -> D + Send + Sync + 'static) -> Self
+    pub fn descriptors<D>(mut self, describe: impl Fn(&Head<'_>) -> D + Send + Sync + 'static) -> Self
     where
         D: IntoIterator<Item = Descriptor>,
     {
-        self.names.describe = Some(Arc::new(move |parts| describe(parts).into_iter().collect()));
+        self.names.describe = Some(Arc::new(move |head| describe(head).into_iter().collect()));
         self
     }
 
@@ -235,7 +238,7 @@ impl RulesBuilder {
     /// ```
     ///
     /// # Errors
-    /// Returns the problems that [`from_text`](Self::from_text) would, but for names that are not registered.
+    /// Returns the problems that [`read_text`](Self::read_text) would, but for names that are not registered.
     pub fn check(&self, text: impl AsRef<[u8]>) -> Result<Vec<UnregisteredName>, RulesError> {
         store::check(&self.clone().checked()?, text.as_ref())
     }
@@ -244,12 +247,12 @@ impl RulesBuilder {
     ///
     /// # Errors
     /// Returns all problems of the file, or that a thread for reloading could not be started.
-    pub fn from_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
+    pub fn read_file(self, path: impl AsRef<Path>) -> Result<Rules, RulesError> {
         let every = self.every;
-        let rules = Rules(Arc::new(Store::of_file(self.checked()?, path.as_ref())?));
+        let rules = Rules(Arc::new(RuleStore::of_file(self.checked()?, path.as_ref())?));
         if let Some(every) = every {
             watch::start(Arc::downgrade(&rules.0), every)
-                .map_err(|error| RulesError::of_file(format!("no thread could be started for reloading: {error}")))?;
+                .map_err(|error| RulesError::of_file("no thread could be started for reloading").caused_by(error))?;
         }
         Ok(rules)
     }
@@ -258,8 +261,8 @@ impl RulesBuilder {
     ///
     /// # Errors
     /// Returns all problems of the text.
-    pub fn from_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
-        Ok(Rules(Arc::new(Store::of_text(self.checked()?, text.into())?)))
+    pub fn read_text(self, text: impl Into<Vec<u8>>) -> Result<Rules, RulesError> {
+        Ok(Rules(Arc::new(RuleStore::of_text(self.checked()?, text.into())?)))
     }
 
     fn checked(self) -> Result<Names, RulesError> {

@@ -1,6 +1,6 @@
 //! Rules in a file.
 //!
-//! * `document` reads bytes as a tree of values with places.
+//! * `document` reads bytes as a tree of values with positions.
 //! * `read` reads the tree as rules.
 //! * `spec` is what the file says, as plain data.
 //! * `problem` collects what is wrong with it.
@@ -8,7 +8,7 @@
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
-//! * `convert` writes a file in Envoy's form anew.
+//! * `convert` rewrites a file in Envoy's form.
 //! * `store` has the rules in force, and `watch` looks for new ones.
 
 mod bind;

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use http::request::Parts;
-
 use super::read;
 use super::tree::Describe;
+use crate::head::Head;
 use crate::key::{IntoKey, Key, TrustedProxies};
 use crate::middleware::rule::Read;
 
@@ -24,10 +23,10 @@ pub(super) struct Names {
 impl Names {
     pub(super) fn key<E, K>(&mut self, name: String, extract: E)
     where
-        E: Fn(&Parts) -> K + Send + Sync + 'static,
+        E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
         K: IntoKey,
     {
-        self.keys.insert(name, Arc::new(move |parts| extract(parts).into_key()));
+        self.keys.insert(name, Arc::new(move |head| extract(head).into_key()));
     }
 
     /// Calls `read` with the names. `are_all` says whether the program registers no others.
@@ -37,7 +36,7 @@ impl Names {
         read(read::Names { keys: &keys, actions: &actions, are_all })
     }
 
-    pub(super) fn action(&mut self, name: String, is_it: impl Fn(&Parts) -> bool + Send + Sync + 'static) {
+    pub(super) fn action(&mut self, name: String, is_it: impl Fn(&Head<'_>) -> bool + Send + Sync + 'static) {
         self.actions.insert(name, Arc::new(is_it));
     }
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-/// A text in which each `*` stands for any characters, also for none. It has at least one `*`.
+/// A text in which each `*` stands for any characters, or for none. It has at least one `*`.
 pub(super) struct Pattern {
     begin: Box<str>,
     /// The texts between two `*`, in this order.

@@ -1,10 +1,12 @@
-//! The error of a file of rules: all of its problems, each with its place.
+//! The error of a file of rules: all of its problems, each with its position.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
+
+use crate::error::Source;
 
 /// The most problems that are kept. Others are only counted.
 const PROBLEMS_MAX: usize = 100;
@@ -15,22 +17,22 @@ const LINE_MAX: usize = 120;
 /// The longest word that a suggestion is looked for, in bytes.
 const WORD_MAX: usize = 64;
 
-/// The place of a value in a file. Lines and columns begin with 1, and columns count characters.
+/// The position of a value in a file. Lines and columns begin with 1, and columns count characters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Place {
+pub(crate) struct Position {
     pub(crate) line: usize,
     pub(crate) column: usize,
 }
 
-impl Place {
+impl Position {
     /// The beginning of a file, for problems of the whole file.
     pub(crate) const START: Self = Self { line: 1, column: 1 };
 }
 
-/// The error of a file of rules. It has all problems of the file, in the order of their places.
+/// The error of a file of rules. It has all problems of the file, in the order of their positions.
 ///
 /// Its text has for each problem `file:line:column: message`, the line itself, and a mark below the
-/// place. Rules that are not from a file have no `file:`.
+/// position. Rules that are not from a file have no `file:`.
 ///
 /// ```text
 /// rules.yaml:3:5: `quote` is not a field of a rule; did you mean `quota`?
@@ -47,13 +49,16 @@ pub struct RulesError {
     file: Option<Arc<Path>>,
     /// The names that are not registered, if that is no problem.
     unregistered: Box<[UnregisteredName]>,
+    /// Why the file could not be read.
+    source: Option<Source>,
 }
 
 /// The kind of a [`Problem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RulesErrorKind {
-    /// The file could not be opened or read, or it has the wrong form for what shall be made of it.
+    /// The file could not be opened or read, or its form does not fit its use, as with
+    /// descriptors, which only Envoy's form has.
     File,
     /// The file is not one document of UTF-8 YAML, or uses parts of YAML that rules do not need,
     /// such as tags.
@@ -73,11 +78,11 @@ pub enum RulesErrorKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     kind: RulesErrorKind,
-    place: Place,
+    position: Position,
     message: Box<str>,
     suggestion: Option<Box<str>>,
     excerpt: Box<str>,
-    /// The column of the place in the excerpt.
+    /// The column of the position in the excerpt.
     mark: usize,
 }
 
@@ -85,8 +90,17 @@ impl RulesError {
     /// Makes the error of a file as a whole, whatever its text is.
     pub(crate) fn of_file(message: impl Into<String>) -> Self {
         let mut problems = Problems::new("");
-        problems.add(RulesErrorKind::File, Place::START, message);
+        problems.add(RulesErrorKind::File, Position::START, message);
         problems.into_error()
+    }
+
+    /// Makes the error of a file that could not be read.
+    pub(crate) fn unreadable(file: &Path, error: std::io::Error) -> Self {
+        Self::of_file(format!("{}: the file cannot be read", file.display())).caused_by(error)
+    }
+
+    pub(crate) fn caused_by(self, error: std::io::Error) -> Self {
+        Self { source: Some(Source::new(error)), ..self }
     }
 
     /// Makes the error of a name that the program registered and no file can use.
@@ -96,7 +110,7 @@ impl RulesError {
             "no key can be registered as {}: take one word that is neither ready-made nor like `header:x` or `/x`",
             Quoted(name)
         );
-        problems.add(RulesErrorKind::Name, Place::START, message);
+        problems.add(RulesErrorKind::Name, Position::START, message);
         problems.into_error()
     }
 
@@ -106,7 +120,7 @@ impl RulesError {
         self.problems.first().map_or(RulesErrorKind::File, Problem::kind)
     }
 
-    /// Returns the problems in the order of their places, at most 100. There is at least one.
+    /// Returns the problems in the order of their positions, at most 100. There is at least one.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
@@ -124,7 +138,7 @@ impl RulesError {
         self.file.as_deref()
     }
 
-    /// Returns the names that the rules use and that are not registered, besides the problems, if the error is from
+    /// Returns the names that the rules use and that are not registered, apart from the problems, if the error is from
     /// [`RulesBuilder::check`](super::RulesBuilder::check). Names of rules that could not be read may be missing.
     #[must_use]
     pub fn unregistered(&self) -> &[UnregisteredName] {
@@ -164,7 +178,13 @@ impl fmt::Display for RulesError {
     }
 }
 
-impl std::error::Error for RulesError {}
+impl std::error::Error for RulesError {
+    /// Returns why the file could not be read, or why no thread could be started that reads it again, if that is the
+    /// problem.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(Source::get)
+    }
+}
 
 impl Problem {
     /// Returns the kind of the problem.
@@ -176,17 +196,17 @@ impl Problem {
     /// Returns the line, which begins with 1. It is 1 if the problem is the whole file.
     #[must_use]
     pub fn line(&self) -> usize {
-        self.place.line
+        self.position.line
     }
 
     /// Returns the column, which begins with 1 and counts characters. It is 1 if the problem is the
     /// whole file.
     #[must_use]
     pub fn column(&self) -> usize {
-        self.place.column
+        self.position.column
     }
 
-    /// Returns what is wrong and how to fix it, without the place.
+    /// Returns what is wrong and how to fix it, without the position.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.message
@@ -198,7 +218,7 @@ impl Problem {
         self.suggestion.as_deref()
     }
 
-    /// Returns the line of the file, or the part of a long line that contains the place. It is
+    /// Returns the line of the file, or the part of a long line that contains the position. It is
     /// empty if the problem is the whole file.
     #[must_use]
     pub fn excerpt(&self) -> &str {
@@ -207,7 +227,7 @@ impl Problem {
 }
 
 /// Prints `line:column: message`; of a file that could not be read, the message alone. In the alternate form (`{:#}`) the
-/// excerpt follows, with a mark below the place.
+/// excerpt follows, with a mark below the position.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.kind != RulesErrorKind::File {
@@ -263,27 +283,33 @@ impl UnregisteredName {
 /// A found problem, before its line is looked up.
 struct Found {
     kind: RulesErrorKind,
-    place: Place,
+    position: Position,
     message: String,
     suggestion: Option<String>,
 }
 
 impl Found {
     /// Makes a problem with a word, for which `suggestion` was probably meant.
-    fn of_word(kind: RulesErrorKind, place: Place, message: &str, suggestion: Option<&str>, otherwise: &str) -> Self {
+    fn of_word(
+        kind: RulesErrorKind,
+        position: Position,
+        message: &str,
+        suggestion: Option<&str>,
+        otherwise: &str,
+    ) -> Self {
         let message = match suggestion {
             Some(meant) => format!("{message}; did you mean `{meant}`?"),
             None => format!("{message}{otherwise}"),
         };
-        Self { kind, place, message, suggestion: suggestion.map(str::to_owned) }
+        Self { kind, position, message, suggestion: suggestion.map(str::to_owned) }
     }
 
     /// Adds the line.
     fn at(self, lines: &mut Lines<'_>) -> Problem {
-        let Self { kind, place, message, suggestion } = self;
-        let (excerpt, mark) = lines.excerpt(place);
+        let Self { kind, position, message, suggestion } = self;
+        let (excerpt, mark) = lines.excerpt(position);
         let message = message.chars().map(printable).collect();
-        Problem { kind, place, message, suggestion: suggestion.map(Into::into), excerpt, mark }
+        Problem { kind, position, message, suggestion: suggestion.map(Into::into), excerpt, mark }
     }
 }
 
@@ -303,8 +329,8 @@ impl<'a> Problems<'a> {
     }
 
     /// Adds a problem.
-    pub(crate) fn add(&mut self, kind: RulesErrorKind, place: Place, message: impl Into<String>) {
-        self.push(Found { kind, place, message: message.into(), suggestion: None });
+    pub(crate) fn add(&mut self, kind: RulesErrorKind, position: Position, message: impl Into<String>) {
+        self.push(Found { kind, position, message: message.into(), suggestion: None });
     }
 
     /// Adds a problem with a word. If one of `known` is similar, the message suggests it; otherwise
@@ -312,7 +338,7 @@ impl<'a> Problems<'a> {
     pub(crate) fn add_word<'w>(
         &mut self,
         kind: RulesErrorKind,
-        place: Place,
+        position: Position,
         message: &str,
         word: &str,
         known: impl IntoIterator<Item = &'w str>,
@@ -320,7 +346,7 @@ impl<'a> Problems<'a> {
     ) -> Option<&'w str> {
         let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
         let suggestion = if is_full { None } else { similar(word, known) };
-        self.push(Found::of_word(kind, place, message, suggestion, otherwise));
+        self.push(Found::of_word(kind, position, message, suggestion, otherwise));
         suggestion
     }
 
@@ -330,20 +356,20 @@ impl<'a> Problems<'a> {
         &mut self,
         kind: NameKind,
         name: &str,
-        place: Place,
+        position: Position,
         message: &str,
         known: impl IntoIterator<Item = &'w str>,
         otherwise: &str,
     ) {
         if let Entry::Vacant(entry) = self.names.entry((kind, name.into())) {
-            entry.insert(Found::of_word(RulesErrorKind::Name, place, message, similar(name, known), otherwise));
+            entry.insert(Found::of_word(RulesErrorKind::Name, position, message, similar(name, known), otherwise));
         }
     }
 
-    /// Takes the noted names out, in the order of their places.
+    /// Takes the noted names out, in the order of their positions.
     pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
         let mut names: Vec<_> = self.names.drain().collect();
-        names.sort_by_key(|(_, found)| found.place);
+        names.sort_by_key(|(_, found)| found.position);
         let mut lines = Lines::of(self.text);
         let names = names.into_iter();
         names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
@@ -371,10 +397,10 @@ impl<'a> Problems<'a> {
 
     pub(crate) fn into_error(mut self) -> RulesError {
         let unregistered = self.take_names().into();
-        self.found.sort_by_key(|found| found.place);
+        self.found.sort_by_key(|found| found.position);
         let mut lines = Lines::of(self.text);
         let problems = self.found.into_iter().map(|found| found.at(&mut lines));
-        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered }
+        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered, source: None }
     }
 }
 
@@ -383,7 +409,7 @@ impl<'a> Problems<'a> {
 struct Lines<'a> {
     rest: &'a str,
     number: usize,
-    /// A place in the rest that is in the line: the bytes before it, and the characters.
+    /// A position in the rest that is in the line: the bytes before it, and the characters.
     passed: (usize, usize),
 }
 
@@ -403,11 +429,11 @@ impl<'a> Lines<'a> {
         Some(())
     }
 
-    /// Returns the part of a line that contains a place, and the column in that part.
-    fn excerpt(&mut self, place: Place) -> (Box<str>, usize) {
-        let skipped = if place.column > LINE_MAX { place.column - LINE_MAX / 2 } else { 0 };
-        if self.go_to(place.line).is_none() {
-            return ("".into(), place.column - skipped);
+    /// Returns the part of a line that contains a position, and the column in that part.
+    fn excerpt(&mut self, position: Position) -> (Box<str>, usize) {
+        let skipped = if position.column > LINE_MAX { position.column - LINE_MAX / 2 } else { 0 };
+        if self.go_to(position.line).is_none() {
+            return ("".into(), position.column - skipped);
         }
         let (mut bytes, mut chars) = self.passed;
         let rest = self.rest.get(bytes..).unwrap_or_default();
@@ -419,7 +445,7 @@ impl<'a> Lines<'a> {
         let rest = self.rest.get(bytes..).unwrap_or_default();
         let shown = rest.chars().take_while(|c| !matches!(c, '\n' | '\r')).take(LINE_MAX);
         let shown: String = shown.map(|c| if c == '\t' { ' ' } else { printable(c) }).collect();
-        (shown.trim_end().into(), place.column - skipped)
+        (shown.trim_end().into(), position.column - skipped)
     }
 }
 

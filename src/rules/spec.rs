@@ -1,21 +1,21 @@
-//! The content of a file of rules, as plain data. Values that a later step may refuse have their places.
+//! The content of a file of rules, as plain data. Values that a later step may refuse have their positions.
 
 use std::ops::Deref;
 
 use http::{HeaderName, Method};
 use ipnet::IpNet;
 
-use super::problem::Place;
+use super::problem::Position;
 use crate::middleware::rule::PathPattern;
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::quota::Quota;
 
-/// A value and its place in the file.
+/// A value and its position in the file.
 #[derive(Clone, Debug)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
-    pub(crate) place: Place,
+    pub(crate) position: Position,
 }
 
 impl<T> Deref for At<T> {
@@ -26,7 +26,7 @@ impl<T> Deref for At<T> {
     }
 }
 
-/// A name and its place.
+/// A name and its position.
 pub(crate) type Name = At<Box<str>>;
 
 /// A file of rules.
@@ -49,7 +49,7 @@ pub(crate) struct DomainSpec {
 /// A level of descriptors' entries. No two siblings have the key and the value in common.
 #[derive(Clone, Debug)]
 pub(crate) struct DescriptorSpec {
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     /// Not empty.
     pub(crate) key: Box<str>,
     /// Not empty. A value with `*` is a pattern.
@@ -81,7 +81,7 @@ pub(crate) struct AccessSpec {
 /// A rule. No two rules of a file have a name in common, nor the names of their policies.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleSpec {
-    pub(crate) place: Place,
+    pub(crate) position: Position,
     pub(crate) name: Name,
     /// The name that the rule had before.
     pub(crate) was: Option<Name>,
@@ -162,7 +162,7 @@ pub(crate) struct MatchSpec {
     pub(crate) action: Vec<Name>,
 }
 
-/// A text in which each `*` stands for any characters, also for none.
+/// A text in which each `*` stands for any characters, or for none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wildcard(pub(crate) Box<str>);
 

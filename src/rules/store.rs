@@ -6,22 +6,22 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use http::request::Parts;
-
 use super::bind::{Bound, History, bind};
 use super::document::{BYTES_MAX, end_of};
 use super::names::Names;
-use super::problem::{NameKind, Place, Problems, Quoted, RulesError, RulesErrorKind, UnregisteredName};
+use super::problem::{NameKind, Position, Problems, Quoted, RulesError, RulesErrorKind, UnregisteredName};
 use super::read::read;
 use super::tree::Tree;
+use crate::error::WithSources;
+use crate::event::RulesEvent;
+use crate::head::Head;
 use crate::limiter::UnsupportedQuota;
 use crate::middleware::rule::Follow;
 use crate::middleware::source::{FindRules, RuleSource, SourcedRules};
-use crate::outcome::LimiterEvent;
 use crate::quota::Quota;
 
 /// The rules of a file, and the layers that follow them.
-pub(super) struct Store {
+pub(super) struct RuleStore {
     names: Arc<Names>,
     path: Option<Arc<Path>>,
     /// Held while the file is read: the later reading has the later number.
@@ -53,13 +53,13 @@ struct InForce {
     count: usize,
     rules: Arc<SourcedRules>,
     tree: Option<Arc<Tree>>,
-    quotas: Arc<[(Quota, Place)]>,
-    /// The names of the policies and of their states, with the places of their rules.
-    names: Vec<(Box<str>, Place)>,
+    quotas: Arc<[(Quota, Position)]>,
+    /// The names of the policies and of their states, with the positions of their rules.
+    names: Vec<(Box<str>, Position)>,
     history: History,
 }
 
-impl Store {
+impl RuleStore {
     /// Reads the first rules from a file.
     pub(super) fn of_file(names: Names, path: &Path) -> Result<Self, RulesError> {
         let path: Arc<Path> = path.into();
@@ -181,7 +181,7 @@ impl Store {
             state.error = Some(error.clone());
             state.layers()
         };
-        let refused = LimiterEvent::RulesRefused { error: error.to_string() };
+        let refused = RulesEvent::refused(WithSources(&error).to_string());
         layers.iter().for_each(|layer| layer.report(&refused));
         Err(error)
     }
@@ -247,7 +247,7 @@ impl InForce {
         version: u64,
     ) -> Result<Self, RulesError> {
         let Bound { rules, count, lists, tree, quotas, names, history } =
-            names.known(true, |known| read(content, known, |file, problems| bind(file, names, history, problems)))?;
+            names.known(true, |known| read(content, known, |file, problems| bind(&file, names, history, problems)))?;
         let finder = tree.clone().map(|tree| tree as Arc<dyn FindRules>);
         let rules = Arc::new(SourcedRules { version, rules, lists, finder });
         let (content, file) = (Arc::clone(content), file.map(Arc::clone));
@@ -255,9 +255,9 @@ impl InForce {
     }
 
     /// Returns the event that the rules are in force.
-    fn event(&self) -> LimiterEvent {
-        let file = self.file.as_ref().map(|file| file.display().to_string());
-        LimiterEvent::RulesLoaded { version: self.rules.version, file, rules: self.count }
+    fn event(&self) -> RulesEvent {
+        let file = self.file.as_ref().map(|file| file.to_path_buf());
+        RulesEvent::loaded(self.rules.version, file, self.count)
     }
 
     /// Returns the domain of a file in Envoy's form.
@@ -276,22 +276,22 @@ impl InForce {
                     Quoted(before),
                     Quoted(&now)
                 );
-                problems.add(RulesErrorKind::Value, Place::START, message);
+                problems.add(RulesErrorKind::Value, Position::START, message);
             }
             (Some(_), None) | (None, Some(_)) => {
                 let message =
                     "the file changes between Envoy's form and the other: that needs a restart of the program";
-                problems.add(RulesErrorKind::Value, Place::START, message);
+                problems.add(RulesErrorKind::Value, Position::START, message);
             }
             _ => {}
         }
         let supports = |quota: &Quota| layers.iter().try_for_each(|layer| layer.supports(quota));
         all_supported(&self.quotas, supports, &mut problems);
         let mut own: HashSet<String> = layers.iter().flat_map(|layer| layer.own_names()).collect();
-        for (name, place) in &self.names {
+        for (name, position) in &self.names {
             if own.remove(&**name) {
                 let message = format!("the program has a rule of its own that counts as `{name}`: rename this rule");
-                problems.add(RulesErrorKind::Name, *place, message);
+                problems.add(RulesErrorKind::Name, *position, message);
             }
         }
         problems.into_result(Some(()))
@@ -303,13 +303,13 @@ fn problems_of(content: &[u8]) -> Problems<'_> {
 }
 
 fn all_supported(
-    quotas: &[(Quota, Place)],
+    quotas: &[(Quota, Position)],
     supports: impl Fn(&Quota) -> Result<(), UnsupportedQuota>,
     problems: &mut Problems<'_>,
 ) {
-    for (quota, place) in quotas {
+    for (quota, position) in quotas {
         if let Err(error) = supports(quota) {
-            problems.add(RulesErrorKind::Value, *place, error.to_string());
+            problems.add(RulesErrorKind::Value, *position, error.to_string());
         }
     }
 }
@@ -323,11 +323,11 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredNam
             let mut names = names.clone();
             for name in &unregistered {
                 match name.kind() {
-                    NameKind::Key => names.key(name.name().to_owned(), |_: &Parts| ()),
+                    NameKind::Key => names.key(name.name().to_owned(), |_: &Head<'_>| ()),
                     NameKind::Action => names.action(name.name().to_owned(), |_| false),
                 }
             }
-            bind(file, &Arc::new(names), History::default(), problems);
+            bind(&file, &Arc::new(names), History::default(), problems);
         })
     });
     match checked {
@@ -356,7 +356,7 @@ fn incomplete(content: &[u8]) -> RulesError {
 
 /// Reads a file that is at most as large as a file of rules may be, and a byte more: the reader reports a larger one.
 fn read_file(path: &Path) -> Reading {
-    let unreadable = |error: std::io::Error| RulesError::of_file(format!("{}: {error}", path.display()));
+    let unreadable = |error: std::io::Error| RulesError::unreadable(path, error);
     // Opening a pipe would wait for its writer.
     let is_file = std::fs::metadata(path).map_err(unreadable)?.is_file();
     if !is_file {
@@ -368,7 +368,7 @@ fn read_file(path: &Path) -> Reading {
     Ok(content.into())
 }
 
-impl RuleSource for Store {
+impl RuleSource for RuleStore {
     fn current(&self) -> Arc<SourcedRules> {
         Arc::clone(&self.state().in_force.rules)
     }

@@ -1,24 +1,24 @@
 //! The limits of a domain of Envoy's rate limit service, and which of them a descriptor matches.
 //!
 //! They are read as envoyproxy/ratelimit reads them (its README, "Descriptor list definition"). At each level it takes
-//! the entry's exact value, else the first pattern that the value matches, else the key without a value. A limit counts
+//! the entry's exact value, then the first pattern that the value matches, then the key without a value. A limit counts
 //! only if the descriptor ends at its level.
 
 use std::collections::{HashMap, HashSet};
 
-use http::request::Parts;
 use percent_encoding::{AsciiSet, CONTROLS, PercentEncode, utf8_percent_encode};
 use smallvec::SmallVec;
 
 use super::pattern::Pattern;
 use super::spec::DescriptorSpec;
+use crate::head::Head;
 use crate::key::{IntoKey, Key};
 use crate::middleware::rule::Read;
 use crate::middleware::source::FindRules;
 use crate::mode::Mode;
 use crate::policy::{Policy, shortened};
 use crate::quota::Quota;
-use crate::quota::policy_error::NAME_MAX;
+use crate::quota::error::NAME_MAX;
 
 /// Whose allowance is charged, as Envoy names it: a list of keys and values, whose order matters, and the cost.
 ///
@@ -165,8 +165,8 @@ impl Tree {
 }
 
 impl FindRules for Tree {
-    fn find(&self, parts: &Parts, found: &mut dyn FnMut(usize, Key, u64)) {
-        let descriptors = self.describe.as_ref().map(|describe| describe(parts)).unwrap_or_default();
+    fn find(&self, head: &Head<'_>, found: &mut dyn FnMut(usize, Key, u64)) {
+        let descriptors = self.describe.as_ref().map(|describe| describe(head)).unwrap_or_default();
         let limits = self.limits(descriptors.iter().map(Some));
         for (matched, descriptor) in limits.into_iter().zip(&descriptors) {
             if let Some((Limit { quota: Some(quota), .. }, key)) = matched {

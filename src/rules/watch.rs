@@ -8,13 +8,13 @@ use std::sync::Weak;
 use std::thread;
 use std::time::Duration;
 
-use super::store::Store;
+use super::store::RuleStore;
 
 /// The time that a changed file must stay as it is. Until then its writer may only pause.
 const SETTLES: Duration = Duration::from_secs(1);
 
 /// Starts the thread. It ends when the rules and all their layers and services are dropped.
-pub(super) fn start(store: Weak<Store>, every: Duration) -> io::Result<()> {
+pub(super) fn start(store: Weak<RuleStore>, every: Duration) -> io::Result<()> {
     let watch = move || {
         loop {
             thread::sleep(every);
@@ -26,7 +26,7 @@ pub(super) fn start(store: Weak<Store>, every: Duration) -> io::Result<()> {
             drop(rules);
             thread::sleep(SETTLES);
             let Some(store) = store.upgrade() else { return };
-            // An observer is the application's code and may panic. The next version is to be taken all the same.
+            // An observer is the application's code and may panic. The next version is to be taken anyway.
             let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| store.reload(|again| *again == reading)));
         }
     };

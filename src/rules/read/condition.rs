@@ -6,7 +6,7 @@ use http::{HeaderName, Method};
 use ipnet::IpNet;
 
 use super::super::document::{Node, Value};
-use super::super::problem::{NameKind, Place, Quoted, RulesErrorKind, similar};
+use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, similar};
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
 use super::path;
 pub(in crate::rules) use super::value::MATCH;
@@ -25,14 +25,14 @@ impl Reader<'_, '_, '_> {
         let fields = self.fields(node, "`match`", MATCH)?;
         if fields.entries.is_empty() {
             let message = "`match` has no field: leave it out if the rule applies to every request";
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         let method = self.any_of(&fields, "method", Self::method);
         let path = self.any_of(&fields, "path", |reader, node| {
             let text = reader.text(node, "path")?;
             match path::pattern(text) {
                 Ok(pattern) => Some(pattern),
-                Err(why) => reader.refuse(RulesErrorKind::Value, node.place, why),
+                Err(why) => reader.refuse(RulesErrorKind::Value, node.position, why),
             }
         });
         let host = self.any_of(&fields, "host", Self::host);
@@ -41,7 +41,7 @@ impl Reader<'_, '_, '_> {
         let user_agent = self.any_of(&fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
         let action = self.any_of(&fields, "action", |reader, node| {
             let name = reader.short_text(node, "`action`")?;
-            reader.action(name, node.place)
+            reader.action(name, node.position)
         });
         Some(MatchSpec {
             method: method?,
@@ -66,7 +66,7 @@ impl Reader<'_, '_, '_> {
                 let message = format!("{} is not a method", Quoted(text));
                 let otherwise = ", which are words in capitals, such as `POST`";
                 let known = METHODS.iter().copied();
-                self.problems.add_word(RulesErrorKind::Value, node.place, &message, text, known, otherwise);
+                self.problems.add_word(RulesErrorKind::Value, node.position, &message, text, known, otherwise);
                 None
             }
         }
@@ -80,7 +80,7 @@ impl Reader<'_, '_, '_> {
         });
         if port.is_some() {
             let message = format!("the host {} has a port, which is not compared: leave it out", Quoted(&text));
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         let is_odd = |c: char| c.is_ascii() && !c.is_ascii_alphanumeric() && !"-_.*[]:".contains(c);
         if text.contains(is_odd) || text.contains(':') && !text.starts_with(['[', '*']) {
@@ -88,12 +88,12 @@ impl Reader<'_, '_, '_> {
                 "{} is not a host: write it like `api.example.com`, `*.example.com` or `[2001:db8::1]`",
                 Quoted(&text)
             );
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         if !text.is_ascii() {
             let message =
                 format!("{} never matches, as clients send hosts in ASCII: write it as `xn--…`", Quoted(&text));
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         let text = text.strip_suffix('.').unwrap_or(&text);
         Some(Wildcard(text.to_ascii_lowercase().into()))
@@ -103,19 +103,19 @@ impl Reader<'_, '_, '_> {
         let entries = match &node.value {
             Value::Map(entries) if entries.len() > HEADERS_MAX => {
                 let message = format!("a rule compares at most {HEADERS_MAX} headers, not {}", entries.len());
-                return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+                return self.refuse(RulesErrorKind::TooLarge, node.position, message);
             }
             Value::Map(entries) if !entries.is_empty() => entries,
             _ => return self.wrong_type(node, "`header`", "a mapping of headers, such as `{x-beta: \"*\"}`"),
         };
         let mut lines = HashMap::new();
         let read = entries.iter().map(|entry| {
-            let name = self.header_name(&entry.name, entry.place);
+            let name = self.header_name(&entry.name, entry.position);
             let value = self.wildcard(&entry.node, &entry.name);
             let name = name?;
-            if let Some(first) = lines.insert(name.clone(), entry.place.line) {
+            if let Some(first) = lines.insert(name.clone(), entry.position.line) {
                 let message = format!("the header `{name}` is given twice; the first is in line {first}");
-                return self.refuse(RulesErrorKind::Field, entry.place, message);
+                return self.refuse(RulesErrorKind::Field, entry.position, message);
             }
             Some((name, value?))
         });
@@ -127,7 +127,7 @@ impl Reader<'_, '_, '_> {
         let text = self.text(node, field)?;
         if text.is_empty() || text.trim() != text || text.contains(|c: char| c.is_control()) {
             let message = format!("`{field}` must be text without spaces around it, in which `*` stands for anything");
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         if text.contains('*') {
             self.patterns += 1;
@@ -135,7 +135,7 @@ impl Reader<'_, '_, '_> {
                 let message = format!(
                     "the file has more than {PATTERNS_MAX} patterns with `*`: a request would be compared with each"
                 );
-                self.problems.add(RulesErrorKind::TooLarge, node.place, message);
+                self.problems.add(RulesErrorKind::TooLarge, node.position, message);
             }
         }
         Some(Wildcard(text.into()))
@@ -145,21 +145,21 @@ impl Reader<'_, '_, '_> {
         let text = self.text_of(node, "a network")?;
         match parse_network(text) {
             Ok(network) => Some(network.trunc()),
-            Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+            Err(error) => self.refuse(RulesErrorKind::Value, node.position, error.to_string()),
         }
     }
 
-    fn action(&mut self, name: &str, place: Place) -> Option<Name> {
+    fn action(&mut self, name: &str, position: Position) -> Option<Name> {
         let registered = self.names.actions;
         if !registered.contains(&name) {
             let message = format!("no action is named {}", Quoted(name));
             let otherwise = "; register it in the program";
             let known = registered.iter().copied();
-            if !self.unregistered(NameKind::Action, name, place, &message, known, otherwise) {
+            if !self.unregistered(NameKind::Action, name, position, &message, known, otherwise) {
                 return None;
             }
         }
-        Some(At { value: name.into(), place })
+        Some(At { value: name.into(), position })
     }
 
     /// Reads the action of an entry without conditions, which is its name.
@@ -169,7 +169,7 @@ impl Reader<'_, '_, '_> {
             let message = format!("nothing says which requests are {}", Quoted(name));
             let otherwise = "; give it a `match`, or register the action in the program";
             let known = registered.iter().copied();
-            if !self.unregistered(NameKind::Action, name, name.place, &message, known, otherwise) {
+            if !self.unregistered(NameKind::Action, name, name.position, &message, known, otherwise) {
                 return None;
             }
         }

@@ -9,7 +9,7 @@ use super::super::spec::{At, DescriptorSpec, DomainSpec, LimitSpec};
 use super::quota::UNITS;
 use super::value::{Fields, RULES_MAX, Reader};
 use crate::mode::Mode;
-use crate::quota::{Algorithm, Quota};
+use crate::quota::Quota;
 
 pub(in crate::rules) const DOMAIN: &[&str] = &["domain", "descriptors"];
 
@@ -58,7 +58,7 @@ impl Reader<'_, '_, '_> {
         };
         if count > RULES_MAX {
             let message = format!("the file has {count} descriptors; the most is {RULES_MAX}");
-            self.problems.add(RulesErrorKind::TooLarge, root.place, message);
+            self.problems.add(RulesErrorKind::TooLarge, root.position, message);
         }
         Some(DomainSpec { name: name?, descriptors })
     }
@@ -74,7 +74,7 @@ impl Reader<'_, '_, '_> {
         for item in items {
             let Some(descriptor) = self.descriptor(item, count) else { continue };
             let name = (descriptor.key.clone(), descriptor.value.clone());
-            if let Some(first) = lines.insert(name.clone(), descriptor.place.line) {
+            if let Some(first) = lines.insert(name.clone(), descriptor.position.line) {
                 lines.insert(name, first);
                 let value = descriptor
                     .value
@@ -84,7 +84,7 @@ impl Reader<'_, '_, '_> {
                     "two descriptors have the key {} and {value}; the first is in line {first}",
                     Quoted(&descriptor.key)
                 );
-                self.problems.add(RulesErrorKind::Name, descriptor.place, message);
+                self.problems.add(RulesErrorKind::Name, descriptor.position, message);
             } else {
                 read.push(descriptor);
             }
@@ -97,7 +97,7 @@ impl Reader<'_, '_, '_> {
         let key = self.needed(&fields, "key", ", such as `key: remote_address`");
         if let Some(entry) = fields.entry("key").filter(|_| key.as_ref().is_some_and(|key| key.contains('*'))) {
             let message = "a `key` has no `*`: only a `value` can be a pattern";
-            self.problems.add(RulesErrorKind::Value, entry.node.place, message);
+            self.problems.add(RulesErrorKind::Value, entry.node.position, message);
         }
         let value = self.any_text(&fields, "value");
         let shadow = self.truth(&fields, "shadow_mode");
@@ -111,7 +111,7 @@ impl Reader<'_, '_, '_> {
             None => {
                 if let Some(options) = &options {
                     let message = "`options` needs a `rate_limit` beside `metadata`";
-                    self.problems.add(RulesErrorKind::Field, options.place, message);
+                    self.problems.add(RulesErrorKind::Field, options.position, message);
                 }
                 Some(None)
             }
@@ -119,15 +119,15 @@ impl Reader<'_, '_, '_> {
         let shares = self.truth(&fields, "share_threshold");
         let has_pattern = matches!(&value, Some(Some(value)) if value.contains('*'));
         if shares && !has_pattern && value.is_some() {
-            let place = fields.entry("share_threshold").map_or(fields.place, |entry| entry.place);
+            let position = fields.entry("share_threshold").map_or(fields.position, |entry| entry.position);
             let message = "`share_threshold` needs a `value` with `*`, whose values then share one counter";
-            self.problems.add(RulesErrorKind::Field, place, message);
+            self.problems.add(RulesErrorKind::Field, position, message);
         }
         let descriptors = match present(&fields, "descriptors") {
             Some(entry) => self.descriptors(&entry.node, count),
             None => Vec::new(),
         };
-        Some(DescriptorSpec { place: fields.place, key: key?, value: value?, shares, limit: limit?, descriptors })
+        Some(DescriptorSpec { position: fields.position, key: key?, value: value?, shares, limit: limit?, descriptors })
     }
 
     fn rate_limit(&mut self, node: &Node<'_>, shadow: bool, options: Option<&At<String>>) -> Option<LimitSpec> {
@@ -136,17 +136,17 @@ impl Reader<'_, '_, '_> {
         let replaces = self.replaces(&fields, name.as_ref().and_then(Option::as_deref));
         if let Some(ours) = fields.get("metadata").and_then(ours) {
             let message = "`metadata.tower_ratelimit` stands beside `rate_limit`, not in it";
-            self.problems.add(RulesErrorKind::Field, ours.place, message);
+            self.problems.add(RulesErrorKind::Field, ours.position, message);
         }
         let is_unlimited = self.truth(&fields, "unlimited");
         let quota = if is_unlimited {
             if let Some(unit) = present(&fields, "unit") {
                 let message = "`unlimited` has no `unit`: leave one of them out";
-                self.problems.add(RulesErrorKind::Field, unit.place, message);
+                self.problems.add(RulesErrorKind::Field, unit.position, message);
             }
             if let Some(options) = options {
                 let message = "`unlimited` has no `options`: leave one of them out";
-                self.problems.add(RulesErrorKind::Field, options.place, message);
+                self.problems.add(RulesErrorKind::Field, options.position, message);
             }
             Some(None)
         } else {
@@ -164,25 +164,27 @@ impl Reader<'_, '_, '_> {
             let limit = self.number(node, "`requests_per_unit`", "a whole number")?;
             if limit > u64::from(u32::MAX) {
                 let message = format!("`requests_per_unit` must be at most {}, not {limit}", u32::MAX);
-                return self.refuse(RulesErrorKind::Value, node.place, message);
+                return self.refuse(RulesErrorKind::Value, node.position, message);
             }
-            Some((limit, node.place))
+            Some((limit, node.position))
         });
-        let (seconds, (limit, place)) = (unit?, limit?);
-        let (quota, place) = match options {
+        let (seconds, (limit, position)) = (unit?, limit?);
+        let (quota, position) = match options {
             Some(options) => {
                 let quota = format!("{limit} per {seconds} s, {}", options.value).parse::<Quota>();
-                (quota, options.place)
+                (quota, options.position)
             }
-            None => (Quota::fixed_window(limit, Duration::from_secs(seconds)), place),
+            None => (Quota::fixed_window(limit, Duration::from_secs(seconds)), position),
         };
-        match quota.map(|quota| (quota.algorithm(), quota)) {
-            Ok((other @ (Algorithm::Block | Algorithm::Meter), _)) => {
-                let message = format!("a descriptor has a limit, not a {other}: write options like `sliding window`");
-                self.refuse(RulesErrorKind::Value, place, message)
+        match quota {
+            Ok(value) if value.algorithm().is_limit() => Some(At { value, position }),
+            Ok(other) => {
+                let algorithm = other.algorithm();
+                let message =
+                    format!("a descriptor has a limit, not a {algorithm}: write options like `sliding window`");
+                self.refuse(RulesErrorKind::Value, position, message)
             }
-            Ok((_, value)) => Some(At { value, place }),
-            Err(error) => self.refuse(RulesErrorKind::Value, place, error.to_string()),
+            Err(error) => self.refuse(RulesErrorKind::Value, position, error.to_string()),
         }
     }
 
@@ -195,7 +197,7 @@ impl Reader<'_, '_, '_> {
             let units = || UNITS.iter().map(|(unit, _)| *unit);
             let message = format!("`unit` cannot be {}", Quoted(text));
             let otherwise = format!("; it is one of {}", listed(units()));
-            self.problems.add_word(RulesErrorKind::Value, node.place, &message, text, units(), &otherwise);
+            self.problems.add_word(RulesErrorKind::Value, node.position, &message, text, units(), &otherwise);
         }
         found
     }
@@ -211,16 +213,16 @@ impl Reader<'_, '_, '_> {
         let fields = self.fields(node, "an entry of `replaces`", REPLACES)?;
         let name = self.needed(&fields, "name", ", the name of the limit that does not count beside this one")?;
         if own == Some(&name) {
-            return self.refuse(RulesErrorKind::Name, node.place, "a limit cannot replace itself");
+            return self.refuse(RulesErrorKind::Name, node.position, "a limit cannot replace itself");
         }
         Some(name)
     }
 
     fn quota_mode(&mut self, fields: &Fields<'_, '_>) {
         if self.truth(fields, "quota_mode") {
-            let place = fields.entry("quota_mode").map_or(fields.place, |entry| entry.place);
+            let position = fields.entry("quota_mode").map_or(fields.position, |entry| entry.position);
             let message = "`quota_mode` is not supported: every limit that a request is over refuses it";
-            self.problems.add(RulesErrorKind::Field, place, message);
+            self.problems.add(RulesErrorKind::Field, position, message);
         }
     }
 
@@ -230,7 +232,7 @@ impl Reader<'_, '_, '_> {
         let fields = self.fields(&ours.node, "`metadata.tower_ratelimit`", METADATA)?;
         let node = self.required(&fields, "options", ", such as `options: sliding window`")?;
         let text = self.text(node, "options")?;
-        Some(At { value: text.to_owned(), place: node.place })
+        Some(At { value: text.to_owned(), position: node.position })
     }
 
     /// Reads a text that must be there and not empty.
@@ -239,8 +241,8 @@ impl Reader<'_, '_, '_> {
         match self.any_text(fields, field)? {
             Some(text) => Some(text),
             None => {
-                let place = fields.get(field).map_or(fields.place, |node| node.place);
-                self.refuse(RulesErrorKind::Field, place, format!("`{field}` is empty"))
+                let position = fields.get(field).map_or(fields.position, |node| node.position);
+                self.refuse(RulesErrorKind::Field, position, format!("`{field}` is empty"))
             }
         }
     }
@@ -252,7 +254,7 @@ impl Reader<'_, '_, '_> {
             (_, Type::Nothing) => Some(None),
             (Value::Scalar { text, .. }, _) if text.len() > TEXT_MAX => {
                 let message = format!("`{field}` has {} bytes; the most is {TEXT_MAX}", text.len());
-                self.refuse(RulesErrorKind::TooLarge, node.place, message)
+                self.refuse(RulesErrorKind::TooLarge, node.position, message)
             }
             (Value::Scalar { text, .. }, _) => Some((!text.is_empty()).then(|| text.as_ref().into())),
             _ => self.wrong_type(node, &format!("`{field}`"), "text"),

@@ -3,7 +3,7 @@
 use http::HeaderName;
 
 use super::super::document::{Entry, Node, Value};
-use super::super::problem::{NameKind, Place, Quoted, RulesErrorKind, listed};
+use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, listed};
 use super::super::spec::{At, KeySpec};
 use super::value::Reader;
 
@@ -42,40 +42,40 @@ impl Reader<'_, '_, '_> {
     pub(super) fn key_part(&mut self, node: &Node<'_>, what: &str) -> Option<At<KeySpec>> {
         if let Some((kind, name)) = pair(node).filter(|(kind, _)| NAMED.contains(kind)) {
             let message = format!("{what} must be text: write {}", Quoted(&format!("{kind} {name}")));
-            return self.refuse(RulesErrorKind::Field, node.place, message);
+            return self.refuse(RulesErrorKind::Field, node.position, message);
         }
         let text = self.short_text(node, what)?;
         let words: Vec<&str> = text.split_whitespace().take(3).collect();
         let value = match words.as_slice() {
             [kind @ ("header" | "cookie")] => {
                 let message = format!("`{kind}` is followed by a name, such as `{kind} session`");
-                self.refuse(RulesErrorKind::Value, node.place, message)
+                self.refuse(RulesErrorKind::Value, node.position, message)
             }
-            ["header", name] => self.header_name(name, node.place).map(KeySpec::Header),
+            ["header", name] => self.header_name(name, node.position).map(KeySpec::Header),
             ["cookie", name] if !name.contains(['=', ';', ',', '"']) => Some(KeySpec::Cookie((*name).into())),
             [word] => match KEYS.iter().find(|(ready, _)| ready == word) {
                 Some((_, key)) => Some(key.clone()),
-                None => self.registered_key(word, node.place),
+                None => self.registered_key(word, node.position),
             },
             words => {
                 let first = words.first().filter(|first| !NAMED.contains(first)).unwrap_or(&"");
                 let message = format!("{} is not a key", Quoted(text));
                 let otherwise = ": write it like `client-ip` or `header x-api-key`";
-                self.problems.add_word(RulesErrorKind::Value, node.place, &message, first, NAMED, otherwise);
+                self.problems.add_word(RulesErrorKind::Value, node.position, &message, first, NAMED, otherwise);
                 None
             }
         };
-        Some(At { value: value?, place: node.place })
+        Some(At { value: value?, position: node.position })
     }
 
-    fn registered_key(&mut self, name: &str, place: Place) -> Option<KeySpec> {
+    fn registered_key(&mut self, name: &str, position: Position) -> Option<KeySpec> {
         let registered = self.names.keys;
         if registered.contains(&name) {
             return Some(KeySpec::Registered(name.into()));
         }
         if let Some((kind, of)) = named(name) {
             let message = format!("{} is not a key: write {}", Quoted(name), Quoted(&format!("{kind} {of}")));
-            return self.refuse(RulesErrorKind::Value, place, message);
+            return self.refuse(RulesErrorKind::Value, position, message);
         }
         if name.starts_with('/') {
             let message = format!(
@@ -83,22 +83,22 @@ impl Reader<'_, '_, '_> {
                 Quoted(name),
                 Quoted(&format!("match: {{path: {name}}}"))
             );
-            return self.refuse(RulesErrorKind::Value, place, message);
+            return self.refuse(RulesErrorKind::Value, position, message);
         }
         let ready = KEYS.iter().map(|(ready, _)| *ready);
         let known: Vec<&str> = ready.chain(NAMED).chain(registered.iter().copied()).collect();
         let message = format!("no key is named {}", Quoted(name));
         let otherwise = format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)));
-        let can_be_used = self.unregistered(NameKind::Key, name, place, &message, known, &otherwise);
+        let can_be_used = self.unregistered(NameKind::Key, name, position, &message, known, &otherwise);
         can_be_used.then(|| KeySpec::Registered(name.into()))
     }
 
-    pub(super) fn header_name(&mut self, name: &str, place: Place) -> Option<HeaderName> {
+    pub(super) fn header_name(&mut self, name: &str, position: Position) -> Option<HeaderName> {
         match HeaderName::try_from(name) {
             Ok(name) => Some(name),
             Err(_) => {
                 let message = format!("{} is not the name of a header: write it like `x-api-key`", Quoted(name));
-                self.refuse(RulesErrorKind::Value, place, message)
+                self.refuse(RulesErrorKind::Value, position, message)
             }
         }
     }

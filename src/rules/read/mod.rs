@@ -72,7 +72,7 @@ impl Reader<'_, '_, '_> {
 
     fn version(&mut self, node: &Node<'_>) {
         if let Some(version) = self.number(node, "`version`", "1").filter(|version| *version != 1) {
-            self.problems.add(RulesErrorKind::Value, node.place, format!("`version` must be 1, not {version}"));
+            self.problems.add(RulesErrorKind::Value, node.position, format!("`version` must be 1, not {version}"));
         }
     }
 
@@ -88,11 +88,11 @@ impl Reader<'_, '_, '_> {
             };
             for node in nodes {
                 let Some(network) = self.network(node) else { continue };
-                if let Some(first) = lines.insert(network, node.place.line) {
+                if let Some(first) = lines.insert(network, node.position.line) {
                     let message = format!("{network} is listed twice; the first is in line {first}");
-                    self.problems.add(RulesErrorKind::Value, node.place, message);
+                    self.problems.add(RulesErrorKind::Value, node.position, message);
                 }
-                networks.push(At { value: network, place: node.place });
+                networks.push(At { value: network, position: node.position });
             }
         }
         access
@@ -102,12 +102,13 @@ impl Reader<'_, '_, '_> {
         let nodes = self.items(node, "`rules`", "a list of rules");
         if let Some(beyond) = nodes.get(RULES_MAX) {
             let message = format!("the file has {} rules; the most is {RULES_MAX}", nodes.len());
-            self.problems.add(RulesErrorKind::TooLarge, beyond.place, message);
+            self.problems.add(RulesErrorKind::TooLarge, beyond.position, message);
             return Vec::new();
         }
-        // Names are compared also if the rest of their rules could not be read.
+        // Names are compared even if the rest of their rules could not be read.
         let mut taken = Taken::default();
-        let rules = nodes.iter().filter_map(|node| self.rule(node, form, &mut taken)).collect();
+        let rules: Vec<RuleSpec> = nodes.iter().filter_map(|node| self.rule(node, form, &mut taken)).collect();
+        debug_assert!(rules.len() == nodes.len() || !self.problems.is_empty(), "a rule that is left out has a problem");
         taken.compare(self.problems);
         rules
     }

@@ -5,7 +5,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use super::super::problem::Quoted;
 use crate::middleware::rule::{PathPattern, Segment};
 
-/// The characters that a request's path has only percent-encoded, besides those that are not ASCII.
+/// The characters that a request's path has only percent-encoded, apart from those that are not ASCII.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'\\').add(b'^').add(b'|');
 
 /// The longest pattern, in bytes.

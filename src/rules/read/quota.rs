@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use super::super::document::{Node, Type, Value};
-use super::super::problem::{Place, Quoted, RulesErrorKind};
+use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, CostSpec, KeySpec, PlansSpec, QuotaSpec};
 use super::value::{Fields, Reader, meant_by_bare};
-use crate::quota::{Algorithm, Quota, QuotaErrorKind};
+use crate::quota::{Quota, QuotaErrorKind};
 
 /// The most quotas that a request of one rule must meet.
 pub(in crate::rules) const QUOTAS_MAX: usize = 32;
@@ -35,14 +35,14 @@ impl Reader<'_, '_, '_> {
         match (fields.get("quota"), fields.entry("plans")) {
             (Some(_), Some(plans)) => {
                 let message = "a rule has either `quota` or `plans`: leave one of them out";
-                self.refuse(RulesErrorKind::Field, plans.place, message)
+                self.refuse(RulesErrorKind::Field, plans.position, message)
             }
             (Some(node), None) => self.quotas(node).map(QuotaSpec::All),
             (None, Some(plans)) => self.plans(&plans.node).map(QuotaSpec::Plans),
             (None, None) if fields.meant.iter().any(|field| ["quota", "plans"].contains(field)) => None,
             (None, None) => {
                 let message = "a rule needs `quota` or `plans`, such as `quota: 100 per minute`";
-                self.refuse(RulesErrorKind::Field, fields.place, message)
+                self.refuse(RulesErrorKind::Field, fields.position, message)
             }
         }
     }
@@ -52,13 +52,13 @@ impl Reader<'_, '_, '_> {
         if items.is_empty() {
             return self.refuse(
                 RulesErrorKind::Value,
-                node.place,
+                node.position,
                 "`quota` is an empty list: give it at least one quota",
             );
         }
         if items.len() > QUOTAS_MAX {
             let message = format!("a rule has at most {QUOTAS_MAX} quotas, not {}", items.len());
-            return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+            return self.refuse(RulesErrorKind::TooLarge, node.position, message);
         }
         let mut quotas: Vec<At<Quota>> = Vec::new();
         for item in items {
@@ -69,7 +69,7 @@ impl Reader<'_, '_, '_> {
                      the one that is meant",
                     other.value, quota.value
                 );
-                self.problems.add(RulesErrorKind::Value, item.place, message);
+                self.problems.add(RulesErrorKind::Value, item.position, message);
             } else {
                 quotas.push(quota);
             }
@@ -79,7 +79,7 @@ impl Reader<'_, '_, '_> {
 
     pub(super) fn quota(&mut self, node: &Node<'_>, what: &str) -> Option<At<Quota>> {
         match (&node.value, node.kind()) {
-            (Value::Scalar { text, .. }, Type::Text) => self.parsed(text, node.place),
+            (Value::Scalar { text, .. }, Type::Text) => self.parsed(text, node.position),
             (Value::Map(_), _) => {
                 let fields = self.fields(node, "a quota", QUOTA)?;
                 self.quota_of_unit(&fields)
@@ -91,10 +91,10 @@ impl Reader<'_, '_, '_> {
         }
     }
 
-    fn parsed(&mut self, words: &str, place: Place) -> Option<At<Quota>> {
+    fn parsed(&mut self, words: &str, position: Position) -> Option<At<Quota>> {
         match words.parse::<Quota>() {
-            Ok(value) => Some(At { value, place }),
-            Err(error) => self.refuse(RulesErrorKind::Value, place, error.to_string()),
+            Ok(value) => Some(At { value, position }),
+            Err(error) => self.refuse(RulesErrorKind::Value, position, error.to_string()),
         }
     }
 
@@ -103,23 +103,21 @@ impl Reader<'_, '_, '_> {
         let unit = unit.and_then(|node| self.choice(node, "unit", UNITS));
         let limit = self.required(fields, "requests_per_unit", ", such as `requests_per_unit: 100`");
         let limit =
-            limit.and_then(|node| Some((self.number(node, "`requests_per_unit`", "a whole number")?, node.place)));
-        let (seconds, (limit, place)) = (unit?, limit?);
+            limit.and_then(|node| Some((self.number(node, "`requests_per_unit`", "a whole number")?, node.position)));
+        let (seconds, (limit, position)) = (unit?, limit?);
         match Quota::new(limit, Duration::from_secs(seconds)) {
-            Ok(value) => Some(At { value, place }),
-            Err(error) => self.refuse(RulesErrorKind::Value, place, error.to_string()),
+            Ok(value) => Some(At { value, position }),
+            Err(error) => self.refuse(RulesErrorKind::Value, position, error.to_string()),
         }
     }
 
     pub(super) fn candidate(&mut self, node: &Node<'_>, _field: &str) -> Option<At<Quota>> {
         let quota = self.quota(node, "`candidate`")?;
-        match quota.algorithm() {
-            other @ (Algorithm::Block | Algorithm::Meter) => {
-                let message = format!("a candidate is a limit, not a {other}: write it like `60 per minute`");
-                self.refuse(RulesErrorKind::Value, node.place, message)
-            }
-            _ => Some(quota),
+        if quota.algorithm().is_limit() {
+            return Some(quota);
         }
+        let message = format!("a candidate is a limit, not a {}: write it like `60 per minute`", quota.algorithm());
+        self.refuse(RulesErrorKind::Value, node.position, message)
     }
 
     pub(super) fn block(&mut self, node: &Node<'_>) -> Option<At<Quota>> {
@@ -128,13 +126,13 @@ impl Reader<'_, '_, '_> {
                 let says_block = text.split([' ', ',']).any(|word| word.eq_ignore_ascii_case("block"));
                 let words = if says_block { text.to_string() } else { format!("{text}, block") };
                 match words.parse::<Quota>() {
-                    Ok(value) => Some(At { value, place: node.place }),
+                    Ok(value) => Some(At { value, position: node.position }),
                     Err(error) if error.kind() == QuotaErrorKind::Syntax => {
                         let message =
                             format!("{} is not a block: write it like `5 per 10 minutes, for 1 hour`", Quoted(text));
-                        self.refuse(RulesErrorKind::Value, node.place, message)
+                        self.refuse(RulesErrorKind::Value, node.position, message)
                     }
-                    Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+                    Err(error) => self.refuse(RulesErrorKind::Value, node.position, error.to_string()),
                 }
             }
             (Value::Map(_), _) => {
@@ -145,8 +143,8 @@ impl Reader<'_, '_, '_> {
                 let length = length.and_then(|node| self.length(node));
                 let (strikes, length) = (after?, length?);
                 match Quota::block(strikes.limit(), strikes.period(), length) {
-                    Ok(value) => Some(At { value, place: node.place }),
-                    Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+                    Ok(value) => Some(At { value, position: node.position }),
+                    Err(error) => self.refuse(RulesErrorKind::Value, node.position, error.to_string()),
                 }
             }
             _ => {
@@ -160,13 +158,13 @@ impl Reader<'_, '_, '_> {
     /// Reads the refusals after which a key is blocked, as a quota without options.
     fn strikes(&mut self, node: &Node<'_>) -> Option<Quota> {
         let text = self.text(node, "after")?;
-        let quota = self.parsed(text, node.place)?.value;
+        let quota = self.parsed(text, node.position)?.value;
         if Quota::new(quota.limit(), quota.period()).is_ok_and(|plain| plain == quota) {
             return Some(quota);
         }
         let message =
             format!("{} has more than a number of refusals and a time: write it like `5 per 10 minutes`", Quoted(text));
-        self.refuse(RulesErrorKind::Value, node.place, message)
+        self.refuse(RulesErrorKind::Value, node.position, message)
     }
 
     fn length(&mut self, node: &Node<'_>) -> Option<Duration> {
@@ -176,7 +174,7 @@ impl Reader<'_, '_, '_> {
             _ => {
                 let message =
                     format!("{} is not a time of up to 366 days: write it like `1 hour` or `30 min`", Quoted(text));
-                self.refuse(RulesErrorKind::Value, node.place, message)
+                self.refuse(RulesErrorKind::Value, node.position, message)
             }
         }
     }
@@ -187,7 +185,7 @@ impl Reader<'_, '_, '_> {
         let by = by.and_then(|node| self.plan_name(node));
         let quotas = self.required(&fields, "quotas", ", such as `quotas: {free: 10/min, pro: 600/min}`");
         let otherwise = self.required(&fields, "otherwise", ", the plan of requests that name none of the others");
-        let otherwise = otherwise.and_then(|node| Some((self.text(node, "otherwise")?, node.place)));
+        let otherwise = otherwise.and_then(|node| Some((self.text(node, "otherwise")?, node.position)));
         let entries = match quotas.map(|node| (&node.value, node)) {
             None => return None,
             Some((Value::Map(entries), _)) if !entries.is_empty() => entries,
@@ -198,18 +196,18 @@ impl Reader<'_, '_, '_> {
         let read = entries.iter().enumerate().map(|(at, entry)| {
             if let Some(hint) = meant_by_bare(entries, at, &[]) {
                 let message = format!("the plan {} has no quota{hint}", Quoted(&entry.name));
-                return self.refuse(RulesErrorKind::Field, entry.place, message);
+                return self.refuse(RulesErrorKind::Field, entry.position, message);
             }
-            let name = At { value: Box::<str>::from(&*entry.name), place: entry.place };
+            let name = At { value: Box::<str>::from(&*entry.name), position: entry.position };
             Some((name, self.quota(&entry.node, "the quota of a plan")?))
         });
         let read: Vec<Option<_>> = read.collect();
-        let otherwise = otherwise.and_then(|(name, place)| {
+        let otherwise = otherwise.and_then(|(name, position)| {
             let found = entries.iter().position(|entry| entry.name == name);
             if found.is_none() {
                 let plans = entries.iter().map(|entry| &*entry.name);
                 let message = format!("`otherwise` names the plan {}, which has no quota", Quoted(name));
-                self.problems.add_word(RulesErrorKind::Name, place, &message, name, plans, "");
+                self.problems.add_word(RulesErrorKind::Name, position, &message, name, plans, "");
             }
             found
         });
@@ -221,7 +219,7 @@ impl Reader<'_, '_, '_> {
         let by = self.key_part(node, "`by`")?;
         if matches!(by.value, KeySpec::ClientIp | KeySpec::PeerIp | KeySpec::Global) {
             let message = "`by` must be text that can be a plan's name, such as `header x-plan`";
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         Some(by)
     }
@@ -232,7 +230,7 @@ impl Reader<'_, '_, '_> {
             let name = self.required(&fields, "header", ", such as `header: x-cost`");
             let name = name.and_then(|node| {
                 let text = self.text(node, "header")?;
-                self.header_name(text, node.place)
+                self.header_name(text, node.position)
             });
             let at_most = self.required(&fields, "at-most", ", or a client could say that it costs any number");
             let at_most = at_most.and_then(|node| self.units(node, "at-most"));
@@ -240,7 +238,7 @@ impl Reader<'_, '_, '_> {
         } else {
             CostSpec::Units(self.units(node, "cost")?)
         };
-        Some(At { value, place: node.place })
+        Some(At { value, position: node.position })
     }
 
     fn units(&mut self, node: &Node<'_>, field: &str) -> Option<u64> {
@@ -249,7 +247,7 @@ impl Reader<'_, '_, '_> {
         if units == 0 {
             let message =
                 format!("`{field}` of 0 would take nothing from any quota: use at least 1, or leave the rule out");
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         Some(units)
     }
@@ -273,6 +271,6 @@ impl Reader<'_, '_, '_> {
                  \"{small}\" lets pass at once: write an `at-most` of up to {capacity} instead of {at_most}"
             ),
         };
-        self.problems.add(RulesErrorKind::Value, cost.place, message);
+        self.problems.add(RulesErrorKind::Value, cost.position, message);
     }
 }

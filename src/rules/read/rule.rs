@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 
 use super::super::document::Node;
-use super::super::problem::{Place, Problems, Quoted, RulesErrorKind};
+use super::super::problem::{Position, Problems, Quoted, RulesErrorKind};
 use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
 use super::value::Reader;
 use crate::middleware::rule::definition::MissingKey;
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::quota::Quota;
-use crate::quota::policy_error::NAME_MAX;
+use crate::quota::error::NAME_MAX;
 
 pub(in crate::rules) const RULE: &[&str] =
     &["name", "quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "was"];
@@ -30,12 +30,6 @@ pub(in crate::rules) const ENTRY: &[&str] = &[
     "candidate",
     "was",
 ];
-
-pub(in crate::rules) const MODES: &[(&str, Mode)] =
-    &[("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("degrade", Mode::Degrade)];
-
-pub(in crate::rules) const MISSING_KEYS: &[(&str, MissingKey)] =
-    &[("reject", MissingKey::Reject), ("shared", MissingKey::Shared), ("exempt", MissingKey::Exempt)];
 
 /// The two forms of a rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -62,7 +56,7 @@ impl Reader<'_, '_, '_> {
             Form::Rule => self.required(&fields, "key", ", such as `key: client-ip`").and_then(|node| self.key(node)),
             Form::Entry => {
                 let key = self.optional(&fields, "key", |reader, node, _| reader.key(node));
-                key.map(|key| key.unwrap_or_else(|| vec![At { value: KeySpec::ClientIp, place: fields.place }]))
+                key.map(|key| key.unwrap_or_else(|| vec![At { value: KeySpec::ClientIp, position: fields.position }]))
             }
         };
         let matches = match (fields.get("match"), form) {
@@ -71,9 +65,9 @@ impl Reader<'_, '_, '_> {
             (None, Form::Entry) => name.as_ref().and_then(|name| self.named_action(name)),
         };
         let cost = self.optional(&fields, "cost", |reader, node, _| reader.cost(node));
-        let mode = self.optional(&fields, "mode", |reader, node, what| reader.choice(node, what, MODES));
+        let mode = self.optional(&fields, "mode", |reader, node, what| reader.choice(node, what, Mode::WORDS));
         let missing_key =
-            self.optional(&fields, "missing-key", |reader, node, what| reader.choice(node, what, MISSING_KEYS));
+            self.optional(&fields, "missing-key", |reader, node, what| reader.choice(node, what, MissingKey::WORDS));
         let warn_at = self.optional(&fields, "warn-at", Self::percentage);
         let block = self.optional(&fields, "block", |reader, node, _| reader.block(node));
         let candidate = self.optional(&fields, "candidate", Self::candidate);
@@ -91,7 +85,7 @@ impl Reader<'_, '_, '_> {
             self.check_cost(cost, quota);
         }
         Some(RuleSpec {
-            place: fields.place,
+            position: fields.position,
             name: name?,
             was: was?,
             quota: quota?,
@@ -128,7 +122,7 @@ impl Reader<'_, '_, '_> {
                 "the name is too long for a rule with several quotas, a block or a candidate, whose names begin with it \
                  and have at most {NAME_MAX} characters: shorten it"
             );
-            self.problems.add(RulesErrorKind::Value, name.place, message);
+            self.problems.add(RulesErrorKind::Value, name.position, message);
         }
         taken.names.extend(linked.into_iter().map(|(linked, role)| (linked, role, name.clone())));
     }
@@ -136,8 +130,8 @@ impl Reader<'_, '_, '_> {
     fn name(&mut self, node: &Node<'_>, field: &str) -> Option<Name> {
         let name = self.text(node, field)?;
         match Policy::new(name, Quota::per_second(1)) {
-            Ok(_) => Some(At { value: name.into(), place: node.place }),
-            Err(error) => self.refuse(RulesErrorKind::Value, node.place, error.to_string()),
+            Ok(_) => Some(At { value: name.into(), position: node.position }),
+            Err(error) => self.refuse(RulesErrorKind::Value, node.position, error.to_string()),
         }
     }
 
@@ -147,7 +141,7 @@ impl Reader<'_, '_, '_> {
             Ok(percent @ 1..=100) => Some(percent),
             _ => {
                 let message = format!("`warn-at` must be a percentage from 1 to 100, not {percent}");
-                self.refuse(RulesErrorKind::Value, node.place, message)
+                self.refuse(RulesErrorKind::Value, node.position, message)
             }
         }
     }
@@ -166,14 +160,14 @@ impl Taken {
     /// Reports names that are taken twice.
     pub(super) fn compare(&self, problems: &mut Problems<'_>) {
         let mut first: HashMap<&str, (&'static str, &Name)> = HashMap::new();
-        let mut rules: HashMap<&str, Place> = HashMap::new();
+        let mut rules: HashMap<&str, Position> = HashMap::new();
         for (name, role, rule) in &self.names {
             if role.is_empty() {
-                rules.entry(name).or_insert(rule.place);
+                rules.entry(name).or_insert(rule.position);
             }
             let Some((other_role, other)) = first.insert(name, (role, rule)) else { continue };
             first.insert(name, (other_role, other));
-            let line = other.place.line;
+            let line = other.position.line;
             let message = if role.is_empty() && other_role.is_empty() {
                 format!("two rules are named {}; the first is in line {line}", Quoted(name))
             } else {
@@ -182,20 +176,20 @@ impl Taken {
                     Quoted(name)
                 )
             };
-            problems.add(RulesErrorKind::Name, rule.place, message);
+            problems.add(RulesErrorKind::Name, rule.position, message);
         }
         let mut former: HashMap<&str, usize> = HashMap::new();
         for (name, was) in &self.renamed {
             let message = if name.value == was.value {
                 "`was` is the rule's own name: leave it out".to_owned()
-            } else if let Some(place) = rules.get(&*was.value) {
-                format!("`was` names the rule in line {}, which keeps what it has used: leave `was` out", place.line)
-            } else if let Some(line) = former.insert(&was.value, was.place.line) {
+            } else if let Some(position) = rules.get(&*was.value) {
+                format!("`was` names the rule in line {}, which keeps what it has used: leave `was` out", position.line)
+            } else if let Some(line) = former.insert(&was.value, was.position.line) {
                 format!("{} became the rule in line {line} already: leave one `was` out", Quoted(was))
             } else {
                 continue;
             };
-            problems.add(RulesErrorKind::Name, was.place, message);
+            problems.add(RulesErrorKind::Name, was.position, message);
         }
     }
 }

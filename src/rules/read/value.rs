@@ -1,7 +1,7 @@
 //! Reading single values, and the fields of mappings.
 
 use super::super::document::{Entry, Node, Type, Value};
-use super::super::problem::{NameKind, Place, Problems, Quoted, RulesErrorKind, listed};
+use super::super::problem::{NameKind, Position, Problems, Quoted, RulesErrorKind, listed};
 
 /// The most rules of a file.
 pub(super) const RULES_MAX: usize = 10_000;
@@ -27,7 +27,7 @@ pub(crate) struct Names<'a> {
 /// The fields of a mapping.
 pub(super) struct Fields<'n, 'a> {
     pub(super) what: &'static str,
-    pub(super) place: Place,
+    pub(super) position: Position,
     pub(super) entries: &'n [Entry<'a>],
     /// The known fields that misspelt ones are similar to. They are not reported as missing, too.
     pub(super) meant: Vec<&'static str>,
@@ -55,7 +55,7 @@ pub(super) fn meant_by_bare(entries: &[Entry<'_>], at: usize, known: &[&str]) ->
     }
     let before = entries.get(at.checked_sub(1)?)?;
     let Value::Scalar { text, is_plain: true } = &before.node.value else { return None };
-    let is_torn = before.place.line == entry.place.line && before.node.kind() == Type::Text;
+    let is_torn = before.position.line == entry.position.line && before.node.kind() == Type::Text;
     is_torn.then(|| {
         let whole = format!("{}: \"{text}, {}\"", before.name, entry.name);
         format!("; if a comma belongs to the text before it, put quotes around the text: {}", Quoted(&whole))
@@ -106,7 +106,7 @@ impl Reader<'_, '_, '_> {
         let Value::List(items) = &node.value else { return Some(vec![read(self, node)?]) };
         if items.is_empty() {
             let message = format!("`{field}` is an empty list: give it at least one value");
-            return self.refuse(RulesErrorKind::Value, node.place, message);
+            return self.refuse(RulesErrorKind::Value, node.position, message);
         }
         let read: Vec<Option<T>> = items.iter().map(|item| read(self, item)).collect();
         read.into_iter().collect()
@@ -141,24 +141,31 @@ impl Reader<'_, '_, '_> {
         for (at, entry) in entries.iter().enumerate().filter(|(_, entry)| !known.contains(&&*entry.name)) {
             if entry.name == "<<" {
                 let message = "`<<` is not supported: write the fields out, or give single values an anchor";
-                self.problems.add(RulesErrorKind::Field, entry.place, message);
+                self.problems.add(RulesErrorKind::Field, entry.position, message);
                 continue;
             }
             let message = format!("{} is not a field of {what}", Quoted(&entry.name));
             if let Some(hint) = meant_by_bare(entries, at, known) {
-                self.problems.add(RulesErrorKind::Field, entry.place, message + &hint);
+                self.problems.add(RulesErrorKind::Field, entry.position, message + &hint);
                 continue;
             }
             if known.contains(&"match") && MATCH.contains(&&*entry.name) {
                 let message = format!("{message}: write it in `match`, as in `match: {{{}: …}}`", entry.name);
-                self.problems.add(RulesErrorKind::Field, entry.place, message);
+                self.problems.add(RulesErrorKind::Field, entry.position, message);
                 continue;
             }
             let otherwise = format!(", which has {}", listed(known.iter().copied()));
             let (word, known) = (&entry.name, known.iter().copied());
-            meant.extend(self.problems.add_word(RulesErrorKind::Field, entry.place, &message, word, known, &otherwise));
+            meant.extend(self.problems.add_word(
+                RulesErrorKind::Field,
+                entry.position,
+                &message,
+                word,
+                known,
+                &otherwise,
+            ));
         }
-        Some(Fields { what, place: node.place, entries, meant })
+        Some(Fields { what, position: node.position, entries, meant })
     }
 
     /// Returns the value of a field, and reports if there is none. `such_as` ends the message.
@@ -171,7 +178,7 @@ impl Reader<'_, '_, '_> {
         let node = fields.get(field);
         if node.is_none() && !fields.meant.contains(&field) {
             let message = format!("{} needs `{field}`{such_as}", fields.what);
-            self.problems.add(RulesErrorKind::Field, fields.place, message);
+            self.problems.add(RulesErrorKind::Field, fields.position, message);
         }
         node
     }
@@ -185,7 +192,7 @@ impl Reader<'_, '_, '_> {
             (Value::Scalar { text, .. }, Type::Text) => Some(text),
             (Value::Scalar { text, .. }, Type::Number | Type::Truth) => {
                 let message = format!("{what} must be text: put quotes around {}", Quoted(text));
-                self.refuse(RulesErrorKind::Field, node.place, message)
+                self.refuse(RulesErrorKind::Field, node.position, message)
             }
             _ => self.wrong_type(node, what, "text"),
         }
@@ -196,7 +203,7 @@ impl Reader<'_, '_, '_> {
         let text = self.text_of(node, what)?;
         if text.len() > NAME_BYTES_MAX {
             let message = format!("{what} has {} bytes; the most is {NAME_BYTES_MAX}", text.len());
-            return self.refuse(RulesErrorKind::TooLarge, node.place, message);
+            return self.refuse(RulesErrorKind::TooLarge, node.position, message);
         }
         Some(text)
     }
@@ -210,13 +217,13 @@ impl Reader<'_, '_, '_> {
                     Quoted(text),
                     Quoted(if digits.is_empty() { "0" } else { digits })
                 );
-                self.refuse(RulesErrorKind::Value, node.place, message)
+                self.refuse(RulesErrorKind::Value, node.position, message)
             }
             (Value::Scalar { text, .. }, Type::Number) => match text.parse() {
                 Ok(number) => Some(number),
                 Err(_) => {
                     let message = format!("{what} must be {expected}, not {}", Quoted(text));
-                    self.refuse(RulesErrorKind::Value, node.place, message)
+                    self.refuse(RulesErrorKind::Value, node.position, message)
                 }
             },
             _ => self.wrong_type(node, what, expected),
@@ -233,12 +240,17 @@ impl Reader<'_, '_, '_> {
             (Value::List(_), _) => "a list".to_owned(),
             (Value::Map(_), _) => "a mapping".to_owned(),
         };
-        self.refuse(RulesErrorKind::Field, node.place, format!("{what} must be {expected}, not {found}"))
+        self.refuse(RulesErrorKind::Field, node.position, format!("{what} must be {expected}, not {found}"))
     }
 
     /// Adds a problem, and returns `None` for the value that has it.
-    pub(super) fn refuse<T>(&mut self, kind: RulesErrorKind, place: Place, message: impl Into<String>) -> Option<T> {
-        self.problems.add(kind, place, message);
+    pub(super) fn refuse<T>(
+        &mut self,
+        kind: RulesErrorKind,
+        position: Position,
+        message: impl Into<String>,
+    ) -> Option<T> {
+        self.problems.add(kind, position, message);
         None
     }
 
@@ -248,15 +260,15 @@ impl Reader<'_, '_, '_> {
         &mut self,
         kind: NameKind,
         name: &str,
-        place: Place,
+        position: Position,
         message: &str,
         known: impl IntoIterator<Item = &'w str>,
         otherwise: &str,
     ) -> bool {
         if self.names.are_all {
-            self.problems.add_word(RulesErrorKind::Name, place, message, name, known, otherwise);
+            self.problems.add_word(RulesErrorKind::Name, position, message, name, known, otherwise);
         } else {
-            self.problems.note_name(kind, name, place, message, known, otherwise);
+            self.problems.note_name(kind, name, position, message, known, otherwise);
         }
         !self.names.are_all
     }
@@ -268,7 +280,7 @@ impl Reader<'_, '_, '_> {
             let names = || choices.iter().map(|(name, _)| *name);
             let message = format!("`{field}` cannot be {}", Quoted(text));
             let otherwise = format!("; it is one of {}", listed(names()));
-            self.problems.add_word(RulesErrorKind::Value, node.place, &message, text, names(), &otherwise);
+            self.problems.add_word(RulesErrorKind::Value, node.position, &message, text, names(), &otherwise);
         }
         found
     }

@@ -4,7 +4,7 @@
 //! errors anew. `rules.txt` has files that are read.
 
 mod mutations;
-mod places;
+mod positions;
 mod schema;
 
 use std::fmt::Write as _;

@@ -9,6 +9,7 @@ use super::super::problem::Problems;
 use super::super::{Rules, read};
 use super::{accepted, refused};
 use crate::key::TrustedProxies;
+use crate::{MissingKey, Mode};
 
 fn schema() -> Json {
     serde_json::from_str(include_str!("../schema.json")).unwrap()
@@ -147,8 +148,8 @@ fn schema_has_the_fields_of_the_reader() {
             read::envoy::METADATA.to_vec(),
         ),
         ("/definitions/unit/enum", words(read::quota::UNITS)),
-        ("/definitions/mode/enum", words(read::rule::MODES)),
-        ("/definitions/missing-key/enum", words(read::rule::MISSING_KEYS)),
+        ("/definitions/mode/enum", words(Mode::WORDS)),
+        ("/definitions/missing-key/enum", words(MissingKey::WORDS)),
     ] {
         assert_eq!(names(pointer), fields.iter().map(ToString::to_string).collect(), "{pointer}");
     }
@@ -170,7 +171,7 @@ const BEYOND_THE_SCHEMA: &[(&str, &str)] = &[
     ("is neither an address", GRAMMAR),
     ("no path matches", GRAMMAR),
     ("must be text without spaces around it", GRAMMAR),
-    ("cannot be a policy's name", GRAMMAR),
+    ("cannot be a rule's name", GRAMMAR),
     ("bytes; the most is", "a schema counts characters"),
     ("is too large: at most", "the bound depends on the unit"),
     ("no request could pass: each costs", COMPARISON),

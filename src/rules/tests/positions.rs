@@ -1,8 +1,8 @@
-//! The content of a file arrives in the spec, and problems have the places that people see.
+//! The content of a file arrives in the spec, and problems have the positions that people see.
 
 use std::time::Duration;
 
-use super::super::problem::{NameKind, Place, Problems, RulesErrorKind, similar};
+use super::super::problem::{NameKind, Position, Problems, RulesErrorKind, similar};
 use super::super::read::{Names, can_be_registered, read};
 use super::super::spec::{CostSpec, KeySpec, QuotaSpec};
 use super::{NAMES, accepted, spec};
@@ -19,7 +19,7 @@ fn accepted_file(title: &str) -> super::FileSpec {
 fn every_field_arrives() {
     let file = accepted_file("every field");
     let rule = file.rules.first().unwrap();
-    assert_eq!((&**rule.name, rule.name.place), ("search", Place { line: 3, column: 11 }));
+    assert_eq!((&**rule.name, rule.name.position), ("search", Position { line: 3, column: 11 }));
     assert_eq!(&***rule.was.as_ref().unwrap(), "find");
     let QuotaSpec::All(quotas) = &rule.quota else { panic!("{rule:?}") };
     assert_eq!(quotas.first().unwrap().value, Quota::per_minute(100).burst(20).unwrap());
@@ -127,8 +127,8 @@ fn registered_names_differ_from_ready_made_ones() {
 fn problems_of_a_later_step_have_their_lines() {
     let text = "rules:\r\n- {name: a, quota: 5/s, key: tenant}\r\n";
     let error = read(text.as_bytes(), NAMES, |file, problems| {
-        let place = file.rules.first().and_then(|rule| rule.key.first()).map(|key| key.place).unwrap();
-        problems.add(RulesErrorKind::Name, place, "the tenants are away");
+        let position = file.rules.first().and_then(|rule| rule.key.first()).map(|key| key.position).unwrap();
+        problems.add(RulesErrorKind::Name, position, "the tenants are away");
     });
     let error = error.unwrap_err();
     let line = "- {name: a, quota: 5/s, key: tenant}\n                             ^";
@@ -158,7 +158,7 @@ fn only_the_first_problems_are_kept() {
     assert_eq!((error.problems().len(), error.more()), (100, 50));
     assert!(error.to_string().ends_with("\nand 50 more problems"));
     let mut problems = Problems::new("");
-    problems.add(RulesErrorKind::File, Place::START, "the file does not exist");
+    problems.add(RulesErrorKind::File, Position::START, "the file does not exist");
     assert_eq!(problems.into_error().to_string(), "the file does not exist");
 }
 

@@ -1,0 +1,57 @@
+//! The names that states are stored under, and what is known about them from earlier files.
+
+use std::collections::HashMap;
+
+/// The facts about earlier files that the next one needs.
+#[derive(Clone, Default)]
+pub(in crate::rules) struct History {
+    /// For each stored name, the largest capacity that its quotas have had: what was used under it needs room in a
+    /// smaller quota.
+    largest: HashMap<Box<str>, u64>,
+    /// For each rule that had another name, its first one, under which its states are stored.
+    first_names: HashMap<Box<str>, Box<str>>,
+}
+
+/// The stored names of one file.
+pub(super) struct StoredNames {
+    before: History,
+    history: History,
+    /// For each name the line of the rule that has it.
+    lines: HashMap<Box<str>, usize>,
+}
+
+impl StoredNames {
+    /// Begins a file. `before` is the history of the files before.
+    pub(super) fn new(before: History) -> Self {
+        let history = History { largest: before.largest.clone(), first_names: HashMap::new() };
+        Self { before, history, lines: HashMap::new() }
+    }
+
+    /// Records that a rule has a new name, and keeps its states under its `old` one. Returns the first name if `old` was
+    /// itself a new name.
+    pub(super) fn rename(&mut self, old: &str, new: &str) -> Option<&str> {
+        self.history.first_names.insert(new.into(), old.into());
+        self.before.first_names.get(old).map(|first| &**first)
+    }
+
+    /// Takes a name for the states of quotas of at most this capacity. Returns the largest capacity that quotas of this
+    /// name have had.
+    ///
+    /// # Errors
+    /// Returns the line of the rule that has the name already.
+    pub(super) fn take(&mut self, name: &str, capacity: u64, line: usize) -> Result<u64, usize> {
+        if let Some(other) = self.lines.insert(name.into(), line) {
+            return Err(other);
+        }
+        let largest = self.history.largest.entry(name.into()).or_default();
+        *largest = capacity.max(*largest);
+        Ok(*largest)
+    }
+
+    /// Ends the file. Names that no rule has any more are forgotten, as their states expire.
+    pub(super) fn into_history(self) -> History {
+        let Self { mut history, lines, .. } = self;
+        history.largest.retain(|name, _| lines.contains_key(name));
+        history
+    }
+}
