@@ -1,9 +1,13 @@
 //! Decisions: a limiter's answer to a set of charges.
 
+use std::cmp::Reverse;
 use std::fmt;
 use std::time::Duration;
 
 use smallvec::SmallVec;
+
+use crate::time::micros_ceil;
+use crate::wait::Wait;
 
 /// The number of low bits of a receipt that hold its number. The bits above hold notes of limiters.
 const PART_BITS: u32 = 56;
@@ -14,6 +18,12 @@ const UNASKED: u64 = u64::MAX;
 
 /// A wait that never ends.
 const NEVER: u64 = u64::MAX;
+
+/// A wait of which nobody knows how long it is.
+const UNKNOWN: u64 = u64::MAX - 1;
+
+/// A time that the limiter does not know.
+const ABSENT: u64 = u64::MAX;
 
 /// A limiter's answer to a set of charges, of which all are taken or none.
 ///
@@ -132,9 +142,11 @@ impl fmt::Debug for Decision {
 pub struct ChargeDecision {
     limit: u64,
     remaining: u64,
+    /// `ABSENT` if it is not known.
     pub(crate) reset_us: u64,
-    /// 0 if allowed, `NEVER` if no wait helps.
+    /// 0 if allowed, `UNKNOWN` if it is not known, `NEVER` if no wait helps.
     pub(crate) retry_us: u64,
+    /// 0 if it is not known.
     pub(crate) window_us: u64,
     delay_us: u64,
     position: u64,
@@ -150,12 +162,22 @@ impl ChargeDecision {
         Self { retry_us: 0, limit, remaining, ..Self::blank() }
     }
 
-    /// Makes the answer of a quota that denies the charge until `retry_after` has passed. `None`
-    /// means that no wait helps.
+    /// Makes the answer of a quota that denies the charge. `wait` says when the same cost would be
+    /// admitted: [`Wait::Never`] if it is above the capacity, and [`Wait::Unknown`] if the limiter
+    /// cannot know. [`Wait::None`] counts as unknown.
+    ///
+    /// `remaining` units of a capacity of `limit` are left.
     #[must_use]
-    pub fn denied(limit: u64, remaining: u64, retry_after: Option<Duration>) -> Self {
-        let retry_us = retry_after.map_or(NEVER, |wait| crate::time::micros_ceil(wait).clamp(1, NEVER - 1));
-        Self { retry_us, limit, remaining, window_us: if retry_us == NEVER { 0 } else { retry_us }, ..Self::blank() }
+    pub fn denied(limit: u64, remaining: u64, wait: Wait) -> Self {
+        let (retry_us, window_us) = match wait {
+            Wait::None | Wait::Unknown => (UNKNOWN, 0),
+            Wait::After(wait) => {
+                let wait_us = micros_ceil(wait).clamp(1, UNKNOWN - 1);
+                (wait_us, wait_us)
+            }
+            Wait::Never => (NEVER, 0),
+        };
+        Self { retry_us, limit, remaining, window_us, ..Self::blank() }
     }
 
     /// Makes the answer for a charge that was not asked about, because another charge of its set is
@@ -165,24 +187,25 @@ impl ChargeDecision {
         Self { retry_us: 0, limit, position: UNASKED, ..Self::blank() }
     }
 
-    /// Sets the time until the whole quota is available.
+    /// Sets the time until the whole quota is available. Without it that time is unknown.
     #[must_use]
     pub fn with_reset_after(mut self, reset_after: Duration) -> Self {
-        self.reset_us = crate::time::micros_ceil(reset_after);
+        self.reset_us = micros_ceil(reset_after).min(ABSENT - 1);
         self
     }
 
-    /// Sets the [effective window](Self::effective_window).
+    /// Sets the [effective window](Self::effective_window). A window of zero is none. Without it the
+    /// window is the wait, if the charge is denied for a known time.
     #[must_use]
     pub fn with_effective_window(mut self, window: Duration) -> Self {
-        self.window_us = crate::time::micros_ceil(window);
+        self.window_us = micros_ceil(window);
         self
     }
 
     /// Sets how long the request has to wait for its departure, and behind how many units.
     #[must_use]
     pub fn with_delay(mut self, delay: Duration, position: u64) -> Self {
-        self.delay_us = crate::time::micros_ceil(delay);
+        self.delay_us = micros_ceil(delay);
         self.position = position.min(UNASKED - 1);
         self
     }
@@ -219,36 +242,49 @@ impl ChargeDecision {
         self.remaining
     }
 
-    /// Returns the time until the whole quota is available, if nothing else is charged.
+    /// Returns the time until the whole quota is available, if nothing else is charged. Returns
+    /// `None` if the limiter does not know it.
     #[must_use]
-    pub fn reset_after(&self) -> Duration {
-        Duration::from_micros(self.reset_us)
+    pub fn reset_after(&self) -> Option<Duration> {
+        self.known_reset_us().map(Duration::from_micros)
     }
 
-    /// Returns the time after which the same cost would be admitted, if nothing else is charged.
-    /// Returns `None` if the charge is allowed, and if no wait helps; [`is_never`](Self::is_never)
-    /// says which.
+    /// Returns [`reset_after`](Self::reset_after) in microseconds.
+    #[inline]
+    pub(crate) fn known_reset_us(&self) -> Option<u64> {
+        (self.reset_us != ABSENT).then_some(self.reset_us)
+    }
+
+    /// Returns the wait after which the same cost would be admitted, if nothing else is charged.
     #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
+    pub fn wait(&self) -> Wait {
         match self.retry_us {
-            0 | NEVER => None,
-            wait => Some(Duration::from_micros(wait)),
+            0 => Wait::None,
+            UNKNOWN => Wait::Unknown,
+            NEVER => Wait::Never,
+            wait => Wait::After(Duration::from_micros(wait)),
         }
     }
 
-    /// Returns whether the charge is denied and no wait helps, because the cost is above the
-    /// capacity.
-    #[must_use]
-    pub fn is_never(&self) -> bool {
-        self.retry_us == NEVER
+    /// Returns the rank of a policy among those of a request: the lowest one binds, and of equal ones the first. A
+    /// policy that refuses comes before all others, the longer its wait the earlier; of the others that with the least
+    /// remaining.
+    pub(crate) fn binding_rank(&self, refuses: bool) -> (bool, Reverse<Wait>, u64) {
+        if refuses { (false, Reverse(self.wait()), 0) } else { (true, Reverse(Wait::None), self.remaining) }
+    }
+
+    /// Returns the wait of a denied charge in microseconds, or `None` if it is not known or no wait
+    /// helps.
+    pub(crate) fn known_wait_us(&self) -> Option<u64> {
+        (self.retry_us < UNKNOWN).then_some(self.retry_us)
     }
 
     /// Returns the time within which at most [`remaining`](Self::remaining) may be used: the `t` of
     /// the `RateLimit` header since draft 11. It is not the time until the quota is full: after one
-    /// of 100 per minute it is 59.4 s.
+    /// of 100 per minute it is 59.4 s. Returns `None` if the limiter does not know it.
     #[must_use]
-    pub fn effective_window(&self) -> Duration {
-        Duration::from_micros(self.window_us)
+    pub fn effective_window(&self) -> Option<Duration> {
+        (self.window_us != 0).then(|| Duration::from_micros(self.window_us))
     }
 
     /// Returns how long the admitted request has to wait for its departure from a leaky queue. Zero
@@ -292,7 +328,7 @@ impl ChargeDecision {
         Self {
             limit: 0,
             remaining: 0,
-            reset_us: 0,
+            reset_us: ABSENT,
             retry_us: NEVER,
             window_us: 0,
             delay_us: 0,
@@ -329,7 +365,8 @@ impl ChargeDecision {
     /// Returns the answer as it is `passed_us` later.
     #[cfg(feature = "redis")]
     pub(crate) fn later(&self, passed_us: u64) -> Self {
-        let left = |us: u64, least: u64| if us == NEVER { NEVER } else { us.saturating_sub(passed_us).max(least) };
+        // Unknown and absent times stay what they are.
+        let left = |us: u64, least: u64| if us >= UNKNOWN { us } else { us.saturating_sub(passed_us).max(least) };
         Self {
             reset_us: left(self.reset_us, 0),
             retry_us: left(self.retry_us, u64::from(self.retry_us > 0)),
@@ -432,5 +469,54 @@ impl Receipt {
     #[must_use]
     pub fn split(self, units: u64) -> Self {
         Self { units: self.units.min(units), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every request moves a decision.
+    #[test]
+    fn decision_has_ten_words() {
+        assert_eq!(size_of::<ChargeDecision>(), 10 * size_of::<u64>());
+    }
+
+    #[test]
+    fn denied_charge_has_the_wait_that_its_limiter_gave() {
+        let after = |wait| Wait::After(wait);
+        for (given, reported) in [
+            (Wait::Never, Wait::Never),
+            (Wait::Unknown, Wait::Unknown),
+            (Wait::None, Wait::Unknown),
+            (after(Duration::ZERO), after(Duration::from_micros(1))),
+            (after(Duration::from_nanos(1_001)), after(Duration::from_micros(2))),
+            (after(Duration::MAX), after(Duration::from_micros(u64::MAX - 2))),
+        ] {
+            let denied = ChargeDecision::denied(5, 1, given);
+            assert_eq!((denied.is_allowed(), denied.wait()), (false, reported), "{given:?}");
+            assert_eq!(denied.effective_window(), reported.duration(), "{given:?}");
+        }
+        assert_eq!(ChargeDecision::allowed(5, 1).wait(), Wait::None);
+    }
+
+    #[test]
+    fn times_that_a_limiter_does_not_set_are_absent() {
+        let bare = ChargeDecision::allowed(5, 1);
+        assert_eq!((bare.reset_after(), bare.effective_window()), (None, None));
+        let longest = bare.with_reset_after(Duration::MAX).with_effective_window(Duration::from_secs(2));
+        assert!(longest.reset_after().is_some(), "a time that is too long is not absent");
+        assert_eq!(longest.effective_window(), Some(Duration::from_secs(2)));
+    }
+
+    #[cfg(feature = "redis")]
+    #[test]
+    fn unknown_and_absent_times_do_not_pass() {
+        for wait in [Wait::Unknown, Wait::Never] {
+            let later = ChargeDecision::denied(5, 1, wait).later(1_000);
+            assert_eq!((later.wait(), later.reset_after(), later.effective_window()), (wait, None, None));
+        }
+        let later = ChargeDecision::denied(5, 1, Wait::After(Duration::from_micros(5))).later(3);
+        assert_eq!(later.wait(), Wait::After(Duration::from_micros(2)));
     }
 }

@@ -1,6 +1,52 @@
 //! The shape of the crate's errors, and of enums whose variants have labels.
+//!
+//! The text of an error describes its own level only. What caused it is its source.
 
-/// Declares an error that has a kind and a message.
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+/// Any error, as Tower's services and bodies pass it on.
+pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The cause of an error. Two causes are equal if their texts are.
+#[derive(Clone, Debug)]
+pub(crate) struct Source(Arc<dyn Error + Send + Sync>);
+
+impl Source {
+    pub(crate) fn new(error: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(error))
+    }
+
+    pub(crate) fn get(&self) -> &(dyn Error + 'static) {
+        &*self.0
+    }
+}
+
+impl PartialEq for Source {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_string() == other.0.to_string()
+    }
+}
+
+impl Eq for Source {}
+
+/// Prints an error and its sources: `what: why`.
+pub(crate) struct WithSources<'a>(pub(crate) &'a dyn Error);
+
+impl fmt::Display for WithSources<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut next = self.0.source();
+        while let Some(source) = next {
+            write!(f, ": {source}")?;
+            next = source.source();
+        }
+        Ok(())
+    }
+}
+
+/// Declares an error that has a kind, a message and, if something caused it, a source.
 macro_rules! kind_and_message {
     ($(#[$about:meta])* $error:ident, $kind:ident) => {
         $(#[$about])*
@@ -8,11 +54,17 @@ macro_rules! kind_and_message {
         pub struct $error {
             kind: $kind,
             message: Box<str>,
+            source: Option<$crate::error::Source>,
         }
 
         impl $error {
             pub(crate) fn new(kind: $kind, message: impl Into<String>) -> Self {
-                Self { kind, message: message.into().into() }
+                Self { kind, message: message.into().into(), source: None }
+            }
+
+            #[allow(dead_code, reason = "not every error has a source")]
+            pub(crate) fn caused_by(self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+                Self { source: Some($crate::error::Source::new(source)), ..self }
             }
 
             /// Returns the kind of the error.
@@ -28,15 +80,19 @@ macro_rules! kind_and_message {
             }
         }
 
-        impl std::error::Error for $error {}
+        impl std::error::Error for $error {
+            fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+                self.source.as_ref().map($crate::error::Source::get)
+            }
+        }
     };
 }
 pub(crate) use kind_and_message;
 
-/// Declares an enum whose variants have labels, and the method that returns them.
+/// Declares an enum whose variants have labels, and the method that returns them. `Display` prints them.
 macro_rules! labelled {
     (
-        $(#[$about:meta])* $enum:ident, $(#[$about_label:meta])* $label_of:ident
+        $(#[$about:meta])* $enum:ident, $(#[$about_label:meta])* as_str
         { $($(#[$about_variant:meta])* $variant:ident = $label:literal,)+ }
     ) => {
         $(#[$about])*
@@ -47,17 +103,57 @@ macro_rules! labelled {
         }
 
         impl $enum {
-            #[allow(dead_code, reason = "not every enum is iterated")]
-            pub(crate) const ALL: &'static [Self] = &[$(Self::$variant,)+];
+            /// All variants, in the order of their declaration.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)+];
+
+            /// The variants with their labels, for texts that name them.
+            #[allow(dead_code, reason = "not every enum is read from a text")]
+            pub(crate) const WORDS: &'static [(&'static str, Self)] = &[$(($label, Self::$variant),)+];
+
+            #[allow(dead_code, reason = "not every enum is read from a text")]
+            pub(crate) const LABELS: &'static [&'static str] = &[$($label,)+];
 
             $(#[$about_label])*
             #[must_use]
-            pub fn $label_of(self) -> &'static str {
+            pub fn as_str(self) -> &'static str {
                 match self {
                     $(Self::$variant => $label,)+
                 }
             }
         }
+
+        /// Prints the label.
+        impl std::fmt::Display for $enum {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
     };
 }
 pub(crate) use labelled;
+
+#[cfg(test)]
+#[allow(unreachable_pub, reason = "the macro declares public errors")]
+mod tests {
+    use super::*;
+
+    kind_and_message! {
+        /// An error.
+        Failure, FailureKind
+    }
+
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum FailureKind {
+        Only,
+    }
+
+    #[test]
+    fn error_with_a_source_prints_its_own_level() {
+        let error = |why: &str| Failure::new(FailureKind::Only, "no answer").caused_by(std::io::Error::other(why));
+        assert_eq!(error("the cable").to_string(), "no answer");
+        assert_eq!(WithSources(&error("the cable")).to_string(), "no answer: the cable");
+        assert_eq!(error("the cable"), error("the cable"));
+        assert_ne!(error("the cable"), error("the plug"));
+        assert_ne!(error("the cable"), Failure::new(error("").kind(), "no answer"));
+    }
+}

@@ -9,6 +9,7 @@ use crate::mode::Mode;
 use crate::outcome::{Outcome, PolicyStatus};
 use crate::policy::Policy;
 use crate::time::Humane;
+use crate::wait::Wait;
 
 labelled! {
     /// The reason why a rule does not charge a request.
@@ -142,7 +143,8 @@ impl Explanation {
     /// |---|---|
     /// | `passes` | whether the request would reach a service |
     /// | `outcome` | the label of the [outcome's kind](crate::observe::OutcomeKind::as_str) |
-    /// | `retry_after_us` | the microseconds until the same request would pass; `null` if it passes, or if no wait helps |
+    /// | `wait` | whether the same request would pass later: `none` if it passes now, `after` the wait, `unknown`, `never` |
+    /// | `wait_us` | the microseconds of a wait that is `after`, or `null` |
     /// | `delay_us` | the microseconds that the request would wait for its departure |
     /// | `failure` | the limiter's error, or `null` |
     /// | `rules` | an object for each rule, in the order of the rules |
@@ -154,7 +156,7 @@ impl Explanation {
     /// | `policies` | the names of the rule's policies |
     /// | `mode` | `enforce`, `degrade` or `shadow` |
     /// | `charged` | whether the rule would be charged, if the request passes |
-    /// | `not_charged` | the [reason](NotCharged) if it would not be, else `null` |
+    /// | `not_charged` | the [reason](NotCharged) if it would not be, otherwise `null` |
     /// | `expected` | the words of the condition that the request does not meet, or `null` |
     /// | `key` | the [key](RuleExplanation::key_text), or `null` |
     /// | `cost` | the units, or `null` |
@@ -162,16 +164,17 @@ impl Explanation {
     /// | `statuses` | an object for each policy that was asked: the rule's own, then its block or meter |
     ///
     /// A status: `policy`, `quota`, `unit`, `cost`, `allowed`, `refuses`, `near`, `limit`, `remaining`,
-    /// `reset_after_us`, `retry_after_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
+    /// `reset_after_us`, `wait`, `wait_us` and `delay_us`, as in [`PolicyStatus`] and its decision. All but `policy`,
     /// `quota`, `unit`, `cost` and `limit` are `null` if the limiter did not ask the quota, because another one is
-    /// known to refuse the request.
+    /// known to refuse the request. `reset_after_us` is also `null` if the limiter does not know it.
     #[must_use]
     pub fn to_json(&self) -> String {
         let mut json = String::new();
         let mut object = Object::begin(&mut json);
         object.plain("passes", self.passes());
         object.text("outcome", self.outcome.kind().as_str());
-        object.micros("retry_after_us", self.outcome.retry_after());
+        object.text("wait", self.outcome.wait().as_str());
+        object.micros("wait_us", self.outcome.wait().duration());
         object.micros("delay_us", Some(self.outcome.delay()));
         object.text_or_null("failure", self.failure());
         object.list("rules", &self.rules, |json, rule| rule.write_json(json));
@@ -268,8 +271,9 @@ impl RuleExplanation {
             object.or_null("refuses", known.then(|| status.refuses()));
             object.or_null("near", known.then(|| status.is_near()));
             object.or_null("remaining", known.then(|| decision.remaining()));
-            object.micros("reset_after_us", known.then(|| decision.reset_after()));
-            object.micros("retry_after_us", decision.retry_after());
+            object.micros("reset_after_us", decision.reset_after().filter(|_| known));
+            object.text_or_null("wait", known.then(|| decision.wait().as_str()));
+            object.micros("wait_us", decision.wait().duration());
             object.micros("delay_us", known.then(|| decision.delay()));
             object.end();
         });
@@ -301,14 +305,15 @@ impl fmt::Debug for RuleExplanation {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outcome = &self.outcome;
-        write!(f, "{}: {}", if self.passes() { "passes" } else { "refused" }, outcome.kind().as_str())?;
+        write!(f, "{}: {}", if self.passes() { "passes" } else { "refused" }, outcome.kind())?;
         if !outcome.delay().is_zero() {
             write!(f, "; it departs from a queue in {}", Humane(outcome.delay()))?;
         }
-        match outcome.retry_after() {
-            Some(wait) => write!(f, "; the same request would pass in {}", Humane(wait))?,
-            None if outcome.is_never() => f.write_str("; no wait helps")?,
-            None => {}
+        match outcome.wait() {
+            Wait::None => {}
+            Wait::Unknown => f.write_str("; nobody knows when the same request would pass")?,
+            Wait::After(wait) => write!(f, "; the same request would pass in {}", Humane(wait))?,
+            Wait::Never => f.write_str("; no wait helps")?,
         }
         if let Some(failure) = &self.failure {
             write!(f, "; the limiter failed: {failure}")?;
@@ -323,7 +328,7 @@ impl fmt::Display for RuleExplanation {
             write!(f, "{}{name}", if at > 0 { ", " } else { "" })?;
         }
         if self.mode != Mode::Enforce {
-            write!(f, " ({})", self.mode.as_str())?;
+            write!(f, " ({})", self.mode)?;
         }
         f.write_str(": ")?;
         match (self.not_charged, self.expected()) {
@@ -375,13 +380,14 @@ impl RuleExplanation {
                 continue;
             }
             write!(f, "{} of {} left", decision.remaining(), decision.limit())?;
-            if !decision.reset_after().is_zero() {
-                write!(f, ", all in {}", Humane(decision.reset_after()))?;
+            if let Some(reset_after) = decision.reset_after().filter(|reset_after| !reset_after.is_zero()) {
+                write!(f, ", all in {}", Humane(reset_after))?;
             }
-            match decision.retry_after() {
-                Some(wait) => write!(f, ", over its limit for {}", Humane(wait))?,
-                None if decision.is_never() => write!(f, ", and {} are more than ever fit", status.cost())?,
-                None => {}
+            match decision.wait() {
+                Wait::None => {}
+                Wait::Unknown => f.write_str(", over its limit")?,
+                Wait::After(wait) => write!(f, ", over its limit for {}", Humane(wait))?,
+                Wait::Never => write!(f, ", and {} are more than ever fit", status.cost())?,
             }
             if !decision.delay().is_zero() {
                 write!(f, ", departs in {}", Humane(decision.delay()))?;
@@ -391,5 +397,58 @@ impl RuleExplanation {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decision::ChargeDecision;
+    use crate::outcome::OutcomeKind;
+    use crate::quota::Quota;
+
+    #[test]
+    fn unknown_times_are_explained_as_unknown() {
+        let policy = Policy::new("export", Quota::per_minute(3)).unwrap();
+        let decision = ChargeDecision::denied(3, 0, Wait::Unknown);
+        let status = PolicyStatus {
+            policy: policy.clone(),
+            cost: 1,
+            mode: Mode::Enforce,
+            refuses: true,
+            near: false,
+            taken: 0,
+            decision,
+        };
+        let outcome = Outcome::new(OutcomeKind::Limited, [status.clone()].into_iter().collect());
+        let rule = RuleExplanation {
+            policies: Box::new([policy]),
+            mode: Mode::Enforce,
+            not_charged: None,
+            expected: None,
+            key: None,
+            key_text: Some("alice".to_owned()),
+            cost: Some(1),
+            settles: false,
+            statuses: vec![status],
+        };
+        let explanation = Explanation::new(outcome, vec![rule], None);
+        assert_eq!(
+            explanation.to_string(),
+            "refused: limited; nobody knows when the same request would pass\n\
+             export: charges 1 to alice\n  \
+             3 per minute, token bucket: 0 of 3 left, over its limit: refuses"
+        );
+        let json: serde_json::Value = serde_json::from_str(&explanation.to_json()).unwrap();
+        let status = &json["rules"][0]["statuses"][0];
+        for (object, field, expected) in [
+            (&json, "wait", "\"unknown\""),
+            (&json, "wait_us", "null"),
+            (status, "wait", "\"unknown\""),
+            (status, "wait_us", "null"),
+            (status, "reset_after_us", "null"),
+        ] {
+            assert_eq!(object[field].to_string(), expected, "{field}");
+        }
     }
 }

@@ -3,15 +3,24 @@
 //! headers.
 //!
 //! ```
-//! use axum::{Router, routing::get};
-//! use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
-//! let client = Policy::new("client", Quota::per_minute(100).burst(20)?)?;
-//! let limit = RateLimitLayer::new(MemoryLimiter::new(), everyone, key::global()).and(client, key::peer_ip());
+//! use axum::{Router, body::Body, http::Request, routing::get};
+//! use tower::ServiceExt;
+//! use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 //!
-//! let app: Router = Router::new().route("/", get(|| async { "hello" })).layer(limit);
-//! // Serve it with `app.into_make_service_with_connect_info::<SocketAddr>()`, or no request has a peer address.
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let api = Rule::new("api", Quota::per_minute(1))?;
+//! let limit = RateLimitLayer::new(MemoryLimiter::new(), api, key::header("x-api-key"));
+//! let app = Router::new().route("/", get(|| async { "hello" })).layer(limit);
+//! let request = || Request::get("/").header("x-api-key", "alice").body(Body::empty());
+//!
+//! let first = app.clone().oneshot(request()?).await?;
+//! assert_eq!(first.status(), 200);
+//! assert_eq!(first.headers()["ratelimit"], "\"api\";r=0;t=60");
+//!
+//! let second = app.oneshot(request()?).await?;
+//! assert_eq!(second.status(), 429);
+//! assert!(second.headers().contains_key("retry-after"));
 //! # Ok(()) }
 //! ```
 //!
@@ -20,10 +29,10 @@
 //! # Concepts
 //!
 //! * A [`Quota`] says how much: a limit per period, an algorithm and its options.
-//! * A [`Policy`] is a *named* quota. The name is in headers, in metrics, and part of the stored
-//!   state.
-//! * A [`Rule`] is a policy as a layer applies it: to which requests, at what cost, in which
-//!   [`Mode`].
+//! * A [`Rule`] is a *named* quota, as a layer applies it: to which requests, at what cost, in which
+//!   [`Mode`]. The name is part of the stored state.
+//! * A [`Policy`] is a rule's name and quota, as limiters, clients and operators see it: in headers
+//!   and in metrics.
 //! * A [`Key`] says whose allowance is charged. An extractor takes it from the request.
 //! * A [`Limiter`](limiter::Limiter) keeps the states and decides. [`MemoryLimiter`] does so for
 //!   one process, `RedisLimiter` for many.
@@ -40,12 +49,12 @@
 //! | module | contents |
 //! |---|---|
 //! | [`guide`] | documentation only: a page for each task |
-//! | [`middleware`] | the service and its parts: switches, access lists, usage, refusals, timers |
+//! | [`middleware`] | the service and its parts: switches, access lists, usage, refusals |
 //! | [`key`] | extractors, trusted proxies, address prefixes |
 //! | [`quota`] | options and errors of quotas |
 //! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory and on Redis, fallback, blocks, meters |
 //! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them, and `StatusPage`, which shows them |
-//! | [`clock`] | clocks, also for tests |
+//! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
 //! | [`client`] | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long |
 //! | `rules` | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
 //! | `conformance` | the suite for limiters of your own (feature `conformance`) |
@@ -67,16 +76,17 @@
 //! | `tokio` | `TokioTimer`, so that requests can wait; `TokioClock` for tests | tokio with its timer |
 //! | `tracing` | a [`SetupWarning`](observe::SetupWarning) that no observer handles becomes a warning of `tracing`; `StatsBuilder::log_refusals` | tracing |
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
-//! | `fast-clock` | `FastClock`, which reads the CPU's time stamp counter and saves about 12 ns for each decision | quanta |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
-//! | `serde` | [`Quota`] in configuration files, as text | serde_core |
+//! | `serde` | settings in configuration files: [`Quota`], [`Mode`], [`MissingKey`], [`OnError`], [`OnFull`](limiter::memory::OnFull), [`TrustedProxies`](key::TrustedProxies), [`Prefixes`](key::Prefixes) | serde_core |
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
-//! | `cli` | the program `tower-ratelimit`, which [checks and explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed) files of rules and replays access logs; nothing in the library | `rules`, clap, serde_json |
 //! | `conformance` | the suite that a limiter of your own has to pass; it may become stricter in any release | none |
 //!
-//! Without `axum` and `tonic` the layer works in both frameworks all the same, for keys other than
+//! The program `tower-ratelimit`, which [checks and explains](guide::rules_in_a_file#check-a-file-before-it-is-deployed)
+//! files of rules and [replays access logs](guide::choosing_a_limit), is the package `tower-ratelimit-cli`.
+//!
+//! Without `axum` and `tonic` the layer works in both frameworks as well, for keys other than
 //! the peer's address.
 //!
 //! # Rust version
@@ -92,10 +102,14 @@ pub mod clock;
 pub mod conformance;
 mod decision;
 mod error;
+mod event;
 mod explanation;
 mod fields;
 #[cfg(any(doc, doctest))]
 pub mod guide;
+mod head;
+mod header_names;
+mod headers;
 mod json;
 pub mod key;
 pub mod limiter;
@@ -106,28 +120,34 @@ mod outcome;
 mod policy;
 pub mod quota;
 mod random;
+mod refusal;
 #[cfg(feature = "rules")]
 pub mod rules;
 #[cfg(test)]
 mod sampling;
+#[cfg(feature = "serde")]
+mod serde;
 mod setup_warning;
 mod stats;
 mod status;
 mod sync;
 mod time;
+mod wait;
 
+pub use head::Head;
+pub use headers::Headers;
 pub use key::value::Key;
 pub use limiter::memory::limiter::MemoryLimiter;
 #[cfg(feature = "redis")]
 pub use limiter::redis::limiter::RedisLimiter;
 pub use middleware::layer::RateLimitLayer;
-pub use middleware::respond::headers::Headers;
-pub use middleware::respond::refusal::Refusals;
 pub use middleware::rule::definition::{MissingKey, Rule};
 pub use middleware::settings::OnError;
 pub use mode::Mode;
 pub use policy::Policy;
 pub use quota::builder::Quota;
+pub use refusal::Refusals;
+pub use wait::Wait;
 
 /// Runs the README's code blocks as documentation tests. Some of them use Redis.
 #[cfg(all(doctest, feature = "redis"))]

@@ -12,6 +12,8 @@ labelled! {
     /// The mode does not change how the quota decides: a policy that is alone in its layer makes the
     /// same decisions in every mode. A request that passes is charged to every policy that has room for
     /// it. A request that an enforcing policy refuses is charged to none.
+    ///
+    /// With the feature `serde` it is read and written as its [label](Self::as_str).
     #[derive(Default)]
     Mode,
     /// Returns the label for metrics, logs and files: `enforce`, `degrade`, `shadow`.
@@ -31,6 +33,9 @@ labelled! {
         Shadow = "shadow",
     }
 }
+
+#[cfg(feature = "serde")]
+crate::serde::by_label!(Mode);
 
 impl Mode {
     /// Returns the milder of two modes, which interferes less.
@@ -58,10 +63,10 @@ impl Mode {
 /// A request that is being decided while the mode is switched may still use the previous mode.
 ///
 /// ```
-/// use tower_ratelimit::{key, middleware::ModeSwitch, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer};
+/// use tower_ratelimit::{key, middleware::ModeSwitch, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let mode = ModeSwitch::new(Mode::Shadow);
-/// let client = Policy::new("client", Quota::per_minute(100))?.mode(mode.clone());
+/// let client = Rule::new("client", Quota::per_minute(100))?.mode(mode.clone());
 /// let layer = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip());
 ///
 /// // Later, when metrics show that it would refuse only the clients that it should:

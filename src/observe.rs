@@ -2,8 +2,9 @@
 //!
 //! The guide has a page on [observing](crate::guide::observing).
 
+pub use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
 pub use crate::explanation::{Explanation, NotCharged, RuleExplanation};
-pub use crate::outcome::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
+pub use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 pub use crate::setup_warning::{SetupWarning, SetupWarningKind};
 pub use crate::stats::{
     EventCounts, HistogramSnapshot, LimitedKey, PolicySnapshot, PolicyState, RateBucket, Stats, StatsBuilder,

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::time::Duration;
 
-use http::request::Parts;
 use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
 use crate::error::labelled;
+use crate::event::{LayerEvent, LimiterEvent, RulesEvent};
+use crate::head::Head;
 use crate::key::Key;
 use crate::mode::Mode;
 use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
+use crate::wait::Wait;
 
 /// Describes what the middleware did with a request, and the status of each policy.
 ///
@@ -153,23 +155,19 @@ impl Outcome {
     }
 
     /// Returns the policy that binds: the refusing one with the longest wait, or if none refused,
-    /// the one with the least remaining. A policy in shadow mode never binds.
+    /// the one with the least remaining. Of equal ones it is the first. A policy in shadow mode never
+    /// binds.
     #[must_use]
     pub fn binding(&self) -> Option<&PolicyStatus> {
-        let refusing = self.violated().max_by_key(|status| status.decision.retry_us);
-        let seen = self.policies.iter().filter(|status| status.mode != Mode::Shadow);
-        refusing.or_else(|| seen.min_by_key(|status| status.decision.remaining()))
+        let seen = self.policies.iter().filter(|status| status.refuses || status.mode != Mode::Shadow);
+        seen.min_by_key(|status| status.decision.binding_rank(status.refuses))
     }
 
-    /// Returns the time after which the same request would pass if no other request came: the
-    /// longest wait of the policies that refused. Returns `None` if no policy refused, or if no
-    /// wait helps.
+    /// Returns the wait until the same request would pass if no other request came: the greatest
+    /// [wait](ChargeDecision::wait) of the policies that refused, or [`Wait::None`] if none refused.
     #[must_use]
-    pub fn retry_after(&self) -> Option<Duration> {
-        if self.is_never() {
-            return None;
-        }
-        self.violated().filter_map(|status| status.decision.retry_after()).max()
+    pub fn wait(&self) -> Wait {
+        self.violated().map(|status| status.decision.wait()).max().unwrap_or_default()
     }
 
     /// Returns how long the request had to wait for its departure when it was admitted: the longest
@@ -183,13 +181,6 @@ impl Outcome {
         }
         let waited = |status: &&PolicyStatus| status.mode == Mode::Enforce && status.cost > 0;
         self.policies.iter().filter(waited).map(|status| status.decision.delay()).max().unwrap_or_default()
-    }
-
-    /// Returns whether the request was refused and no wait helps, because a cost is above its
-    /// policy's capacity.
-    #[must_use]
-    pub fn is_never(&self) -> bool {
-        self.violated().any(|status| status.decision.is_never())
     }
 }
 
@@ -256,13 +247,13 @@ impl PolicyStatus {
 ///     fn on_outcome(&self, observed: &Observed<'_>) {
 ///         let (outcome, request) = (observed.outcome(), observed.request());
 ///         let policies: Vec<&str> = outcome.violated().map(|status| status.policy().name()).collect();
-///         println!("{} {} {policies:?}", outcome.kind().as_str(), request.uri.path());
+///         println!("{} {} {policies:?}", outcome.kind(), request.uri.path());
 ///     }
 /// }
 /// ```
 pub struct Observed<'a> {
     outcome: &'a Outcome,
-    request: &'a Parts,
+    request: &'a Head<'a>,
     /// In the order of the outcome's policies, if these are known.
     keys: SmallVec<[(&'a Policy, &'a Key); 4]>,
 }
@@ -270,7 +261,7 @@ pub struct Observed<'a> {
 impl<'a> Observed<'a> {
     pub(crate) fn new(
         outcome: &'a Outcome,
-        request: &'a Parts,
+        request: &'a Head<'a>,
         keys: impl Iterator<Item = (&'a Policy, &'a Key)>,
     ) -> Self {
         Self { outcome, request, keys: keys.collect() }
@@ -284,13 +275,13 @@ impl<'a> Observed<'a> {
 
     /// Returns the request's head as the layer got it. Its headers may carry secrets.
     #[must_use]
-    pub fn request(&self) -> &'a Parts {
+    pub fn request(&self) -> &'a Head<'a> {
         self.request
     }
 
     /// Returns the key that the policy of this name was charged for, or `None` if the policy did
     /// not apply to the request. Descriptors can charge a policy for several keys: then it is the
-    /// first that the policy refused, or else the first.
+    /// first that the policy refused, or if there is none, the first.
     ///
     /// A key may be a secret or personal data, such as a token or an address. Do not write it to
     /// logs or metrics unchanged.
@@ -326,12 +317,14 @@ impl fmt::Debug for Observed<'_> {
 /// The methods run while a request is served, so they should be quick and must not block. An `Arc`
 /// of an observer is an observer, so layers can share one. [`Stats`](crate::observe::Stats) is an observer that counts.
 ///
-/// | what | who reports it | which observer gets it |
-/// |---|---|---|
-/// | outcomes, setup warnings | a layer | [its own](crate::RateLimitLayer::observer) |
-/// | `WaitBegan`, `WaitEnded`, and a limiter's errors as `Failed` | a layer | its own |
-/// | the other events of a limiter | the limiter | those of its builder and of the layers over it, each once |
-/// | `RulesLoaded`, `RulesRefused` | rules of a file | those of the layers that use the rules |
+/// | method | what it reports | who reports it | which observer gets it |
+/// |---|---|---|---|
+/// | [`on_outcome`](Self::on_outcome), [`on_allowed`](Self::on_allowed) | decided requests | a layer | [its own](crate::RateLimitLayer::observer) |
+/// | [`on_setup_warning`](Self::on_setup_warning) | likely misconfigurations | a layer | its own |
+/// | [`on_layer_event`](Self::on_layer_event) | requests that wait | a layer | its own |
+/// | [`on_limiter_event`](Self::on_limiter_event) | what happens to a limiter and its store | the limiter | those of its builder and of the layers over it, each once |
+/// | | a limiter's errors, as [`Failed`](LimiterEvent::Failed) | a layer | its own |
+/// | [`on_rules_event`](Self::on_rules_event) | rules of a file that are loaded or refused | the rules | those of the layers that use the rules |
 ///
 /// A layer hands its observer on to its limiter when it is used first.
 pub trait Observer: Send + Sync {
@@ -360,11 +353,20 @@ pub trait Observer: Send + Sync {
         setup_warning.report();
     }
 
+    /// Called when something happened in a layer, beside outcomes: with a timer, twice for each request that waits.
+    fn on_layer_event(&self, event: &LayerEvent) {
+        let _ = event;
+    }
+
     /// Called when something happened to a limiter.
     ///
-    /// With Redis it is called for each check, and with a timer twice for each request that waits. So
-    /// choose the events that you print.
-    fn on_event(&self, event: &LimiterEvent) {
+    /// With Redis it is called for each check. So choose the events that you print.
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        let _ = event;
+    }
+
+    /// Called when rules of a file came into force, or were refused.
+    fn on_rules_event(&self, event: &RulesEvent) {
         let _ = event;
     }
 
@@ -392,111 +394,19 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
         (**self).on_setup_warning(setup_warning);
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
-        (**self).on_event(event);
+    fn on_layer_event(&self, event: &LayerEvent) {
+        (**self).on_layer_event(event);
+    }
+
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        (**self).on_limiter_event(event);
+    }
+
+    fn on_rules_event(&self, event: &RulesEvent) {
+        (**self).on_rules_event(event);
     }
 
     fn identity(&self) -> usize {
         (**self).identity()
     }
-}
-
-/// Something that happened to a limiter, to waiting requests, or to a file of rules.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum LimiterEvent {
-    /// A key with a live state was forgotten to make room for another.
-    Evicted {
-        /// Whether the key had no allowance left. Its client then got a fresh allowance.
-        throttled: bool,
-    },
-    /// A new key was denied because the table is full.
-    Full,
-    /// More quotas have live states than a limiter can distinguish (16,383). The quotas beyond that
-    /// hold as well, but a key whose quota changes to or from one of them starts afresh. Their
-    /// states are not in snapshots, and are the first that are forgotten when the table is full,
-    /// those of blocks and meters too. Reported at most every ten seconds.
-    TooManyQuotas,
-    /// A new version of the [rules](crate#features) of a file is in force.
-    RulesLoaded {
-        /// The number of times that the rules were replaced.
-        version: u64,
-        /// The path of the file. `None` if the rules are from a text.
-        file: Option<String>,
-        /// The number of rules, or of limits in a file of Envoy's form.
-        rules: usize,
-    },
-    /// A file of rules has problems, and the rules stay as they were.
-    RulesRefused {
-        /// All problems, with the path of the file and their lines.
-        error: String,
-    },
-    /// The first of two limiters could not decide a request, and the second was asked.
-    FellBack {
-        /// The error of the first limiter.
-        error: String,
-    },
-    /// The limiter answered a check without its store: it remembers that the key is denied, or it holds leased units.
-    AnsweredLocally,
-    /// A check that a store, such as Redis, decides has ended. Reported for each check.
-    StoreChecked {
-        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its
-        /// server is believed dead.
-        duration: Duration,
-        /// `None` if the store decided, otherwise the kind of error: `unavailable`, `timeout`, `overloaded`,
-        /// `misconfigured` or `foreign`.
-        error: Option<&'static str>,
-    },
-    /// A request begins to wait for its departure from a leaky queue.
-    WaitBegan,
-    /// A request does not wait any more: it departs, or it was dropped.
-    WaitEnded,
-    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to decide
-    /// a request.
-    Failed {
-        /// The error of the limiter.
-        error: String,
-    },
-    /// A server stopped answering. Until it answers again, checks that need it fail at once.
-    StoreDown {
-        /// The server's host and port.
-        server: String,
-        /// The last error.
-        error: String,
-    },
-    /// A server answers again. If it had gone away for the second time within ten seconds, this is reported once it has
-    /// answered for a second.
-    StoreUp {
-        /// Its host and port.
-        server: String,
-    },
-    /// A server that did not answer is not waited for any more: it has left the cluster, or the limiter was dropped.
-    StoreLeft {
-        /// Its host and port.
-        server: String,
-    },
-    /// A check failed at the store: no answer came in time, the server is read-only, loading or out
-    /// of memory, too many checks wait already, or a stored value was not written by this crate.
-    /// Reported once a minute for each kind of error, and again after `StoreRecovered`.
-    StoreFailed {
-        /// The error.
-        error: String,
-    },
-    /// Checks succeed again after `StoreFailed` or `StoreMisconfigured`: one has succeeded, and none has failed for five
-    /// seconds.
-    StoreRecovered,
-    /// A correction after the response did not reach the store: a refund, or the charge of what a request cost more
-    /// than it was charged. Reported for each call that was lost.
-    CorrectionLost {
-        /// The number of charges that were to be corrected.
-        charges: usize,
-        /// The kind of error, as in `StoreChecked`.
-        error: &'static str,
-    },
-    /// A server answers, but an operator has to fix something before it can be used: a password, a
-    /// right or a URL. Reported once a minute for each kind of error.
-    StoreMisconfigured {
-        /// The error, and how to fix it.
-        error: String,
-    },
 }

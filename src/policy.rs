@@ -5,7 +5,7 @@ use std::hash::BuildHasher;
 use std::sync::Arc;
 
 use crate::quota::Quota;
-use crate::quota::policy_error::{NAME_MAX, PolicyError};
+use crate::quota::error::{NAME_MAX, QuotaError, QuotaErrorKind};
 
 /// The unit of a quota that states none.
 pub(crate) const REQUESTS: &str = "requests";
@@ -13,20 +13,22 @@ pub(crate) const REQUESTS: &str = "requests";
 /// The unit of a quota that counts the bytes of bodies.
 pub(crate) const CONTENT_BYTES: &str = "content-bytes";
 
-/// A *named* quota, applied to keys. The name is in headers, in metrics, and part of the stored
-/// state.
+/// A rule's name and quota, as limiters, clients and operators see them: in a
+/// [`Charge`](crate::limiter::Charge), in headers and in metrics.
 ///
-/// It is cheap to clone. A [`Quota`] alone becomes a policy named after its words:
-/// `100-per-minute`.
+/// A layer makes the policies of its rules; see [`RateLimitLayer::policies`]. Make one yourself only
+/// to ask a [limiter](crate::limiter::Limiter) directly. Policies with equal names and quotas share
+/// their states in a limiter. A policy is cheap to clone.
 ///
 /// ```
-/// use tower_ratelimit::{Policy, Quota};
+/// use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let search = Policy::new("search", Quota::per_second(10))?;
-/// assert_eq!(search.name(), "search");
-/// assert_eq!(Policy::from(Quota::per_minute(100)).name(), "100-per-minute");
+/// let (limiter, jobs) = (MemoryLimiter::new(), Policy::new("jobs", Quota::per_second(10))?);
+/// assert!(limiter.take_one(&jobs, &Key::of("alice").unwrap(), 1).is_allowed());
 /// # Ok(()) }
 /// ```
+///
+/// [`RateLimitLayer::policies`]: crate::RateLimitLayer::policies
 #[derive(Clone)]
 pub struct Policy(Arc<Inner>);
 
@@ -63,7 +65,7 @@ impl Policy {
     /// # Errors
     /// Returns an error if the name is empty, longer than 128 characters, or not printable ASCII,
     /// because it is part of headers.
-    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, PolicyError> {
+    pub fn new(name: impl Into<String>, quota: Quota) -> Result<Self, QuotaError> {
         Ok(Self::build(checked(name.into())?, quota, None, None, Origin::Named))
     }
 
@@ -92,20 +94,20 @@ impl Policy {
     }
 
     /// Returns the policy with this unit.
-    pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, PolicyError> {
+    pub(crate) fn in_unit(&self, unit: &str) -> Result<Self, QuotaError> {
         if !can_be_named(unit) {
-            return Err(PolicyError::unit(unit));
+            return Err(QuotaError::unit(unit));
         }
         Ok(Self(Arc::new(Inner { unit: Some(unit.into()), ..(*self.0).clone() })))
     }
 
     /// Makes one policy for each quota, named after `name` and the quota's words:
     /// `api-60-per-minute`.
-    pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
+    pub(crate) fn each(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
         let quotas: Box<[Quota]> = quotas.into_iter().collect();
         for (at, quota) in quotas.iter().enumerate() {
             if let Some(other) = quotas[..at].iter().find(|other| other.counts_alike(quota)) {
-                return Err(PolicyError::twice(name, quota, other));
+                return Err(twice(name, quota, other));
             }
         }
         let each = quotas.iter().map(|quota| {
@@ -117,7 +119,7 @@ impl Policy {
 
     /// Makes one policy of this name for each quota. Each can hold what was used under any other,
     /// so a key that changes its plan and returns has used as much as before.
-    pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, PolicyError> {
+    pub(crate) fn named_plans(name: &str, quotas: impl IntoIterator<Item = Quota>) -> Result<Vec<Self>, QuotaError> {
         let quotas: Vec<Quota> = quotas.into_iter().collect();
         let largest = quotas.iter().map(Quota::capacity).max().unwrap_or(0);
         at_least_one(name, quotas.into_iter().map(|quota| Self::new(name, quota.holding(largest))))
@@ -128,14 +130,14 @@ impl Policy {
     pub(crate) fn named_plans_in_proportion(
         name: &str,
         quotas: impl IntoIterator<Item = Quota>,
-    ) -> Result<Vec<Self>, PolicyError> {
+    ) -> Result<Vec<Self>, QuotaError> {
         let kept = |quota: Quota| {
             quota.in_proportion().map_err(|_| {
                 let why = format!(
                     "the quota \"{quota}\" cannot be met in proportion: its units are refusals, or are to be settled; use \
-                     Policy::plans"
+                     Rule::plans"
                 );
-                PolicyError::together(name, &why)
+                QuotaError::together(name, &why)
             })
         };
         let quotas = quotas.into_iter().map(kept).collect::<Result<Vec<Quota>, _>>()?;
@@ -180,7 +182,7 @@ impl Policy {
     /// # Errors
     /// Returns an error if the name is invalid; see [`Policy::new`].
     #[cfg(feature = "rules")]
-    pub(crate) fn stored_as(&self, name: &str) -> Result<Self, PolicyError> {
+    pub(crate) fn stored_as(&self, name: &str) -> Result<Self, QuotaError> {
         let stored = Some(checked(name.to_owned())?.into_boxed_str());
         let Inner { name, quota, unit, origin, .. } = &*self.0;
         Ok(Self::build(name.to_string(), *quota, unit.clone(), stored, *origin))
@@ -231,7 +233,7 @@ impl From<Quota> for Policy {
     ///
     /// Two layers that share a limiter and have the same unnamed quota share its allowance. Unless
     /// the quota is one value, they [warn](crate::setup_warning::SetupWarningKind::UnnamedQuota):
-    /// name the policies with [`Policy::new`].
+    /// name the rules with [`Rule::new`](crate::Rule::new).
     fn from(quota: Quota) -> Self {
         Self::build(shortened(words(&quota), NAME_MAX), quota, None, None, Origin::Unnamed)
     }
@@ -240,14 +242,27 @@ impl From<Quota> for Policy {
 /// Returns the name if it is valid.
 fn at_least_one(
     name: &str,
-    policies: impl Iterator<Item = Result<Policy, PolicyError>>,
-) -> Result<Vec<Policy>, PolicyError> {
-    let policies = policies.collect::<Result<Vec<Policy>, PolicyError>>()?;
-    if policies.is_empty() { Err(PolicyError::no_quota(name)) } else { Ok(policies) }
+    policies: impl Iterator<Item = Result<Policy, QuotaError>>,
+) -> Result<Vec<Policy>, QuotaError> {
+    let policies = policies.collect::<Result<Vec<Policy>, QuotaError>>()?;
+    if policies.is_empty() { Err(QuotaError::no_quota(name)) } else { Ok(policies) }
 }
 
-fn checked(name: String) -> Result<String, PolicyError> {
-    if can_be_named(&name) { Ok(name) } else { Err(PolicyError::name(&name)) }
+/// Makes the error of two quotas that count alike.
+fn twice(name: &str, quota: &Quota, other: &Quota) -> QuotaError {
+    let why = if quota == other {
+        format!("{name:?} has the quota \"{quota}\" twice, which would charge each request twice for one limit")
+    } else {
+        format!(
+            "{name:?} has the quotas \"{other}\" and \"{quota}\", which count alike and would charge each request twice \
+             for one limit: keep the one that is meant"
+        )
+    };
+    QuotaError::new(QuotaErrorKind::Duplicate, why)
+}
+
+fn checked(name: String) -> Result<String, QuotaError> {
+    if can_be_named(&name) { Ok(name) } else { Err(QuotaError::name(&name)) }
 }
 
 /// Returns whether a policy or a unit can have this name, which is part of headers.

@@ -2,7 +2,7 @@
 //!
 //! | page | what it answers |
 //! |---|---|
-//! | [Policies and plans](policies_and_plans) | How do I state a limit, several limits, plans, and roll them out? |
+//! | [Quotas and rules](quotas_and_rules) | How do I state a limit, several limits, plans, and roll them out? |
 //! | [Rules in a file](rules_in_a_file) | How do I keep limits in a file, and change them while the service runs? |
 //! | [Choosing an algorithm](choosing_an_algorithm) | Which algorithm fits, and what does it guarantee? |
 //! | [Choosing a limit](choosing_a_limit) | How large should a limit be, by the access logs that I have? |
@@ -15,9 +15,12 @@
 //! | [Redis and failures](redis_and_failures) | How do many processes share a limit, and what if Redis is away? |
 //! | [Observing](observing) | Which metrics are there, who is limited most, and what should alert me? |
 //! | [Testing your limits](testing_your_limits) | How do I test limits without waiting, and find misconfigurations? |
+//! | [A user says](a_user_says) | A user reports a wrong 429, a limit too early or too late: where do I look, and what do I do? |
+//! | [Without Tower](without_tower) | How do I limit in actix-web, poem, pingora, or a worker without HTTP? |
 //! | [Writing a backend](writing_a_backend) | How do I keep the states elsewhere? |
 //! | [Production checklist](production_checklist) | What should I check before the limit goes live? |
-//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, nginx and Envoy called here? |
+//! | [Upgrades](upgrades) | What may change in which release, and what does a new axum, tonic or tower mean? |
+//! | [Coming from](coming_from) | What are the settings of tower_governor, governor, axum-governor, actix-governor, Tower, nginx and Envoy called here? |
 //!
 //! The `examples` folder of the repository has complete programs.
 
@@ -33,8 +36,8 @@ use crate::client::{Advice, PolicyAdvice};
 #[allow(unused_imports)]
 use crate::{Headers, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule};
 
-#[doc = include_str!("policies_and_plans.md")]
-pub mod policies_and_plans {}
+#[doc = include_str!("quotas_and_rules.md")]
+pub mod quotas_and_rules {}
 
 #[cfg_attr(feature = "rules", doc = include_str!("rules_in_a_file.md"))]
 #[cfg_attr(not(feature = "rules"), doc = "Build the documentation with the feature `rules` to read this page.")]
@@ -79,6 +82,12 @@ pub mod observing {}
 #[doc = include_str!("testing_your_limits.md")]
 pub mod testing_your_limits {}
 
+#[doc = include_str!("a_user_says.md")]
+pub mod a_user_says {}
+
+#[doc = include_str!("without_tower.md")]
+pub mod without_tower {}
+
 #[cfg_attr(feature = "conformance", doc = include_str!("writing_a_backend.md"))]
 #[cfg_attr(
     not(feature = "conformance"),
@@ -89,6 +98,9 @@ pub mod writing_a_backend {}
 #[doc = include_str!("production_checklist.md")]
 pub mod production_checklist {}
 
+#[doc = include_str!("upgrades.md")]
+pub mod upgrades {}
+
 pub mod coming_from {
     //! The names of other rate limiters' settings in this crate, and the differences in behaviour.
     //!
@@ -96,6 +108,9 @@ pub mod coming_from {
     //! * [governor] 0.10
     //! * [axum-governor](axum_governor) 2.1
     //! * [actix-governor](actix_governor) 0.10
+    //! * [Tower's own limit](tower_limit), `tower::limit::RateLimitLayer` 0.5
+    //! * [a middleware function of your own](from_fn)
+    //! * [axum 0.7](axum_07), to stay on it
     //! * [nginx] `limit_req`
     //! * [Envoy](envoy)'s rate limit service
     //!
@@ -116,6 +131,15 @@ pub mod coming_from {
 
     #[doc = include_str!("coming_from/actix_governor.md")]
     pub mod actix_governor {}
+
+    #[doc = include_str!("coming_from/tower_limit.md")]
+    pub mod tower_limit {}
+
+    #[doc = include_str!("coming_from/from_fn.md")]
+    pub mod from_fn {}
+
+    #[doc = include_str!("coming_from/axum_07.md")]
+    pub mod axum_07 {}
 
     #[doc = include_str!("coming_from/nginx.md")]
     pub mod nginx {}

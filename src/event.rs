@@ -1,0 +1,236 @@
+//! Events: what happens beside decisions, to limiters, in layers, and to files of rules.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::labelled;
+
+labelled! {
+    /// Why a store, such as Redis, did not decide.
+    StoreErrorKind,
+    /// Returns the label for metrics and logs: `unavailable`, `timeout`, `overloaded`, `misconfigured`, `foreign`.
+    as_str {
+        /// The store cannot serve now: no connection, loading, failing over, read-only, out of memory. It passes by
+        /// itself.
+        Unavailable = "unavailable",
+        /// No answer came within the deadline. The charge may have been taken.
+        Timeout = "timeout",
+        /// This process asks for more than it can carry, and the store is not to blame. Too many checks wait already,
+        /// earlier checks took the whole deadline, or the process was too busy to read the answer. Except in the last
+        /// case the check was not sent.
+        Overloaded = "overloaded",
+        /// A person has to fix it: a wrong password, a missing right, a URL that is not valid, a server that is too
+        /// old, or a set of charges that the store cannot decide.
+        Misconfigured = "misconfigured",
+        /// The stored value is not one of this crate's, or the reply is not one of its scripts'.
+        Foreign = "foreign",
+    }
+}
+
+/// Something that happened to a limiter or its store.
+///
+/// Later versions may add events, and fields to events. So match with `..`:
+///
+/// ```
+/// use tower_ratelimit::observe::{LimiterEvent, Observer};
+///
+/// struct Log;
+///
+/// impl Observer for Log {
+///     fn on_limiter_event(&self, event: &LimiterEvent) {
+///         match event {
+///             LimiterEvent::StoreDown { server, error, .. } => eprintln!("{server} is down: {error}"),
+///             LimiterEvent::StoreFailed { kind, error, .. } => eprintln!("{kind}: {error}"),
+///             _ => {}
+///         }
+///     }
+/// }
+/// ```
+///
+/// The functions that are named like events make them, for limiters of your own and for tests of observers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LimiterEvent {
+    /// A key with a live state was forgotten to make room for another.
+    #[non_exhaustive]
+    Evicted {
+        /// Whether the key had no allowance left. Its client then got a fresh allowance.
+        throttled: bool,
+    },
+    /// A new key was denied because the table is full.
+    Full,
+    /// More quotas have live states than a limiter can distinguish (16,383). The quotas beyond that
+    /// hold as well, but a key whose quota changes to or from one of them starts afresh. Their
+    /// states are not in snapshots, and are the first that are forgotten when the table is full,
+    /// those of blocks and meters too. Reported at most every ten seconds.
+    TooManyQuotas,
+    /// The first of two limiters could not decide a request, and the second was asked.
+    #[non_exhaustive]
+    FellBack {
+        /// The error of the first limiter, with its causes.
+        error: String,
+    },
+    /// The limiter could not answer. A fallback reports it when its first limiter fails at something else than to decide
+    /// a request.
+    #[non_exhaustive]
+    Failed {
+        /// The error of the limiter, with its causes.
+        error: String,
+    },
+    /// The limiter answered a check without its store: it remembers that the key is denied, or it holds leased units.
+    AnsweredLocally,
+    /// A check that a store, such as Redis, decides has ended. Reported for each check.
+    #[non_exhaustive]
+    StoreChecked {
+        /// The duration of the check, with the time that it waited to be sent; zero if it was not sent, because its
+        /// server is believed dead.
+        duration: Duration,
+        /// `None` if the store decided.
+        error: Option<StoreErrorKind>,
+    },
+    /// A server stopped answering. Until it answers again, checks that need it fail at once.
+    #[non_exhaustive]
+    StoreDown {
+        /// The server's host and port.
+        server: String,
+        /// The last error, with its causes.
+        error: String,
+    },
+    /// A server answers again. If it had gone away for the second time within ten seconds, this is reported once it has
+    /// answered for a second.
+    #[non_exhaustive]
+    StoreUp {
+        /// The server's host and port.
+        server: String,
+    },
+    /// A server that did not answer is not waited for any more: it has left the cluster, or the limiter was dropped.
+    #[non_exhaustive]
+    StoreLeft {
+        /// The server's host and port.
+        server: String,
+    },
+    /// Checks fail at the store. Reported once a minute for each kind of error, and again after
+    /// [`StoreRecovered`](Self::StoreRecovered).
+    #[non_exhaustive]
+    StoreFailed {
+        /// The kind of the error. If it is [`Misconfigured`](StoreErrorKind::Misconfigured), an operator has to fix
+        /// something before the store can be used.
+        kind: StoreErrorKind,
+        /// The error, with its causes, and how to fix it.
+        error: String,
+    },
+    /// Checks succeed again after [`StoreFailed`](Self::StoreFailed): one has succeeded, and none has failed for five
+    /// seconds.
+    StoreRecovered,
+    /// A correction after the response did not reach the store: a refund, or the charge of what a request cost more
+    /// than it was charged. Reported for each call that was lost.
+    #[non_exhaustive]
+    CorrectionLost {
+        /// The number of charges that were to be corrected.
+        charges: usize,
+        /// The kind of the error.
+        kind: StoreErrorKind,
+    },
+}
+
+impl LimiterEvent {
+    /// Makes [`Evicted`](Self::Evicted).
+    #[must_use]
+    pub fn evicted(throttled: bool) -> Self {
+        Self::Evicted { throttled }
+    }
+
+    /// Makes [`FellBack`](Self::FellBack).
+    #[must_use]
+    pub fn fell_back(error: impl Into<String>) -> Self {
+        Self::FellBack { error: error.into() }
+    }
+
+    /// Makes [`Failed`](Self::Failed).
+    #[must_use]
+    pub fn failed(error: impl Into<String>) -> Self {
+        Self::Failed { error: error.into() }
+    }
+
+    /// Makes [`StoreChecked`](Self::StoreChecked).
+    #[must_use]
+    pub fn store_checked(duration: Duration, error: Option<StoreErrorKind>) -> Self {
+        Self::StoreChecked { duration, error }
+    }
+
+    /// Makes [`StoreDown`](Self::StoreDown).
+    #[must_use]
+    pub fn store_down(server: impl Into<String>, error: impl Into<String>) -> Self {
+        Self::StoreDown { server: server.into(), error: error.into() }
+    }
+
+    /// Makes [`StoreUp`](Self::StoreUp).
+    #[must_use]
+    pub fn store_up(server: impl Into<String>) -> Self {
+        Self::StoreUp { server: server.into() }
+    }
+
+    /// Makes [`StoreLeft`](Self::StoreLeft).
+    #[must_use]
+    pub fn store_left(server: impl Into<String>) -> Self {
+        Self::StoreLeft { server: server.into() }
+    }
+
+    /// Makes [`StoreFailed`](Self::StoreFailed).
+    #[must_use]
+    pub fn store_failed(kind: StoreErrorKind, error: impl Into<String>) -> Self {
+        Self::StoreFailed { kind, error: error.into() }
+    }
+
+    /// Makes [`CorrectionLost`](Self::CorrectionLost).
+    #[must_use]
+    pub fn correction_lost(charges: usize, kind: StoreErrorKind) -> Self {
+        Self::CorrectionLost { charges, kind }
+    }
+}
+
+/// Something that happened in a layer, beside the outcomes of requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LayerEvent {
+    /// A request begins to wait for its departure from a leaky queue.
+    WaitBegan,
+    /// A request does not wait any more: it departs, or it was dropped.
+    WaitEnded,
+}
+
+/// Something that happened to the [rules](crate#features) of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RulesEvent {
+    /// A new version of the rules is in force.
+    #[non_exhaustive]
+    Loaded {
+        /// The number of times that the rules were replaced.
+        version: u64,
+        /// The path of the file. `None` if the rules are from a text.
+        file: Option<PathBuf>,
+        /// The number of rules, or of limits in a file of Envoy's form.
+        rules: usize,
+    },
+    /// A file of rules has problems, and the rules stay as they were.
+    #[non_exhaustive]
+    Refused {
+        /// All problems, with the path of the file and their lines.
+        error: String,
+    },
+}
+
+impl RulesEvent {
+    /// Makes [`Loaded`](Self::Loaded).
+    #[must_use]
+    pub fn loaded(version: u64, file: Option<PathBuf>, rules: usize) -> Self {
+        Self::Loaded { version, file, rules }
+    }
+
+    /// Makes [`Refused`](Self::Refused).
+    #[must_use]
+    pub fn refused(error: impl Into<String>) -> Self {
+        Self::Refused { error: error.into() }
+    }
+}
