@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
-use tower_ratelimit::{MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer};
+use tower_ratelimit::{MemoryLimiter, MissingKey, Quota, RateLimitLayer, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -20,11 +20,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Entries to the left of that are the client's own claim and are not read.
     let proxies = TrustedProxies::networks(["127.0.0.0/8", "::1"])?;
 
-    let address = Policy::new("address", Quota::per_minute(10))?;
+    let address = Rule::new("address", Quota::per_minute(10))?;
     // Some customers have a whole /48 network. Each network gets ten times as much as one address.
-    let network = Policy::new("network", Quota::per_minute(100))?;
-    // Requests with an API key have another limit besides. Requests without one skip that rule.
-    let api_key = Policy::new("api-key", Quota::per_hour(1_000))?.missing_key(MissingKey::Exempt);
+    let network = Rule::new("network", Quota::per_minute(100))?;
+    // Requests with an API key have another limit, too. Requests without one skip that rule.
+    let api_key = Rule::new("api-key", Quota::per_hour(1_000))?.missing_key(MissingKey::Exempt);
 
     let limit = RateLimitLayer::new(MemoryLimiter::new(), address, key::client_ip(proxies.clone()))
         .and(network, key::client_network(proxies, Prefixes::default().ipv4(24)?.ipv6(48)?))

@@ -11,7 +11,7 @@
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::{OnError, Policy, Quota, RateLimitLayer, RedisLimiter, key};
+use tower_ratelimit::{OnError, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,15 +23,15 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         // key by trying candidates.
         .key_secret(*b"change me please")
         // Callers share 16 slots instead of having one each, so more checks share a call.
-        .groups(16)
+        .slot_groups(16)
         // The key of the shared policy is the busiest one. Each process leases up to 500 of its
         // units at a time.
-        .leases(500)
+        .lease_units(500)
         .connect(&url)
         .await?;
 
-    let everybody = Policy::new("everybody", Quota::per_second(10_000))?;
-    let caller = Policy::new("caller", Quota::per_minute(60).burst(10)?)?;
+    let everybody = Rule::new("everybody", Quota::per_second(10_000))?;
+    let caller = Rule::new("caller", Quota::per_minute(60).burst(10)?)?;
     let limit = RateLimitLayer::new(limiter, everybody, key::global())
         .and(caller, key::header("x-api-key"))
         // Requests pass while the caller's part of the cluster fails over.

@@ -19,7 +19,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    Key, Policy, Quota, RateLimitLayer,
+    Key, Policy, Quota, RateLimitLayer, Wait,
     clock::{Clock, MonotonicClock},
     key,
     limiter::{
@@ -87,9 +87,8 @@ impl Windows {
             .map(|(charge, window)| {
                 let left = window.limit.saturating_sub(window.used);
                 if !fits(charge, &window) {
-                    let helps = charge.cost <= window.limit;
-                    return ChargeDecision::denied(window.limit, left, helps.then_some(window.ends_in))
-                        .with_reset_after(window.ends_in);
+                    let wait = if charge.cost > window.limit { Wait::Never } else { Wait::After(window.ends_in) };
+                    return ChargeDecision::denied(window.limit, left, wait).with_reset_after(window.ends_in);
                 }
                 if !allowed {
                     return ChargeDecision::allowed(window.limit, left).with_effective_window(window.ends_in);

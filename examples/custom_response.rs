@@ -12,7 +12,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use http::{StatusCode, header};
 use tower_ratelimit::{
-    MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, key,
+    MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule, key,
     middleware::Refusal,
     observe::{Outcome, OutcomeKind},
 };
@@ -63,7 +63,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // The layer adds `Retry-After`, the rate limit headers and `Cache-Control: no-store`.
     let limit = RateLimitLayer::new(
         MemoryLimiter::new(),
-        Policy::new("api-key", Quota::per_minute(5))?,
+        Rule::new("api-key", Quota::per_minute(5))?,
         key::header("x-api-key"),
     )
     .refusals(Refusals::with(|refusal: &Refusal<'_>| AppError::from(refusal).into_response()))

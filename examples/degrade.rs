@@ -11,7 +11,7 @@ use std::net::SocketAddr;
 
 use axum::routing::get;
 use axum::{Extension, Router};
-use tower_ratelimit::{MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key, observe::Outcome};
+use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key, observe::Outcome};
 
 /// Only a request over the first limit carries an outcome.
 async fn search(degraded: Option<Extension<Outcome>>) -> String {
@@ -21,8 +21,8 @@ async fn search(degraded: Option<Extension<Outcome>>) -> String {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let rich = Policy::new("rich", Quota::per_minute(3))?.mode(Mode::Degrade);
-    let any = Policy::new("any", Quota::per_minute(6))?;
+    let rich = Rule::new("rich", Quota::per_minute(3))?.mode(Mode::Degrade);
+    let any = Rule::new("any", Quota::per_minute(6))?;
     let limit = RateLimitLayer::new(MemoryLimiter::new(), rich, key::peer_ip()).and(any, key::peer_ip());
 
     let app = Router::new().route("/search", get(search)).layer(limit);

@@ -39,7 +39,7 @@ use tonic::server::{Grpc, NamedService};
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::observe::{LimiterEvent, Observer};
+use tower_ratelimit::observe::{LimiterEvent, Observer, RulesEvent};
 use tower_ratelimit::rules::{Descriptor, DescriptorLimits, DescriptorRequest, DescriptorStatus, Rules, RulesBuilder};
 use tower_ratelimit::{Headers, MemoryLimiter, Quota};
 
@@ -232,8 +232,8 @@ fn status(status: &DescriptorStatus) -> messages::DescriptorStatus {
     };
     let (quota, decision) = (limit.policy().quota(), limit.decision());
     let unit = UNITS.iter().find(|(_, seconds)| Duration::from_secs(*seconds) == quota.period());
-    let wait = if status.is_over_limit() { decision.retry_after() } else { None }.unwrap_or(decision.reset_after());
-    let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+    let wait = if status.is_over_limit() { decision.wait().duration() } else { None }.or(decision.reset_after());
+    let seconds = |wait: Duration| wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     messages::DescriptorStatus {
         code: code(status.is_over_limit()),
         current_limit: Some(messages::RateLimit {
@@ -242,7 +242,8 @@ fn status(status: &DescriptorStatus) -> messages::DescriptorStatus {
             name: status.name().unwrap_or_default().to_owned(),
         }),
         limit_remaining: u32::try_from(decision.remaining()).unwrap_or(u32::MAX),
-        duration_until_reset: Some(messages::Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX) }),
+        duration_until_reset: wait
+            .map(|wait| messages::Duration { seconds: i64::try_from(seconds(wait)).unwrap_or(i64::MAX) }),
     }
 }
 
@@ -299,14 +300,19 @@ fn builder() -> RulesBuilder {
 struct Print;
 
 impl Observer for Print {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_rules_event(&self, event: &RulesEvent) {
         match event {
-            LimiterEvent::RulesLoaded { version, rules, file } => {
-                println!("version {version} is in force: {rules} limits of {}", file.as_deref().unwrap_or("a text"));
+            RulesEvent::Loaded { version, rules, file: Some(file), .. } => {
+                println!("version {version} is in force: {rules} limits of {}", file.display());
             }
-            LimiterEvent::RulesRefused { error } => println!("the limits stay as they were:\n{error}"),
-            LimiterEvent::Failed { error } => println!("the limiter failed: {error}"),
+            RulesEvent::Refused { error, .. } => println!("the limits stay as they were:\n{error}"),
             _ => {}
+        }
+    }
+
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        if let LimiterEvent::Failed { error, .. } = event {
+            println!("the limiter failed: {error}");
         }
     }
 }
@@ -322,7 +328,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut app = Router::new().fallback(get(|| async { "found\n" }));
     let mut limits: Vec<DescriptorLimits<MemoryLimiter>> = Vec::new();
     for file in &files {
-        let rules = builder().from_file(file)?;
+        let rules = builder().read_file(file)?;
         app = app.layer(rules.layer(limiter.clone())?);
         let of_file = rules.descriptor_limits(limiter.clone())?.observer(Print);
         if limits.iter().any(|other| other.domain() == of_file.domain()) {

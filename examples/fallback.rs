@@ -15,7 +15,7 @@ use std::num::NonZeroU32;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    MemoryLimiter, Policy, Quota, RateLimitLayer, RedisLimiter, key,
+    MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, Rule, key,
     limiter::FallbackLimiter,
     observe::{LimiterEvent, Observer},
 };
@@ -27,13 +27,12 @@ const PROCESSES: NonZeroU32 = NonZeroU32::new(2).unwrap();
 struct Health;
 
 impl Observer for Health {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         match event {
-            LimiterEvent::StoreDown { .. }
-            | LimiterEvent::StoreUp { .. }
-            | LimiterEvent::StoreFailed { .. }
-            | LimiterEvent::StoreMisconfigured { .. }
-            | LimiterEvent::StoreRecovered => eprintln!("limiter: {event:?}"),
+            LimiterEvent::StoreDown { server, error, .. } => eprintln!("{server} is down: {error}"),
+            LimiterEvent::StoreUp { server, .. } => eprintln!("{server} is up"),
+            LimiterEvent::StoreFailed { error, .. } => eprintln!("checks fail: {error}"),
+            LimiterEvent::StoreRecovered => eprintln!("checks succeed again"),
             _ => {}
         }
     }
@@ -45,8 +44,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let redis = RedisLimiter::builder().prefix("fallback").observer(Health).connect(&url).await?;
     let limiter = FallbackLimiter::new(redis, MemoryLimiter::new(), PROCESSES);
-    let policy = Policy::new("address", Quota::per_minute(10))?;
-    let limit = RateLimitLayer::new(limiter, policy, key::peer_ip());
+    let rule = Rule::new("address", Quota::per_minute(10))?;
+    let limit = RateLimitLayer::new(limiter, rule, key::peer_ip());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
 
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;

@@ -16,12 +16,11 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Extension};
 use axum::http::HeaderMap;
-use axum::http::request::Parts;
 use axum::routing::{get, post};
 use axum::{Router, response::IntoResponse};
 use tokio_stream::StreamExt;
 use tower_ratelimit::{
-    MemoryLimiter, Policy, Quota, RateLimitLayer, key,
+    Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key,
     middleware::{OnAborted, Usage},
 };
 
@@ -39,9 +38,9 @@ fn max_tokens(headers: &HeaderMap) -> u64 {
 /// Returns the most that a request may cost: the tokens of its answer and of its prompt. A word of
 /// the prompt has at least one letter and a space, so there are at most half as many words as
 /// bytes.
-fn reservation(request: &Parts) -> u64 {
+fn reservation(request: &Head<'_>) -> u64 {
     let length = request.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse().ok());
-    max_tokens(&request.headers) + length.unwrap_or(PROMPT).min(PROMPT).div_ceil(2) as u64
+    max_tokens(request.headers) + length.unwrap_or(PROMPT).min(PROMPT).div_ceil(2) as u64
 }
 
 /// Stands in for a model: sends a token each 10 ms, as many as the request asked for.
@@ -60,8 +59,8 @@ async fn complete(headers: HeaderMap, Extension(usage): Extension<Usage>, prompt
 async fn main() -> Result<(), Box<dyn Error>> {
     // Ten requests a minute, and 10,000 tokens an hour.
     let limiter = MemoryLimiter::new();
-    let requests = Policy::new("requests", Quota::per_minute(10))?;
-    let tokens = Policy::new("tokens", Quota::per_hour(10_000))?;
+    let requests = Rule::new("requests", Quota::per_minute(10))?;
+    let tokens = Rule::new("tokens", Quota::per_hour(10_000))?;
     // The handler reports each token before it sends it, so an aborted request costs what it used.
     // If your model goes on after the client disconnects, keep the default, which charges the whole
     // reservation.

@@ -19,7 +19,7 @@ use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::routing::post;
 use axum::{Form, Router};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key, middleware::Refused};
+use tower_ratelimit::{Head, Key, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused};
 
 type Limit = RateLimitLayer<MemoryLimiter>;
 
@@ -49,11 +49,10 @@ async fn login(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let account = |head: &Parts| head.extensions.get().and_then(|Account(name)| Key::of(name.as_str()));
+    let account = |head: &Head<'_>| head.extensions.get().and_then(|Account(name)| Key::of(name.as_str()));
     let limiter = MemoryLimiter::new();
-    let by_account = Limit::new(limiter.clone(), Policy::new("failed-account", Quota::per_hour(5))?, account);
-    let failed =
-        Policy::new("failed-address", Quota::per_hour(20))?.refund_when(|response| response.status.is_success());
+    let by_account = Limit::new(limiter.clone(), Rule::new("failed-account", Quota::per_hour(5))?, account);
+    let failed = Rule::new("failed-address", Quota::per_hour(20))?.refund_when(|response| response.status.is_success());
     let by_address = Limit::new(limiter, failed, key::peer_ip());
 
     let app = Router::new().route("/login", post(login).layer(by_address)).with_state(by_account);

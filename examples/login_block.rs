@@ -19,7 +19,7 @@ use axum::Router;
 use axum::extract::{ConnectInfo, Path, State};
 use axum::http::StatusCode;
 use axum::routing::{delete, post};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, limiter::Blocks};
+use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, Rule, limiter::Blocks};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -47,12 +47,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // Five failed logins within ten minutes close an address for an hour. Each further block within a
     // week lasts twice as long.
     let block = Quota::block(5, 10 * MINUTE, HOUR)?.growing(2, DAY, 7 * DAY)?;
-    let failed = Policy::new("failed-logins", block)?;
-    let blocks = Blocks::new(limiter.clone(), failed.clone())?;
-    let rule = failed.charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+    let failed = Rule::new("failed-logins", block)?.charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+    let blocks = Blocks::new(limiter.clone(), failed.policies()[0].clone())?;
 
     // This server listens on IPv4, where an address belongs to one host.
-    let limit = RateLimitLayer::new(limiter, rule, |request| {
+    let limit = RateLimitLayer::new(limiter, failed, |request| {
         request.extensions.get().map(|ConnectInfo(peer): &ConnectInfo<SocketAddr>| peer.ip())
     });
     let app = Router::new()

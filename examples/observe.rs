@@ -17,7 +17,7 @@ use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::middleware::ModeSwitch;
 use tower_ratelimit::observe::{Stats, StatusPage};
-use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
 /// Shows the network of a client. Its address is personal data.
 fn masked(key: &Key) -> Option<String> {
@@ -36,8 +36,8 @@ fn masked(key: &Key) -> Option<String> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let stats = Stats::builder().reveal(masked).build();
-    let client = Policy::new("client", Quota::per_minute(60).burst(10)?)?.warn_at_percent(20);
-    let trial = Policy::new("trial", Quota::per_minute(5))?.mode(Mode::Shadow);
+    let client = Rule::new("client", Quota::per_minute(60).burst(10)?)?.warn_at_percent(20);
+    let trial = Rule::new("trial", Quota::per_minute(5))?.mode(Mode::Shadow);
     let mode = ModeSwitch::new(Mode::Enforce);
     let limit = RateLimitLayer::new(MemoryLimiter::new(), client.mode(&mode), key::peer_ip())
         .and(trial, key::peer_ip())
@@ -45,7 +45,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     // A separate port for operators, who may switch the limit of clients off there.
     let page = StatusPage::new(stats.clone()).layer("public", &limit).switch("client", &mode);
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
-    let metrics = move || async move { ([("content-type", Stats::CONTENT_TYPE)], stats.prometheus()) };
+    let metrics = move || async move { ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus()) };
     let operators = Router::new().route("/metrics", get(metrics)).route_service("/limits", page);
 
     let [public, internal] = [3000, 3001].map(|port| tokio::net::TcpListener::bind(("127.0.0.1", port)));

@@ -19,7 +19,7 @@ use axum::extract::{Path, State};
 use axum::http::{HeaderName, StatusCode, header};
 use axum::routing::{get, post};
 use tokio::sync::mpsc;
-use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 /// The length of the queue. When it is full, clients are refused.
 const QUEUE: usize = 3;
@@ -88,7 +88,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(work(received, Arc::clone(&jobs.done)));
 
     let overflow = Router::new().fallback(enqueue).with_state(jobs.clone());
-    let reports = Policy::new("reports", Quota::per_minute(3))?;
+    let reports = Rule::new("reports", Quota::per_minute(3))?;
     let limit = RateLimitLayer::new(MemoryLimiter::new(), reports, key::global()).overflow(overflow);
 
     let app = Router::new()

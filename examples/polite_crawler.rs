@@ -12,12 +12,12 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tower::{ServiceBuilder, ServiceExt};
 use tower_ratelimit::client::{ObeyError, ObeyLayer};
-use tower_ratelimit::middleware::TokioTimer;
-use tower_ratelimit::{MemoryLimiter, Policy, Quota};
+use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::{MemoryLimiter, Quota, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let own = Policy::new("crawler", Quota::per_second(2).burst(1)?)?;
+    let own = Rule::new("crawler", Quota::per_second(2).burst(1)?)?;
     let polite =
         ObeyLayer::new(TokioTimer::new()).own_quota(MemoryLimiter::new(), own)?.max_wait(Duration::from_secs(60));
     let client = Client::builder(TokioExecutor::new()).build_http::<Body>();

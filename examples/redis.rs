@@ -23,13 +23,12 @@ use tower_ratelimit::{
 struct Log;
 
 impl Observer for Log {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         match event {
-            LimiterEvent::StoreDown { .. }
-            | LimiterEvent::StoreUp { .. }
-            | LimiterEvent::StoreFailed { .. }
-            | LimiterEvent::StoreMisconfigured { .. }
-            | LimiterEvent::StoreRecovered => eprintln!("limiter: {event:?}"),
+            LimiterEvent::StoreDown { server, error, .. } => eprintln!("{server} is down: {error}"),
+            LimiterEvent::StoreUp { server, .. } => eprintln!("{server} is up"),
+            LimiterEvent::StoreFailed { error, .. } => eprintln!("checks fail: {error}"),
+            LimiterEvent::StoreRecovered => eprintln!("checks succeed again"),
             _ => {}
         }
     }

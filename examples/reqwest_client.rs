@@ -14,7 +14,7 @@ use reqwest::{Body, redirect};
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::client::ObeyLayer;
-use tower_ratelimit::middleware::TokioTimer;
+use tower_ratelimit::clock::TokioTimer;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::routing::get;
-use tower_ratelimit::observe::{LimiterEvent, Observer};
+use tower_ratelimit::observe::{Observer, RulesEvent};
 use tower_ratelimit::{MemoryLimiter, rules::Rules};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/rules.yaml");
@@ -17,12 +17,12 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/rules.yaml");
 struct Print;
 
 impl Observer for Print {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_rules_event(&self, event: &RulesEvent) {
         match event {
-            LimiterEvent::RulesLoaded { version, rules, file } => {
-                println!("version {version} is in force: {rules} rules of {}", file.as_deref().unwrap_or("a text"));
+            RulesEvent::Loaded { version, rules, file: Some(file), .. } => {
+                println!("version {version} is in force: {rules} rules of {}", file.display());
             }
-            LimiterEvent::RulesRefused { error } => println!("the rules stay as they were:\n{error}"),
+            RulesEvent::Refused { error, .. } => println!("the rules stay as they were:\n{error}"),
             _ => {}
         }
     }
@@ -34,7 +34,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let rules = Rules::builder()
         .key("user", |request| request.headers.get("x-user").cloned()) // behind the login in a real program
         .reload_every(std::time::Duration::from_secs(1))
-        .from_file(&file)?;
+        .read_file(&file)?;
     let limit = rules.layer(MemoryLimiter::new())?.observer(Print);
     let app = Router::new()
         .route("/posts", get(|| async { "the posts\n" }).post(|| async { "created\n" }))

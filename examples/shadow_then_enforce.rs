@@ -18,7 +18,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use axum::routing::{get, post};
 use tower_ratelimit::{
-    MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key,
+    MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key,
     middleware::ModeSwitch,
     observe::{Observed, Observer},
 };
@@ -49,7 +49,7 @@ impl Counts {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let (mode, counts) = (ModeSwitch::new(Mode::Shadow), Counts::default());
-    let client = Policy::new("client", Quota::per_minute(3))?.mode(&mode).warn_at_percent(34);
+    let client = Rule::new("client", Quota::per_minute(3))?.mode(&mode).warn_at_percent(34);
     let limit = RateLimitLayer::new(MemoryLimiter::new(), client, key::peer_ip()).observer(counts.clone());
     let app = Router::new().route("/", get(|| async { "hello\n" })).layer(limit);
 

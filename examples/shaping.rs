@@ -13,8 +13,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::get;
 use tower_ratelimit::{
-    MemoryLimiter, Policy, Quota, RateLimitLayer, key,
-    middleware::TokioTimer,
+    MemoryLimiter, Quota, RateLimitLayer, Rule,
+    clock::TokioTimer,
+    key,
     observe::{Observed, Observer, OutcomeKind},
 };
 
@@ -36,7 +37,7 @@ impl Observer for Log {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let quota = Quota::leaky_queue(5, Duration::from_secs(1))?.max_wait(Duration::from_secs(2))?;
-    let limit = RateLimitLayer::new(MemoryLimiter::new(), Policy::new("backend", quota)?, key::global())
+    let limit = RateLimitLayer::new(MemoryLimiter::new(), Rule::new("backend", quota)?, key::global())
         .delay(TokioTimer::new())
         .max_waiting(100)
         .observer(Log);

@@ -13,11 +13,10 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::request::Parts;
 use axum::middleware::{Next, from_fn};
 use axum::response::Response;
 use axum::routing::get;
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Head, Key, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 /// A known customer. Requests without one are anonymous.
 #[derive(Clone, Copy)]
@@ -47,7 +46,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-fn customer(request: &Parts) -> Option<Customer> {
+fn customer(request: &Head<'_>) -> Option<Customer> {
     request.extensions.get().copied()
 }
 
@@ -58,22 +57,22 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     // By address, before the customer is looked up. This layer keeps its charge even if a limit
     // further in refuses the request, so it bounds the look-ups.
-    let look_ups = Policy::new("look-ups", Quota::per_second(50))?;
+    let look_ups = Rule::new("look-ups", Quota::per_second(50))?;
     let look_ups = RateLimitLayer::new(limiter.clone(), look_ups, address.clone());
 
     // For all clients together.
-    let everyone = Policy::new("everyone", Quota::per_second(5_000))?;
+    let everyone = Rule::new("everyone", Quota::per_second(5_000))?;
     // For each client by its plan. The key of a customer is its number, that of other clients their
     // address.
     let quotas = [Quota::per_minute(5), Quota::per_minute(60), Quota::per_minute(600)];
-    let plan = Policy::plans("client", quotas, |request| {
+    let plan = Rule::plans("client", quotas, |request| {
         customer(request).map_or(Plan::Anonymous, |customer| customer.plan) as usize
     })?;
-    let client = move |request: &Parts| match customer(request) {
+    let client = move |request: &Head<'_>| match customer(request) {
         Some(customer) => Key::of(("customer", customer.id)),
         None => Key::of(("address", address(request)?)),
     };
-    let search = Policy::all_of("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
+    let search = Rule::all_of("search", [Quota::per_second(10), Quota::per_hour(1_000)])?
         .when(|request| request.uri.path() == "/search");
     // One layer holds all three, so a client over its own limit does not use up the limit that all
     // clients share.

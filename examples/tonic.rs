@@ -30,7 +30,7 @@ use tonic::server::{Grpc, NamedService};
 use tonic::transport::Server;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
-use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct GreetRequest {
@@ -81,7 +81,7 @@ impl tower::Service<Request<Body>> for Greeter {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // In gRPC the path names the method.
-    let greet = Policy::new("greet", Quota::per_minute(5))?.when(|request| request.uri.path().ends_with("/Greet"));
+    let greet = Rule::new("greet", Quota::per_minute(5))?.when(|request| request.uri.path().ends_with("/Greet"));
     let limit =
         RateLimitLayer::new(MemoryLimiter::new(), Quota::per_second(100), key::global()).and(greet, key::peer_ip());
 

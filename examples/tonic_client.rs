@@ -14,7 +14,7 @@ use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 use tower::Layer;
 use tower_ratelimit::client::ObeyLayer;
-use tower_ratelimit::middleware::TokioTimer;
+use tower_ratelimit::clock::TokioTimer;
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct GreetRequest {

@@ -16,15 +16,14 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::DefaultBodyLimit;
-use axum::http::request::Parts;
 use axum::http::{Method, StatusCode};
 use axum::routing::get;
 use axum::{Router, middleware};
-use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 const MEGABYTE: u64 = 1_000_000;
 
-fn content_length(request: &Parts) -> Option<u64> {
+fn content_length(request: &Head<'_>) -> Option<u64> {
     request.headers.get("content-length")?.to_str().ok()?.parse().ok()
 }
 
@@ -34,7 +33,7 @@ async fn want_length(
     next: middleware::Next,
 ) -> Result<axum::response::Response, StatusCode> {
     let (parts, body) = request.into_parts();
-    if parts.method == Method::PUT && content_length(&parts).is_none() {
+    if parts.method == Method::PUT && content_length(&(&parts).into()).is_none() {
         return Err(StatusCode::LENGTH_REQUIRED);
     }
     Ok(next.run(axum::extract::Request::from_parts(parts, body)).await)
@@ -52,13 +51,13 @@ async fn load() -> Body {
 async fn main() -> Result<(), Box<dyn Error>> {
     // A megabyte an hour in each direction. A file of a whole megabyte passes at once.
     let hour = Duration::from_secs(3_600);
-    let uploads = Policy::new("uploads", Quota::token_bucket(MEGABYTE, hour)?)?
+    let uploads = Rule::new("uploads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::PUT)
         .cost(|request| content_length(request).unwrap_or(0))
         .unit("content-bytes")?
         .refund_when(|response| response.status.is_server_error());
     // 64 KiB are reserved until it is known how many bytes are sent.
-    let downloads = Policy::new("downloads", Quota::token_bucket(MEGABYTE, hour)?)?
+    let downloads = Rule::new("downloads", Quota::token_bucket(MEGABYTE, hour)?)?
         .when(|request| request.method == Method::GET)
         .cost(|_| 64 << 10)
         .settle_by_body();

@@ -11,15 +11,15 @@ use hyper_util::rt::TokioExecutor;
 use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, ServiceExt};
 use tower_ratelimit::client::{ObeyLayer, RetryAfter};
-use tower_ratelimit::middleware::TokioTimer;
-use tower_ratelimit::{Key, Policy, Quota, RedisLimiter};
+use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::{Key, Quota, RedisLimiter, Rule};
 
 #[tokio::main]
 async fn main() -> Result<(), BoxError> {
     let url = std::env::args().nth(1).ok_or("the first argument is the URL to call")?;
     let redis = RedisLimiter::connect("redis://127.0.0.1:6379").await?;
     // The vendor allows the API key so much. All requests have one key, whichever path they take.
-    let own = Policy::new("vendor", Quota::per_minute(50).burst(5)?)?;
+    let own = Rule::new("vendor", Quota::per_minute(50).burst(5)?)?;
     let obey = ObeyLayer::new(TokioTimer::new()).key(|_| Key::global()).own_quota(redis, own)?;
     let client = obey.layer(Client::builder(TokioExecutor::new()).build_http::<http_body_util::Empty<bytes::Bytes>>());
     let client = RetryLayer::new(RetryAfter::new(TokioTimer::new())).layer(client);

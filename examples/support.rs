@@ -1,0 +1,166 @@
+//! What operators and people of support ask and do: why a request is refused, and how to unblock, reset, raise and exempt. The
+//! guide's page "A user says" uses it.
+//!
+//! ```sh
+//! cargo run --example support
+//! ```
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{get, post};
+use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
+use tower_ratelimit::limiter::Blocks;
+use tower_ratelimit::middleware::{Access, AccessList, PlanOverrides};
+use tower_ratelimit::observe::{Stats, StatusPage};
+use tower_ratelimit::{Key, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, Rule};
+
+/// What the handlers for operators need.
+#[derive(Clone)]
+struct Limits {
+    layer: RateLimitLayer<MemoryLimiter>,
+    blocks: Blocks<MemoryLimiter>,
+    plans: PlanOverrides,
+    exempt: AccessList,
+}
+
+/// Returns the key that `key::client_ip` makes: for IPv6 that of the /64.
+fn key_of(address: IpAddr) -> Result<Key, StatusCode> {
+    Key::of(Prefixes::default().group(address)).ok_or(StatusCode::BAD_REQUEST)
+}
+
+/// Opens the key of an address. What it has used of the quotas stays used.
+async fn unblock(State(limits): State<Limits>, Path(address): Path<IpAddr>) -> Result<String, StatusCode> {
+    let unblocked = limits.blocks.unblock(&key_of(address)?).await;
+    unblocked.map(|()| format!("{address} is open\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Opens the key of an address, and forgets what it has used.
+async fn reset(State(limits): State<Limits>, Path(address): Path<IpAddr>) -> Result<String, StatusCode> {
+    let reset = limits.layer.reset(&key_of(address)?).await;
+    reset.map(|()| format!("{address} has its whole allowance\n")).map_err(|_| StatusCode::SERVICE_UNAVAILABLE)
+}
+
+/// Exempts an address or a network from all limits of this process.
+async fn exempt(State(limits): State<Limits>, Path(network): Path<String>) -> Result<String, (StatusCode, String)> {
+    let exempt = limits.exempt.set(&network, Access::Allow);
+    exempt.map(|_| format!("{network} is exempt\n")).map_err(|error| (StatusCode::BAD_REQUEST, format!("{error}\n")))
+}
+
+/// Gives a customer the larger plan in this process.
+async fn raise(State(limits): State<Limits>, Path(customer): Path<String>) -> String {
+    limits.plans.set(customer.as_str(), 1);
+    format!("{customer} has the larger plan\n")
+}
+
+/// Returns the application, and the pages for operators.
+fn app(limiter: MemoryLimiter) -> Result<(Router, Router), Box<dyn Error>> {
+    let (minute, hour) = (Duration::from_secs(60), Duration::from_secs(3_600));
+    // Five refusals within ten minutes close an address for an hour.
+    let block = Quota::block(5, 10 * minute, hour)?;
+    let client = Rule::new("client", Quota::per_minute(30))?.block("client-block", block)?;
+    let plans = PlanOverrides::new();
+    let chosen = plans.or(key::header("x-api-key"), |_| 0); // everyone has the smaller plan
+    let customer = Rule::plans("customer", [Quota::per_minute(10), Quota::per_minute(600)], chosen)?;
+    let customer = customer.missing_key(MissingKey::Exempt);
+
+    let (stats, exempt_list) = (Stats::new(), AccessList::new());
+    let proxies = TrustedProxies::networks(["127.0.0.0/8"])?; // so that curl can play a proxy
+    let layer = RateLimitLayer::new(limiter.clone(), client, key::client_ip(proxies.clone()))
+        .and(customer, key::header("x-api-key"))
+        .access(&exempt_list, key::client_network(proxies, Prefixes::exact()))
+        .observer(stats.clone());
+
+    let page = StatusPage::new(stats.clone()).layer("public", &layer);
+    let metrics = move || async move { ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus()) };
+    let blocks = Blocks::new(limiter, Policy::new("client-block", block)?)?;
+    let limits = Limits { layer: layer.clone(), blocks, plans, exempt: exempt_list };
+    let operators = Router::new()
+        .route("/clients/{address}/unblock", post(unblock))
+        .route("/clients/{address}/reset", post(reset))
+        .route("/clients/{network}/exempt", post(exempt))
+        .route("/customers/{customer}/raise", post(raise))
+        .with_state(limits)
+        .route("/metrics", get(metrics))
+        .route_service("/limits", page);
+    Ok((Router::new().route("/", get(|| async { "hello\n" })).layer(layer), operators))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let (app, operators) = app(MemoryLimiter::new())?;
+    let [public, internal] = [3000, 3001].map(|port| tokio::net::TcpListener::bind(("127.0.0.1", port)));
+    let (public, internal) = (public.await?, internal.await?);
+    println!("the application: http://127.0.0.1:3000/  for operators: http://127.0.0.1:3001/limits");
+    let app = app.into_make_service_with_connect_info::<std::net::SocketAddr>();
+    tokio::try_join!(axum::serve(public, app).into_future(), axum::serve(internal, operators).into_future())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+    use axum::extract::ConnectInfo;
+    use axum::http::Request;
+    use tower::ServiceExt;
+    use tower_ratelimit::clock::ManualClock;
+
+    use super::*;
+
+    struct Service(Router, Router);
+
+    impl Service {
+        /// Sends a request of a client, with its API key if it has one. Returns the seconds to wait if it is refused.
+        async fn get(&self, client: &str, api_key: &str) -> Result<(), u32> {
+            let peer = std::net::SocketAddr::from(([127, 0, 0, 1], 1));
+            let request = Request::get("/").header("x-forwarded-for", client).header("x-api-key", api_key);
+            let request = request.extension(ConnectInfo(peer)).body(Body::empty()).unwrap();
+            let response = self.0.clone().oneshot(request).await.unwrap();
+            match response.headers().get("retry-after") {
+                None => Ok(()),
+                Some(seconds) => Err(seconds.to_str().unwrap().parse().unwrap()),
+            }
+        }
+
+        async fn post(&self, path: &str) {
+            let request = Request::post(path).body(Body::empty()).unwrap();
+            assert_eq!(self.1.clone().oneshot(request).await.unwrap().status(), 200, "{path}");
+        }
+
+        /// Sends requests until one is refused. Returns how many passed.
+        async fn passed(&self, client: &str, api_key: &str) -> u32 {
+            let mut passed = 0;
+            while passed < 100 && self.get(client, api_key).await.is_ok() {
+                passed += 1;
+            }
+            passed
+        }
+    }
+
+    #[tokio::test]
+    async fn each_action_helps_the_client_that_it_names() {
+        let limiter = MemoryLimiter::builder().max_keys(1_000).clock(ManualClock::new()).build().unwrap();
+        let (app, operators) = app(limiter).unwrap();
+        let service = Service(app, operators);
+        let (client, other) = ("192.0.2.7", "192.0.2.8");
+        assert_eq!(service.passed(client, "").await, 30);
+        for _ in 0..3 {
+            assert_eq!(service.get(client, "").await, Err(2));
+        }
+        assert_eq!(service.get(client, "").await, Err(3_600), "the fifth refusal closes it");
+        service.post("/clients/192.0.2.7/unblock").await;
+        assert_eq!(service.get(client, "").await, Err(2), "what was used stays used");
+        service.post("/clients/192.0.2.7/reset").await;
+        assert_eq!(service.passed(client, "").await, 30);
+        service.post("/clients/192.0.2.0%2F29/exempt").await; // the network 192.0.2.0/29
+        assert_eq!(service.passed(client, "").await, 100);
+
+        assert_eq!(service.passed(other, "acme").await, 10);
+        service.post("/customers/acme/raise").await;
+        assert_eq!(service.passed(other, "acme").await, 20, "the address has 20 of 30 left");
+    }
+}
