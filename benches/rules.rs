@@ -16,12 +16,11 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use axum::body::Body;
-use http::request::Parts;
 use http::{Request, Response};
 use support::{Contender, Numbers, is_smoke, median, print_case, race};
 use tower::{Layer, Service};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer};
+use tower_ratelimit::{Head, MemoryLimiter, Quota, RateLimitLayer, Rule};
 
 const RULES: usize = 10_000;
 const CLIENTS: u64 = 10_000;
@@ -31,7 +30,7 @@ const PATH: &str = "/v1/1234/orders";
 #[derive(Clone, Copy)]
 struct Client(u64);
 
-fn client(parts: &Parts) -> Option<u64> {
+fn client(parts: &Head<'_>) -> Option<u64> {
     parts.extensions.get().map(|Client(number)| *number)
 }
 
@@ -49,7 +48,7 @@ fn file(rules: usize) -> String {
 }
 
 fn rules(text: &str) -> Rules {
-    Rules::builder().key("client", client).from_text(text).expect("the file is valid")
+    Rules::builder().key("client", client).read_text(text).expect("the file is valid")
 }
 
 fn answer(_: Request<Body>) -> Ready<Result<Response<Body>, Infallible>> {
@@ -83,10 +82,10 @@ fn main() {
     });
     println!("{RULES} rules, {} KiB: loaded in {:.3} s", text.len() / 1024, median(times.collect()));
 
-    let limiter = || MemoryLimiter::builder().capacity(100_000).build().expect("the capacity is possible");
+    let limiter = || MemoryLimiter::builder().max_keys(100_000).build().expect("the capacity is possible");
     let quotas = [Quota::per_second(1_000_000), Quota::per_minute(100_000_000), Quota::per_hour(1_000_000_000)];
     let [first, second, third] =
-        [0, 1, 2].map(|at| Policy::new(format!("rule-{at}"), quotas[at]).expect("the name is possible"));
+        [0, 1, 2].map(|at| Rule::new(format!("rule-{at}"), quotas[at]).expect("the name is possible"));
     let in_code = RateLimitLayer::new(limiter(), first, client).and(second, client).and(third, client);
     let layer = |rules: usize| self::rules(&file(rules)).layer(limiter()).expect("the limiter supports the quotas");
     let mut contenders = [

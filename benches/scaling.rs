@@ -1,6 +1,6 @@
 //! Simulates the table on more cores than this machine has, from what two threads measure here.
 //!
-//! `cargo bench --bench scaling --features fast-clock`
+//! `cargo bench --bench scaling`
 //!
 //! # The model, which is no measurement
 //!
@@ -147,8 +147,7 @@ fn visits(threads: u64) -> (f64, f64) {
 
 /// Nanoseconds of a check of the limiter, of so many keys, on so many threads.
 fn checks(threads: u64, keys: u64) -> f64 {
-    let limiter = MemoryLimiter::builder().capacity(1_000_000);
-    let limiter = limiter.fast_clock().build().expect("the setup is possible");
+    let limiter = MemoryLimiter::new();
     let policy = Policy::from(Quota::per_second(1_000_000_000));
     time(threads, &|thread, count| {
         let mut numbers = Numbers(thread * 0x9e37_79b9);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use axum::Router;
 
-use crate::requests::Requests;
+use crate::race::Run;
 
 /// One of those compared. Each method makes a fresh limiter, or nothing if the contender has no such thing.
 pub trait Contender: Sync {
@@ -23,7 +23,7 @@ pub trait Contender: Sync {
     }
 
     /// A layer around a service that does nothing.
-    fn bare(&self, _: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, _: &LayerSetup) -> Option<Run<'static>> {
         None
     }
 
@@ -35,7 +35,7 @@ pub trait Contender: Sync {
 
 /// The case that a limiter is made for.
 pub struct Setup {
-    /// The number of keys that come. A bounded limiter has room for them.
+    /// The number of keys that come.
     pub keys: usize,
     /// Whether the quota is one in an hour, and so everything but a key's first request is denied; else it never runs
     /// dry.
@@ -46,7 +46,7 @@ pub struct Setup {
 pub struct LayerSetup {
     pub keys: usize,
     pub denied: bool,
-    /// Whether responses get the header fields that are the contender's default, or none.
+    /// Whether responses get the headers that are the contender's default, or none.
     pub headers: bool,
 }
 

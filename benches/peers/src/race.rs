@@ -1,4 +1,4 @@
-//! Rounds in turn, medians, ratios.
+//! Rounds in turn, medians, spreads.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -10,8 +10,9 @@ pub struct Plan {
     only: Vec<String>,
 }
 
-/// One of those that race: it does the thing so many times.
-pub type Run<'a> = Box<dyn FnMut(u64) + 'a>;
+/// A contender that races: does its work this many times, and returns the time that the work took. What it prepares for
+/// the work is not part of that time.
+pub type Run<'a> = Box<dyn FnMut(u64) -> Duration + 'a>;
 
 const ROUNDS: u32 = 15;
 
@@ -34,7 +35,7 @@ impl Plan {
         self.only.is_empty() || self.only.iter().any(|word| case.contains(word))
     }
 
-    /// As many, or a few if it is only to be seen that it works.
+    /// Returns `count`, or at most 1,000 in a smoke run.
     pub fn scaled(&self, count: usize) -> usize {
         if self.smoke { count.min(1_000) } else { count }
     }
@@ -52,21 +53,20 @@ impl Plan {
     pub fn race(&self, runs: &mut [Run<'_>]) -> Raced {
         // Warm first: every key is there, the caches are what they will be, and the count is not one of a cold start.
         let counts: Vec<u64> = runs.iter_mut().map(|run| self.count(run)).collect();
-        let mut times = vec![Vec::new(); runs.len()];
+        self.take_turns(runs.len(), |at| run_once(&mut runs[at], counts[at]))
+    }
+
+    /// Calls `measure` once for each contender in each round. Each round begins with another contender.
+    pub fn take_turns(&self, contenders: usize, mut measure: impl FnMut(usize) -> f64) -> Raced {
+        let mut rounds = vec![Vec::new(); contenders];
         let mut noise = Noise::default();
-        for _ in 0..self.rounds() {
+        for round in 0..self.rounds() as usize {
             noise.sample();
-            for (at, run) in runs.iter_mut().enumerate() {
-                let started = Instant::now();
-                run(counts[at]);
-                times[at].push(started.elapsed().as_nanos() as f64 / counts[at] as f64);
+            for at in (0..contenders).map(|at| (at + round) % contenders) {
+                rounds[at].push(measure(at));
             }
         }
-        Raced {
-            spreads: times.iter().map(|times| spread(times)).collect(),
-            times: times.into_iter().map(median).collect(),
-            noise,
-        }
+        Raced { rounds, noise }
     }
 
     /// The number of iterations of a round.
@@ -74,23 +74,48 @@ impl Plan {
         let round = self.round();
         let mut count = 1_024;
         loop {
-            let started = Instant::now();
-            run(count);
-            if started.elapsed() * 2 >= round {
-                return (count as f64 * (round.as_secs_f64() / started.elapsed().as_secs_f64()).max(0.01)) as u64 + 1;
+            let took = run(count);
+            if took * 2 >= round {
+                return (count as f64 * (round.as_secs_f64() / took.as_secs_f64()).max(0.01)) as u64 + 1;
             }
             count *= 2;
         }
     }
 }
 
+/// Returns the nanoseconds of one iteration.
+fn run_once(run: &mut Run<'_>, count: u64) -> f64 {
+    run(count).as_nanos() as f64 / count as f64
+}
+
 /// The results of a race.
 pub struct Raced {
-    /// The median of each.
-    pub times: Vec<f64>,
-    /// The spread of each.
-    pub spreads: Vec<f64>,
+    /// For each contender its figure in each round.
+    rounds: Vec<Vec<f64>>,
     pub noise: Noise,
+}
+
+impl Raced {
+    /// Other figures of a race, for each contender one in each round.
+    pub fn of(rounds: Vec<Vec<f64>>) -> Self {
+        Self { rounds, noise: Noise::default() }
+    }
+
+    pub fn medians(&self) -> Vec<f64> {
+        self.rounds.iter().map(|rounds| median(rounds.clone())).collect()
+    }
+
+    /// The spread of each contender's rounds, in percent.
+    pub fn spreads(&self) -> Vec<f64> {
+        self.rounds.iter().map(|rounds| spread(rounds)).collect()
+    }
+
+    /// The same race with the first contender left out, and its figure subtracted from the others' in each round.
+    pub fn beyond_first(self) -> Self {
+        let (base, others) = self.rounds.split_first().expect("there is a first contender");
+        let beyond = |rounds: &Vec<f64>| rounds.iter().zip(base).map(|(figure, base)| figure - base).collect();
+        Self { rounds: others.iter().map(beyond).collect(), noise: self.noise }
+    }
 }
 
 /// The noise of the machine: the times of a fixed piece of work, done once in each round.
@@ -98,7 +123,7 @@ pub struct Raced {
 pub struct Noise(Vec<f64>);
 
 impl Noise {
-    pub fn sample(&mut self) {
+    fn sample(&mut self) {
         let started = Instant::now();
         let mut number = 1_u64;
         for _ in 0..200_000 {
@@ -115,11 +140,11 @@ impl Noise {
 }
 
 /// The distance of the quartiles, in percent of the median.
-pub fn spread(values: &[f64]) -> f64 {
+fn spread(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let at = |quarter: usize| values[(values.len() - 1) * quarter / 4];
-    (100.0 * (at(3) - at(1)) / at(2)).round()
+    (100.0 * (at(3) - at(1)) / at(2).abs()).round()
 }
 
 /// The value in the middle.

@@ -1,13 +1,13 @@
 //! The algorithms of tower-ratelimit, against its token bucket.
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, quota::QuotaError};
 
 use super::{Order, addresses, places};
 use crate::contender::PLENTY;
-use crate::race::{Plan, Raced, Run};
+use crate::race::{Plan, Run};
 use crate::report::{Better, Case};
 
 fn quotas() -> Result<Vec<(&'static str, Quota)>, QuotaError> {
@@ -26,7 +26,7 @@ fn quotas() -> Result<Vec<(&'static str, Quota)>, QuotaError> {
 }
 
 pub fn run(plan: &Plan) -> Vec<Case> {
-    let name = "10k address, fast clock";
+    let name = "10k addresses";
     if !plan.is_wanted(name) {
         return Vec::new();
     }
@@ -35,19 +35,21 @@ pub fn run(plan: &Plan) -> Vec<Case> {
     let mut names = Vec::new();
     let mut runs: Vec<Run<'_>> = Vec::new();
     for (name, quota) in quotas().expect("the quotas are possible") {
-        let limiter = MemoryLimiter::builder().capacity(10_000).fast_clock().build().expect("the setup is possible");
+        let limiter = MemoryLimiter::builder().max_keys(10_000).build().expect("the setup is possible");
         let policy = Policy::from(quota);
         let (keys, order) = (&keys, &order);
         names.push(name);
         runs.push(Box::new(move |count| {
+            let started = Instant::now();
             for place in order.iter().cycle().take(count as usize) {
                 let key = Key::of(keys[*place as usize]).unwrap_or(Key::global());
                 black_box(limiter.take_one(&policy, &key, 1));
             }
+            started.elapsed()
         }));
     }
-    let Raced { times, spreads, noise } = plan.race(&mut runs);
-    let mut case = Case::new(name.to_owned(), "ns", Better::Lower, "token bucket", names, &times);
-    case.steadiness(&spreads, &noise);
+    let raced = plan.race(&mut runs);
+    let mut case = Case::new(name.to_owned(), "ns", Better::Lower, "token bucket", names, &raced.medians());
+    case.steadiness(&raced);
     vec![case.told()]
 }

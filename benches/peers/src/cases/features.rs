@@ -4,21 +4,35 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
-use http::request::Parts;
 use tower_ratelimit::limiter::{BoxLimiter, Limiter};
-use tower_ratelimit::middleware::{IntoRule, TokioTimer, Usage};
+use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::middleware::{IntoRule, Usage};
 use tower_ratelimit::observe::{Observed, Observer};
 use tower_ratelimit::quota::QuotaError;
-use tower_ratelimit::{Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 use crate::contender::LayerSetup;
-use crate::race::{Plan, Raced, Run};
+use crate::race::{Plan, Run};
 use crate::report::{Better, Case};
 use crate::requests::drive_app;
 
 const PLAIN: &str = "plain: a token bucket, default headers";
 const SECOND: Duration = Duration::from_secs(1);
-const NAME: &str = "features, 10k, around an axum router";
+const NAME: &str = "features, 10k addresses, in an axum router";
+
+/// Sends requests through one application, for a profiler: `NAME COUNT`.
+pub const CHILD: &str = "feature";
+
+/// The process for a profiler.
+pub fn child(arguments: &[String]) {
+    let [name, count] = arguments else { panic!("a name and a number") };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _in_runtime = runtime.enter();
+    let keys = 1_000;
+    let apps = apps(keys).expect("the quotas are possible").into_iter().chain([("no layer", app())]);
+    let (_, app) = apps.into_iter().find(|(of, _)| of == name).expect("a feature has this name");
+    drive_app(app, &LayerSetup { keys, denied: false, headers: true })(count.parse().expect("a number"));
+}
 
 pub fn run(plan: &Plan) -> Vec<Case> {
     if !plan.is_wanted(NAME) {
@@ -35,11 +49,12 @@ pub fn run(plan: &Plan) -> Vec<Case> {
         names.push(name);
         runs.push(drive_app(app, &setup));
     }
-    runs.iter_mut().for_each(|run| run(20 * keys as u64));
-    let Raced { times, spreads, noise } = plan.race(&mut runs);
-    let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
-    let mut case = Case::new(NAME.to_owned(), "ns added", Better::Lower, PLAIN, names, &added);
-    case.steadiness(&spreads[1..], &noise);
+    for run in &mut runs {
+        run(2 * keys as u64);
+    }
+    let added = plan.race(&mut runs).beyond_first();
+    let mut case = Case::new(NAME.to_owned(), "ns added", Better::Lower, PLAIN, names, &added.medians());
+    case.steadiness(&added);
     vec![case.told()]
 }
 
@@ -51,19 +66,20 @@ impl Observer for Silent {
 }
 
 fn app() -> Router {
-    Router::new().route("/", get(|| async {}))
+    Router::new().route("/", get(|| async { "hello" }))
 }
 
 /// An application that states what each request cost.
 fn billing() -> Router {
     let state = |axum::Extension(usage): axum::Extension<Usage>| async move {
         usage.set(1);
+        "hello"
     };
     Router::new().route("/", get(state))
 }
 
 fn memory(keys: usize) -> MemoryLimiter {
-    let builder = MemoryLimiter::builder().capacity(8 * keys).entries(500 * keys).fast_clock();
+    let builder = MemoryLimiter::builder().max_keys(8 * keys).min_entries(500 * keys);
     builder.build().expect("the setup is possible")
 }
 
@@ -71,15 +87,14 @@ fn apps(keys: usize) -> Result<Vec<(&'static str, Router)>, QuotaError> {
     fn with<L: Limiter + Clone + 'static>(limiter: L, rule: impl IntoRule) -> RateLimitLayer<L> {
         RateLimitLayer::new(limiter, rule, key::peer_ip())
     }
-    let bucket = || Policy::new("bucket", Quota::per_second(10_000)).expect("a name");
+    let bucket = || Rule::new("bucket", Quota::per_second(10_000)).expect("a name");
     let layer = |rule: &dyn Fn() -> RateLimitLayer<MemoryLimiter>| app().layer(rule());
     let plain = || with(memory(keys), bucket());
     let of = |quota: Quota| app().layer(with(memory(keys), quota));
     let three =
         || plain().and(Quota::per_minute(500_000), key::peer_ip()).and(Quota::per_hour(20_000_000), key::peer_ip());
     let failed = |response: &http::response::Parts| response.status.is_server_error();
-    let inner = || with(memory(keys), Policy::new("inner", Quota::per_second(10_000)).expect("a name"));
-    let _ = |_: &Parts| ();
+    let inner = || with(memory(keys), Rule::new("inner", Quota::per_second(10_000)).expect("a name"));
     Ok(vec![
         (PLAIN, layer(&plain)),
         ("no headers", app().layer(plain().headers(Headers::none()))),

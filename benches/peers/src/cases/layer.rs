@@ -1,80 +1,98 @@
-//! The cost that a layer adds to a request: around a service that does nothing, and around an axum application.
+//! The time that a layer adds to a request: in an axum router as `axum::serve` runs it, and around a service that does
+//! nothing.
 
 use axum::Router;
 use axum::routing::get;
 
-use crate::contender::LayerSetup;
+use crate::contender::{Contender, LayerSetup};
 use crate::contenders;
-use crate::race::{Plan, Raced, Run};
+use crate::counting;
+use crate::race::{Plan, Run};
 use crate::report::{Better, Case};
 use crate::requests::{Bare, drive, drive_app};
 
 const AGAINST: &str = "tower_governor";
 
-pub fn run(plan: &Plan) -> Vec<Case> {
-    // Some want a runtime to be made in.
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let _in_runtime = runtime.enter();
+/// What is asked of a layer, in the order in which tables show it.
+const SETUPS: [(&str, bool, bool); 4] = [
+    ("allowed, no headers", false, false),
+    ("allowed, headers", false, true),
+    ("refused, headers", true, true),
+    ("refused, no headers", true, false),
+];
+
+/// In an axum router: the case that users have first.
+pub fn router(plan: &Plan) -> Vec<Case> {
     let mut cases = Vec::new();
-    for (over, is_app) in [("a bare service", false), ("an axum router", true)] {
-        for headers in [true, false] {
-            for denied in [false, true] {
-                for (keys, size) in [(1, "hot"), (10_000, "10k")] {
-                    let setup = LayerSetup { keys: plan.scaled(keys), denied, headers };
-                    let what = if denied { "refused" } else { "allowed" };
-                    let fields = if headers { "with" } else { "without" };
-                    let name = format!("{what}, {size}, {fields} header fields, around {over}");
-                    if plan.is_wanted(&name) {
-                        cases.push(case(plan, name, &setup, is_app));
-                    }
-                }
-            }
-        }
-    }
-    // The growth of the cost with the number of keys, in the form that users have.
-    for (keys, size) in [(100_000, "100k"), (1_000_000, "1M"), (10_000_000, "10M")] {
-        let setup = LayerSetup { keys: plan.scaled(keys), denied: false, headers: false };
-        let name = format!("allowed, {size}, without header fields, around an axum router");
-        if plan.is_wanted(&name) {
-            cases.push(case(plan, name, &setup, true));
-        }
+    for (keys, size) in [(10_000, "10k addresses"), (1, "one address"), (1_000_000, "1M addresses")] {
+        // The other sizes show the wait for memory, which all setups have alike.
+        let setups = if keys == 10_000 { &SETUPS[..] } else { &SETUPS[..2] };
+        let app = |contender: &dyn Contender, setup: &LayerSetup| Some(drive_app(contender.app(app(), setup)?, setup));
+        cases.extend(
+            setups
+                .iter()
+                .filter_map(|setup| case(plan, size, keys, *setup, &|plain| drive_app(self::app(), plain), &app)),
+        );
     }
     cases
 }
 
-fn app() -> Router {
-    Router::new().route("/", get(|| async {}))
+/// Around a service that does nothing.
+pub fn bare(plan: &Plan) -> Vec<Case> {
+    let none = |plain: &LayerSetup| drive::<axum::body::Body, _, _>(Bare, plain);
+    let bare = |contender: &dyn Contender, setup: &LayerSetup| contender.bare(setup);
+    SETUPS.iter().filter_map(|setup| case(plan, "10k addresses", 10_000, *setup, &none, &bare)).collect()
 }
 
-fn case(plan: &Plan, name: String, setup: &LayerSetup, is_app: bool) -> Case {
-    let mut names = vec!["no layer"];
-    // Nothing refuses what goes to it.
-    let plain = LayerSetup { denied: false, ..*setup };
-    let mut runs: Vec<Run<'_>> =
-        vec![if is_app { drive_app(app(), &plain) } else { drive::<axum::body::Body, _, _>(Bare, &plain) }];
+fn app() -> Router {
+    Router::new().route("/", get(|| async { "hello" }))
+}
+
+fn case(
+    plan: &Plan,
+    size: &str,
+    keys: usize,
+    (what, denied, headers): (&str, bool, bool),
+    without: &dyn Fn(&LayerSetup) -> Run<'static>,
+    with: &dyn Fn(&dyn Contender, &LayerSetup) -> Option<Run<'static>>,
+) -> Option<Case> {
+    let name = format!("{what}, {size}");
+    if !plan.is_wanted(&name) {
+        return None;
+    }
+    // Some contenders can only be made in a runtime.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let _in_runtime = runtime.enter();
+    let setup = LayerSetup { keys: plan.scaled(keys), denied, headers };
+    let mut names = Vec::new();
+    // Nothing refuses requests that no layer limits.
+    let mut runs = vec![without(&LayerSetup { denied: false, ..setup })];
     for contender in contenders::all() {
-        let run =
-            if is_app { contender.app(app(), setup).map(|app| drive_app(app, setup)) } else { contender.bare(setup) };
-        if let Some(run) = run {
+        if let Some(run) = with(contender.as_ref(), &setup) {
             names.push(contender.name());
             runs.push(run);
         }
     }
-    // Every address is there, or, of very many, nineteen in twenty.
-    let warm = (20 * setup.keys as u64).min(3 * 10_000_000);
-    runs.iter_mut().for_each(|run| run(warm));
+    // Every address is there.
+    for run in &mut runs {
+        run(2 * setup.keys as u64);
+    }
     let allocations: Vec<f64> = runs.iter_mut().map(allocations).collect();
-    let Raced { times, spreads, noise } = plan.race(&mut runs);
-    let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
-    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, names[1..].to_vec(), &added);
+    let raced = plan.race(&mut runs);
+    let alone = raced.medians()[0];
+    let added = raced.beyond_first();
+    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, names, &added.medians());
     case.note("allocations added", allocations[1..].iter().map(|count| count - allocations[0]));
-    case.steadiness(&spreads[1..], &noise);
-    case.remark(format!("without a layer {:.0} ns and {:.0} allocations", times[0], allocations[0]));
-    case.told()
+    case.steadiness(&added);
+    case.remark(format!("without a layer {alone:.0} ns and {:.0} allocations", allocations[0]));
+    Some(case.told())
 }
 
-/// Returns the allocations of one request, once warm.
+/// Returns the allocations of one request, once warm. Those for making the request are among them.
 fn allocations(run: &mut Run<'_>) -> f64 {
     run(1_000);
-    (allocation_counter::measure(|| run(1_000)).count_total as f64 / 1_000.0).round()
+    let measured = counting::count(|| {
+        run(1_000);
+    });
+    (measured.count as f64 / 1_000.0).round()
 }

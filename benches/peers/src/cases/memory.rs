@@ -3,6 +3,7 @@
 use super::{addresses, texts};
 use crate::contender::{Check, Setup};
 use crate::contenders;
+use crate::counting;
 use crate::race::Plan;
 use crate::report::{Better, Case};
 
@@ -37,11 +38,11 @@ fn case<K>(name: String, keys: &[K], taken: impl Iterator<Item = (&'static str, 
 fn bytes<K>(make: impl Fn() -> Option<Check<K>>, keys: &[K]) -> Option<i64> {
     let all: Vec<u32> = (0..keys.len() as u32).collect();
     let mut kept = None;
-    let taken = allocation_counter::measure(|| {
+    let taken = counting::count(|| {
         kept = make();
         if let Some(check) = &kept {
             check.pass(keys, &all);
         }
     });
-    kept.map(|_| taken.bytes_current)
+    kept.map(|_| taken.bytes)
 }

@@ -1,8 +1,10 @@
 //! The cases, a file for each family.
 
+pub mod adopt;
 pub mod algorithms;
 pub mod check;
 pub mod features;
+pub mod keys;
 pub mod layer;
 pub mod memory;
 pub mod redis;
@@ -27,7 +29,7 @@ fn texts(count: usize) -> Vec<String> {
 
 /// Which of the keys come, one after the other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Order {
+pub enum Order {
     /// Any, one as often as the other.
     Uniform,
     /// A few often, most seldom: the nth most frequent 1/n as often as the first.

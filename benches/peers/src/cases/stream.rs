@@ -9,6 +9,7 @@ use hdrhistogram::Histogram;
 
 use crate::contender::{Check, Setup};
 use crate::contenders;
+use crate::counting;
 use crate::race::Plan;
 use crate::report::{Better, Case};
 
@@ -46,7 +47,7 @@ struct Streamed {
 fn stream<K>(make: impl Fn() -> Option<Check<K>>, key: impl Fn(u32) -> K, keys: u32) -> Option<Streamed> {
     let mut times = Histogram::<u64>::new(3).expect("three digits are possible");
     let mut kept = None;
-    let taken = allocation_counter::measure(|| {
+    let taken = counting::count(|| {
         kept = make();
         let Some(check) = &kept else { return };
         let started = Instant::now();
@@ -62,7 +63,7 @@ fn stream<K>(make: impl Fn() -> Option<Check<K>>, key: impl Fn(u32) -> K, keys: 
             }
         }
     });
-    kept.map(|_| Streamed { times, bytes: taken.bytes_current })
+    kept.map(|_| Streamed { times, bytes: taken.bytes })
 }
 
 fn case(name: String, streamed: impl Iterator<Item = (&'static str, Option<Streamed>)>) -> Case {

@@ -4,12 +4,11 @@ use std::net::SocketAddr;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use http::request::Parts;
 use tower::Layer;
-use tower_ratelimit::{Headers, Key, MemoryLimiter, Quota, RateLimitLayer};
+use tower_ratelimit::{Head, Headers, Key, MemoryLimiter, Quota, RateLimitLayer};
 
 use crate::contender::LayerSetup;
-use crate::race::{Plan, Raced, Run};
+use crate::race::{Plan, Run};
 use crate::report::{Better, Case};
 use crate::requests::{Bare, drive};
 
@@ -17,7 +16,7 @@ const AGAINST: &str = "three layers";
 
 /// The key of a policy: of one, the address. Of three, the port, and both, so that each is as many as there are
 /// addresses.
-fn key(policy: usize, keys: usize) -> impl Fn(&Parts) -> Option<Key> + Send + Sync + 'static {
+fn key(policy: usize, keys: usize) -> impl Fn(&Head<'_>) -> Option<Key> + Send + Sync + 'static {
     move |parts| {
         let ConnectInfo(peer) = parts.extensions.get::<ConnectInfo<SocketAddr>>()?;
         match policy % keys {
@@ -31,8 +30,8 @@ fn key(policy: usize, keys: usize) -> impl Fn(&Parts) -> Option<Key> + Send + Sy
 pub fn run(plan: &Plan) -> Vec<Case> {
     let mut cases = Vec::new();
     for (of, keys) in [("of one key", 1), ("of three keys", 3)] {
-        for (fields, headers) in [("with", Headers::default()), ("without", Headers::none())] {
-            let name = format!("three policies {of}, 10k, {fields} header fields");
+        for (fields, headers) in [("headers", Headers::default()), ("no headers", Headers::none())] {
+            let name = format!("three policies {of}, 10k addresses, {fields}");
             if plan.is_wanted(&name) {
                 cases.push(case(plan, name, keys, &headers));
             }
@@ -47,7 +46,7 @@ fn case(plan: &Plan, name: String, keys: usize, headers: &Headers) -> Case {
     // Whole microseconds for each unit, as in most rules. The limits are above what a run asks of a key.
     let quotas = [Quota::per_second(10_000), Quota::per_minute(500_000), Quota::per_hour(20_000_000)];
     let layer = |policy: usize| {
-        let limiter = MemoryLimiter::builder().capacity(8 * count).build().expect("the setup is possible");
+        let limiter = MemoryLimiter::builder().max_keys(8 * count).build().expect("the setup is possible");
         RateLimitLayer::new(limiter, quotas[policy], key(policy, keys)).headers(headers.clone())
     };
     let one = layer(0).and(quotas[1], key(1, keys)).and(quotas[2], key(2, keys));
@@ -57,9 +56,8 @@ fn case(plan: &Plan, name: String, keys: usize, headers: &Headers) -> Case {
         drive::<Body, _, _>(three.layer(Bare), setup),
         drive::<Body, _, _>(one.layer(Bare), setup),
     ];
-    let Raced { times, spreads, noise } = plan.race(&mut runs);
-    let added: Vec<f64> = times[1..].iter().map(|time| time - times[0]).collect();
-    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, vec![AGAINST, "one layer"], &added);
-    case.steadiness(&spreads[1..], &noise);
+    let added = plan.race(&mut runs).beyond_first();
+    let mut case = Case::new(name, "ns added", Better::Lower, AGAINST, vec![AGAINST, "one layer"], &added.medians());
+    case.steadiness(&added);
     case.told()
 }

@@ -1,4 +1,4 @@
-//! axum_gcra, for axum 0.7. Its layer has no header fields, and a refusal is an error that another layer answers.
+//! axum_gcra, for axum 0.7. Its layer has no headers, and a refusal is an error that another layer answers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU64;
@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use axum_07::async_trait;
 use axum_07::extract::FromRequestParts;
+use axum_gcra::RateLimitLayer;
 use axum_gcra::gcra::{Quota, RateLimiter};
-use axum_gcra::{GCInterval, RateLimitLayer};
 use http::request::Parts;
 use tower::Layer;
 
 use crate::contender::{Check, Contender, LayerSetup, PLENTY, Setup, check};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
 pub struct AxumGcra;
 
@@ -45,20 +46,18 @@ impl Contender for AxumGcra {
     }
 
     fn by_address(&self, setup: &Setup) -> Option<Check<IpAddr>> {
-        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied, PLENTY));
-        let _: &RateLimiter<IpAddr> = &limiter;
+        let (limiter, quota) = (RateLimiter::<IpAddr>::default(), quota(setup.denied, PLENTY));
         check(move |key: &IpAddr| limiter.req_sync(*key, quota, Instant::now()).is_ok())
     }
 
     fn by_text(&self, setup: &Setup) -> Option<Check<String>> {
-        let (limiter, quota) = (RateLimiter::new(u64::MAX, Default::default()), quota(setup.denied, PLENTY));
-        let _: &RateLimiter<String> = &limiter;
+        let (limiter, quota) = (RateLimiter::<String>::default(), quota(setup.denied, PLENTY));
         check(move |key: &String| limiter.req_sync(key.clone(), quota, Instant::now()).is_ok())
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
         let builder = RateLimitLayer::<Peer>::builder().with_default_quota(quota(setup.denied, setup.per_second()));
-        let layer = builder.with_global_fallback(true).with_gc_interval(GCInterval::Requests(u64::MAX)).build();
+        let layer = builder.with_global_fallback(true).build();
         (!setup.headers).then(|| drive::<axum_07::body::Body, _, _>(layer.layer(Bare), setup))
     }
 }

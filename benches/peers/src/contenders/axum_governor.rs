@@ -1,4 +1,4 @@
-//! axum-governor: governor in a layer of its own, with five header fields always.
+//! axum-governor: governor in a layer of its own, with five headers always.
 
 use std::num::NonZeroU32;
 
@@ -8,7 +8,8 @@ use axum_governor::{GovernorConfigBuilder, GovernorLayer, Quota};
 use tower::Layer;
 
 use crate::contender::{Contender, LayerSetup};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
 pub struct AxumGovernor;
 
@@ -26,7 +27,6 @@ impl AxumGovernor {
         let builder = GovernorConfigBuilder::default()
             .with_extractor(PeerIp::default())
             .expect_connect_info()
-            .gc_disable()
             .quota_default(quota);
         Some(GovernorLayer::new(builder.finish().expect("the quota is possible")))
     }
@@ -37,7 +37,7 @@ impl Contender for AxumGovernor {
         "axum-governor"
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
         Some(drive::<axum::body::Body, _, _>(Self::layer(setup)?.layer(Bare), setup))
     }
 

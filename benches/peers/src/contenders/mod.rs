@@ -20,8 +20,8 @@ use crate::contender::Contender;
 /// All of them, in the order in which tables show them.
 pub fn all() -> Vec<Box<dyn Contender>> {
     vec![
-        Box::new(ours::Ours { fast_clock: false }),
-        Box::new(ours::Ours { fast_clock: true }),
+        Box::new(ours::Ours { sized: false }),
+        Box::new(ours::Ours { sized: true }),
         Box::new(governor::Governor),
         Box::new(governor::WithFoldhash),
         Box::new(tower_governor::TowerGovernor),
@@ -38,4 +38,10 @@ pub fn all() -> Vec<Box<dyn Contender>> {
     ]
 }
 
-pub use ours::NAME;
+/// Returns the one of this name.
+pub fn named(name: &str) -> Box<dyn Contender> {
+    let mut found = all().into_iter().filter(|contender| contender.name() == name);
+    found.next().unwrap_or_else(|| panic!("no contender is named {name}"))
+}
+
+pub use ours::{ALIKE, NAME};

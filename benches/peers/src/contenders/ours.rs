@@ -8,37 +8,46 @@ use tower::Layer;
 use tower_ratelimit::{Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 
 use crate::contender::{Check, Contender, LayerSetup, PLENTY, Setup, check};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
+/// As it comes: `MemoryLimiter::new()`.
 pub const NAME: &str = "tower-ratelimit";
-const FAST: &str = "tower-ratelimit, fast clock";
+/// Like for like: a table for twice the keys, as peers' tables have about as many places as keys. Both clocks read the
+/// processor's counter.
+pub const ALIKE: &str = "tower-ratelimit, sized";
 
-/// With its default clock, which is the system's monotonic one, or with governor's.
+/// The default capacity: more keys need a setting.
+pub const CAPACITY: usize = 1_000_000;
+
 pub struct Ours {
-    pub fast_clock: bool,
+    /// With a capacity of twice the keys, and a thousand at least, instead of the default capacity, or of all keys if they are more than that.
+    pub sized: bool,
 }
 
 impl Ours {
     fn limiter(&self, keys: usize) -> MemoryLimiter {
-        let builder = MemoryLimiter::builder().capacity(keys.max(1_000));
-        let builder = if self.fast_clock { builder.fast_clock() } else { builder };
-        builder.build().expect("the setup is possible")
+        if !self.sized && keys <= CAPACITY {
+            return MemoryLimiter::new();
+        }
+        let capacity = if self.sized { (2 * keys).max(1_000) } else { keys };
+        MemoryLimiter::builder().max_keys(capacity).build().expect("the setup is possible")
     }
 
     fn layer(&self, setup: &LayerSetup) -> RateLimitLayer<MemoryLimiter> {
         let headers = if setup.headers { Headers::default() } else { Headers::none() };
         let quota = quota(setup.denied, setup.per_second());
-        RateLimitLayer::new(self.limiter(2 * setup.keys), quota, key::peer_ip()).headers(headers)
+        RateLimitLayer::new(self.limiter(setup.keys), quota, key::peer_ip()).headers(headers)
     }
 }
 
 fn quota(denied: bool, per_second: u32) -> Quota {
-    if denied { Quota::per_hour(1) } else { Quota::per_second(per_second) }
+    if denied { Quota::per_hour(1) } else { Quota::per_second(per_second.into()) }
 }
 
 impl Contender for Ours {
     fn name(&self) -> &'static str {
-        if self.fast_clock { FAST } else { NAME }
+        if self.sized { ALIKE } else { NAME }
     }
 
     fn by_address(&self, setup: &Setup) -> Option<Check<IpAddr>> {
@@ -57,7 +66,7 @@ impl Contender for Ours {
         })
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
         Some(drive::<axum::body::Body, _, _>(self.layer(setup).layer(Bare), setup))
     }
 

@@ -15,7 +15,7 @@ impl Contender for Throttlecrab {
     }
 
     fn by_text(&self, setup: &Setup) -> Option<Check<String>> {
-        let store = AdaptiveStore::builder().capacity(setup.keys).build();
+        let store = AdaptiveStore::new();
         let limiter = Mutex::new(RateLimiter::new(store));
         // With a burst of one it lets everything pass.
         let (burst, count, period) =

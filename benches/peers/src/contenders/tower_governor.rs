@@ -1,4 +1,4 @@
-//! tower_governor: governor in a layer. Its two header fields are by choice.
+//! tower_governor: governor in a layer. Its two headers are by choice.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,12 @@ use tower_governor::GovernorLayer;
 use tower_governor::governor::GovernorConfigBuilder;
 
 use crate::contender::{Contender, LayerSetup};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
 pub struct TowerGovernor;
 
-/// One that has the layer of this setup, whose type depends on whether there are header fields.
+/// One that has the layer of this setup. Its type depends on whether there are headers.
 macro_rules! with_layer {
     ($setup:expr, |$layer:ident| $made:expr) => {{
         let mut builder = GovernorConfigBuilder::default();
@@ -38,7 +39,7 @@ impl Contender for TowerGovernor {
         "tower_governor"
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
         with_layer!(setup, |layer| Some(drive::<axum::body::Body, _, _>(layer.layer(Bare), setup)))
     }
 

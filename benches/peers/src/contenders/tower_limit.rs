@@ -7,7 +7,8 @@ use tower::Layer;
 use tower::limit::RateLimitLayer;
 
 use crate::contender::{Contender, LayerSetup, PLENTY};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
 pub struct TowerLimit;
 
@@ -16,8 +17,8 @@ impl Contender for TowerLimit {
         "tower::limit (no keys)"
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
-        // It has no header fields, and it waits where others refuse.
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
+        // It has no headers, and it waits where others refuse.
         if setup.headers || setup.denied {
             return None;
         }

@@ -6,7 +6,8 @@ use tower::Layer;
 use tower_resilience_ratelimiter::RateLimiterLayer;
 
 use crate::contender::{Contender, LayerSetup, PLENTY};
-use crate::requests::{Bare, Requests, drive};
+use crate::race::Run;
+use crate::requests::{Bare, drive};
 
 pub struct TowerResilience;
 
@@ -15,7 +16,7 @@ impl Contender for TowerResilience {
         "tower-resilience (no keys)"
     }
 
-    fn bare(&self, setup: &LayerSetup) -> Option<Requests> {
+    fn bare(&self, setup: &LayerSetup) -> Option<Run<'static>> {
         if setup.headers {
             return None;
         }

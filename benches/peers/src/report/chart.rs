@@ -14,10 +14,10 @@ const LINE: i32 = 19;
 const TITLE: i32 = 40;
 
 /// The families' own colours: ours stand out.
-const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
+pub const OURS: RGBColor = RGBColor(0x1f, 0x77, 0xb4);
 const THEIRS: RGBColor = RGBColor(0xb8, 0xbd, 0xc4);
-const TEXT: RGBColor = RGBColor(0x33, 0x38, 0x3f);
-const QUIET: RGBColor = RGBColor(0x77, 0x7d, 0x86);
+pub const TEXT: RGBColor = RGBColor(0x33, 0x38, 0x3f);
+pub const QUIET: RGBColor = RGBColor(0x77, 0x7d, 0x86);
 
 pub fn draw(file: &Path, cases: &[Case]) -> Result<(), Box<dyn std::error::Error>> {
     let height: i32 = cases.iter().map(|case| TITLE + LINE * case.rows.len() as i32).sum::<i32>() + 12;

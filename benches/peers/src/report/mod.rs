@@ -1,16 +1,40 @@
-//! The report: a table at once, and the figures as JSON with a chart at the end.
+//! The report: each case on the screen at once, its figures as JSON after the run. Charts and tables are made from the
+//! JSON.
 
 mod chart;
+mod curve;
+mod document;
+mod tables;
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-use crate::race::Noise;
+use crate::race::Raced;
+
+pub type Done = Result<(), Box<dyn std::error::Error>>;
+
+/// The profiles of Cargo.toml, and what tables call them. The first one is what users have first.
+const PROFILES: [(&str, &str); 2] = [("release", "Cargo's release profile"), ("thin", "thin LTO")];
+
+/// The name of the note that has the spread of a row.
+const SPREAD: &str = "spread %";
+
+/// The results of a family in one run.
+#[derive(Serialize, Deserialize)]
+pub struct Results {
+    /// When, where and with which compiler they were measured.
+    pub taken: String,
+    /// The seconds that the run took.
+    #[serde(default)]
+    pub seconds: f64,
+    pub cases: Vec<Case>,
+}
 
 /// One case: a figure for each contender.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Case {
     pub name: String,
     pub unit: String,
@@ -29,7 +53,7 @@ pub enum Better {
     Higher,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Row {
     pub contender: String,
     pub value: f64,
@@ -67,9 +91,9 @@ impl Case {
     }
 
     /// The spread of each contender's rounds, and the noise of the machine.
-    pub fn steadiness(&mut self, spreads: &[f64], noise: &Noise) {
-        self.note("spread %", spreads.iter().copied());
-        self.remark(noise.remark());
+    pub fn steadiness(&mut self, raced: &Raced) {
+        self.note(SPREAD, raced.spreads().into_iter());
+        self.remark(raced.noise.remark());
     }
 
     pub fn remark(&mut self, remark: String) {
@@ -81,12 +105,25 @@ impl Case {
         println!("\n{} [{}, {} is better; ratios to {}]", self.name, self.unit, self.better.word(), self.against);
         for row in &self.rows {
             let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.3}x"));
-            print!("  {:<30} {:>10} {ratio:>9}", row.contender, figure(row.value));
+            print!("  {:<35} {:>10} {ratio:>9}", row.contender, figure(row.value));
             row.notes.iter().for_each(|(what, value)| print!("   {what} {}", figure(*value)));
             println!();
         }
         self.remarks.iter().for_each(|remark| println!("  ({remark})"));
         self
+    }
+
+    fn row(&self, contender: &str) -> Option<&Row> {
+        self.rows.iter().find(|row| row.contender == contender)
+    }
+
+    /// Returns what one contender costs relative to another: below 1 if it is the better one.
+    fn cost(&self, contender: &str, to: &str) -> Option<f64> {
+        let (own, other) = (self.row(contender)?.value, self.row(to)?.value);
+        Some(match self.better {
+            Better::Lower => own / other,
+            Better::Higher => other / own,
+        })
     }
 }
 
@@ -104,55 +141,107 @@ fn figure(value: f64) -> String {
     if value.abs() < 100.0 && value.fract() != 0.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
+/// Returns the profile that this program was built with. Cargo names the folder of its output after it.
+fn profile() -> Option<String> {
+    let program = std::env::current_exe().ok()?;
+    Some(program.parent()?.file_name()?.to_str()?.to_owned())
+}
+
+/// Writes the figures of a family.
+pub fn write(folder: &Path, family: &str, cases: Vec<Case>, seconds: f64) -> Done {
+    let folder = folder.join(profile().ok_or("the program is in no folder")?);
+    std::fs::create_dir_all(&folder)?;
+    let json = folder.join(format!("{family}.json"));
+    std::fs::write(
+        &json,
+        serde_json::to_string_pretty(&Results { taken: taken(), seconds: seconds.round(), cases })? + "\n",
+    )?;
+    println!("Written: {}", json.display());
+    Ok(())
+}
+
+/// Says when, where and with which compiler this runs.
+fn taken() -> String {
+    let output = |program: &str, arguments: &[&str]| {
+        let output = Command::new(program).args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).output().ok()?;
+        Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    };
+    let unknown = || "?".to_owned();
+    let processors = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model =
+        processors.lines().find_map(|line| Some(line.strip_prefix("model name")?.split_once(": ")?.1.to_owned()));
+    let compiler = output("rustc", &["--version"]).and_then(|told| Some(told.split(' ').nth(1)?.to_owned()));
+    format!(
+        "{}, {} with {} processors, rustc {}, commit {}",
+        output("date", &["+%F"]).unwrap_or_else(unknown),
+        model.unwrap_or_else(unknown),
+        std::thread::available_parallelism().map_or(0, usize::from),
+        compiler.unwrap_or_else(unknown),
+        output("git", &["describe", "--always", "--dirty"]).unwrap_or_else(unknown),
+    )
+}
+
+/// All figures that are there.
+struct Everything(BTreeMap<(String, String), Results>);
+
+impl Everything {
+    fn read(folder: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+        let mut all = BTreeMap::new();
+        for (profile, _) in PROFILES {
+            let folder = folder.join(profile);
+            if !folder.exists() {
+                continue;
+            }
+            for entry in std::fs::read_dir(folder)? {
+                let json = entry?.path();
+                if let Some(family) = json.file_stem().and_then(|stem| stem.to_str()) {
+                    let results = serde_json::from_str(&std::fs::read_to_string(&json)?)?;
+                    all.insert((profile.to_owned(), family.to_owned()), results);
+                }
+            }
+        }
+        Ok(Self(all))
+    }
+
+    fn family(&self, profile: &str, family: &str) -> Option<&Results> {
+        self.0.get(&(profile.to_owned(), family.to_owned()))
+    }
+
+    fn case(&self, profile: &str, family: &str, name: &str) -> Option<&Case> {
+        self.family(profile, family)?.cases.iter().find(|case| case.name == name)
+    }
+}
+
 /// The figures that a newcomer asks for first.
 const SUMMARY: [(&str, &str); 9] = [
-    ("layer", "allowed, 10k, with header fields, around an axum router"),
-    ("layer", "allowed, 10k, without header fields, around an axum router"),
-    ("layer", "refused, 10k, with header fields, around an axum router"),
-    ("server", "everything allowed, with header fields, one server thread"),
-    ("server", "everything refused, with header fields, one server thread"),
-    ("check", "allowed, 10k address"),
-    ("check", "allowed, 1M text"),
-    ("check", "denied, 10k address"),
+    ("router", "allowed, no headers, 10k addresses"),
+    ("router", "allowed, headers, 10k addresses"),
+    ("router", "refused, headers, 10k addresses"),
+    ("server", "allowed, headers, 10k addresses"),
+    ("server", "refused, headers, 10k addresses"),
+    ("check", "allowed, 10k addresses"),
+    ("check", "allowed, 1M texts"),
+    ("check", "denied, 10k addresses"),
     ("redis", "10k keys, 200 in flight"),
 ];
 
-/// Writes a family's figures and chart, and the summary of all families anew.
-pub fn write(folder: &Path, family: &str, cases: &[Case]) -> Result<(), Box<dyn std::error::Error>> {
-    std::fs::create_dir_all(folder)?;
-    let json = folder.join(format!("{family}.json"));
-    std::fs::write(&json, serde_json::to_string_pretty(cases)? + "\n")?;
-    let chart = folder.join(format!("{family}.svg"));
-    chart::draw(&chart, cases)?;
-    println!("\nWritten: {} and {}", json.display(), chart.display());
-    summarize(folder)
-}
-
-/// Draws all charts anew, from the figures that are there.
-pub fn draw(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    for entry in std::fs::read_dir(folder)? {
-        let json = entry?.path();
-        if json.extension().is_some_and(|extension| extension == "json") {
-            chart::draw(&json.with_extension("svg"), &read(&json)?)?;
-        }
-    }
-    summarize(folder)
-}
-
-fn read(json: &Path) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
-    Ok(serde_json::from_str(&std::fs::read_to_string(json)?)?)
-}
-
-/// Draws the cases of the summary, as far as their families have been run.
-fn summarize(folder: &Path) -> Result<(), Box<dyn std::error::Error>> {
-    let mut cases = Vec::new();
-    for (family, name) in SUMMARY {
-        let json = folder.join(format!("{family}.json"));
-        if !json.exists() {
+/// Draws all charts and writes all tables anew, from the figures that are there. Charts show the first profile.
+pub fn report(folder: &Path, documents: &[&Path]) -> Done {
+    let all = Everything::read(folder)?;
+    let (profile, _) = PROFILES[0];
+    for ((of, family), results) in &all.0 {
+        let file = folder.join(format!("{family}.svg"));
+        if of != profile {
             continue;
+        } else if family == "keys" {
+            curve::draw(&file, &results.cases)?;
+        } else {
+            chart::draw(&file, &results.cases)?;
         }
-        let mut wanted = read(&json)?.into_iter().filter(|case| case.name == name);
-        cases.extend(wanted.next().map(|case| Case { name: format!("{family}: {name}"), ..case }));
     }
-    chart::draw(&folder.join("summary.svg"), &cases)
+    let summary = SUMMARY.iter().filter_map(|(family, name)| {
+        Some(Case { name: format!("{family}: {name}"), ..all.case(profile, family, name)?.clone() })
+    });
+    chart::draw(&folder.join("summary.svg"), &summary.collect::<Vec<_>>())?;
+    documents.iter().try_for_each(|document| document::rewrite(document, &|table| tables::table(&all, table)))
 }

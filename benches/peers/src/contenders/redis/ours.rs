@@ -25,7 +25,7 @@ impl RedisContender for Ours {
             let policy = Policy::new(name, quota).expect("a good name");
             // No check times out while another contender has the processor.
             let builder = RedisLimiter::builder().deadline(Duration::from_secs(5));
-            let builder = if self.leases { builder.leases(10_000) } else { builder };
+            let builder = if self.leases { builder.lease_units(10_000) } else { builder };
             let limiter = builder.connect(url).await.expect("the server is there");
             remote(move |key| {
                 let key = Key::of(key).unwrap_or(Key::global());

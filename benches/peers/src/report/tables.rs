@@ -1,0 +1,351 @@
+//! The tables, by name.
+
+use super::{Case, Everything, PROFILES, Row, SPREAD, figure};
+use crate::contenders::{ALIKE, NAME};
+
+/// Returns a table in Markdown. Cells without a figure have a dash.
+pub fn table(all: &Everything, name: &str) -> Option<String> {
+    match name {
+        "families" => Some(families(all)),
+        "headline" => Some(headline(all)),
+        "router" => Some(router(all)),
+        "server" => Some(each_profile(
+            all,
+            "server",
+            &with_size("10k addresses", &["allowed, no headers", "allowed, headers", "refused, headers"]),
+            &server_cell,
+        )),
+        "check" => Some(check(all)),
+        "keys" => Some(keys(all)),
+        "layer" => Some(each_profile(all, "layer", &with_size("10k addresses", &SETUPS), &with_spread)),
+        "losses" => Some(losses(all)),
+        "aims" => Some(aims(all)),
+        "features" => Some(features(all)),
+        "tiers" => Some(cases(all, "tiers", "ns added")),
+        "adopt" => Some(adopt(all)),
+        _ => None,
+    }
+}
+
+/// What each family measures.
+const FAMILIES: [(&str, &str); 12] = [
+    ("router", "a layer in an axum router"),
+    ("server", "a whole axum server under `wrk`"),
+    ("check", "a check of a limiter"),
+    ("keys", "a check and the memory in use, over the number of keys"),
+    ("layer", "a layer around a service that does nothing"),
+    ("algorithms", "this crate's algorithms"),
+    ("features", "the cost of each feature of the layer"),
+    ("tiers", "one layer of three policies, and three layers"),
+    ("memory", "allocated bytes for each key"),
+    ("stream", "ten million fresh keys"),
+    ("redis", "checks through Redis; starts a `redis-server`"),
+    ("adopt", "crates and seconds that a limiter adds to a build"),
+];
+
+fn families(all: &Everything) -> String {
+    let head = ["family", "what", "last run, seconds: release", "thin"].map(str::to_owned);
+    let seconds = |profile: &str, family: &str| {
+        let seconds = all.family(profile, family).map(|results| results.seconds).filter(|seconds| *seconds > 0.0);
+        seconds.map_or(NONE.to_owned(), figure)
+    };
+    let row = |(family, what): &(&str, &str)| {
+        let seconds = PROFILES.map(|(profile, _)| seconds(profile, family));
+        [format!("`{family}`"), (*what).to_owned()].into_iter().chain(seconds).collect()
+    };
+    lines(&head, FAMILIES.iter().map(row))
+}
+
+const NONE: &str = "-";
+const SETUPS: [&str; 4] = ["allowed, no headers", "allowed, headers", "refused, headers", "refused, no headers"];
+
+/// A column: its title, and the name of its case.
+type Column = (String, String);
+
+fn with_size(size: &str, setups: &[&str]) -> Vec<Column> {
+    setups.iter().map(|setup| ((*setup).to_owned(), format!("{setup}, {size}"))).collect()
+}
+
+/// The lines of a table.
+fn lines(head: &[String], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    line(head) + &format!("|{}\n", "---|".repeat(head.len())) + &rows.map(|row| line(&row)).collect::<String>()
+}
+
+/// One row for each contender, one column for each case.
+fn matrix(
+    all: &Everything,
+    profile: &str,
+    family: &str,
+    columns: &[Column],
+    cell: &dyn Fn(&Case, &Row) -> String,
+) -> String {
+    let cases: Vec<Option<&Case>> = columns.iter().map(|(_, name)| all.case(profile, family, name)).collect();
+    let mut names: Vec<&str> = Vec::new();
+    for row in cases.iter().flatten().flat_map(|case| &case.rows) {
+        if !names.contains(&row.contender.as_str()) {
+            names.push(&row.contender);
+        }
+    }
+    let head: Vec<String> =
+        std::iter::once(String::new()).chain(columns.iter().map(|(title, _)| title.clone())).collect();
+    let cell = |case: &Option<&Case>, name: &str| {
+        case.and_then(|case| Some(cell(case, case.row(name)?))).unwrap_or_else(|| NONE.to_owned())
+    };
+    let row = |name: &str| std::iter::once(name.to_owned()).chain(cases.iter().map(|case| cell(case, name))).collect();
+    lines(&head, names.into_iter().map(row))
+}
+
+/// A matrix for each profile, with a line that says where it was measured.
+fn each_profile(all: &Everything, family: &str, columns: &[Column], cell: &dyn Fn(&Case, &Row) -> String) -> String {
+    let of = |(profile, told): &(&str, &str)| {
+        let taken = &all.family(profile, family)?.taken;
+        Some(format!("With {told} ({taken}):\n\n{}\n", matrix(all, profile, family, columns, cell)))
+    };
+    PROFILES.iter().filter_map(of).collect()
+}
+
+/// The median, and the distance of the quartiles.
+fn with_spread(_: &Case, row: &Row) -> String {
+    let spread = row.notes.get(SPREAD).map_or(String::new(), |spread| format!(" ± {spread:.0} %"));
+    figure(row.value) + &spread
+}
+
+fn router(all: &Everything) -> String {
+    let usual = with_size("10k addresses", &SETUPS);
+    let others = |setup: &str| {
+        ["one address", "1M addresses"].map(|size| (format!("{setup}, {size}"), format!("{setup}, {size}")))
+    };
+    let others: Vec<Column> = SETUPS[..2].iter().flat_map(|setup| others(setup)).collect();
+    let allocations =
+        |_: &Case, row: &Row| row.notes.get("allocations added").map_or(NONE.to_owned(), |count| figure(*count));
+    let (profile, _) = PROFILES[0];
+    format!(
+        "{}Other numbers of addresses, with Cargo's release profile:\n\n{}\nAllocations added:\n\n{}",
+        each_profile(all, "router", &usual, &with_spread),
+        matrix(all, profile, "router", &others, &with_spread),
+        matrix(all, profile, "router", &usual, &allocations),
+    )
+}
+
+/// The throughput relative to the server without a layer, and what a request takes more of the processor.
+fn server_cell(case: &Case, row: &Row) -> String {
+    let spread = row.notes.get(SPREAD).copied().unwrap_or(0.0);
+    if row.contender == case.against {
+        let took = row.notes.get("CPU µs").copied().unwrap_or(0.0);
+        return format!("{:.0} ± {spread:.0} % requests/s; {took:.1} µs", row.value);
+    }
+    let over = row.notes.get("CPU µs over bare").copied().unwrap_or(0.0);
+    format!("{:.2} ± {spread:.0} %; {over:+.1} µs", row.ratio.unwrap_or(0.0))
+}
+
+fn check(all: &Everything) -> String {
+    let asked = ["allowed", "denied", "allowed, two threads"];
+    let columns = |kinds: [&str; 3]| -> Vec<Column> {
+        asked
+            .iter()
+            .flat_map(|asked| kinds.map(|kind| (format!("{asked}, {kind}"), format!("{asked}, {kind}"))))
+            .collect()
+    };
+    let zipf = |kind: &str| (format!("Zipf, {kind}"), format!("allowed, Zipf, {kind}"));
+    let mut addresses = columns(["10k addresses", "1M addresses", "one address"]);
+    addresses.push(zipf("1M addresses"));
+    let mut texts = columns(["10k texts", "1M texts", "one text"]);
+    texts.push(zipf("1M texts"));
+    each_profile(all, "check", &addresses, &with_spread) + &each_profile(all, "check", &texts, &with_spread)
+}
+
+fn keys(all: &Everything) -> String {
+    let (profile, _) = PROFILES[0];
+    let sizes = ["100", "1k", "10k", "100k", "1M", "10M"];
+    let columns: Vec<Column> = sizes.map(|size| (size.to_owned(), format!("{size} addresses"))).into();
+    let cell = |_: &Case, row: &Row| {
+        let resident = row.notes.get("resident kB").map_or(0.0, |kilobytes| kilobytes / 1e3);
+        format!("{} ns; {resident:.1} MB", figure(row.value))
+    };
+    let other = PROFILES[1].0;
+    let thin = all
+        .family(other, "keys")
+        .map(|_| format!("\nWith thin LTO:\n\n{}", matrix(all, other, "keys", &columns, &cell)));
+    matrix(all, profile, "keys", &columns, &cell) + &thin.unwrap_or_default()
+}
+
+/// A ratio in bold if it is above `most`.
+fn ratio(ratio: Option<f64>, most: f64) -> String {
+    match ratio {
+        None => NONE.to_owned(),
+        // The sign of a difference that is lost in noise.
+        Some(ratio) if !ratio.is_finite() || ratio < 0.0 => "(noise)".to_owned(),
+        Some(ratio) if (ratio * 100.0).round() > (most * 100.0).round() => format!("**{ratio:.2}**"),
+        Some(ratio) => format!("{ratio:.2}"),
+    }
+}
+
+/// The four ratios to a peer: as it comes and like for like, with both profiles.
+fn ratios(all: &Everything, family: &str, case: &str, peer: &str) -> [Option<f64>; 4] {
+    [(0, NAME), (0, ALIKE), (1, NAME), (1, ALIKE)]
+        .map(|(profile, own)| all.case(PROFILES[profile].0, family, case)?.cost(own, peer))
+}
+
+fn head(first: &[&str]) -> Vec<String> {
+    let last = ["as it comes", "like for like", "as it comes, thin LTO", "like for like, thin LTO"];
+    first.iter().chain(&last).map(|title| (*title).to_owned()).collect()
+}
+
+/// What users have first, and the peer that they would have instead.
+const HEADLINE: [(&str, &str, &str, &str); 11] = [
+    ("axum router, allowed, no headers", "router", "allowed, no headers, 10k addresses", "tower_governor"),
+    ("axum router, allowed, headers", "router", "allowed, headers, 10k addresses", "tower_governor"),
+    ("axum router, refused, headers", "router", "refused, headers, 10k addresses", "tower_governor"),
+    ("whole server, allowed, no headers", "server", "allowed, no headers, 10k addresses", "tower_governor"),
+    ("whole server, allowed, headers", "server", "allowed, headers, 10k addresses", "tower_governor"),
+    ("whole server, refused, headers", "server", "refused, headers, 10k addresses", "tower_governor"),
+    ("check, 10k addresses", "check", "allowed, 10k addresses", "governor"),
+    ("check, 1M addresses", "check", "allowed, 1M addresses", "governor"),
+    ("check, 10k texts", "check", "allowed, 10k texts", "governor"),
+    ("check, 10k addresses, denied", "check", "denied, 10k addresses", "governor"),
+    ("check, 10k addresses, two threads", "check", "allowed, two threads, 10k addresses", "governor"),
+];
+
+fn headline(all: &Everything) -> String {
+    let row = |(told, family, case, peer): &(&str, &str, &str, &str)| {
+        let ratios = ratios(all, family, case, peer).map(|found| ratio(found, 1.0));
+        [(*told).to_owned(), (*peer).to_owned()].into_iter().chain(ratios).collect()
+    };
+    lines(&head(&["case", "peer"]), HEADLINE.iter().map(row))
+}
+
+/// The families in which peers take part, and what the table calls their cases.
+const COMPARED: [(&str, &str); 7] = [
+    ("router", "axum router"),
+    ("server", "whole server"),
+    ("check", "check"),
+    ("keys", "check"),
+    ("layer", "bare service"),
+    ("memory", "memory"),
+    ("stream", "stream"),
+];
+
+/// Every case in which a peer is better, in any column.
+fn losses(all: &Everything) -> String {
+    let mut rows = Vec::new();
+    for (family, told) in COMPARED {
+        let Some(results) = all.family(PROFILES[0].0, family) else { continue };
+        for case in &results.cases {
+            let is_peer = |row: &&Row| !row.contender.starts_with(NAME) && row.contender != "no layer";
+            for peer in case.rows.iter().filter(is_peer) {
+                let found = ratios(all, family, &case.name, &peer.contender);
+                // A peer whose cost is lost in noise is better as well.
+                if found.iter().flatten().any(|ratio| (ratio * 100.0).round() > 100.0 || *ratio < 0.0) {
+                    let cells = found.map(|found| ratio(found, 1.0));
+                    let first = [format!("{told}, {}", case.name), peer.contender.clone()];
+                    rows.push(first.into_iter().chain(cells).collect());
+                }
+            }
+        }
+    }
+    lines(&head(&["case", "peer"]), rows.into_iter())
+}
+
+const FOLDHASH: &str = "governor with foldhash";
+
+/// An aim: what it says, family, case, ours, the contender that ours is compared with, and the ratio that is aimed at.
+type Aim = (&'static str, &'static str, &'static str, &'static str, &'static str, f64);
+
+#[rustfmt::skip]
+const AIMS: [Aim; 21] = [
+    ("axum router, allowed, no headers", "router", "allowed, no headers, 10k addresses", NAME, "tower_governor", 1.0),
+    ("axum router, allowed, headers", "router", "allowed, headers, 10k addresses", NAME, "tower_governor", 0.85),
+    ("whole server, allowed, headers", "server", "allowed, headers, 10k addresses", NAME, "no layer", 1.06),
+    ("whole server, refused, headers", "server", "refused, headers, 10k addresses", NAME, "no layer", 1.06),
+    ("bare service, allowed, no headers, like for like", "layer", "allowed, no headers, 10k addresses", ALIKE, "tower_governor", 0.85),
+    ("bare service, allowed, headers, like for like", "layer", "allowed, headers, 10k addresses", ALIKE, "tower_governor", 0.65),
+    ("check, 10k addresses, as it comes", "check", "allowed, 10k addresses", NAME, "governor", 0.75),
+    ("check, 1M addresses, as it comes", "check", "allowed, 1M addresses", NAME, "governor", 0.45),
+    ("check, 1M texts, as it comes", "check", "allowed, 1M texts", NAME, "governor", 0.35),
+    ("check, 10k addresses, like for like", "check", "allowed, 10k addresses", ALIKE, "governor", 0.50),
+    ("check, 1M addresses, like for like", "check", "allowed, 1M addresses", ALIKE, "governor", 0.35),
+    ("check, 1M texts, like for like", "check", "allowed, 1M texts", ALIKE, "governor", 0.28),
+    ("check, one text, like for like", "check", "allowed, one text", ALIKE, FOLDHASH, 0.95),
+    ("denied, 10k addresses, like for like", "check", "denied, 10k addresses", ALIKE, "governor", 0.50),
+    ("denied, 10k texts, like for like", "check", "denied, 10k texts", ALIKE, "governor", 0.50),
+    ("two threads, one address, like for like", "check", "allowed, two threads, one address", ALIKE, "governor", 0.55),
+    ("two threads, 10k addresses, like for like", "check", "allowed, two threads, 10k addresses", ALIKE, "governor", 0.40),
+    ("three policies of one key, headers", "tiers", "three policies of one key, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("three policies of one key, no headers", "tiers", "three policies of one key, 10k addresses, no headers", "one layer", "three layers", 0.35),
+    ("three policies of three keys, headers", "tiers", "three policies of three keys, 10k addresses, headers", "one layer", "three layers", 0.60),
+    ("three policies of three keys, no headers", "tiers", "three policies of three keys, 10k addresses, no headers", "one layer", "three layers", 0.35),
+];
+
+fn aims(all: &Everything) -> String {
+    let head = ["case", "compared with", "aim: at most", "Cargo's release profile", "thin LTO"].map(str::to_owned);
+    let row = |(told, family, case, own, peer, most): &Aim| {
+        let cells = PROFILES
+            .map(|(profile, _)| ratio(all.case(profile, family, case).and_then(|case| case.cost(own, peer)), *most));
+        [(*told).to_owned(), (*peer).to_owned(), format!("{most:.2}")].into_iter().chain(cells).collect()
+    };
+    let refused = |family: &str, told: &str| {
+        let value = |profile: &str, what: &str| {
+            all.case(profile, family, &format!("{what}, headers, 10k addresses"))?.row(NAME).map(|row| row.value)
+        };
+        let cells = PROFILES.map(|(profile, _)| {
+            ratio(value(profile, "refused").and_then(|refused| Some(refused / value(profile, "allowed")?)), 0.8)
+        });
+        [format!("{told}, refused, headers"), "our allowed request".to_owned(), "0.80".to_owned()]
+            .into_iter()
+            .chain(cells)
+            .collect()
+    };
+    let refused = [refused("router", "axum router"), refused("layer", "bare service")];
+    lines(&head, AIMS.iter().map(row).chain(refused))
+}
+
+fn features(all: &Everything) -> String {
+    let (profile, _) = PROFILES[0];
+    let Some(case) = all.family(profile, "features").and_then(|results| results.cases.first()) else {
+        return String::new();
+    };
+    let head = ["feature", "ns added", "of the plain request"].map(str::to_owned);
+    let row = |row: &Row| {
+        let ratio = row.ratio.unwrap_or(0.0);
+        let ratio = if ratio > 1.5 { format!("**{ratio:.2}**") } else { format!("{ratio:.2}") };
+        vec![row.contender.clone(), with_spread(case, row), ratio]
+    };
+    lines(&head, case.rows.iter().map(row))
+}
+
+/// One row for each case, one column for each contender.
+fn cases(all: &Everything, family: &str, unit: &str) -> String {
+    let (profile, _) = PROFILES[0];
+    let Some(results) = all.family(profile, family) else { return String::new() };
+    let names = results.cases.iter().flat_map(|case| &case.rows).map(|row| row.contender.clone());
+    let mut head = vec![unit.to_owned()];
+    for name in names {
+        if !head.contains(&name) {
+            head.push(name);
+        }
+    }
+    let cell = |case: &Case, name: &String| case.row(name).map_or(NONE.to_owned(), |row| with_spread(case, row));
+    let row =
+        |case: &Case| std::iter::once(case.name.clone()).chain(head[1..].iter().map(|name| cell(case, name))).collect();
+    lines(&head, results.cases.iter().map(row))
+}
+
+fn adopt(all: &Everything) -> String {
+    let (profile, _) = PROFILES[0];
+    let Some(results) = all.family(profile, "adopt") else { return String::new() };
+    let Some(first) = results.cases.first() else { return String::new() };
+    let told = |case: &Case| format!("{} build, seconds added", case.name);
+    let head: Vec<String> =
+        ["".to_owned(), "crates added".to_owned()].into_iter().chain(results.cases.iter().map(told)).collect();
+    let row = |row: &Row| {
+        let crates = row.notes.get("crates added").map_or(NONE.to_owned(), |count| figure(*count));
+        let seconds = |case: &Case| {
+            let row = case.row(&row.contender)?;
+            Some(format!("{:.1} (of {:.1})", row.value, row.notes.get("seconds in all")?))
+        };
+        let seconds = results.cases.iter().map(|case| seconds(case).unwrap_or_else(|| NONE.to_owned()));
+        [row.contender.clone(), crates].into_iter().chain(seconds).collect()
+    };
+    format!("Measured {}:\n\n{}", results.taken, lines(&head, first.rows.iter().map(row)))
+}
