@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Every check, in one command: bash tests/all.sh
-# It takes about a quarter of an hour on two processors. Longer campaigns are in tests/campaigns.sh.
+# It takes a quarter of an hour on two processors. Longer campaigns are in tests/campaigns.sh.
 # On Debian as root it installs what is missing. Anywhere else it names what to install, and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -50,9 +50,9 @@ need() {
     fi
 }
 
-# Every build of tests uses these features, so that dependencies are built once. The other two ways of TLS are
+# Every build of tests takes both packages and uses these features, so that dependencies are built once. The other two ways of TLS are
 # alternatives to this one. The feature tracing changes where warnings go, so it has a test of its own.
-features=axum,tonic,tokio,metrics,fast-clock,redis-rustls-ring,retry,serde,rules,cli,conformance
+features=axum,tonic,tokio,metrics,redis-rustls-ring,retry,serde,rules,conformance
 
 step 'tools'
 need 'a C linker' 'command -v cc' gcc libc6-dev
@@ -87,9 +87,9 @@ if [ "$minor" -eq 85 ]; then
     lints+=(-A clippy::precedence)
 fi
 step 'warnings: the library with the default features, and with each feature alone'
-run cargo rustc --locked --lib --profile check -- -D warnings
-for feature in axum tonic tokio tracing metrics fast-clock redis retry serde rules cli conformance; do
-    run cargo rustc --locked --lib --profile check --features "$feature" -- -D warnings
+run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
+for feature in axum tonic tokio tracing metrics redis retry serde rules conformance; do
+    run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
 done
 step 'clippy: everything'
 run cargo clippy --locked --all-targets --features "$features,tracing" -- "${lints[@]}"
@@ -104,12 +104,13 @@ else
     printf 'There is no such toolchain here (rustup toolchain install 1.85): the lint and tests/project/msrv.rs stand for it.\n'
 fi
 
-# Nothing is linked, so no C compiler for them is needed. The core has no clock there, but takes the application's.
-step '32-bit targets: the core on wasm32, all that needs no network on i686'
+# The core has no clock on wasm32, but takes the application's. On i686 nothing is linked, so no C compiler for it is needed.
+step '32-bit targets: the core runs on wasm32, all that needs no network builds on i686'
 if rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu 2>/dev/null; then
-    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --lib --target wasm32-unknown-unknown
-    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --lib --target i686-unknown-linux-gnu \
-        --features rules,tokio,metrics,tracing,fast-clock
+    need 'Node.js' 'command -v node' nodejs
+    run bash tests/wasm/run
+    run env CARGO_TARGET_DIR=target/32-bit cargo check --locked --package tower-ratelimit --lib \
+        --target i686-unknown-linux-gnu --features rules,tokio,metrics,tracing
 else
     printf 'There is no standard library for them here: rustup target add wasm32-unknown-unknown i686-unknown-linux-gnu\n'
 fi
@@ -117,21 +118,48 @@ fi
 step 'documentation'
 run env RUSTDOCFLAGS='-D warnings' cargo doc --locked --no-deps --features "$features,tracing"
 
-# Those that break a server and watch the clock come after those that keep every processor busy, one by one.
-step 'tests, examples and documentation examples'
-mkdir -p target
-if ! run cargo test --locked --no-fail-fast --features "$features" -- --skip redis::store::tests 2>&1 | tee target/tests.log
-then
+# Builds what all tests need, so that no compiler runs beside a test. The examples are built from the archive, below.
+step 'tests: build'
+run cargo test --locked --features "$features" --tests --no-run
+
+# The tests with Redis mostly wait, so they run beside the others, and several at a time. Those that break a server and
+# watch the clock come after those that keep every processor busy.
+step 'tests'
+# Every test binary but that one, and the examples that have tests.
+mapfile -t others < <(cargo metadata --locked --no-deps --format-version 1 | python3 -c '
+import json, sys
+for package in json.load(sys.stdin)["packages"]:
+    for target in package["targets"]:
+        kind = target["kind"][0]
+        if target["test"] and kind in ("test", "example") and target["name"] not in ("redis", "tracing"):
+            print("--%s=%s" % (kind, target["name"]))')
+run cargo test --locked --features "$features" --test redis -- --test-threads 4 >target/redis.log 2>&1 &
+redis=$!
+passed=true
+run cargo test --locked --no-fail-fast --features "$features" --lib --bins "${others[@]}" -- \
+    --skip redis::store::tests 2>&1 | tee target/tests.log || passed=false
+wait "$redis" || passed=false
+cat target/redis.log
+if ! "$passed"; then
     # Among thousands of lines a failure is hard to find, so it stands at the end once more.
-    sed -n '/^failures:$/,/^test result/p' target/tests.log >&2
+    sed -n '/^failures:$/,/^test result/p' target/tests.log target/redis.log >&2
     exit 1
 fi
+
+step 'documentation examples'
+run cargo test --locked --features "$features" --doc
 
 step 'setup warnings as warnings of tracing'
 run env CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --features "$features,tracing" --test tracing
 
+step 'the programs for other frameworks'
+# pingora needs cmake, so it is in tests/campaigns.sh.
+run cargo fmt --check --manifest-path examples/frameworks/Cargo.toml
+run env CARGO_PROFILE_TEST_OPT_LEVEL=0 cargo test --locked --manifest-path examples/frameworks/Cargo.toml \
+    --target-dir target/frameworks
+
 step 'faults of Redis'
-run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 1
+run cargo test --locked --features "$features" --lib -- redis::store::tests --test-threads 2
 
 # Each server is fetched once, and is then target/servers/NAME/server.
 servers=$PWD/target/servers
@@ -197,7 +225,7 @@ on_server() {
             --exact server_has_the_expected_version --nocapture
         # Not every build of them has TLS.
         run env "${environment[@]}" cargo test --locked --features "$features" --test redis --test vectors -- \
-            --skip tls::
+            --skip tls:: --test-threads 4
     } >"$servers/$name.log" 2>&1 &
     running+=("$name:$!")
 }
@@ -239,25 +267,17 @@ for package in combine flate2 itertools miniz_oxide proptest prost redis regex-a
     tower-http tracing-subscriber; do
     faster+=(--config "profile.bench.package.$package.opt-level=0")
 done
-run cargo bench --locked "${faster[@]}" --features fast-clock --bench instructions
+run cargo bench --locked "${faster[@]}" --bench instructions
 
 step 'loom: every interleaving of the lock-free steps'
 # Only this crate is built with the condition. With RUSTFLAGS every dependency would be built again.
 # Optimised, since without that the frames of inlined functions do not fit the small stacks of loom's threads.
-loom=$(cargo rustc --locked --features "$features" --lib --profile test \
+loom=$(cargo rustc --locked --package tower-ratelimit --features "$features" --lib --profile test \
     --message-format json -- --cfg ratelimit_loom | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
 run "$loom" loom
 
-step 'package'
-listed=$(cargo package --locked --allow-dirty --list)
-for file in Cargo.toml README.md CHANGELOG.md ARCHITECTURE.md CONTRIBUTING.md LICENSE-APACHE LICENSE-MIT src/lib.rs tests/all.sh examples/quickstart.rs; do
-    if ! grep -qx "$file" <<<"$listed"; then
-        printf 'the package lacks %s\n' "$file" >&2
-        exit 1
-    fi
-done
-# Builds the library from the package alone.
-run cargo package --locked --allow-dirty
+step 'the archives that would be published'
+run bash tests/archive.sh "$features"
 
 finished
 printf '\nEverything passed, in %d s.\n' $((SECONDS - started))

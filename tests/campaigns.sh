@@ -2,7 +2,7 @@
 # The same tests as in tests/all.sh, with many more cases: for a night, or before a release. Each command also runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-features=axum,tonic,tokio,fast-clock,redis-rustls-ring,serde,rules,conformance
+features=axum,tonic,tokio,redis-rustls-ring,serde,rules,conformance
 set -x
 
 # Properties with 25 times as many cases, a flood of 50 million keys, and a file of rules that changes 250 times under load.
@@ -19,5 +19,14 @@ bash tests/fuzz/run 600
 STOPPED_CLOCK_SECONDS=600 cargo test --locked --features "$features" --test memory stopped_clock
 # Floods that go on until every key is forgotten. Prints the table in the documentation of `limiter::memory`.
 FLOOD_TABLE=1 cargo test --locked --features "$features" --test memory floods -- --nocapture
-# The comparison with peers still builds.
+# The library without warnings, with each feature and each two of them: a quarter of an hour, and OpenSSL's headers for
+# redis-native-tls. Licences, duplicates and sources of all dependencies: seconds.
+cargo install --locked cargo-hack cargo-deny
+cargo hack clippy --locked --package tower-ratelimit --lib --feature-powerset --depth 2 -- -D warnings
+cargo deny --locked check licenses bans sources
+# The programs for other frameworks, pingora among them, which needs cmake.
+cargo clippy --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-targets --all-features -- -D warnings
+cargo test --locked --manifest-path examples/frameworks/Cargo.toml --target-dir target/frameworks --all-features
+# The comparison with peers still works: each case once, which needs wrk.
 cargo clippy --locked --manifest-path benches/peers/Cargo.toml -- -D warnings
+cargo run --locked --profile smoke --manifest-path benches/peers/Cargo.toml -- --smoke

@@ -12,7 +12,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::observe::{Observer, SetupWarning, Stats};
-use tower_ratelimit::{MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
@@ -58,8 +58,8 @@ impl Observer for Silent {
 
 /// A layer whose every request costs more than its quota ever allows.
 fn never_passes(name: &str) -> RateLimitLayer<MemoryLimiter> {
-    let policy = Policy::new(name, Quota::per_hour(9)).unwrap();
-    RateLimitLayer::new(MemoryLimiter::new(), policy.cost(|_| 10), key::global())
+    let rule = Rule::new(name, Quota::per_hour(9)).unwrap();
+    RateLimitLayer::new(MemoryLimiter::new(), rule.cost(|_| 10), key::global())
 }
 
 async fn serve(layer: &RateLimitLayer<MemoryLimiter>, requests: u32) {
@@ -98,10 +98,10 @@ async fn refusals_are_debug_events_and_one_warning_in_ten_seconds() {
     let events = Events { all: true, ..Events::default() };
     let _guard = tracing::subscriber::set_default(events.clone());
     let clock = ManualClock::new();
-    let stats = Stats::builder().clock(clock.clone()).log_refusals().build();
-    let policy = Policy::new("client", Quota::per_hour(1)).unwrap();
+    let stats = Stats::builder().clock(clock.clone()).log_refusals(true).build();
+    let rule = Rule::new("client", Quota::per_hour(1)).unwrap();
     let limiter = MemoryLimiter::builder().clock(clock.clone()).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, policy, key::header("key")).observer(stats.clone());
+    let layer = RateLimitLayer::new(limiter, rule, key::header("key")).observer(stats.clone());
     let taken = || std::mem::take(&mut *events.written.lock().unwrap());
 
     ask(&layer, &["secret-a", "secret-b", "secret-a", "secret-b", "secret-b"]).await;
@@ -130,7 +130,7 @@ async fn refusals_are_debug_events_and_one_warning_in_ten_seconds() {
     let keys: Vec<String> = (0..3_000).map(|n| (n % 300).to_string()).collect();
     ask(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     clock.advance(Duration::from_secs(3_600));
-    drop(stats.prometheus());
+    drop(stats.to_prometheus());
     let flood = taken();
     assert_eq!(flood.len(), 2_701);
     let summaries: Vec<&String> = flood.iter().filter(|event| !event.starts_with("DEBUG ")).collect();

@@ -11,7 +11,8 @@ use axum::body::Body;
 use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::client::ObeyLayer;
-use tower_ratelimit::middleware::{ResetEncoding, Timer};
+use tower_ratelimit::clock::Timer;
+use tower_ratelimit::middleware::ResetEncoding;
 use tower_ratelimit::{Headers, Quota, RateLimitLayer, key};
 
 use crate::support::memory;
@@ -100,8 +101,8 @@ fn simulate(clients: u32, seconds: u64, manner: Manner, headers: Headers) -> Rep
     let configure = |nth: u64| {
         let layer = ObeyLayer::new(timer.clone()).jitter_seed(nth << 32);
         match manner {
-            Manner::AloneAdapting | Manner::TogetherAdapting => layer.adapt(),
-            Manner::TogetherPacing => layer.pace(),
+            Manner::AloneAdapting | Manner::TogetherAdapting => layer.adapt(true),
+            Manner::TogetherPacing => layer.pace(true),
             _ => layer,
         }
     };

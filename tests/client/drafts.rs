@@ -188,7 +188,7 @@ fn grpc_waits_are_read() {
         ("600\ngrpc-retry-pushback-ms: 600", Some(0.6), true),
     ] {
         let advice = read(&format!("grpc-retry-pushback-ms: {pushback}"));
-        assert_eq!((advice.wait(), advice.forbids_retry()), (wait.map(seconds), forbids), "{pushback}");
+        assert_eq!((advice.wait().duration(), advice.forbids_retry()), (wait.map(seconds), forbids), "{pushback}");
     }
     let all = format!("grpc-retry-pushback-ms: 600\ngrpc-status-details-bin: {half}\nretry-after: 1");
     means(&all, &[], Some(1.5));

@@ -75,5 +75,5 @@ fn in_short(advice: &Advice) -> Vec<String> {
 fn means(lines: &str, policies: &[&str], wait: Option<f64>) {
     let advice = read(lines);
     assert_eq!(in_short(&advice), policies, "{lines}");
-    assert_eq!(advice.wait(), wait.map(seconds), "{lines}");
+    assert_eq!(advice.wait().duration(), wait.map(seconds), "{lines}");
 }

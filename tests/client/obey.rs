@@ -12,7 +12,7 @@ use http::{Request, Response};
 use proptest::prelude::*;
 use tower::{Layer, Service};
 use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer, OwnQuotaErrorKind};
-use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
+use tower_ratelimit::limiter::{Charge, Decision, Limiter, Receipt, Refund, Reply};
 use tower_ratelimit::{Key, MemoryLimiter, MissingKey, Mode, Policy, Quota, Rule};
 
 use crate::support::waiting::World;
@@ -66,8 +66,7 @@ impl Service<Request<()>> for Server {
             let from_us = self.ready_from_us.get();
             if self.timer.now_us() < from_us {
                 let timer = &self.timer;
-                let sleep_until =
-                    |us| tower_ratelimit::middleware::Timer::sleep_until(timer, Duration::from_micros(us));
+                let sleep_until = |us| tower_ratelimit::clock::Timer::sleep_until(timer, Duration::from_micros(us));
                 let until_ready = self.until_ready.get_or_insert_with(|| Box::pin(sleep_until(from_us)));
                 std::task::ready!(until_ready.as_mut().poll(cx));
             }
@@ -93,7 +92,7 @@ impl Service<Request<()>> for Server {
         if takes_us == 0 {
             return Box::pin(ready(Ok(response)));
         }
-        let sleep = tower_ratelimit::middleware::Timer::sleep_until(
+        let sleep = tower_ratelimit::clock::Timer::sleep_until(
             &self.timer,
             Duration::from_micros(now_us.saturating_add(takes_us)),
         );
@@ -282,7 +281,7 @@ fn pause_beyond_the_longest_wait_fails_at_once() {
     let second = scene.send("/");
     let error = scene.error(second);
     assert_eq!(error.kind(), ObeyErrorKind::TooLong);
-    about(error.wait().unwrap().as_millis() as u64, 301_000);
+    about(error.wait().duration().unwrap().as_millis() as u64, 301_000);
     let text = error.to_string();
     assert!(text.starts_with("the request to http://example.org:80 was not sent: it would have to wait for"), "{text}");
     assert!(text.contains(" at least 5m ") && text.ends_with(" more, and `max_wait` is 5m"), "{text}");
@@ -309,7 +308,7 @@ fn waiting_requests_fail_as_soon_as_a_pause_is_too_long() {
     assert_eq!(scene.status(waiting[0]), Some(429));
     for task in &waiting[1..] {
         assert_eq!(scene.error(*task).kind(), ObeyErrorKind::TooLong);
-        about(scene.error(*task).wait().unwrap().as_secs(), 3_600);
+        about(scene.error(*task).wait().duration().unwrap().as_secs(), 3_600);
     }
     // A year is the longest time that is believed, and the operator can put an end to it.
     scene.layer.forget(&Key::of("http://example.org:80").unwrap());
@@ -321,7 +320,8 @@ fn waiting_requests_fail_as_soon_as_a_pause_is_too_long() {
 fn waiting_requests_are_bounded() {
     let mut scene = Scene::new(|layer| layer.max_waiting(3), |_| told(429, &[("retry-after", "5")]));
     let tasks: Vec<usize> = (0..6).map(|_| scene.send("/")).collect();
-    let kinds = [4, 5].map(|task: usize| (scene.error(tasks[task]).kind(), scene.error(tasks[task]).wait().is_some()));
+    let kinds = [4, 5]
+        .map(|task: usize| (scene.error(tasks[task]).kind(), scene.error(tasks[task]).wait().duration().is_some()));
     assert_eq!(kinds, [(ObeyErrorKind::TooManyWaiting, true); 2]);
     // A dropped request makes room.
     scene.world.cancel(tasks[2]);
@@ -511,7 +511,7 @@ fn many_tasks_that_do_not_run_let_the_others_pass_in_time() {
 #[test]
 fn origins_do_not_wait_for_each_other() {
     let mut scene = Scene::new(
-        |layer| layer.key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |layer| layer.key(|parts: &tower_ratelimit::Head<'_>| Key::of(parts.uri.path())),
         |_| told(429, &[("retry-after", "5")]),
     );
     scene.send("/a");
@@ -542,7 +542,7 @@ fn own_quota_spaces_requests_in_order() {
         Quota::leaky_queue(100, Duration::from_secs(100)).unwrap(),
     ] {
         let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
-        let policy = Policy::new("own", quota).unwrap();
+        let policy = Rule::new("own", quota).unwrap();
         scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
         let tasks: Vec<usize> = (0..10).map(|nth| scene.send(&format!("/{nth}"))).collect();
         scene.world.pass(20 * SECOND);
@@ -552,8 +552,8 @@ fn own_quota_spaces_requests_in_order() {
     }
 }
 
-fn own(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn own(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 /// A scene whose server always answers, with these own quotas over one limiter.
@@ -569,9 +569,9 @@ fn scene_with(quotas: Vec<Rule>) -> (Scene, MemoryLimiter) {
 #[test]
 fn own_quotas_add_up() {
     let (burst, day) = (Quota::per_second(2), Quota::fixed_window(5, Duration::from_secs(86_400)).unwrap());
-    let two_calls = vec![Rule::new(burst), Rule::new(day)];
-    let named_alike = vec![Rule::new(own("api", burst)), Rule::new(own("api", day))];
-    for quotas in [two_calls, named_alike, vec![Policy::all_of("api", [burst, day]).unwrap()]] {
+    let two_calls = vec![Rule::from(burst), Rule::from(day)];
+    let named_alike = vec![own("api", burst), own("api", day)];
+    for quotas in [two_calls, named_alike, vec![Rule::all_of("api", [burst, day]).unwrap()]] {
         let (mut scene, _) = scene_with(quotas);
         for _ in 0..20 {
             scene.send("/");
@@ -587,16 +587,16 @@ fn own_quota_that_denies_returns_what_others_gave() {
     let (hour, slow) = (own("hour", Quota::per_hour(100)), own("slow", Quota::per_second(1)));
     for together in [false, true] {
         let (mut scene, limiter) = if together {
-            scene_with(vec![Policy::all_of("a", [Quota::per_hour(100), Quota::per_second(1)]).unwrap()])
+            scene_with(vec![Rule::all_of("a", [Quota::per_hour(100), Quota::per_second(1)]).unwrap()])
         } else {
-            scene_with(vec![Rule::new(&hour), Rule::new(&slow)])
+            scene_with(vec![hour.clone(), slow.clone()])
         };
         scene.send("/");
         let waiting = [scene.send("/"), scene.send("/")];
         assert_eq!(scene.seen().len(), 1);
-        let hourly = if together { own("a-100-per-hour", *hour.quota()) } else { hour.clone() };
+        let hourly = if together { own("a-100-per-hour", *hour.policies()[0].quota()) } else { hour.clone() };
         let key = Key::of("http://example.org:80").unwrap();
-        let used = |limiter: &MemoryLimiter| 100 - limiter.peek_one(&hourly, &key, 0).remaining();
+        let used = |limiter: &MemoryLimiter| 100 - limiter.peek_one(&hourly.policies()[0], &key, 0).remaining();
         assert_eq!(used(&limiter), 1, "requests that wait hold nothing");
         waiting.into_iter().for_each(|task| scene.world.cancel(task));
         assert_eq!(used(&limiter), 1);
@@ -606,7 +606,8 @@ fn own_quota_that_denies_returns_what_others_gave() {
 #[test]
 fn own_quota_of_several_queues_waits_for_the_last() {
     let queue = |limit| Quota::leaky_queue(limit, Duration::from_secs(10)).unwrap();
-    let (mut scene, _) = scene_with(vec![Rule::new(queue(10)), Rule::new(queue(5)), Rule::new(Quota::per_second(100))]);
+    let (mut scene, _) =
+        scene_with(vec![Rule::from(queue(10)), Rule::from(queue(5)), Rule::from(Quota::per_second(100))]);
     for _ in 0..4 {
         scene.send("/");
     }
@@ -616,10 +617,10 @@ fn own_quota_of_several_queues_waits_for_the_last() {
 
 #[test]
 fn own_quota_has_conditions_costs_and_plans() {
-    let pages = |parts: &http::request::Parts| parts.uri.query().map_or(1, |pages| pages.parse().unwrap());
+    let pages = |parts: &tower_ratelimit::Head<'_>| parts.uri.query().map_or(1, |pages| pages.parse().unwrap());
     let search = own("search", Quota::per_second(10)).when(|parts| parts.uri.path() == "/search").cost(pages);
     let plan =
-        Policy::plans("plan", [Quota::per_second(1_000), Quota::per_second(0)], |parts: &http::request::Parts| {
+        Rule::plans("plan", [Quota::per_second(1_000), Quota::per_second(0)], |parts: &tower_ratelimit::Head<'_>| {
             usize::from(parts.uri.path() == "/closed")
         });
     let (mut scene, _) = scene_with(vec![search, plan.unwrap()]);
@@ -641,11 +642,11 @@ fn own_quota_has_conditions_costs_and_plans() {
 #[test]
 fn own_quota_refuses_what_only_servers_have() {
     let limiter = || memory(&tower_ratelimit::clock::ManualClock::new());
-    let meter = own("over", Quota::meter(5, Duration::from_secs(1)).unwrap());
-    let rule = || Rule::new(own("own", Quota::per_second(1)));
+    let meter = Policy::new("over", Quota::meter(5, Duration::from_secs(1)).unwrap()).unwrap();
+    let rule = || own("own", Quota::per_second(1));
     for (rule, option) in [
         (rule().mode(Mode::Shadow), "a mode"),
-        (rule().overage(meter).unwrap(), "a block or a meter"),
+        (rule().overage(meter.name(), *meter.quota()).unwrap(), "a block or a meter"),
         (rule().charge_when(|_| true), "a settlement"),
         (rule().settle_by_usage(), "a settlement"),
         (rule().warn_at_percent(9), "a warning"),
@@ -660,9 +661,12 @@ fn own_quota_refuses_what_only_servers_have() {
 #[test]
 fn adapting_recovers_if_only_refusals_say_nothing() {
     // A proxy refuses, and says nothing. The server behind it says what is left.
-    let mut scene = Scene::new(ObeyLayer::adapt, |nth| {
-        if nth < 5 { told(429, &[]) } else { told(200, &[("x-ratelimit-remaining", "1000")]) }
-    });
+    let mut scene = Scene::new(
+        |layer| layer.adapt(true),
+        |nth| {
+            if nth < 5 { told(429, &[]) } else { told(200, &[("x-ratelimit-remaining", "1000")]) }
+        },
+    );
     for _ in 0..60 {
         scene.send("/");
     }
@@ -674,7 +678,7 @@ fn adapting_recovers_if_only_refusals_say_nothing() {
 fn own_quota_is_refunded_if_a_request_is_not_sent() {
     let quota = Quota::leaky_queue(10, Duration::from_secs(100)).unwrap();
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
-    let policy = Policy::new("own", quota).unwrap();
+    let policy = Rule::new("own", quota).unwrap();
     scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
     scene.send("/0");
     let waiting = scene.send("/1");
@@ -714,7 +718,7 @@ impl Limiter for NoRefunds {
 #[test]
 fn limiter_that_panics_while_a_task_does_ends_no_process() {
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
-    let policy = Policy::new("own", Quota::leaky_queue(10, Duration::from_secs(100)).unwrap()).unwrap();
+    let policy = Rule::new("own", Quota::leaky_queue(10, Duration::from_secs(100)).unwrap()).unwrap();
     scene.layer = scene.layer.clone().own_quota(NoRefunds(memory(&scene.world.clock)), policy).unwrap();
     scene.send("/0");
     let mut client = scene.layer.layer(scene.server.clone());
@@ -731,23 +735,40 @@ fn limiter_that_panics_while_a_task_does_ends_no_process() {
 #[test]
 fn own_quota_that_lets_nothing_pass_is_an_error() {
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
-    let policy = Policy::new("own", Quota::per_second(0)).unwrap();
+    let policy = Rule::new("own", Quota::per_second(0)).unwrap();
     scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), policy).unwrap();
     let task = scene.send("/");
     assert_eq!(scene.error(task).kind(), ObeyErrorKind::Never);
 }
 
 #[test]
+fn own_quota_that_denies_for_an_unknown_time_is_asked_ever_less() {
+    let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
+    let limiter = crate::support::Scripted::new().without_waits();
+    let rule = own("own", Quota::per_second(1));
+    scene.layer = scene.layer.clone().own_quota(limiter.clone(), rule.clone()).unwrap();
+    scene.send("/first");
+    scene.send("/second");
+    scene.world.pass(8 * SECOND);
+    assert_eq!((scene.seen().len(), limiter.takes().len()), (1, 5), "the second asks after 0, 1, 3 and 7 seconds");
+    let key = Key::of("http://example.org:80").unwrap();
+    let refund = Refund::new(rule.policies()[0].clone(), key, Receipt::new(1, 0, 0));
+    assert!(matches!(limiter.refund(vec![refund]), Reply::Now(Ok(()))));
+    scene.world.pass(8 * SECOND);
+    assert_eq!(scene.instants(), [0, 15_000]);
+}
+
+#[test]
 fn failure_of_the_own_quota_says_why() {
     let mut scene = Scene::new(|layer| layer, |_| told(200, &[]));
-    let own = Policy::new("own", Quota::per_second(1)).unwrap();
+    let own = Rule::new("own", Quota::per_second(1)).unwrap();
     let limiter = crate::support::Scripted::new();
     limiter.fail(true);
     scene.layer = scene.layer.clone().own_quota(limiter, own).unwrap();
     let task = scene.send("/");
     assert_eq!(scene.error(task).kind(), ObeyErrorKind::OwnQuota);
     let (text, source) = (scene.error(task).to_string(), std::error::Error::source(scene.error(task)).unwrap());
-    assert!(text.ends_with(&format!("failed: {source}")), "{text}");
+    assert!(text.ends_with("failed") && !text.contains(&source.to_string()), "a chain shows the cause once: {text}");
 }
 
 #[test]
@@ -765,7 +786,7 @@ fn pacing_spreads_what_remains() {
             ],
         )
     };
-    let mut scene = Scene::new(ObeyLayer::pace, script);
+    let mut scene = Scene::new(|layer| layer.pace(true), script);
     for _ in 0..10 {
         scene.send("/");
     }
@@ -780,7 +801,7 @@ fn pacing_ends_when_more_is_left() {
     let left = |left: &'static str| {
         told(200, &[("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", left), ("x-ratelimit-reset", "60")])
     };
-    let mut scene = Scene::new(ObeyLayer::pace, move |nth| left(if nth == 0 { "1" } else { "99" }));
+    let mut scene = Scene::new(|layer| layer.pace(true), move |nth| left(if nth == 0 { "1" } else { "99" }));
     for _ in 0..3 {
         scene.send("/");
     }
@@ -790,7 +811,8 @@ fn pacing_ends_when_more_is_left() {
 #[test]
 fn pacing_waits_no_longer_than_a_request_may() {
     let headers = [("x-ratelimit-limit", "100"), ("x-ratelimit-remaining", "4"), ("x-ratelimit-reset", "3600")];
-    let mut scene = Scene::new(|layer| layer.pace().max_wait(Duration::from_secs(100)), move |_| told(200, &headers));
+    let mut scene =
+        Scene::new(|layer| layer.pace(true).max_wait(Duration::from_secs(100)), move |_| told(200, &headers));
     for _ in 0..3 {
         scene.send("/");
     }
@@ -801,7 +823,7 @@ fn pacing_waits_no_longer_than_a_request_may() {
 #[test]
 fn paused_keys_are_kept_and_idle_keys_are_forgotten() {
     let mut scene = Scene::new(
-        |layer| layer.max_keys(4).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |layer| layer.max_keys(4).key(|parts: &tower_ratelimit::Head<'_>| Key::of(parts.uri.path())),
         |nth| match nth {
             0 | 1 => told(429, &[("retry-after", "100")]),
             2 => told(429, &[("retry-after", "999999999")]),
@@ -824,7 +846,7 @@ fn paused_keys_are_kept_and_idle_keys_are_forgotten() {
 #[test]
 fn no_more_pauses_are_forgotten_than_are_needed() {
     let mut scene = Scene::new(
-        |layer| layer.max_keys(16).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |layer| layer.max_keys(16).key(|parts: &tower_ratelimit::Head<'_>| Key::of(parts.uri.path())),
         |nth| if nth == 0 { told(200, &[]) } else { told(429, &[("retry-after", "3600")]) },
     );
     let paused = |scene: &Scene| {
@@ -845,7 +867,7 @@ fn no_more_pauses_are_forgotten_than_are_needed() {
 #[test]
 fn table_of_paused_keys_refuses_others() {
     let mut scene = Scene::new(
-        |layer| layer.max_keys(2).key(|parts: &http::request::Parts| Key::of(parts.uri.path())),
+        |layer| layer.max_keys(2).key(|parts: &tower_ratelimit::Head<'_>| Key::of(parts.uri.path())),
         |nth| told(429, &[("retry-after", if nth == 1 { "999999999" } else { "100" })]),
     );
     scene.send("/a");
@@ -895,10 +917,7 @@ proptest! {
     ) {
         let known = answers.clone();
         let mut scene = Scene::new(
-            |layer| {
-                let layer = if paces { layer.pace() } else { layer };
-                if adapts { layer.adapt() } else { layer }
-            },
+            |layer| layer.pace(paces).adapt(adapts),
             move |nth| {
                 let (takes_ms, kind) = answers[nth % answers.len()];
                 let (status, headers, _) = response(kind);
@@ -906,7 +925,7 @@ proptest! {
             },
         );
         if has_own {
-            let own = Policy::new("own", Quota::per_second(2)).unwrap();
+            let own = Rule::new("own", Quota::per_second(2)).unwrap();
             scene.layer = scene.layer.clone().own_quota(memory(&scene.world.clock), own).unwrap();
         }
         let (mut tasks, mut dropped) = (Vec::new(), false);

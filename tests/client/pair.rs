@@ -48,7 +48,7 @@ fn alone(
                 // The advice that the client reads, with the client's clock.
                 let now = UNIX_EPOCH + Duration::from_micros(tower_ratelimit::clock::Clock::now(&wall).as_micros());
                 let advice = Advice::read(response.headers(), now);
-                sent.borrow_mut().push((timer.now_us(), response.status().as_u16(), advice.wait()));
+                sent.borrow_mut().push((timer.now_us(), response.status().as_u16(), advice.wait().duration()));
                 Ok::<_, Infallible>(response)
             }
         })
@@ -141,7 +141,7 @@ fn lying_servers_bound_no_wait() {
                 Err(error) => {
                     let error: &ObeyError = error.downcast_ref().unwrap();
                     assert_eq!(error.kind(), ObeyErrorKind::TooLong, "{case}");
-                    assert!(error.wait().unwrap() > Duration::from_secs(300), "{case}");
+                    assert!(error.wait().duration().unwrap() > Duration::from_secs(300), "{case}");
                 }
             }
         }

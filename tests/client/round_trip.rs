@@ -9,7 +9,7 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::middleware::{IntoRule, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning};
 use tower_ratelimit::observe::Outcome;
-use tower_ratelimit::{Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, Wait, key};
 
 use super::*;
 use crate::support::{config, every_algorithm, memory};
@@ -97,11 +97,11 @@ async fn until_refused(layer: &Layered, request: fn() -> Request<Body>) -> (Outc
 #[tokio::test]
 async fn draft_11_is_read_as_written() {
     let clock = ManualClock::new();
-    let policy = Policy::new(r#"a "b" \c"#, Quota::per_minute(100)).unwrap().unit("tokens").unwrap();
+    let policy = Rule::new(r#"a "b" \c"#, Quota::per_minute(100)).unwrap().unit("tokens").unwrap();
     let headers = Headers::draft_11().partition_keys(|_, _| Some(b"acme".to_vec()));
     let (_, _, advice) = send(&layer(&clock, policy, headers), get()).await;
     assert_eq!(in_short(&advice), [r#"a "b" \c: 99/100 per 60s, reset 60s, unit tokens, of acme"#]);
-    assert_eq!(advice.wait(), None);
+    assert_eq!(advice.wait(), Wait::None);
 }
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn every_format_reports_what_the_policy_has_left() {
             assert_eq!((policy.limit(), policy.remaining()), (Some(100), Some(99)), "{headers:?}");
             assert!(policy.until_reset().is_some(), "{headers:?}");
         }
-        assert_eq!((advice.wait(), advice.retry_after()), (None, None), "{headers:?}");
+        assert_eq!((advice.wait(), advice.retry_after()), (Wait::None, None), "{headers:?}");
     }
 }
 
@@ -127,8 +127,8 @@ async fn client_that_waits_as_the_server_says_is_served() {
                 let clock = ManualClock::new();
                 let layer = layer(&clock, quota, headers.clone());
                 let (outcome, advice) = until_refused(&layer, get).await;
-                let wait = advice.wait().unwrap_or_else(|| panic!("{quota}: {headers:?}"));
-                assert!(wait >= outcome.retry_after().unwrap(), "{quota}: {wait:?}, {headers:?}");
+                let wait = advice.wait().duration().unwrap_or_else(|| panic!("{quota}: {headers:?}"));
+                assert!(wait >= outcome.wait().duration().unwrap(), "{quota}: {wait:?}, {headers:?}");
                 clock.advance(wait);
                 assert_eq!(send(&layer, get()).await.0, 200, "{quota}: {wait:?}, {headers:?}");
             }
@@ -142,8 +142,8 @@ async fn grpc_client_that_waits_as_the_server_says_is_served() {
         let clock = ManualClock::new();
         let layer = layer(&clock, quota, Headers::none());
         let (outcome, advice) = until_refused(&layer, call).await;
-        let promised = outcome.retry_after().unwrap();
-        let wait = advice.wait().unwrap();
+        let promised = outcome.wait().duration().unwrap();
+        let wait = advice.wait().duration().unwrap();
         assert!(wait >= promised && wait < promised + Duration::from_millis(1), "{quota}: {wait:?}");
         assert!(!advice.forbids_retry());
         clock.advance(wait);
@@ -153,12 +153,12 @@ async fn grpc_client_that_waits_as_the_server_says_is_served() {
 
 #[tokio::test]
 async fn cost_that_never_passes_forbids_a_retry_over_grpc() {
-    let rule = Policy::new("few", Quota::per_minute(3)).unwrap().cost(|_| 4);
+    let rule = Rule::new("few", Quota::per_minute(3)).unwrap().cost(|_| 4);
     for request in [call, get] {
         let layer = layer(&ManualClock::new(), rule.clone(), Headers::draft_11());
         let (outcome, advice) = until_refused(&layer, request).await;
-        assert!(outcome.is_never());
-        assert_eq!((advice.wait(), advice.retry_after()), (None, None));
+        assert_eq!(outcome.wait(), Wait::Never);
+        assert_eq!((advice.wait(), advice.retry_after()), (Wait::Unknown, None), "nothing is left, for no stated time");
         assert_eq!(advice.forbids_retry(), request().version() == Version::HTTP_2);
     }
 }
@@ -184,7 +184,7 @@ proptest! {
                 every_algorithm(limit, Duration::from_millis(24 * period))[algorithms[at]]
             };
             let clock = ManualClock::new();
-            let policy = |name: &str, quota| Policy::new(name, quota).unwrap();
+            let policy = |name: &str, quota| Rule::new(name, quota).unwrap();
             let layer = RateLimitLayer::new(memory(&clock), policy("a", quota(0)), key::global())
                 .and(policy("b", quota(1)), key::global())
                 .headers(formats()[format].clone())
@@ -194,8 +194,8 @@ proptest! {
                 clock.advance(Duration::from_millis(pause));
                 let (_, outcome, advice) = send(&layer, request()).await;
                 let outcome = outcome.unwrap();
-                let Some(promised) = outcome.retry_after() else { continue };
-                let wait = advice.wait();
+                let Some(promised) = outcome.wait().duration() else { continue };
+                let wait = advice.wait().duration();
                 prop_assert!(wait.is_some_and(|wait| wait >= promised.min(Duration::from_secs(86_400))), "{wait:?} for {promised:?}");
                 clock.advance(wait.unwrap_or_default());
                 if promised <= Duration::from_secs(86_400) {

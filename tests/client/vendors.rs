@@ -434,7 +434,7 @@ fn vendors_headers_mean_what_their_documentation_says() {
     for Row { server, source, headers, policies, wait } in ROWS {
         let advice = read(headers);
         assert_eq!(in_short(&advice), *policies, "{server} ({source})");
-        assert_eq!(advice.wait(), wait.map(seconds), "{server} ({source})");
+        assert_eq!(advice.wait().duration(), wait.map(seconds), "{server} ({source})");
     }
 }
 

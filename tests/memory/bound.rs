@@ -27,7 +27,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 struct Forgotten(Arc<AtomicU64>);
 
 impl Observer for Forgotten {
-    fn on_event(&self, _: &LimiterEvent) {
+    fn on_limiter_event(&self, _: &LimiterEvent) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -49,7 +49,7 @@ fn flood(quota: Quota, bounds: &Bounds) {
     let forgotten = Forgotten::default();
     let clock = ManualClock::new();
     let limiter = MemoryLimiter::builder()
-        .capacity(CAPACITY)
+        .max_keys(CAPACITY)
         .clock(clock.clone())
         .observer(forgotten.clone())
         .build()
@@ -90,18 +90,43 @@ const OF_WORDS: usize = 40 * CAPACITY + 128;
 /// The documented sum for any states, and the block that stands for none.
 const OF_ALL: usize = OF_WORDS + 320 * CAPACITY + 128;
 
+/// Runs a test of this file in a process of its own; `false` in that process.
+fn run_alone(test: &str) -> bool {
+    if std::env::var_os(CHILD).is_some() {
+        return false;
+    }
+    let output = Command::new(std::env::current_exe().expect("the test knows its own file"))
+        .args(["--exact", test, "--nocapture"])
+        .env(CHILD, "1")
+        .output()
+        .expect("the test starts itself");
+    let written = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
+    assert!(output.status.success() && written.contains("1 passed"), "{written}");
+    println!("{written}");
+    true
+}
+
+#[test]
+fn few_keys_take_little_memory_whatever_the_capacity() {
+    if run_alone("bound::few_keys_take_little_memory_whatever_the_capacity") {
+        return;
+    }
+    let before = resident();
+    let limiter = MemoryLimiter::builder().max_keys(10_000_000).build().expect("the setup is possible");
+    let policy = Policy::from(Quota::per_hour(10));
+    let keys = 10_000;
+    for n in 0..keys {
+        assert!(limiter.take_one(&policy, &Key::of(n).expect("an integer makes a key"), 1).is_allowed());
+    }
+    if let (Some(before), Some(after)) = (before, resident()) {
+        let each = after.saturating_sub(before) / keys;
+        assert!(each <= 100, "{each} bytes for each key");
+    }
+}
+
 #[test]
 fn fresh_keys_without_end_stay_within_the_documented_memory() {
-    if std::env::var_os(CHILD).is_none() {
-        let output = Command::new(std::env::current_exe().expect("the test knows its own file"))
-            .args(["--exact", "bound::fresh_keys_without_end_stay_within_the_documented_memory", "--nocapture"])
-            .env(CHILD, "1")
-            .output()
-            .expect("the test starts itself");
-        let written =
-            [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned()).concat();
-        assert!(output.status.success() && written.contains("1 passed"), "{written}");
-        println!("{written}");
+    if run_alone("bound::fresh_keys_without_end_stay_within_the_documented_memory") {
         return;
     }
     let quota = |quota: Result<Quota, tower_ratelimit::quota::QuotaError>| quota.expect("the quota is possible");

@@ -26,7 +26,7 @@ impl Subject for Memory {
     type Limiter = MemoryLimiter;
 
     async fn limiter(&self) -> MemoryLimiter {
-        MemoryLimiter::builder().capacity(1_000).clock(self.0.clone()).build().expect("the setup is possible")
+        MemoryLimiter::builder().max_keys(1_000).clock(self.0.clone()).build().expect("the setup is possible")
     }
 
     async fn advance(&self, by: Duration) {

@@ -54,7 +54,7 @@ async fn fallback_admits_its_share_and_reports_each_use() {
             assert_eq!(admits(&limiter, &Policy::new("one", Quota::per_day(1)).unwrap()).await, 1, "at least one");
             let seen = seen.lock();
             assert_eq!(seen.len(), 5, "three that passed, two that did not");
-            assert_eq!(seen[0], LimiterEvent::FellBack { error: "the store is away".to_owned() });
+            assert_eq!(seen[0], LimiterEvent::fell_back("the store is away: the cable is cut"));
         }
     }
 }

@@ -70,7 +70,7 @@ fn flood_of_used_up_keys_forgets_none_before_twice_the_capacity() {
     for flood in kinds.iter().step_by(stride()) {
         let clock = ManualClock::new();
         let limiter = MemoryLimiter::builder()
-            .capacity(CAPACITY as usize)
+            .max_keys(CAPACITY as usize)
             .clock(clock.clone())
             .build()
             .expect("the setup is possible");
@@ -113,7 +113,7 @@ fn flood_of_used_up_keys_forgets_none_before_twice_the_capacity() {
 fn flood_of_meters_forgets_no_used_up_key() {
     let (clock, kinds) = (ManualClock::new(), kinds());
     let limiter = MemoryLimiter::builder()
-        .capacity(CAPACITY as usize)
+        .max_keys(CAPACITY as usize)
         .clock(clock.clone())
         .build()
         .expect("the setup is possible");

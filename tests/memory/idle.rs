@@ -21,7 +21,7 @@ fn idle_action_leaves_a_state_of_any_quota_as_it_is() {
     for from in plans(5) {
         for to in std::iter::once(from).chain(plans(3)).chain(proportional()) {
             let clock = ManualClock::new();
-            let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock).build().unwrap();
+            let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock).build().unwrap();
             let key = Key::of("alice").unwrap();
             let [before, after] = [from, to].map(|quota| Policy::new("p", quota).unwrap());
             let other = Policy::new("other", Quota::per_minute(1_000)).unwrap();
@@ -59,7 +59,7 @@ fn idle_action_leaves_a_state_of_any_quota_as_it_is() {
 fn observed_denial_beside_a_take_leaves_its_state_as_it_is() {
     for from in plans(5) {
         for to in plans(3) {
-            let limiter = MemoryLimiter::builder().capacity(1_000).clock(ManualClock::new()).build().unwrap();
+            let limiter = MemoryLimiter::builder().max_keys(1_000).clock(ManualClock::new()).build().unwrap();
             let key = Key::of("alice").unwrap();
             let [before, after] = [from, to].map(|quota| Policy::new("p", quota).unwrap());
             let other = Policy::new("other", Quota::per_minute(1_000)).unwrap();

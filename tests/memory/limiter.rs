@@ -11,10 +11,10 @@ use tower_ratelimit::{
     clock::{ManualClock, Timestamp},
     limiter::{Charge, Effect, Receipt, Refund},
     observe::{LimiterEvent, Observer},
-    quota::{Anchor, Oldest},
+    quota::{Algorithm, Anchor, Oldest},
 };
 
-use crate::support::{cases, every_algorithm};
+use crate::support::{cases, every_algorithm, of_each_algorithm_but};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ fn key(n: u64) -> Key {
 }
 
 fn limiter(keys: usize, clock: &ManualClock) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(keys).clock(clock.clone()).build().expect("the setup is possible")
+    MemoryLimiter::builder().max_keys(keys).clock(clock.clone()).build().expect("the setup is possible")
 }
 
 /// Returns a quota of each algorithm and layout, with capacity 5 in a minute.
@@ -48,7 +48,7 @@ fn quotas() -> Vec<Quota> {
             Quota::token_bucket(99_999, SECOND)?.burst(5)?,
         ])
     };
-    five().expect("the quotas are possible")
+    of_each_algorithm_but(&[Algorithm::Block, Algorithm::Meter], five().expect("the quotas are possible"))
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn denied_cost_passes_exactly_when_its_wait_is_over() {
         let policy = Policy::from(quota);
         assert!(limiter.take_one(&policy, &key(1), 4).is_allowed());
         let denied = limiter.take_one(&policy, &key(1), 3);
-        let wait = denied.retry_after().expect("it passes later");
+        let wait = denied.wait().duration().expect("it passes later");
         clock.advance(wait - Duration::from_micros(1));
         assert!(!limiter.peek_one(&policy, &key(1), 3).is_allowed(), "{quota}");
         clock.advance(Duration::from_micros(1));
@@ -212,6 +212,41 @@ fn changed_quota_keeps_what_was_used() {
 }
 
 #[test]
+fn slots_of_a_queue_refunded_in_any_order_are_all_free() {
+    for (limit, order) in [(60, [0, 1, 2, 3, 4]), (7, [2, 0, 1, 4, 3]), (7, [4, 3, 2, 1, 0])] {
+        let clock = ManualClock::new();
+        let limiter = limiter(100, &clock);
+        let quota = Quota::leaky_queue(limit, MINUTE).and_then(|quota| quota.queue(20)).expect("the quota is possible");
+        let policy = Policy::from(quota);
+        let left = || limiter.peek_one(&policy, &key(1), 0).remaining();
+        let take = |cost| limiter.take_one(&policy, &key(1), cost).take_receipt();
+        let mut slots = [1, 2, 1, 3, 1].map(take);
+        let costs = [1, 2, 1, 3, 1];
+        let mut is_free = [false; 5];
+        for at in order {
+            limiter.refund_now(&[Refund::new(policy.clone(), key(1), slots[at].take().expect("it was taken"))]);
+            is_free[at] = true;
+            let tail = (0..5).rev().take_while(|at| is_free[*at]).map(|at| costs[at]).sum::<u64>();
+            assert_eq!(left(), 21 - 8 + tail, "only what no later slot is taken behind");
+        }
+        // A kept slot that is over is worth nothing.
+        let [first, second] = [take(1), take(1)].map(|slot| slot.expect("there is room"));
+        limiter.refund_now(&[Refund::new(policy.clone(), key(1), first)]);
+        clock.advance(MINUTE / u32::try_from(limit).expect("it is small") + Duration::from_millis(1));
+        let before = left();
+        limiter.refund_now(&[Refund::new(policy.clone(), key(1), second)]);
+        assert!(before == 20 && left() == 21, "{before}");
+        // A reset forgets kept slots.
+        let [first, second] = [take(1), take(1)].map(|slot| slot.expect("there is room"));
+        limiter.refund_now(&[Refund::new(policy.clone(), key(1), first)]);
+        limiter.reset_now(&policy, &key(1));
+        let others = [take(1), take(1)];
+        limiter.refund_now(&[Refund::new(policy.clone(), key(1), second)]);
+        assert_eq!((others.map(|slot| slot.is_some()), left()), ([true; 2], 20));
+    }
+}
+
+#[test]
 fn set_is_charged_entirely_or_not_at_all() {
     for first in quotas() {
         for second in quotas() {
@@ -327,9 +362,9 @@ struct Evictions {
 struct Counting(Arc<Evictions>);
 
 impl Observer for Counting {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         match event {
-            LimiterEvent::Evicted { throttled: true } => self.0.throttled.fetch_add(1, Ordering::Relaxed),
+            LimiterEvent::Evicted { throttled: true, .. } => self.0.throttled.fetch_add(1, Ordering::Relaxed),
             LimiterEvent::Evicted { .. } => self.0.idle.fetch_add(1, Ordering::Relaxed),
             _ => self.0.full.fetch_add(1, Ordering::Relaxed),
         };
@@ -340,7 +375,7 @@ impl Observer for Counting {
 fn full_table_forgets_fewer_than_ten_keys_in_a_million() {
     let (seen, capacity) = (Arc::new(Evictions::default()), cases(1_000_000));
     let limiter = MemoryLimiter::builder()
-        .capacity(capacity as usize)
+        .max_keys(capacity as usize)
         .clock(ManualClock::new())
         .observer(Counting(seen.clone()))
         .build()
@@ -358,7 +393,7 @@ fn full_table_forgets_fewer_than_ten_keys_in_a_million() {
 fn table_forgets_as_few_keys_after_a_flood_as_before() {
     let (seen, clock) = (Arc::new(Evictions::default()), ManualClock::new());
     let limiter = MemoryLimiter::builder()
-        .capacity(100_000)
+        .max_keys(100_000)
         .clock(clock.clone())
         .observer(Counting(seen.clone()))
         .build()
@@ -381,7 +416,7 @@ fn throttled_key_stays_while_any_key_of_its_set_is_idle() {
     for quota in quotas() {
         let seen = Arc::new(Evictions::default());
         let limiter = MemoryLimiter::builder()
-            .capacity(1_000)
+            .max_keys(1_000)
             .clock(ManualClock::new())
             .observer(Counting(seen.clone()))
             .build()
@@ -407,7 +442,7 @@ fn full_table_that_denies_forgets_no_key() {
     for quota in quotas() {
         let seen = Arc::new(Evictions::default());
         let limiter = MemoryLimiter::builder()
-            .capacity(100)
+            .max_keys(100)
             .on_full(OnFull::Deny)
             .clock(ManualClock::new())
             .observer(Counting(seen.clone()))
@@ -426,7 +461,8 @@ fn full_table_that_denies_forgets_no_key() {
 #[test]
 fn full_arena_makes_room_without_growing() {
     let clock = ManualClock::new();
-    let limiter = MemoryLimiter::builder().capacity(1_000).entries(700).clock(clock.clone()).build().expect("possible");
+    let limiter =
+        MemoryLimiter::builder().max_keys(1_000).min_entries(700).clock(clock.clone()).build().expect("possible");
     let policy = Policy::from(Quota::sliding_log(100, MINUTE).expect("possible"));
     let _ = limiter.take_one(&policy, &key(0), 1);
     let bytes = limiter.bytes();
@@ -448,7 +484,7 @@ fn snapshot_restores_every_state_into_a_table_of_any_size() {
         }
         for capacity in [500, 1_000, 7_777] {
             let second = MemoryLimiter::builder()
-                .capacity(capacity)
+                .max_keys(capacity)
                 .clock(clock.clone())
                 .restore(first.snapshot())
                 .build()
@@ -478,7 +514,7 @@ fn damaged_snapshot_is_refused_or_harmless() {
         for damage in [0x01, 0x80, 0xff] {
             let mut bytes = whole.clone();
             bytes[at] ^= damage;
-            let restored = MemoryLimiter::builder().capacity(100).clock(clock.clone()).restore(bytes).build();
+            let restored = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).restore(bytes).build();
             match restored {
                 Err(error) => {
                     refused += 1;
@@ -520,8 +556,8 @@ fn clock_at_either_end_of_time_never_panics() {
 #[test]
 fn capacity_out_of_range_is_refused_by_the_builder() {
     for capacity in [0, usize::MAX] {
-        let error = MemoryLimiter::builder().capacity(capacity).build().expect_err("out of range");
-        assert!(error.to_string().contains("choose 1 to"));
+        let error = MemoryLimiter::builder().max_keys(capacity).build().expect_err("out of range");
+        assert!(error.to_string().contains("use 1 to"));
     }
 }
 
@@ -547,7 +583,7 @@ fn clock_that_steps_back_costs_a_set_at_most_one_full_drain() {
 struct Rude(Arc<std::sync::OnceLock<(MemoryLimiter, Policy)>>);
 
 impl Observer for Rude {
-    fn on_event(&self, _: &LimiterEvent) {
+    fn on_limiter_event(&self, _: &LimiterEvent) {
         if let Some((limiter, policy)) = self.0.get() {
             for n in 0..300 {
                 let _ = limiter.peek_one(policy, &key(n), 1);
@@ -562,7 +598,7 @@ fn observer_may_call_the_limiter_and_panic_without_a_deadlock() {
     for quota in quotas() {
         let observer = Rude::default();
         let limiter = MemoryLimiter::builder()
-            .capacity(50)
+            .max_keys(50)
             .clock(ManualClock::new())
             .observer(observer.clone())
             .build()
@@ -596,8 +632,8 @@ fn changed_quota_without_room_forgets_no_state() {
     ];
     for quota in large {
         let limiter = MemoryLimiter::builder()
-            .capacity(100)
-            .entries(7)
+            .max_keys(100)
+            .min_entries(7)
             .on_full(OnFull::Deny)
             .clock(ManualClock::new())
             .build()
@@ -634,7 +670,7 @@ fn sliding_window_keeps_its_promise_when_the_clock_steps_back() {
     clock.advance(Duration::from_secs(65));
     assert!(limiter.take_one(&policy, &key, 50).is_allowed());
     clock.set(Timestamp::from_micros(1_799_999_000_000_000));
-    let wait = limiter.take_one(&policy, &key, 1).retry_after().expect("one unit fits");
+    let wait = limiter.take_one(&policy, &key, 1).wait().duration().expect("one unit fits");
     clock.advance(wait - Duration::from_micros(1));
     assert!(!limiter.take_one(&policy, &key, 1).is_allowed(), "{wait:?} is not over");
     clock.advance(Duration::from_micros(1));
@@ -658,7 +694,7 @@ fn reset_key_has_its_whole_quota_also_when_the_clock_steps_back() {
 #[test]
 fn occupancy_counts_the_states_that_live() {
     let clock = ManualClock::new();
-    let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+    let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
     let seen = || limiter.occupancy().map(|occupancy| (occupancy.keys(), occupancy.capacity()));
     assert_eq!(seen(), Some((0, 1_000)));
     let (short, long) = (Policy::from(Quota::per_second(1)), Policy::from(Quota::per_hour(1)));

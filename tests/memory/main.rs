@@ -4,6 +4,7 @@ mod bound;
 mod conformance;
 mod fallback;
 mod floods;
+mod growth;
 mod idle;
 mod limiter;
 mod model;

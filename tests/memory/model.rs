@@ -11,7 +11,7 @@ use tower_ratelimit::{
     quota::{Algorithm, Anchor, Oldest, QuotaError},
 };
 
-use crate::support::config;
+use crate::support::{config, of_each_algorithm_but};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -24,6 +24,7 @@ fn quotas() -> Vec<Quota> {
             Quota::token_bucket(5, MINUTE)?,
             Quota::token_bucket(7, Duration::from_secs(1))?.burst(9)?,
             Quota::gcra(5, MINUTE)?,
+            Quota::leaky_bucket(5, MINUTE)?,
             Quota::leaky_queue(5, MINUTE)?.queue(4)?,
             Quota::token_bucket(5, MINUTE)?.max_debt(7)?,
             Quota::token_bucket(99_999, MINUTE)?.burst(6)?,
@@ -44,7 +45,7 @@ fn quotas() -> Vec<Quota> {
             Quota::sliding_log(9, MINUTE)?.in_proportion()?,
         ])
     };
-    each().expect("the quotas are possible")
+    of_each_algorithm_but(&[], each().expect("the quotas are possible"))
 }
 
 /// One charge of a set. Its place in the set names its policy.
@@ -145,7 +146,7 @@ fn on_refusal(charges: &[Charge<'_>], at: usize) -> (bool, bool) {
 }
 
 fn build(capacity: usize, clock: &ManualClock) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(capacity).clock(clock.clone()).build().expect("the setup is possible")
+    MemoryLimiter::builder().max_keys(capacity).clock(clock.clone()).build().expect("the setup is possible")
 }
 
 fn plain(decisions: &[ChargeDecision]) -> Vec<ChargeDecision> {
@@ -165,6 +166,7 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
     let mut small = build(100, &clock);
     let single = build(1_000, &clock);
     let mut receipts: Vec<(Policy, u64, [u64; 3])> = Vec::new();
+    let mut keeps_refunds = false;
     for step in steps {
         match step {
             Step::Take(ones) => {
@@ -259,7 +261,13 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                 }
                 let after = large.peek_one(&policy, key, 0).remaining();
                 let _ = (small.peek_one(&policy, key, 0), single.peek_one(&policy, key, 0));
-                prop_assert!(after >= before && after - before <= taken.min(*units), "{} {}", before, after);
+                if policy.quota().algorithm() == Algorithm::LeakyQueue {
+                    // It may have been kept, and others with it. A snapshot does not hold these.
+                    keeps_refunds = true;
+                    prop_assert!(after >= before, "{} {}", before, after);
+                } else {
+                    prop_assert!(after >= before && after - before <= taken.min(*units), "{} {}", before, after);
+                }
             }
             Step::Reset { policy, key } => {
                 for limiter in [&large, &small, &single] {
@@ -269,8 +277,8 @@ fn play(mode: Mode, first: &[usize], steps: &[Step]) -> Result<(), TestCaseError
                 }
             }
             Step::Quota { policy, quota } if mode.changes() => policies[*policy] = named(*policy, *quota),
-            Step::Snapshot if !mode.goes_back() => {
-                let builder = MemoryLimiter::builder().capacity(100).clock(clock.clone()).restore(small.snapshot());
+            Step::Snapshot if !mode.goes_back() && !keeps_refunds => {
+                let builder = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).restore(small.snapshot());
                 small = builder.build().expect("the snapshot is whole");
             }
             Step::Forward(by) => {

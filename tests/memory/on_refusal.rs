@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    Key, MemoryLimiter, Policy, Quota, Wait,
     clock::ManualClock,
     limiter::{Blocks, Charge, Decision, Effect, Meters, Refund},
     observe::{LimiterEvent, Observer},
@@ -20,7 +20,7 @@ fn key(n: u64) -> Key {
 }
 
 fn limiter(clock: &ManualClock) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("the setup is possible")
+    MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().expect("the setup is possible")
 }
 
 fn policy(name: &str, quota: Result<Quota, tower_ratelimit::quota::QuotaError>) -> Policy {
@@ -60,8 +60,8 @@ impl Login {
     /// Returns the decision of the block, and how long it stays closed.
     fn closed_for(&self) -> Option<Duration> {
         let look = self.limiter.peek_one(&self.block, &key(1), 0);
-        assert_eq!(look.is_allowed(), look.retry_after().is_none());
-        look.retry_after()
+        assert_eq!(look.is_allowed(), look.wait().duration().is_none());
+        look.wait().duration()
     }
 
     /// Uses up the limit and the refusals that the block allows.
@@ -88,11 +88,11 @@ fn block_closes_its_key_after_the_given_number_of_refusals() {
         assert_eq!(login.closed_for(), None);
     }
     let third = login.take();
-    assert_eq!(third.charges()[1].retry_after(), Some(HOUR), "what closes says until when");
+    assert_eq!(third.charges()[1].wait(), Wait::After(HOUR), "what closes says until when");
     login.clock.advance(30 * MINUTE);
     let closed = login.take();
     assert!(closed.charges()[0].is_allowed(), "the limit itself would let it pass");
-    assert!(!closed.is_allowed() && closed.charges()[1].retry_after() == Some(30 * MINUTE), "nothing prolongs it");
+    assert!(!closed.is_allowed() && closed.charges()[1].wait() == Wait::After(30 * MINUTE), "nothing prolongs it");
     assert_eq!(login.limiter.peek_one(&login.tries, &key(1), 0).remaining(), 2, "and nothing is taken from the limit");
     login.clock.advance(30 * MINUTE - Duration::from_micros(1));
     assert!(!login.take().is_allowed());
@@ -132,7 +132,7 @@ fn block_that_counts_denied_stays_closed_while_hammered() {
     assert_eq!(login.get_blocked(), MINUTE);
     for _ in 0..5 {
         login.clock.advance(MINUTE / 2);
-        assert_eq!(login.take().charges()[1].retry_after(), Some(MINUTE));
+        assert_eq!(login.take().charges()[1].wait(), Wait::After(MINUTE));
     }
     login.clock.advance(MINUTE);
     assert!(login.take().is_allowed());
@@ -159,7 +159,7 @@ async fn key_is_closed_by_an_admin_and_opened_by_a_reset() {
 fn strike(limiter: &MemoryLimiter, block: &Policy) -> Option<Duration> {
     let key = key(1);
     let charge = [Charge::new(block, &key).effect(Effect::Force)];
-    limiter.take_now(&charge).charges()[0].retry_after()
+    limiter.take_now(&charge).charges()[0].wait().duration()
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn changed_block_keeps_a_closed_key_closed_until_its_end() {
     login.clock.advance(MINUTE);
     let changed = Quota::block(9, MINUTE, MINUTE).and_then(|block| block.growing(2, HOUR, HOUR));
     let changed = policy("block", changed);
-    assert_eq!(login.limiter.peek_one(&changed, &key(1), 0).retry_after(), Some(59 * MINUTE));
+    assert_eq!(login.limiter.peek_one(&changed, &key(1), 0).wait(), Wait::After(59 * MINUTE));
     assert!(!login.limiter.take_one(&changed, &key(1), 1).is_allowed());
     assert_eq!(login.closed_for(), Some(59 * MINUTE), "and back");
 }
@@ -352,9 +352,9 @@ fn block_outlasts_its_window_and_is_not_prolonged_by_retries() {
     let key = key(1);
     let take = || limiter.take_now(&[Charge::new(&tries, &key), Charge::new(&block, &key).effect(ON_REFUSAL)]);
     assert!(take().is_allowed());
-    assert!(take().charges()[1].retry_after() > Some(1_000 * ms));
+    assert!(take().charges()[1].wait().duration() > Some(1_000 * ms));
     clock.advance(1_201 * ms);
-    assert_eq!(take().charges()[1].retry_after(), Some(799 * ms));
+    assert_eq!(take().charges()[1].wait(), Wait::After(799 * ms));
     clock.advance(809 * ms);
     assert!(take().is_allowed());
 }
@@ -419,7 +419,7 @@ fn meter_counts_every_excess_unit_under_contention() {
 struct Full(Arc<AtomicU64>);
 
 impl Observer for Full {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.fetch_add(u64::from(*event == LimiterEvent::Full), Ordering::Relaxed);
     }
 }
@@ -427,7 +427,7 @@ impl Observer for Full {
 #[test]
 fn meter_is_never_evicted_and_refuses_without_room() {
     let full = Full::default();
-    let builder = MemoryLimiter::builder().capacity(64).clock(ManualClock::new()).observer(full.clone());
+    let builder = MemoryLimiter::builder().max_keys(64).clock(ManualClock::new()).observer(full.clone());
     let limiter = builder.build().expect("the setup is possible");
     let closed = policy("closed", Quota::fixed_window(0, HOUR));
     let (meter, log) = (policy("over", Quota::meter(100, HOUR)), policy("log", Quota::sliding_log(3, HOUR)));
@@ -451,6 +451,20 @@ fn meter_is_never_evicted_and_refuses_without_room() {
 }
 
 #[test]
+fn meters_that_are_over_leave_their_slots_to_others() {
+    let clock = ManualClock::new();
+    let limiter = MemoryLimiter::builder().max_keys(64).clock(clock.clone()).build().expect("the setup is possible");
+    let meter = policy("over", Quota::meter(100, HOUR));
+    let mut counted = [0, 1_000, 2_000].map(|first| {
+        let counted = (first..first + 1_000).filter(|n| limiter.take_one(&meter, &key(*n), 1).is_allowed()).count();
+        clock.advance(2 * HOUR);
+        counted
+    });
+    counted.sort_unstable();
+    assert!((64..=128).contains(&counted[0]) && counted[2] <= 128, "{counted:?}");
+}
+
+#[test]
 fn blocks_and_meters_are_in_snapshots() {
     let login = Login::new();
     assert_eq!(login.get_blocked(), HOUR);
@@ -458,6 +472,6 @@ fn blocks_and_meters_are_in_snapshots() {
     let _ = login.limiter.take_one(&meter, &key(7), 42);
     let builder = MemoryLimiter::builder().clock(login.clock.clone()).restore(login.limiter.snapshot());
     let restored = builder.build().expect("the snapshot is whole");
-    assert_eq!(restored.peek_one(&login.block, &key(1), 0).retry_after(), Some(HOUR));
+    assert_eq!(restored.peek_one(&login.block, &key(1), 0).wait(), Wait::After(HOUR));
     assert_eq!(restored.peek_one(&meter, &key(7), 0).remaining(), 58);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_ratelimit::{Key, MemoryLimiter, Policy, clock::ManualClock};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Rule, clock::ManualClock};
 
 use crate::support::{every_algorithm, stride};
 
@@ -13,7 +13,7 @@ const SECOND: Duration = Duration::from_secs(1);
 /// many, one by one.
 fn passed(plans: [&Policy; 2], asked: u64) -> u64 {
     let clock = ManualClock::new();
-    let limiter = MemoryLimiter::builder().capacity(100).clock(clock.clone()).build().expect("the setup is possible");
+    let limiter = MemoryLimiter::builder().max_keys(100).clock(clock.clone()).build().expect("the setup is possible");
     let mut passed = 0;
     for second in 0..3_600 {
         let plan = plans[second % 2];
@@ -28,7 +28,7 @@ fn plans_that_alternate_pass_what_lies_between_the_two() {
     for (small, large) in [(10, 20), (1, 20), (59, 61)] {
         let kinds = every_algorithm(small, MINUTE).into_iter().zip(every_algorithm(large, MINUTE));
         for (small, large) in kinds.step_by(stride()) {
-            let rule = Policy::plans("plan", [small, large], |_| 0).expect("the plans are possible");
+            let rule = Rule::plans("plan", [small, large], |_| 0).expect("the plans are possible");
             let [small, large] = rule.policies() else { panic!("two plans") };
             for asked in [1, 30] {
                 let [least, most] = [small, large].map(|plan| passed([plan; 2], asked));
@@ -51,7 +51,7 @@ fn plans_of_two_algorithms_pass_no_more_than_the_larger() {
     let (tens, twenties) = (every_algorithm(10, MINUTE), every_algorithm(20, MINUTE));
     let pairs = tens.iter().flat_map(|ten| twenties.iter().map(move |twenty| [*ten, *twenty]));
     for pair in pairs.step_by(stride()) {
-        let rule = Policy::plans("plan", pair, |_| 0).expect("the plans are possible");
+        let rule = Rule::plans("plan", pair, |_| 0).expect("the plans are possible");
         let [small, large] = rule.policies() else { panic!("two plans") };
         let [ten, twenty] = [small, large].map(|plan| passed([plan; 2], 2));
         let passed = passed([small, large], 2);

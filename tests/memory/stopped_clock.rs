@@ -29,6 +29,8 @@ use tower_ratelimit::{
     quota::{Oldest, QuotaError},
 };
 
+use crate::support::of_each_algorithm_but;
+
 const THREADS: usize = 8;
 const MILLISECOND: Duration = Duration::from_millis(1);
 const MS_US: u64 = 1_000;
@@ -75,7 +77,9 @@ fn cases() -> Vec<(Quota, Law)> {
             (Quota::meter(1, MILLISECOND)?, law(1, MS_US, MS_US, MS_US)),
         ])
     };
-    each().expect("the quotas are possible")
+    let cases = each().expect("the quotas are possible");
+    of_each_algorithm_but(&[], cases.iter().map(|(quota, _)| *quota).collect());
+    cases
 }
 
 /// Takes units for this many seconds, and until there are enough. Prints for each its instant, its call and its return.
@@ -84,7 +88,7 @@ fn decide(case: usize, seconds: u64) {
     let policy = Policy::from(quota);
     let key = Key::of("k").expect("it is short");
     let clock = MonotonicClock::new();
-    let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("the setup is possible");
+    let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().expect("the setup is possible");
     let (stop, taken) = (AtomicBool::new(false), AtomicU64::new(0));
     thread::scope(|scope| {
         let run = || {

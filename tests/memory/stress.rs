@@ -35,7 +35,7 @@ fn quotas() -> Vec<Quota> {
 }
 
 fn limiter(capacity: usize) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(capacity).clock(ManualClock::new()).build().expect("the setup is possible")
+    MemoryLimiter::builder().max_keys(capacity).clock(ManualClock::new()).build().expect("the setup is possible")
 }
 
 fn policy(name: &str, quota: Quota) -> Policy {
@@ -187,7 +187,7 @@ fn flood_of_fresh_keys_never_hangs_nor_frees_a_throttled_key() {
         });
         assert_eq!(over.into_inner(), 0, "{quota}");
         let restored = MemoryLimiter::builder()
-            .capacity(1_500)
+            .max_keys(1_500)
             .clock(ManualClock::new())
             .restore(limiter.snapshot())
             .build()
@@ -244,7 +244,7 @@ fn snapshot_has_every_state_that_lives_throughout_it() {
             }
         });
         for _ in 0..300 {
-            let restored = MemoryLimiter::builder().capacity(20_000).clock(clock.clone()).restore(limiter.snapshot());
+            let restored = MemoryLimiter::builder().max_keys(20_000).clock(clock.clone()).restore(limiter.snapshot());
             let restored = restored.build().expect("the snapshot is whole");
             let missing = (0..200).filter(|n| restored.peek_one(&policy, &key(*n), 1).is_allowed()).count();
             let moving = restored.peek_one(&small, &key(0), 0).remaining();

@@ -21,13 +21,13 @@ const VERSIONS: u64 = 16_383;
 struct Reports(Arc<AtomicU64>);
 
 impl Observer for Reports {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.fetch_add(u64::from(*event == LimiterEvent::TooManyQuotas), Ordering::Relaxed);
     }
 }
 
 fn limiter(clock: &ManualClock, reports: &Reports) -> MemoryLimiter {
-    let builder = MemoryLimiter::builder().capacity(50_000).clock(clock.clone()).observer(reports.clone());
+    let builder = MemoryLimiter::builder().max_keys(50_000).clock(clock.clone()).observer(reports.clone());
     builder.build().expect("the setup is possible")
 }
 
@@ -112,6 +112,13 @@ async fn quotas_beyond_the_last_number_hold_and_are_reported() {
     assert_eq!(told, Some(48 * HOUR));
     assert_eq!(blocks.blocked_for(&key(1)).await.expect("memory does not fail"), told);
     assert!(!limiter.take_one(&block, &key(1), 1).is_allowed());
+    // It is reported again, at most every ten seconds.
+    for (seconds, count) in [(9, 1), (2, 2), (0, 2)] {
+        clock.advance(Duration::from_secs(seconds));
+        let _ = limiter.take_one(&policy("plan", bucket(all)), &key(0), 0);
+        let _ = limiter.take_one(&policy("plan", bucket(10 + all)), &key(0), 0);
+        assert_eq!(reports.0.load(Ordering::Relaxed), count, "after {seconds} seconds more");
+    }
     // Once the states have expired, numbers are free again.
     for _ in 0..3 {
         clock.advance(2 * HOUR);

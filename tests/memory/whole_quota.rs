@@ -18,8 +18,10 @@ use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
     clock::ManualClock,
     limiter::{Limiter, Refund, UnsupportedQuotaKind},
-    quota::{Anchor, Oldest, QuotaError},
+    quota::{Algorithm, Anchor, Oldest, QuotaError},
 };
+
+use crate::support::of_each_algorithm_but;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -42,34 +44,38 @@ fn admitted(limiter: &MemoryLimiter, clock: &ManualClock, policy: &Policy, units
     (0..units).filter(passes).count() as u64
 }
 
-fn quotas(limit: u64) -> Result<Vec<Quota>, QuotaError> {
+fn quotas(limit: u64) -> Vec<Quota> {
     let buckets = 3_600_u64.min(limit) as u32; // at most 3,600
-    Ok(vec![
-        Quota::token_bucket(limit, HOUR)?.burst(limit)?,
-        Quota::gcra(limit, HOUR)?.burst(limit)?,
-        Quota::leaky_bucket(limit, HOUR)?,
-        Quota::token_bucket(99_991, HOUR)?.burst(limit)?, // two words
-        Quota::step_bucket(limit, HOUR)?,
-        Quota::fixed_window(limit, HOUR)?,
-        Quota::fixed_window(limit, HOUR)?.anchor(Anchor::FirstRequest)?,
-        Quota::sliding_window(limit, HOUR)?,
-        Quota::sliding_window(limit, HOUR)?.buckets(60)?,
-        Quota::sliding_window(limit, HOUR)?.buckets(buckets)?,
-        Quota::sliding_window(limit, HOUR)?.buckets(buckets)?.oldest(Oldest::Counted)?,
-        Quota::sliding_log(limit, HOUR)?,
-        Quota::sliding_log(limit, HOUR)?.count_denied()?,
-        Quota::block(limit.min(4_095), HOUR, HOUR)?,
-        Quota::meter(limit, HOUR)?,
-    ])
+    let each = || -> Result<Vec<Quota>, QuotaError> {
+        Ok(vec![
+            Quota::token_bucket(limit, HOUR)?.burst(limit)?,
+            Quota::gcra(limit, HOUR)?.burst(limit)?,
+            Quota::leaky_bucket(limit, HOUR)?,
+            Quota::token_bucket(99_991, HOUR)?.burst(limit)?, // two words
+            Quota::step_bucket(limit, HOUR)?,
+            Quota::fixed_window(limit, HOUR)?,
+            Quota::fixed_window(limit, HOUR)?.anchor(Anchor::FirstRequest)?,
+            Quota::sliding_window(limit, HOUR)?,
+            Quota::sliding_window(limit, HOUR)?.buckets(60)?,
+            Quota::sliding_window(limit, HOUR)?.buckets(buckets)?,
+            Quota::sliding_window(limit, HOUR)?.buckets(buckets)?.oldest(Oldest::Counted)?,
+            Quota::sliding_log(limit, HOUR)?,
+            Quota::sliding_log(limit, HOUR)?.count_denied()?,
+            Quota::block(limit.min(4_095), HOUR, HOUR)?,
+            Quota::meter(limit, HOUR)?,
+        ])
+    };
+    // A leaky queue counts as a leaky bucket does, and has one unit more.
+    of_each_algorithm_but(&[Algorithm::LeakyQueue], each().expect("the quotas are possible"))
 }
 
 #[test]
 fn client_alone_uses_its_whole_quota_at_every_capacity() {
     // A table of one shard, and one of several.
     for capacity in [1, 2, 100, 1_500, 10_000] {
-        for quota in quotas(3_600).expect("the quotas are possible") {
+        for quota in quotas(3_600) {
             let clock = ManualClock::new();
-            let limiter = builder(&clock).capacity(capacity).build().expect("the setup is possible");
+            let limiter = builder(&clock).max_keys(capacity).build().expect("the setup is possible");
             assert_eq!(limiter.supports(&quota), Ok(()), "{quota}");
             let policy = Policy::from(quota);
             let limit = quota.capacity();
@@ -85,9 +91,9 @@ fn sliding_log_at_its_bound_admits_each_unit_as_one_expires() {
     let clock = ManualClock::new();
     let policy = Policy::from(Quota::sliding_log(10_000, SECOND).expect("the quota is possible"));
     for (capacity, entries) in [(10_000, None), (100, None), (100, Some(10_000)), (1, Some(10_000))] {
-        let mut builder = builder(&clock).capacity(capacity);
+        let mut builder = builder(&clock).max_keys(capacity);
         if let Some(entries) = entries {
-            builder = builder.entries(entries);
+            builder = builder.min_entries(entries);
         }
         let limiter = builder.build().expect("the setup is possible");
         // 20,000 per second come, and exactly 10,000 per second pass.
@@ -111,7 +117,7 @@ fn sliding_log_admits_its_whole_limit_by_default() {
 fn sub_windows_of_the_smallest_limiter_hold_one_key() {
     for capacity in [1, 100] {
         let clock = ManualClock::new();
-        let limiter = builder(&clock).capacity(capacity).build().expect("the setup is possible");
+        let limiter = builder(&clock).max_keys(capacity).build().expect("the setup is possible");
         let quota = Quota::sliding_window(3_600, HOUR).and_then(|quota| quota.buckets(3_600));
         let policy = Policy::from(quota.expect("the quota is possible"));
         assert_eq!(admitted(&limiter, &clock, &policy, 3_600, SECOND), 3_600, "capacity {capacity}");
@@ -120,12 +126,12 @@ fn sub_windows_of_the_smallest_limiter_hold_one_key() {
 
 #[test]
 fn quota_that_never_fits_is_not_supported() {
-    let limiter = MemoryLimiter::builder().capacity(100).entries(1_998).build().expect("the setup is possible");
+    let limiter = MemoryLimiter::builder().max_keys(100).min_entries(1_998).build().expect("the setup is possible");
     let log = |limit| Quota::sliding_log(limit, HOUR).expect("the quota is possible");
     assert_eq!(limiter.supports(&log(1_998)), Ok(()));
     let error = limiter.supports(&log(1_999)).expect_err("one entry is missing");
     assert_eq!(error.kind(), UnsupportedQuotaKind::TooLarge);
-    assert!(error.to_string().contains(".entries(1999)"), "{error}");
+    assert!(error.to_string().contains(".min_entries(1999)"), "{error}");
     let windows =
         Quota::sliding_window(10, HOUR).and_then(|quota| quota.buckets(2_000)).expect("the quota is possible");
     assert!(limiter.supports(&windows).is_err());
@@ -136,7 +142,7 @@ fn full_arena_refuses_and_forgets_no_key() {
     for on_full in [OnFull::Evict, OnFull::Deny] {
         let clock = ManualClock::new();
         let limiter =
-            builder(&clock).capacity(1_000).entries(700).on_full(on_full).build().expect("the setup is possible");
+            builder(&clock).max_keys(1_000).min_entries(700).on_full(on_full).build().expect("the setup is possible");
         let policy = Policy::from(Quota::sliding_log(50, HOUR).expect("the quota is possible"));
         // Half as many keys as fit ask for ten times as many entries as there are.
         for unit in 0..20 {
@@ -159,7 +165,7 @@ fn full_arena_refuses_and_forgets_no_key() {
 #[test]
 fn reset_and_refund_in_a_full_arena_delay_no_other_key() {
     let clock = ManualClock::new();
-    let limiter = builder(&clock).capacity(1_000).entries(700).build().expect("the setup is possible");
+    let limiter = builder(&clock).max_keys(1_000).min_entries(700).build().expect("the setup is possible");
     let policy = Policy::from(Quota::sliding_log(50, HOUR).expect("the quota is possible"));
     let mut receipts = Vec::new();
     for unit in 0..20 {
@@ -169,7 +175,8 @@ fn reset_and_refund_in_a_full_arena_delay_no_other_key() {
             receipts.extend(decision.take_receipt().filter(|_| unit == 19 && n < 100).map(|receipt| (n, receipt)));
         }
     }
-    let waits = |n| -> Vec<_> { (1..=50).map(|cost| limiter.peek_one(&policy, &key(n), cost).retry_after()).collect() };
+    let waits =
+        |n| -> Vec<_> { (1..=50).map(|cost| limiter.peek_one(&policy, &key(n), cost).wait().duration()).collect() };
     let before: Vec<_> = (200..1_000).map(waits).collect();
     for (n, receipt) in receipts {
         limiter.refund_now(&[Refund::new(policy.clone(), key(n), receipt)]);
@@ -182,7 +189,7 @@ fn reset_and_refund_in_a_full_arena_delay_no_other_key() {
 #[test]
 fn folded_log_is_never_laxer_than_the_quota() {
     let clock = ManualClock::new();
-    let limiter = builder(&clock).capacity(10).entries(70).build().expect("the setup is possible");
+    let limiter = builder(&clock).max_keys(10).min_entries(70).build().expect("the setup is possible");
     let policy = Policy::from(Quota::sliding_log(20, SECOND).expect("the quota is possible"));
     let mut admitted = vec![Vec::new(); 10];
     for at in 0..20_000_u64 {

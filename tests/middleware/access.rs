@@ -10,7 +10,7 @@ use http_body_util::BodyExt;
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::{
-    MissingKey, Policy, Quota, RateLimitLayer,
+    MissingKey, Quota, RateLimitLayer, Rule,
     middleware::{Access, AccessList},
     observe::{Outcome, OutcomeKind},
 };
@@ -103,7 +103,7 @@ async fn header_that_cannot_be_read_is_no_way_around_a_list() {
 #[tokio::test]
 async fn value_that_comes_twice_is_no_way_around_a_rule_or_a_list() {
     let (limiter, list) = (Scripted::new(), AccessList::new());
-    let rule = Policy::new("key", Quota::per_hour(2)).unwrap().missing_key(MissingKey::Exempt);
+    let rule = Rule::new("key", Quota::per_hour(2)).unwrap().missing_key(MissingKey::Exempt);
     let layer = RateLimitLayer::new(limiter, rule, key::header("x-api-key")).access(&list, key::header("x-api-key"));
     let twice = |values: [&'static str; 2]| {
         let mut request = from("192.0.2.1");
@@ -195,7 +195,7 @@ async fn outer_layer_keeps_what_an_inner_list_denies() {
     for refunds in [false, true] {
         let (outer, list) = (Scripted::new(), AccessList::new());
         list.set("192.0.2.0/24", Access::Deny).unwrap();
-        let policy = Policy::new("outer", Quota::per_hour(9)).unwrap();
+        let policy = Rule::new("outer", Quota::per_hour(9)).unwrap();
         let stack = ServiceBuilder::new()
             .layer(RateLimitLayer::new(outer.clone(), policy, key::global()).refund_nested(refunds))
             .layer(layer(&Scripted::new(), &list))

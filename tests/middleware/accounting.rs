@@ -20,10 +20,10 @@ use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
 use proptest::prelude::*;
 use tower::{BoxError, Layer, Service, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
+    Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
+    clock::{ManualClock, Sleep, Timer},
     key,
-    middleware::{ModeSwitch, OnAborted, QuotaSwitch, Sleep, Timer, Usage},
+    middleware::{ModeSwitch, OnAborted, QuotaSwitch, Usage},
     quota::QuotaError,
 };
 
@@ -286,8 +286,8 @@ impl Terms {
     }
 
     fn rule(&self, name: &str, at: usize, quota: &QuotaSwitch, mode: &ModeSwitch) -> Rule {
-        let cost = move |request: &http::request::Parts| request.extensions.get::<Script>().unwrap().costs[at];
-        let mut rule = Policy::switched(name, quota).unwrap().cost(cost).mode(mode.clone());
+        let cost = move |request: &tower_ratelimit::Head<'_>| request.extensions.get::<Script>().unwrap().costs[at];
+        let mut rule = Rule::switched(name, quota).unwrap().cost(cost).mode(mode.clone());
         if let Some(only_401) = self.keeps {
             rule = if only_401 {
                 rule.charge_when(|response| response.status == 401)
@@ -412,7 +412,7 @@ impl World {
         let mut inner = layer(2);
         if has_queue {
             let queue = Quota::leaky_queue(QUEUE, PERIOD).unwrap().queue(QUEUE - 1).unwrap();
-            inner = inner.and(Policy::new("queue", queue).unwrap(), key::global()).delay(timer.clone());
+            inner = inner.and(Rule::new("queue", queue).unwrap(), key::global()).delay(timer.clone());
         }
         let mut service = layer(0).refund_nested(refunds_nested).layer(inner.layer(service_fn(serve)));
         let service = RefCell::new(Box::new(move |request| -> Answer { Box::pin(service.call(request)) })
@@ -579,10 +579,52 @@ impl World {
     /// Returns what is used of each quota, as the limiter knows it.
     fn used(&self) -> [u64; 4] {
         [0, 1, 2, 3].map(|at| {
-            let probe = Policy::new(NAMES[at], quota(&self.account.terms[at], PROBE)).unwrap();
-            PROBE - self.limiter.peek_one(&probe, &Key::global(), 0).remaining()
+            let probe = Rule::new(NAMES[at], quota(&self.account.terms[at], PROBE)).unwrap();
+            PROBE - self.limiter.peek_one(&probe.policies()[0], &Key::global(), 0).remaining()
         })
     }
+}
+
+/// Plays the steps, and compares the limiter with the account after each.
+fn play(terms: Vec<Terms>, refunds_nested: bool, has_queue: bool, steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let mut world = World::new(terms, refunds_nested, has_queue);
+    for (at, step) in steps.into_iter().enumerate() {
+        world.step(step);
+        prop_assert_eq!(world.used(), world.account.used, "after step {}", at);
+    }
+    while let Some(open) = world.open.pop() {
+        world.leave(open);
+        prop_assert_eq!(world.used(), world.account.used, "after the end");
+    }
+    Ok(())
+}
+
+/// Returns the terms of a rule that keeps some charges, under its smallest quota. It has no debt, so once a larger quota
+/// is used up, the smallest one has no room for what is used.
+fn smallest() -> impl Strategy<Value = Terms> {
+    (terms(), any::<bool>()).prop_map(|(terms, only_401)| Terms {
+        capacity: 0,
+        keeps: Some(only_401),
+        by_response: false,
+        by_usage: false,
+        by_body: false,
+        ..terms
+    })
+}
+
+/// Returns steps in which requests begin under the smallest quotas, others begin under the largest ones, and all of them
+/// go on or leave.
+fn growth() -> impl Strategy<Value = Vec<Step>> {
+    let begin = || script().prop_map(Step::Begin);
+    let end = prop_oneof![9 => (0..9_usize).prop_map(Step::Go), 1 => (0..9_usize).prop_map(Step::Leave)];
+    let collect = proptest::collection::vec::<BoxedStrategy<Step>>;
+    (collect(begin().boxed(), 3..10), collect(begin().boxed(), 10..40), collect(end.boxed(), 1..90)).prop_map(
+        |(mut steps, later, ends)| {
+            steps.extend((0..4).map(|rule| Step::Switch(rule, CAPACITIES.len() - 1)));
+            steps.extend(later.into_iter().chain(ends));
+            steps
+        },
+    )
 }
 
 proptest! {
@@ -595,14 +637,17 @@ proptest! {
         has_queue in any::<bool>(),
         steps in proptest::collection::vec(step(), 1..120),
     ) {
-        let mut world = World::new(terms, refunds_nested, has_queue);
-        for (at, step) in steps.iter().enumerate() {
-            world.step(step.clone());
-            prop_assert_eq!(world.used(), world.account.used, "after step {}", at);
-        }
-        while let Some(open) = world.open.pop() {
-            world.leave(open);
-            prop_assert_eq!(world.used(), world.account.used, "after the end");
-        }
+        play(terms, refunds_nested, has_queue, steps)?;
+    }
+
+    /// Their refunds go to the quota that is in force, because the one that charged them may have no room for what was
+    /// used since.
+    #[test]
+    fn requests_of_a_quota_that_grew_cost_what_its_rules_say(
+        terms in proptest::collection::vec(smallest(), 4),
+        refunds_nested in any::<bool>(),
+        steps in growth(),
+    ) {
+        play(terms, refunds_nested, false, steps)?;
     }
 }

@@ -13,7 +13,7 @@ use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, MissingKey, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
+    Head, Key, MemoryLimiter, MissingKey, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
     clock::ManualClock,
     key,
     middleware::{Access, AccessList, Admission, OnAborted, Refused},
@@ -29,12 +29,12 @@ const MS: u64 = 1_000;
 #[derive(Clone)]
 struct Rows(u64);
 
-fn rows(limit: u64) -> Policy {
-    Policy::new("rows", Quota::per_hour(limit)).unwrap()
+fn rows(limit: u64) -> Rule {
+    Rule::new("rows", Quota::per_hour(limit)).unwrap()
 }
 
 fn by_rows(limit: u64) -> Rule {
-    rows(limit).cost(|request: &Parts| request.extensions.get().map_or(1, |Rows(rows)| *rows))
+    rows(limit).cost(|request: &Head<'_>| request.extensions.get().map_or(1, |Rows(rows)| *rows))
 }
 
 fn used(limiter: &MemoryLimiter, policy: &Policy) -> u64 {
@@ -88,9 +88,9 @@ async fn handler_refuses_as_the_layer_does() {
         let app: Router = Router::new().route("/", post(import)).with_state(layer.clone());
         let send = |body: &str| app.clone().oneshot(Request::post("/").body(Body::from(body.to_owned())).unwrap());
         assert_eq!(text(send("a\nb\nc\n").await.unwrap()).await.2, "3 rows\n");
-        assert_eq!(used(&limiter, &rows(10)), 3);
+        assert_eq!(used(&limiter, &rows(10).policies()[0]), 3);
         let refused = text(send(&"row\n".repeat(8)).await.unwrap()).await;
-        assert_eq!((refused.0, used(&limiter, &rows(10))), (StatusCode::TOO_MANY_REQUESTS, 3));
+        assert_eq!((refused.0, used(&limiter, &rows(10).policies()[0])), (StatusCode::TOO_MANY_REQUESTS, 3));
         assert_eq!(log.take(), [OutcomeKind::Allowed, OutcomeKind::Limited]);
         // The layer around a service.
         let service =
@@ -133,14 +133,14 @@ async fn handler_of_tonic_refuses_with_a_status() {
     let status = tonic::Status::from(refused);
     assert_eq!(status.code(), tonic::Code::ResourceExhausted);
     assert!(status.metadata().get("retry-after").is_some());
-    assert_eq!(used(&limiter, &rows(10)), 7);
+    assert_eq!(used(&limiter, &rows(10).policies()[0]), 7);
 }
 
 #[tokio::test]
 async fn status_of_tonic_reveals_nothing_of_the_server() {
     let failing = Scripted::new();
     failing.fail(true);
-    let keyless = |_: &Parts| None::<Key>;
+    let keyless = |_: &Head<'_>| None::<Key>;
     for refusals in [Refusals::default(), Refusals::default().grpc(false)] {
         let failed = RateLimitLayer::new(failing.clone(), rows(1), key::global()).refusals(refusals.clone());
         let missing = RateLimitLayer::new(memory(&ManualClock::new()), rows(1), keyless).refusals(refusals.clone());
@@ -198,7 +198,7 @@ async fn admission_is_kept_refunded_or_settled() {
         for (on_aborted, expected) in [(OnAborted::Keep, keep), (OnAborted::Refund, refund)] {
             for observed in [false, true] {
                 let limiter = memory(&ManualClock::new());
-                let plain = Policy::new("plain", Quota::per_hour(1_000)).unwrap();
+                let plain = Rule::new("plain", Quota::per_hour(1_000)).unwrap();
                 let mut layer = RateLimitLayer::new(
                     limiter.clone(),
                     by_rows(1_000).settle_by_usage().on_aborted(on_aborted),
@@ -209,7 +209,7 @@ async fn admission_is_kept_refunded_or_settled() {
                     layer = layer.observer(Log::default()).expose_outcome(true);
                 }
                 end(layer.admit(&head(100)).await.unwrap());
-                let both = [used(&limiter, &rows(1_000)), used(&limiter, &plain)];
+                let both = [used(&limiter, &rows(1_000).policies()[0]), used(&limiter, &plain.policies()[0])];
                 assert_eq!(both, expected, "{name}, {on_aborted:?}");
             }
         }
@@ -225,7 +225,7 @@ fn response(status: u16, body: Body) -> Response<Body> {
 /// A layer around a service that answers so, and a handler that finishes its admission with the same response.
 #[tokio::test]
 async fn finished_admission_is_settled_as_by_the_layer() {
-    let rule = || rows(1_000).cost(|_: &Parts| 100);
+    let rule = || rows(1_000).cost(|_: &Head<'_>| 100);
     let from_head = |response: &http::response::Parts| response.headers.get("x-rows")?.to_str().ok()?.parse().ok();
     type Change = fn(Rule) -> Rule;
     let rules: [(&str, Change); 5] = [
@@ -257,14 +257,14 @@ async fn finished_admission_is_settled_as_by_the_layer() {
             let layer = RateLimitLayer::new(limiter.clone(), rule.clone(), key::global());
             let service = layer.layer(service_fn(move |_: Request<Body>| async move { Ok::<_, Infallible>(answer()) }));
             let by_layer = end(service.oneshot(Request::new(Body::empty())).await.unwrap()).await;
-            let of_layer = used(&limiter, &rows(1_000));
+            let of_layer = used(&limiter, &rows(1_000).policies()[0]);
 
             let limiter = memory(&ManualClock::new());
             let layer = RateLimitLayer::new(limiter.clone(), rule.clone(), key::global());
             let admission = layer.admit(&head(0)).await.unwrap();
             let by_hand = end(admission.finish(answer())).await;
             assert_eq!(by_hand, by_layer, "{name}, {status}, {is_dropped}");
-            assert_eq!(used(&limiter, &rows(1_000)), of_layer, "{name}, {status}, {is_dropped}");
+            assert_eq!(used(&limiter, &rows(1_000).policies()[0]), of_layer, "{name}, {status}, {is_dropped}");
             assert_eq!(layer.check(), Ok(()), "{name}");
         }
     }
@@ -278,9 +278,9 @@ async fn finished_admission_counts_usage_until_the_body_ends() {
     let usage = admission.usage().unwrap().clone();
     let response = admission.finish(response(200, Body::from("body")));
     usage.set(7);
-    assert_eq!(used(&limiter, &rows(1_000)), 100);
+    assert_eq!(used(&limiter, &rows(1_000).policies()[0]), 100);
     response.into_body().collect().await.unwrap();
-    assert_eq!(used(&limiter, &rows(1_000)), 7);
+    assert_eq!(used(&limiter, &rows(1_000).policies()[0]), 7);
     assert!(!usage.set(8));
     let plain = RateLimitLayer::new(memory(&ManualClock::new()), rows(5), key::global());
     assert!(plain.admit(&head(1)).await.unwrap().usage().is_none());
@@ -349,12 +349,12 @@ async fn refusal_is_a_boxed_error() {
 #[tokio::test]
 async fn admission_of_a_layer_without_headers_is_refunded() {
     let limiter = memory(&ManualClock::new());
-    let others = Policy::new("others", Quota::per_hour(10)).unwrap();
+    let others = Rule::new("others", Quota::per_hour(10)).unwrap();
     let layer = RateLimitLayer::new(limiter.clone(), by_rows(10), key::global())
-        .and(&others, key::global())
+        .and(others.clone(), key::global())
         .headers(tower_ratelimit::Headers::none());
     layer.admit(&head(3)).await.unwrap().refund();
-    assert_eq!([used(&limiter, &rows(10)), used(&limiter, &others)], [0, 0]);
+    assert_eq!([used(&limiter, &rows(10).policies()[0]), used(&limiter, &others.policies()[0])], [0, 0]);
 }
 
 /// A layer watches its first requests. After them, the usual request has a shorter path.
@@ -362,14 +362,14 @@ async fn admission_of_a_layer_without_headers_is_refunded() {
 async fn admission_after_the_first_requests_has_its_charges() {
     let limiter = memory(&ManualClock::new());
     let policy = rows(1_000_000);
-    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), |_: &Parts| ());
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), |_: &Head<'_>| ());
     for _ in 0..300 {
         layer.admit(&head(1)).await.unwrap().keep();
     }
     let admission = layer.admit(&head(1)).await.unwrap();
     assert_eq!(admission.outcome().policies()[0].decision().remaining(), 1_000_000 - 301);
     admission.refund();
-    assert_eq!(used(&limiter, &policy), 300);
+    assert_eq!(used(&limiter, &policy.policies()[0]), 300);
 }
 
 #[tokio::test]
@@ -377,7 +377,7 @@ async fn handler_is_answered_whatever_the_outcome() {
     let (limiter, log) = (Scripted::new().later(), Log::default());
     let list = AccessList::new();
     list.set_key("denied".as_bytes(), Access::Deny);
-    let client = |request: &Parts| Key::of(request.headers.get("client")?.as_bytes());
+    let client = |request: &Head<'_>| Key::of(request.headers.get("client")?.as_bytes());
     let layer = RateLimitLayer::new(limiter.clone(), rows(1), client).access(&list, client).observer(log.clone());
     let ask = async |layer: &RateLimitLayer<Scripted>, client: Option<&str>| {
         let mut request = Request::new(());
@@ -397,7 +397,7 @@ async fn handler_is_answered_whatever_the_outcome() {
     assert_eq!(told, [0, 429, 403, 400, 503, 0]);
     use OutcomeKind::{Allowed, Denied, FailedClosed, FailedOpen, KeyMissing, Limited};
     assert_eq!(log.take(), [Allowed, Limited, Denied, KeyMissing, FailedClosed, FailedOpen]);
-    let free = RateLimitLayer::new(limiter.clone(), Rule::new(rows(1)).missing_key(MissingKey::Exempt), client);
+    let free = RateLimitLayer::new(limiter.clone(), rows(1).missing_key(MissingKey::Exempt), client);
     assert_eq!(ask(&free, None).await, 0);
 }
 
@@ -406,10 +406,11 @@ fn handler_waits_for_its_departure_and_leaves_if_dropped() {
     let mut world: World<u64> = World::new();
     let limiter = memory(&world.clock);
     let policy =
-        Policy::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(5).unwrap()).unwrap();
+        Rule::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap().queue(5).unwrap()).unwrap();
     let log = Log::default();
-    let layer =
-        RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(world.timer.clone()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global())
+        .delay(world.timer.clone())
+        .observer(log.clone());
     let sent = [(); 4].map(|()| {
         let (layer, timer) = (layer.clone(), world.timer.clone());
         world.spawn(async move {
@@ -421,7 +422,7 @@ fn handler_waits_for_its_departure_and_leaves_if_dropped() {
     world.cancel(sent[1]);
     world.pass(100 * MS);
     assert_eq!(sent.map(|sent| world.done[sent]), [Some(0), None, Some(10 * MS), Some(20 * MS)]);
-    assert_eq!((layer.waiting(), limiter.peek_one(&policy, &Key::global(), 0).remaining()), (0, 6));
+    assert_eq!((layer.waiting(), limiter.peek_one(&policy.policies()[0], &Key::global(), 0).remaining()), (0, 6));
     use OutcomeKind::{Abandoned, Allowed, Delayed};
     assert_eq!(log.take(), [Allowed, Abandoned, Delayed, Delayed]);
 }

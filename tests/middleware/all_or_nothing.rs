@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use http::{Request, Response, StatusCode};
 use proptest::prelude::*;
+use proptest::sample::Index;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer,
+    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::{ManualClock, Timestamp},
     key,
     limiter::{Charge, ChargeDecision, Limiter},
@@ -19,34 +20,36 @@ use tower_ratelimit::{
     quota::QuotaError,
 };
 
-use crate::support::config;
-use crate::support::memory;
+use crate::support::{config, memory, of_each_algorithm_but};
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
 /// Returns a quota of every algorithm with this capacity.
-fn quotas(units: u64) -> Result<Vec<Quota>, QuotaError> {
-    Ok(vec![
-        Quota::token_bucket(units, HOUR)?,
-        Quota::token_bucket(7, HOUR)?.burst(units)?,
-        Quota::step_bucket(units, HOUR)?,
-        Quota::gcra(units, HOUR)?.burst(units)?,
-        Quota::leaky_bucket(units, HOUR)?,
-        Quota::leaky_queue(units, HOUR)?.queue(units)?,
-        Quota::fixed_window(units, HOUR)?,
-        Quota::sliding_window(units, HOUR)?,
-        Quota::sliding_window(units, HOUR)?.buckets(4)?,
-        Quota::sliding_log(units, HOUR)?,
-        Quota::block(units, HOUR, 2 * HOUR)?,
-        Quota::meter(units, HOUR)?,
-    ])
+fn quotas(units: u64) -> Vec<Quota> {
+    let each = || -> Result<Vec<Quota>, QuotaError> {
+        Ok(vec![
+            Quota::token_bucket(units, HOUR)?,
+            Quota::token_bucket(7, HOUR)?.burst(units)?,
+            Quota::step_bucket(units, HOUR)?,
+            Quota::gcra(units, HOUR)?.burst(units)?,
+            Quota::leaky_bucket(units, HOUR)?,
+            Quota::leaky_queue(units, HOUR)?.queue(units)?,
+            Quota::fixed_window(units, HOUR)?,
+            Quota::sliding_window(units, HOUR)?,
+            Quota::sliding_window(units, HOUR)?.buckets(4)?,
+            Quota::sliding_log(units, HOUR)?,
+            Quota::block(units, HOUR, 2 * HOUR)?,
+            Quota::meter(units, HOUR)?,
+        ])
+    };
+    of_each_algorithm_but(&[], each().expect("the quotas are possible"))
 }
 
 /// One to four policies, of any algorithms.
 fn policies(units: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<Policy>> {
-    prop::collection::vec((0..12_usize, units), 1..=4).prop_map(|shapes| {
-        let policy = |(at, (algorithm, units)): (usize, (usize, u64))| {
-            let quota = quotas(units).expect("the quotas are possible")[algorithm];
+    prop::collection::vec((any::<Index>(), units), 1..=4).prop_map(|shapes| {
+        let policy = |(at, (algorithm, units)): (usize, (Index, u64))| {
+            let quota = *algorithm.get(&quotas(units));
             Policy::new(format!("p{at}"), quota).expect("the name is possible")
         };
         shapes.into_iter().enumerate().map(policy).collect()
@@ -65,7 +68,8 @@ fn requests() -> impl Strategy<Value = Vec<Wanted>> {
 /// Returns a layer with these policies. Each charges the cost that the request carries.
 fn layer<L: Limiter + Clone>(limiter: &L, policies: &[Policy]) -> RateLimitLayer<L> {
     let rule = |at: usize| {
-        policies[at].clone().cost(move |request| request.extensions.get::<[u64; 4]>().map_or(1, |costs| costs[at]))
+        Rule::from(policies[at].clone())
+            .cost(move |request| request.extensions.get::<[u64; 4]>().map_or(1, |costs| costs[at]))
     };
     let first = RateLimitLayer::new(limiter.clone(), rule(0), key::global()).expose_outcome(true);
     (1..policies.len()).fold(first, |layer, at| layer.and(rule(at), key::global()))
@@ -218,7 +222,7 @@ mod on_redis {
     use crate::support::redis_server::Server;
 
     async fn connect(server: &Server, clock: &ManualClock, number: u64) -> RedisLimiter {
-        let builder = patient().prefix(format!("case-{number}")).clock(clock.clone()).denials(0);
+        let builder = patient().prefix(format!("case-{number}")).clock(clock.clone()).max_denials(0);
         connected(builder, &server.url()).await
     }
 

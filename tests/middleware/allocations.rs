@@ -48,7 +48,7 @@ fn quotas() -> Vec<Quota> {
 }
 
 fn limiter() -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).clock(ManualClock::new()).build().expect("the setup is possible")
+    MemoryLimiter::builder().max_keys(1_000).clock(ManualClock::new()).build().expect("the setup is possible")
 }
 
 /// Returns the allocations of a thousand runs, after one run to warm up.
@@ -176,7 +176,7 @@ fn allowed_request_without_headers_does_not_allocate() {
         assert_eq!(of_one_request(several.clone().layer(Bare), 200), bare, "{quota}");
         let more = [Quota::per_minute(1_000_000), Quota::per_day(10_000_000), quota];
         for (number, quota) in more.into_iter().enumerate() {
-            several = several.and(quota, move |_: &http::request::Parts| Some(number as u64));
+            several = several.and(quota, move |_: &tower_ratelimit::Head<'_>| Some(number as u64));
             assert_eq!(of_one_request(several.clone().layer(Bare), 200), bare, "{quota}, {} policies", number + 2);
         }
     }
@@ -197,10 +197,10 @@ fn plans_allocate_no_more_than_one_quota() {
     let bare = of_one_request(Bare, 200);
     let quotas = || [Quota::per_minute(1_000_000), Quota::per_hour(9_000_000), Quota::per_day(70_000_000)];
     let layer = |rule: Rule| RateLimitLayer::new(limiter(), rule, key::peer_ip());
-    let several = Policy::all_of("client", quotas()).expect("they differ");
+    let several = Rule::all_of("client", quotas()).expect("they differ");
     assert_eq!(of_one_request(layer(several.clone()).headers(Headers::none()).layer(Bare), 200), bare);
     for plan in 0..3 {
-        let chosen = Policy::plans("client", quotas(), move |_| plan).expect("a name");
+        let chosen = Rule::plans("client", quotas(), move |_| plan).expect("a name");
         assert_eq!(of_one_request(layer(chosen.clone()).headers(Headers::none()).layer(Bare), 200), bare);
         // One for `RateLimit`. `RateLimit-Policy` is prepared for each plan.
         assert_eq!(of_one_request(layer(chosen).layer(Bare), 200), bare + 1);
@@ -221,7 +221,7 @@ fn descriptor_of_many_entries_takes_memory_in_proportion() {
 /// A request is charged by few of many rules, and waits with what it holds.
 #[test]
 fn rules_that_do_not_apply_take_no_memory_of_a_request() {
-    let policy = |number: u32| Policy::new(format!("rule-{number}"), Quota::per_hour(9)).expect("the name is valid");
+    let policy = |number: u32| Rule::new(format!("rule-{number}"), Quota::per_hour(9)).expect("the name is valid");
     let never = |number| policy(number).when(|_| false);
     let of = |rules: u32| {
         let first = RateLimitLayer::new(limiter(), policy(0), key::global());
@@ -281,7 +281,7 @@ fn axum_router_allocates_no_more_than_for_any_layer() {
     assert_eq!(routed(silent()), any);
     assert_eq!(routed(quota()), any + 1, "the value of `RateLimit`");
     assert_eq!(of_one_routed_request(router().layer(silent().wrap_body()), 200), any + 1, "axum boxes other bodies");
-    let counted = Policy::from(Quota::per_hour(1_000_000)).settle_by_body();
+    let counted = Rule::from(Quota::per_hour(1_000_000)).settle_by_body();
     let counted = RateLimitLayer::new(limiter(), counted, key::peer_ip()).headers(Headers::none());
     assert_eq!(routed(counted), any + 3, "what is pending, the count of bytes, and the box of the body");
 }

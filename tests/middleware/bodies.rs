@@ -30,15 +30,15 @@ use tower_http::map_response_body::MapResponseBodyLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 use tower_ratelimit::middleware::{RateLimit, ResponseBody};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, clock::ManualClock, key};
+use tower_ratelimit::{Key, MemoryLimiter, Quota, RateLimitLayer, Rule, clock::ManualClock, key};
 
 type Limit = RateLimitLayer<MemoryLimiter>;
 
 /// Allows one request, and counts the bytes of its response.
 fn limit() -> Limit {
     let limiter = MemoryLimiter::builder().clock(ManualClock::new()).build().unwrap();
-    let requests = Policy::new("requests", Quota::per_hour(1)).unwrap();
-    let bytes = Policy::new("bytes", Quota::per_hour(1_000)).unwrap().settle_by_body();
+    let requests = Rule::new("requests", Quota::per_hour(1)).unwrap();
+    let bytes = Rule::new("bytes", Quota::per_hour(1_000)).unwrap().settle_by_body();
     Limit::new(limiter, requests, key::global()).and(bytes, key::global())
 }
 

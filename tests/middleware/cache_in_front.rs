@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
-    MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, Rule,
+    MemoryLimiter, Quota, RateLimitLayer, Refusals, Rule,
     clock::ManualClock,
     key,
     middleware::{Access, AccessList, Refusal},
@@ -169,15 +169,15 @@ const WAYS: [(&str, usize); 9] = [
 ];
 
 async fn serve(failing: Scripted) -> u16 {
-    let memory = || MemoryLimiter::builder().capacity(1_000).clock(ManualClock::new()).build().unwrap();
-    let named = |name: &str, quota| Policy::new(name, quota).unwrap();
+    let memory = || MemoryLimiter::builder().max_keys(1_000).clock(ManualClock::new()).build().unwrap();
+    let named = |name: &str, quota| Rule::new(name, quota).unwrap();
     // Mallory uses up the quota at once.
     let cost = |rule: Rule| {
         rule.cost(|request| {
             request.headers.get("x-client").map_or(1, |client| if client == "mallory" { 1_000 } else { 1 })
         })
     };
-    let rule = || cost(Rule::new(named("client", Quota::per_hour(1_000))));
+    let rule = || cost(named("client", Quota::per_hour(1_000)));
     let client = || key::header("x-client");
     let limit = || RateLimitLayer::new(memory(), rule(), client());
     let list = AccessList::new();
@@ -185,13 +185,13 @@ async fn serve(failing: Scripted) -> u16 {
     let block = Quota::block(1, HOUR, HOUR).unwrap();
     let overflow =
         service_fn(|_: Request<Body>| async { Ok::<_, std::convert::Infallible>(Response::new(Body::from("later"))) });
-    let several = Policy::all_of("client", [Quota::per_hour(1_000), Quota::per_day(1_000)]).unwrap();
+    let several = Rule::all_of("client", [Quota::per_hour(1_000), Quota::per_day(1_000)]).unwrap();
     let app = Router::new()
         .route("/limited/{file}", any(page).layer(limit()))
         .route("/two-policies/{file}", any(page).layer(RateLimitLayer::new(memory(), cost(several), client())))
         .route(
             "/blocked/{file}",
-            any(page).layer(RateLimitLayer::new(memory(), rule().block(named("block", block)).unwrap(), client())),
+            any(page).layer(RateLimitLayer::new(memory(), rule().block("block", block).unwrap(), client())),
         )
         .route("/denied/{file}", any(page).layer(limit().access(&list, client())))
         .route(

@@ -50,20 +50,20 @@ struct Modes {
     apart: bool,
 }
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 fn everyone() -> Rule {
-    Rule::new(policy("everyone", Quota::fixed_window(100, Duration::from_secs(3_600)).unwrap()))
+    rule("everyone", Quota::fixed_window(100, Duration::from_secs(3_600)).unwrap())
 }
 
 fn client() -> Rule {
-    Rule::new(policy("client", Quota::per_hour(30)))
+    rule("client", Quota::per_hour(30))
 }
 
-fn log() -> Policy {
-    policy("log", Quota::sliding_log(40, Duration::from_secs(3_600)).unwrap())
+fn log() -> Rule {
+    rule("log", Quota::sliding_log(40, Duration::from_secs(3_600)).unwrap())
 }
 
 fn cases() -> Vec<Case> {
@@ -76,7 +76,7 @@ fn cases() -> Vec<Case> {
             "two periods of one client, and everyone",
             || {
                 let periods = [Quota::per_minute(20), Quota::per_hour(600)];
-                vec![everyone(), Policy::all_of("client", periods).unwrap()]
+                vec![everyone(), Rule::all_of("client", periods).unwrap()]
             },
             200,
             None,
@@ -85,7 +85,7 @@ fn cases() -> Vec<Case> {
             "the second of three plans, and everyone",
             || {
                 let quotas = [Quota::per_hour(10), Quota::per_hour(20), Quota::per_hour(50)];
-                vec![everyone(), Policy::plans("plan", quotas, |_| 1).unwrap()]
+                vec![everyone(), Rule::plans("plan", quotas, |_| 1).unwrap()]
             },
             200,
             None,
@@ -118,19 +118,31 @@ fn cases_of_modes() -> Vec<Case> {
         case("the same beside another", || vec![everyone(), client().warn_at_percent(50)], Modes { taken: 15, ..none }),
         case("overflow", || vec![client()], Modes { overflow: true, ..none }),
         case("overflow of two policies", || vec![everyone(), client()], Modes { overflow: true, ..apart }),
-        case("overage", || vec![client().overage(meter()).unwrap()], metered),
-        case("overage beside another", || vec![everyone(), client().overage(meter()).unwrap()], metered),
+        case("overage", || vec![client().overage(meter().name(), *meter().quota()).unwrap()], metered),
         case(
-            "overage, and a server's error is given back",
-            || vec![everyone(), client().overage(meter()).unwrap().refund_when(|_| true)],
+            "overage beside another",
+            || vec![everyone(), client().overage(meter().name(), *meter().quota()).unwrap()],
             metered,
         ),
-        case("a block after two refusals", || vec![client().block(second()).unwrap()], struck),
-        case("a block after one refusal", || vec![client().block(first()).unwrap()], closed),
-        case("the same beside another", || vec![everyone(), client().block(first()).unwrap()], closed),
+        case(
+            "overage, and a server's error is given back",
+            || vec![everyone(), client().overage(meter().name(), *meter().quota()).unwrap().refund_when(|_| true)],
+            metered,
+        ),
+        case(
+            "a block after two refusals",
+            || vec![client().block(second().name(), *second().quota()).unwrap()],
+            struck,
+        ),
+        case("a block after one refusal", || vec![client().block(first().name(), *first().quota()).unwrap()], closed),
+        case(
+            "the same beside another",
+            || vec![everyone(), client().block(first().name(), *first().quota()).unwrap()],
+            closed,
+        ),
         case(
             "the same in shadow beside another",
-            || vec![everyone(), client().block(first()).unwrap().mode(Mode::Shadow)],
+            || vec![everyone(), client().block(first().name(), *first().quota()).unwrap().mode(Mode::Shadow)],
             closed,
         ),
         case("a queue, behind another request", || vec![queue()], Modes { taken: 1, ..none }),
@@ -139,19 +151,19 @@ fn cases_of_modes() -> Vec<Case> {
 }
 
 fn meter() -> Policy {
-    policy("over", Quota::meter(1_000, Duration::from_secs(86_400)).unwrap())
+    Policy::new("over", Quota::meter(1_000, Duration::from_secs(86_400)).unwrap()).unwrap()
 }
 
 fn first() -> Policy {
-    policy("block", Quota::block(1, Duration::from_secs(600), Duration::from_secs(900)).unwrap())
+    Policy::new("block", Quota::block(1, Duration::from_secs(600), Duration::from_secs(900)).unwrap()).unwrap()
 }
 
 fn second() -> Policy {
-    policy("block", Quota::block(2, Duration::from_secs(600), Duration::from_secs(900)).unwrap())
+    Policy::new("block", Quota::block(2, Duration::from_secs(600), Duration::from_secs(900)).unwrap()).unwrap()
 }
 
 fn queue() -> Rule {
-    Rule::new(policy("queue", Quota::leaky_queue(60, Duration::from_secs(3_600)).unwrap().queue(3).unwrap()))
+    rule("queue", Quota::leaky_queue(60, Duration::from_secs(3_600)).unwrap().queue(3).unwrap())
 }
 
 fn is_error(response: &http::response::Parts) -> bool {
@@ -159,11 +171,11 @@ fn is_error(response: &http::response::Parts) -> bool {
 }
 
 fn failed() -> Rule {
-    policy("failed", Quota::per_hour(5)).charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+    rule("failed", Quota::per_hour(5)).charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
 }
 
 fn reserved() -> Rule {
-    policy("tokens", Quota::per_hour(20)).cost(|_| 5).settle_by_usage()
+    rule("tokens", Quota::per_hour(20)).cost(|_| 5).settle_by_usage()
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -397,7 +409,7 @@ mod troubled {
 #[tokio::test]
 async fn memory_does_what_the_golden_table_says() {
     let table = table(async |clock| {
-        let memory = MemoryLimiter::builder().capacity(1_000).clock(clock).build().unwrap();
+        let memory = MemoryLimiter::builder().max_keys(1_000).clock(clock).build().unwrap();
         let limiter = troubled::Troubled(memory, std::sync::Arc::default());
         let failing = std::sync::Arc::clone(&limiter.1);
         let fail = Box::new(move || failing.store(true, std::sync::atomic::Ordering::Relaxed));
@@ -419,7 +431,7 @@ async fn redis_does_what_the_golden_table_says() {
     let mut number = 0;
     let table = table(async |clock| {
         number += 1;
-        let builder = redis_limiter::patient().prefix(format!("row-{number}")).clock(clock).denials(0);
+        let builder = redis_limiter::patient().prefix(format!("row-{number}")).clock(clock).max_denials(0);
         let limiter = redis_limiter::connected(builder, &server.url()).await;
         let fail = {
             let limiter = limiter.clone();

@@ -10,12 +10,12 @@ use axum::body::Body;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
+    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, Wait,
     clock::ManualClock,
     key,
     limiter::{Blocks, Limiter, Meters},
     observe::{Observer, Outcome, OutcomeKind, SetupWarning, SetupWarningKind},
-    quota::PolicyErrorKind,
+    quota::QuotaErrorKind,
 };
 
 use crate::support;
@@ -66,24 +66,24 @@ fn memory() -> (MemoryLimiter, ManualClock) {
     (support::memory(&clock), clock)
 }
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 fn block() -> Policy {
-    policy("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap())
+    Policy::new("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap()).unwrap()
 }
 
 fn login() -> Rule {
-    policy("login", Quota::fixed_window(2, MINUTE).unwrap()).block(block()).unwrap()
+    rule("login", Quota::fixed_window(2, MINUTE).unwrap()).block(block().name(), *block().quota()).unwrap()
 }
 
 fn meter() -> Policy {
-    policy("api-over", Quota::meter(5, 24 * HOUR).unwrap())
+    Policy::new("api-over", Quota::meter(5, 24 * HOUR).unwrap()).unwrap()
 }
 
 fn api() -> Rule {
-    policy("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter()).unwrap()
+    rule("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter().name(), *meter().quota()).unwrap()
 }
 
 fn user_key(name: &str) -> Key {
@@ -105,7 +105,7 @@ async fn block_refuses_its_key_and_reports_when_it_ends() {
     assert_eq!(blocked.field("retry-after"), Some("1800"));
     assert_eq!(blocked.field("ratelimit"), Some("\"login\";r=0;t=1800"), "of the policy that it belongs to");
     assert_eq!(blocked.field("ratelimit-policy"), Some("\"login\";q=2;w=60"));
-    assert_eq!(blocked.outcome().retry_after(), Some(30 * MINUTE));
+    assert_eq!(blocked.outcome().wait(), Wait::After(30 * MINUTE));
     let refusing: Vec<&str> = blocked.outcome().violated().map(|status| status.policy().name()).collect();
     assert_eq!(refusing, ["login-block"]);
     clock.advance(30 * MINUTE);
@@ -130,8 +130,12 @@ async fn key_is_blocked_and_unblocked_by_an_admin() {
 #[tokio::test]
 async fn refusal_by_one_of_several_quotas_is_one_strike() {
     let (limiter, _) = memory();
-    let several = Policy::all_of("login", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
-    let layer = RateLimitLayer::new(limiter.clone(), several.block(block()).unwrap(), key::header("x-user"));
+    let several = Rule::all_of("login", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
+    let layer = RateLimitLayer::new(
+        limiter.clone(),
+        several.block(block().name(), *block().quota()).unwrap(),
+        key::header("x-user"),
+    );
     let kinds = [OutcomeKind::Allowed, OutcomeKind::Limited, OutcomeKind::Limited, OutcomeKind::Blocked];
     for expected in kinds {
         assert_eq!(send(&layer, "eve").await.kind, expected);
@@ -155,7 +159,7 @@ async fn refusal_is_one_strike_whatever_the_request_costs() {
 #[tokio::test]
 async fn refusal_by_another_rule_is_no_strike() {
     let (limiter, _) = memory();
-    let other = policy("other", Quota::fixed_window(1, HOUR).unwrap());
+    let other = rule("other", Quota::fixed_window(1, HOUR).unwrap());
     let layer = RateLimitLayer::new(limiter.clone(), other, key::header("x-user")).and(login(), key::header("x-user"));
     assert_eq!(send(&layer, "eve").await.kind, OutcomeKind::Allowed);
     for _ in 0..5 {
@@ -187,7 +191,7 @@ async fn meter_counts_settles_and_bounds_what_exceeds_a_quota() {
     clock.advance(10 * MINUTE);
     let full = send(&layer, "alice").await;
     assert_eq!((full.kind, full.field("retry-after")), (Limited, Some("3000")), "until the quota is back");
-    assert_eq!(full.outcome().retry_after(), Some(50 * MINUTE));
+    assert_eq!(full.outcome().wait(), Wait::After(50 * MINUTE));
     meters.settle(&alice, 4).await.unwrap();
     assert_eq!(send(&layer, "alice").await.kind, Overage);
     assert_eq!(meters.usage(&alice).await.unwrap(), 2);
@@ -199,7 +203,10 @@ async fn meter_counts_settles_and_bounds_what_exceeds_a_quota() {
 #[tokio::test]
 async fn meter_counts_the_whole_cost_of_a_request() {
     let (limiter, _) = memory();
-    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 3).overage(meter()).unwrap();
+    let rule = rule("api", Quota::fixed_window(2, HOUR).unwrap())
+        .cost(|_| 3)
+        .overage(meter().name(), *meter().quota())
+        .unwrap();
     let log = Log::default();
     let layer = RateLimitLayer::new(limiter.clone(), rule, key::header("x-user")).observer(log.clone());
     let meters = Meters::new(limiter, meter()).unwrap();
@@ -207,12 +214,16 @@ async fn meter_counts_the_whole_cost_of_a_request() {
     assert_eq!(meters.usage(&user_key("alice")).await.unwrap(), 3);
     let full = send(&layer, "alice").await;
     assert_eq!(full.kind, OutcomeKind::Limited);
-    assert!(full.outcome().is_never() && full.field("retry-after").is_none(), "the quota never has so much");
+    assert!(full.outcome().wait() == Wait::Never && full.field("retry-after").is_none(), "the quota never has so much");
     assert_eq!(log.0.lock().unwrap().as_slice(), [], "it is meant for the meter");
     meters.settle(&user_key("alice"), 3).await.unwrap();
     assert_eq!(send(&layer, "alice").await.kind, OutcomeKind::Overage);
     // A cost above the meter's capacity never passes.
-    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).cost(|_| 1_000).overage(meter()).unwrap();
+    let rule = Rule::new("api", Quota::fixed_window(2, HOUR).unwrap())
+        .unwrap()
+        .cost(|_| 1_000)
+        .overage(meter().name(), *meter().quota())
+        .unwrap();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")).observer(log.clone());
     let service = layer.layer(tower::service_fn(answer));
     for _ in 0..32 {
@@ -260,15 +271,19 @@ async fn meter_is_refunded_what_its_rule_refunds() {
 async fn final_cost_is_settled_where_the_request_was_charged() {
     for (reserved, used) in [(3, 1), (1, 4), (0, 2), (3, 0)] {
         let (limiter, _) = memory();
-        let quota = policy("api", Quota::fixed_window(4, HOUR).unwrap().max_debt(100).unwrap());
+        let quota = rule("api", Quota::fixed_window(4, HOUR).unwrap().max_debt(100).unwrap());
         let settled = quota.clone().cost(move |_| reserved).settle_by_response(move |_| Some(used));
-        let layer = RateLimitLayer::new(limiter.clone(), settled.overage(meter()).unwrap(), key::header("x-user"));
+        let layer = RateLimitLayer::new(
+            limiter.clone(),
+            settled.overage(meter().name(), *meter().quota()).unwrap(),
+            key::header("x-user"),
+        );
         let meters = Meters::new(limiter.clone(), meter()).unwrap();
         let (alice, within) = (user_key("alice"), send(&layer, "alice").await);
         assert_eq!(within.kind, OutcomeKind::Allowed);
-        let left = limiter.peek_one(&quota, &alice, 0).remaining();
+        let left = limiter.peek_one(&quota.policies()[0], &alice, 0).remaining();
         assert_eq!((4 - left, meters.usage(&alice).await.unwrap()), (used, 0), "{reserved}");
-        assert!(limiter.take_one(&quota, &alice, left).is_allowed());
+        assert!(limiter.take_one(&quota.policies()[0], &alice, left).is_allowed());
         let beyond = send(&layer, "alice").await;
         assert_eq!(beyond.kind, OutcomeKind::Overage, "a reservation of {reserved} is one of at least 1");
         assert_eq!(meters.usage(&alice).await.unwrap(), used, "{reserved}");
@@ -320,7 +335,7 @@ async fn rule_that_costs_nothing_neither_strikes_nor_meters() {
 async fn block_whose_name_is_taken_in_its_layer_is_numbered() {
     let (limiter, _) = memory();
     let layer = RateLimitLayer::new(limiter.clone(), login(), key::header("x-user"))
-        .and(policy("login-block", Quota::per_hour(100)), key::header("x-user"))
+        .and(rule("login-block", Quota::per_hour(100)), key::header("x-user"))
         .and(login(), key::header("x-user"));
     let names: Vec<String> =
         send(&layer, "eve").await.outcome().policies().iter().map(|status| status.policy().name().to_owned()).collect();
@@ -329,15 +344,25 @@ async fn block_whose_name_is_taken_in_its_layer_is_numbered() {
 
 #[test]
 fn impossible_combination_is_refused_with_the_reason() {
-    let api = || policy("api", Quota::per_hour(1));
-    let several = Policy::all_of("api", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
+    let api = || rule("api", Quota::per_hour(1));
+    let several = Rule::all_of("api", [Quota::per_minute(1), Quota::per_hour(1)]).unwrap();
     let errors = [
-        (api().block(meter()), "take Quota::block"),
-        (api().overage(block()), "take Quota::meter"),
-        (api().block(policy("api", *block().quota())), "choose another"),
-        (api().block(block()).and_then(|rule| rule.overage(meter())), "use two rules"),
-        (api().overage(meter()).and_then(|rule| rule.block(block())), "use two rules"),
-        (several.overage(meter()), "a rule of their own"),
+        (api().block(meter().name(), *meter().quota()), "take Quota::block"),
+        (api().overage(block().name(), *block().quota()), "take Quota::meter"),
+        (api().block("api", *block().quota()), "choose another"),
+        (
+            api()
+                .block(block().name(), *block().quota())
+                .and_then(|rule| rule.overage(meter().name(), *meter().quota())),
+            "use two rules",
+        ),
+        (
+            api()
+                .overage(meter().name(), *meter().quota())
+                .and_then(|rule| rule.block(block().name(), *block().quota())),
+            "use two rules",
+        ),
+        (several.overage(meter().name(), *meter().quota()), "a rule of their own"),
     ];
     for (refused, mend) in errors {
         let message = refused.unwrap_err().to_string();
@@ -349,9 +374,9 @@ fn impossible_combination_is_refused_with_the_reason() {
 async fn block_counts_the_refusals_of_each_of_255_quotas() {
     let quotas =
         |count: u64| (0..count).map(|at| Quota::fixed_window(1 + at, MINUTE + Duration::from_secs(at)).unwrap());
-    let several = |count: u64| Policy::all_of("login", quotas(count)).unwrap().block(block());
+    let several = |count: u64| Rule::all_of("login", quotas(count)).unwrap().block(block().name(), *block().quota());
     let error = several(256).unwrap_err();
-    assert_eq!(error.kind(), PolicyErrorKind::Combination);
+    assert_eq!(error.kind(), QuotaErrorKind::Combination);
     assert!(error.to_string().contains("256 quotas"), "{error}");
     // Only the first partner, the furthest from the block, refuses.
     let layer = RateLimitLayer::new(memory().0, several(255).unwrap(), key::header("x-user"));
@@ -359,14 +384,14 @@ async fn block_counts_the_refusals_of_each_of_255_quotas() {
         assert_eq!(send(&layer, "eve").await.kind, expected);
     }
     // A request is charged to one of the plans.
-    assert!(Policy::plans("login", quotas(256), |_| 0).unwrap().block(block()).is_ok());
+    assert!(Rule::plans("login", quotas(256), |_| 0).unwrap().block(block().name(), *block().quota()).is_ok());
 }
 
 #[tokio::test]
 async fn strike_outlives_a_refund_of_its_request() {
     let (limiter, _) = memory();
     // In shadow, the rule is over its quota from the second request on, and each is a strike.
-    let login = policy("login", Quota::per_hour(1)).block(block()).unwrap().mode(Mode::Shadow);
+    let login = rule("login", Quota::per_hour(1)).block(block().name(), *block().quota()).unwrap().mode(Mode::Shadow);
     let layer = RateLimitLayer::new(limiter.clone(), login, key::header("x-user"));
     let mut head = Request::new(()).into_parts().0;
     head.headers.insert("x-user", HeaderValue::from_static("alice"));
@@ -374,7 +399,7 @@ async fn strike_outlives_a_refund_of_its_request() {
         let admission = layer.admit(&head).await;
         admission.unwrap_or_else(|refused| panic!("{refused}")).refund();
         // The refund gives the unit back, so take it: the next request is over the quota again.
-        let _ = limiter.take_one(&policy("login", Quota::per_hour(1)), &Key::of("alice").unwrap(), 1);
+        let _ = limiter.take_one(&rule("login", Quota::per_hour(1)).policies()[0], &Key::of("alice").unwrap(), 1);
     }
     let alice = Key::of("alice").unwrap();
     assert!(Blocks::new(limiter, block()).unwrap().blocked_for(&alice).await.unwrap().is_some());

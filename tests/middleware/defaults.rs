@@ -14,9 +14,10 @@ use http::{HeaderName, Request, Response, StatusCode, header};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::key::{self, PeerAddr, Prefixes, TrustedProxies};
 use tower_ratelimit::{
-    MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
+    MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
+    clock::TokioTimer,
     limiter::Limiter,
-    middleware::{Access, AccessList, TokioTimer, Usage},
+    middleware::{Access, AccessList, Usage},
     observe::Outcome,
 };
 
@@ -24,24 +25,24 @@ use crate::support::Scripted;
 
 /// The first cell of each row of the table, and the name of its test.
 const ROWS: [(&str, &str); 15] = [
-    ("a request over its quota", "over_quota"),
-    ("a request without a key", "missing_key"),
-    ("the limiter fails", "limiter_fails"),
-    ("an inner layer refuses", "inner_refusal"),
-    ("a request is aborted", "aborted_request"),
-    ("the cost is settled later", "settled_cost_of_zero"),
-    ("requests wait in queues", "waiting_requests"),
-    ("a request says who it is from", "forwarding_headers"),
-    ("an IPv6 address", "ipv6_address"),
-    ("an access list, and an unknown address", "unknown_address"),
-    ("a CORS preflight request", "preflight"),
-    ("a refusal, and a cache", "cache"),
+    ("a request over its quota", "request_over_its_quota_is_refused"),
+    ("a request without a key", "request_without_a_key_is_refused"),
+    ("the limiter fails", "request_is_refused_when_the_limiter_fails"),
+    ("an inner layer refuses", "inner_refusal_stays_charged_to_the_outer_layer"),
+    ("a request is aborted", "aborted_request_stays_charged"),
+    ("the cost is settled later", "cost_above_a_reservation_of_zero_becomes_debt"),
+    ("requests wait in queues", "waiting_requests_are_at_most_a_thousand"),
+    ("a request says who it is from", "forwarding_headers_are_not_believed"),
+    ("an IPv6 address", "ipv6_addresses_of_one_subscriber_share_a_key"),
+    ("an access list, and an unknown address", "unknown_address_is_on_no_list"),
+    ("a CORS preflight request", "preflight_request_is_charged"),
+    ("a refusal, and a cache", "refusal_is_stored_by_no_cache"),
     (
         "a response in place of the usual one ([degraded](crate::Mode::Degrade), or from an overflow), and a cache",
-        "cache_of_less",
+        "response_in_place_of_another_is_stored_by_no_cache",
     ),
-    ("a refusal, and gRPC", "grpc_shape"),
-    ("what a response carries inside the server", "exposed_outcome"),
+    ("a refusal, and gRPC", "request_that_is_no_call_gets_no_grpc_refusal"),
+    ("what a response carries inside the server", "response_carries_no_outcome"),
 ];
 
 #[test]
@@ -63,11 +64,11 @@ fn table_of_defaults_has_a_test_for_each_row() {
 }
 
 fn memory() -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).build().unwrap()
+    MemoryLimiter::builder().max_keys(1_000).build().unwrap()
 }
 
-fn one_per_hour(name: &str) -> Policy {
-    Policy::new(name, Quota::per_hour(1)).unwrap()
+fn one_per_hour(name: &str) -> Rule {
+    Rule::new(name, Quota::per_hour(1)).unwrap()
 }
 
 fn from(peer: &str) -> Request<Body> {
@@ -103,19 +104,19 @@ async fn statuses<L: Limiter + Clone>(
 }
 
 #[tokio::test]
-async fn over_quota() {
+async fn request_over_its_quota_is_refused() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::global());
     assert_eq!(statuses(&layer, [from("192.0.2.1"), from("192.0.2.2")]).await, [200, 429]);
 }
 
 #[tokio::test]
-async fn missing_key() {
+async fn request_without_a_key_is_refused() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::header("x-api-key"));
     assert_eq!(statuses(&layer, [from("192.0.2.1")]).await, [400]);
 }
 
 #[tokio::test]
-async fn limiter_fails() {
+async fn request_is_refused_when_the_limiter_fails() {
     let limiter = Scripted::new();
     limiter.fail(true);
     let layer = RateLimitLayer::new(limiter, one_per_hour("client"), key::global());
@@ -123,9 +124,9 @@ async fn limiter_fails() {
 }
 
 #[tokio::test]
-async fn inner_refusal() {
+async fn inner_refusal_stays_charged_to_the_outer_layer() {
     let checks = Arc::new(AtomicUsize::new(0));
-    let outer = RateLimitLayer::new(memory(), Policy::new("outer", Quota::per_hour(10)).unwrap(), key::peer_ip());
+    let outer = RateLimitLayer::new(memory(), Rule::new("outer", Quota::per_hour(10)).unwrap(), key::peer_ip());
     let inner = RateLimitLayer::new(memory(), one_per_hour("inner"), key::global());
     let counted = Arc::clone(&checks);
     let within = inner.layer(service_fn(served));
@@ -141,8 +142,8 @@ async fn inner_refusal() {
 }
 
 #[tokio::test]
-async fn aborted_request() {
-    let rule = Rule::new(one_per_hour("client")).settle_by_usage();
+async fn aborted_request_stays_charged() {
+    let rule = one_per_hour("client").settle_by_usage();
     let layer = RateLimitLayer::new(memory(), rule, key::global());
     let mut service =
         layer.layer(service_fn(|_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>()));
@@ -154,7 +155,7 @@ async fn aborted_request() {
 }
 
 #[tokio::test]
-async fn settled_cost_of_zero() {
+async fn cost_above_a_reservation_of_zero_becomes_debt() {
     let rule = one_per_hour("client").cost(|_| 0).settle_by_usage();
     let layer = RateLimitLayer::new(memory(), rule, key::global());
     let service = layer.layer(service_fn(|request: Request<Body>| async move {
@@ -168,7 +169,7 @@ async fn settled_cost_of_zero() {
 }
 
 #[tokio::test]
-async fn forwarding_headers() {
+async fn forwarding_headers_are_not_believed() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let forwarded = [
         with(from("192.0.2.1"), &[]),
@@ -181,14 +182,14 @@ async fn forwarding_headers() {
 }
 
 #[tokio::test]
-async fn ipv6_address() {
+async fn ipv6_addresses_of_one_subscriber_share_a_key() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let subscribers = [from("2001:db8::1"), from("2001:db8::ffff:1"), from("2001:db8:0:1::1")];
     assert_eq!(statuses(&layer, subscribers).await, [200, 429, 200]);
 }
 
 #[tokio::test]
-async fn unknown_address() {
+async fn unknown_address_is_on_no_list() {
     let list = AccessList::new();
     list.set("10.0.0.0/8", Access::Allow).unwrap();
     let proxies = || TrustedProxies::count(1).unwrap();
@@ -204,7 +205,7 @@ async fn unknown_address() {
 }
 
 #[tokio::test]
-async fn preflight() {
+async fn preflight_request_is_charged() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let request = || {
         let mut request =
@@ -216,7 +217,7 @@ async fn preflight() {
 }
 
 #[tokio::test]
-async fn cache() {
+async fn refusal_is_stored_by_no_cache() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let service = layer.layer(service_fn(served));
     let _ = service.clone().oneshot(from("192.0.2.1")).await;
@@ -225,7 +226,7 @@ async fn cache() {
 }
 
 #[tokio::test]
-async fn cache_of_less() {
+async fn response_in_place_of_another_is_stored_by_no_cache() {
     let policy = one_per_hour("client");
     let degrading = RateLimitLayer::new(memory(), policy.clone().mode(Mode::Degrade), key::peer_ip());
     let overflowing = RateLimitLayer::new(memory(), policy, key::peer_ip()).overflow(service_fn(served));
@@ -242,16 +243,16 @@ async fn cache_of_less() {
 }
 
 #[tokio::test]
-async fn grpc_shape() {
+async fn request_that_is_no_call_gets_no_grpc_refusal() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let get = || with(from("192.0.2.1"), &[("content-type", "application/grpc"), ("te", "trailers")]);
     assert_eq!(statuses(&layer, [get(), get()]).await, [200, 429]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_requests() {
+async fn waiting_requests_are_at_most_a_thousand() {
     let queue = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(5).unwrap();
-    let layer = RateLimitLayer::new(memory(), Policy::new("queue", queue).unwrap(), key::peer_ip());
+    let layer = RateLimitLayer::new(memory(), Rule::new("queue", queue).unwrap(), key::peer_ip());
     let layer = layer.delay(TokioTimer::new());
     let service = layer.layer(service_fn(served));
     let mut waiting = Vec::new();
@@ -279,7 +280,7 @@ async fn at_once<T>(response: &mut (impl Future<Output = Result<T, Infallible>> 
 }
 
 #[tokio::test]
-async fn exposed_outcome() {
+async fn response_carries_no_outcome() {
     let layer = RateLimitLayer::new(memory(), one_per_hour("client"), key::peer_ip());
     let response = layer.layer(service_fn(served)).oneshot(from("192.0.2.1")).await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);

@@ -13,12 +13,13 @@ use http::{Request, Response, StatusCode};
 use proptest::prelude::*;
 use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
-use tower_ratelimit::middleware::Sleep;
+use tower_ratelimit::clock::Sleep;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule, key,
+    Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
+    clock::Timer,
+    key,
     limiter::{BoxLimiter, Charge, Decision, Limiter, Refund, Reply},
-    middleware::Timer,
-    observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind},
+    observe::{LayerEvent, Observed, Observer, Outcome, OutcomeKind},
 };
 
 use crate::support::shop::{Body, Departures, MS, Number, Shop, queue, through};
@@ -105,7 +106,7 @@ fn costly_request_does_not_take_a_place_that_is_too_short() {
     let mut shop = Shop::new(queue(9));
     let layer = RateLimitLayer::new(
         shop.limiter.clone(),
-        shop.policy.clone().cost(|request| *request.extensions.get().unwrap()),
+        Rule::from(shop.policy.clone()).cost(|request| *request.extensions.get().unwrap()),
         key::global(),
     )
     .delay(shop.world.timer.clone());
@@ -121,13 +122,13 @@ fn costly_request_does_not_take_a_place_that_is_too_short() {
 #[test]
 fn several_queues_use_the_latest_departure_and_refund_all() {
     let mut shop = Shop::new(queue(9));
-    let slow = Policy::new("slow", Quota::leaky_queue(20, Duration::from_secs(1)).unwrap()).unwrap();
-    let meter = Policy::new("meter", Quota::per_minute(9)).unwrap();
+    let slow = Rule::new("slow", Quota::leaky_queue(20, Duration::from_secs(1)).unwrap()).unwrap();
+    let meter = Rule::new("meter", Quota::per_minute(9)).unwrap();
     let layer = shop.layer().and(slow.clone(), key::global()).and(meter.clone(), key::global());
     let sent = [(); 3].map(|()| shop.send(&layer));
     shop.world.cancel(sent[2]);
     let left = |policy| shop.limiter.peek_one(policy, &Key::global(), 0).remaining();
-    assert_eq!((shop.remaining(), left(&slow), left(&meter)), (8, 19, 7));
+    assert_eq!((shop.remaining(), left(&slow.policies()[0]), left(&meter.policies()[0])), (8, 19, 7));
     shop.world.pass(200 * MS);
     assert_eq!(shop.departed(), [(0, 0), (1, 50 * MS)]);
 }
@@ -135,11 +136,12 @@ fn several_queues_use_the_latest_departure_and_refund_all() {
 #[test]
 fn refusal_by_another_policy_does_not_wait_in_the_queue() {
     let mut shop = Shop::new(queue(5));
-    let window = Policy::new("window", Quota::fixed_window(2, Duration::from_secs(60)).unwrap()).unwrap();
+    let window = Rule::new("window", Quota::fixed_window(2, Duration::from_secs(60)).unwrap()).unwrap();
+    let queue = Rule::from(shop.policy.clone());
     for window_first in [false, true] {
-        let (first, second) = if window_first { (&window, &shop.policy) } else { (&shop.policy, &window) };
-        let layer = RateLimitLayer::new(shop.limiter.clone(), first, key::global())
-            .and(second, key::global())
+        let (first, second) = if window_first { (&window, &queue) } else { (&queue, &window) };
+        let layer = RateLimitLayer::new(shop.limiter.clone(), first.clone(), key::global())
+            .and(second.clone(), key::global())
             .delay(shop.world.timer.clone());
         let (first, second) = (shop.send(&layer), shop.send(&layer));
         let refused = shop.send(&layer);
@@ -167,7 +169,7 @@ impl Timer for Hasty {
 #[test]
 fn timer_that_fires_early_causes_no_endless_polling() {
     let mut shop = Shop::new(queue(5));
-    let layer = RateLimitLayer::new(shop.limiter.clone(), &shop.policy, key::global()).delay(Hasty);
+    let layer = RateLimitLayer::new(shop.limiter.clone(), Rule::from(shop.policy.clone()), key::global()).delay(Hasty);
     for _ in 0..3 {
         let sent = shop.send(&layer);
         assert_eq!(shop.world.done[sent], Some(StatusCode::OK));
@@ -178,7 +180,7 @@ fn timer_that_fires_early_causes_no_endless_polling() {
 #[test]
 fn request_that_costs_nothing_does_not_wait() {
     let mut shop = Shop::new(queue(5));
-    let rule = shop.policy.clone().cost(|request| *request.extensions.get().unwrap());
+    let rule = Rule::from(shop.policy.clone()).cost(|request| *request.extensions.get().unwrap());
     let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).delay(shop.world.timer.clone());
     for cost in [1, 1, 0, 1, 0] {
         shop.send_costing(&layer, cost);
@@ -192,7 +194,8 @@ fn request_that_costs_nothing_does_not_wait() {
 fn queue_that_is_not_enforced_delays_no_request() {
     for mode in [Mode::Shadow, Mode::Degrade] {
         let mut shop = Shop::new(queue(3));
-        let layer = RateLimitLayer::new(shop.limiter.clone(), shop.policy.clone().mode(mode), key::global());
+        let layer =
+            RateLimitLayer::new(shop.limiter.clone(), Rule::from(shop.policy.clone()).mode(mode), key::global());
         let layer = layer.delay(shop.world.timer.clone());
         for _ in 0..6 {
             shop.send(&layer);
@@ -269,8 +272,8 @@ impl Observer for AlwaysPanics {
         assert!(observed.outcome().kind() == OutcomeKind::Allowed, "a wait ends");
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
-        assert!(*event != LimiterEvent::WaitEnded, "a wait ends");
+    fn on_layer_event(&self, event: &LayerEvent) {
+        assert!(*event != LayerEvent::WaitEnded, "a wait ends");
     }
 }
 
@@ -301,10 +304,10 @@ fn refusal_where_too_many_wait_says_when_to_come_back() {
     let meter = Policy::new("meter", Quota::meter(5, minute).unwrap()).unwrap();
     for companion in [None, Some(&block), Some(&meter)] {
         let mut shop = Shop::new(queue(3));
-        let rule = Rule::new(&shop.policy);
+        let rule = Rule::from(shop.policy.clone());
         let rule = match companion {
-            Some(policy) if policy.name() == "block" => rule.block(policy.clone()).unwrap(),
-            Some(policy) => rule.overage(policy.clone()).unwrap(),
+            Some(policy) if policy.name() == "block" => rule.block(policy.name(), *policy.quota()).unwrap(),
+            Some(policy) => rule.overage(policy.name(), *policy.quota()).unwrap(),
             None => rule,
         };
         let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global())
@@ -340,13 +343,13 @@ fn waiting_requests_are_bounded_over_all_keys() {
     for (most, later) in [(3, false), (3, true), (0, false)] {
         let mut shop = Shop::new(queue(9));
         let log = Log::default();
-        let clients = |request: &http::request::Parts| Key::of(*request.extensions.get::<u64>().unwrap());
-        let rule = Rule::new(&shop.policy);
-        let other = Policy::new("other", Quota::per_minute(100)).unwrap();
+        let clients = |request: &tower_ratelimit::Head<'_>| Key::of(*request.extensions.get::<u64>().unwrap());
+        let rule = Rule::from(shop.policy.clone());
+        let other = Rule::new("other", Quota::per_minute(100)).unwrap();
         let limiter =
             if later { BoxLimiter::new(Far(shop.limiter.clone())) } else { BoxLimiter::new(shop.limiter.clone()) };
         let layer = RateLimitLayer::new(limiter, rule, clients)
-            .and(&other, key::global())
+            .and(other.clone(), key::global())
             .delay(shop.world.timer.clone())
             .max_waiting(most)
             .observer(log.clone());
@@ -371,7 +374,7 @@ fn waiting_requests_are_bounded_over_all_keys() {
         // The refused request was charged to no policy.
         let used =
             |policy: &Policy, key: &Key| policy.quota().capacity() - shop.limiter.peek_one(policy, key, 0).remaining();
-        assert_eq!(used(&other, &Key::global()), 9 + most as u64);
+        assert_eq!(used(&other.policies()[0], &Key::global()), 9 + most as u64);
         let queued: u64 = (0..9_u64).map(|client| used(&shop.policy, &Key::of(client).unwrap())).sum();
         assert_eq!(queued, 9 + most as u64);
         let limited = log.0.lock().unwrap().iter().filter(|(kind, _, _)| *kind == OutcomeKind::Limited).count();
@@ -400,9 +403,8 @@ fn waiting_requests_are_bounded_by_default() {
 #[tokio::test(start_paused = true)]
 async fn waiting_request_holds_no_permit_of_the_service() {
     let clock = TokioClock::new();
-    let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock).build().unwrap();
-    let layer =
-        RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::middleware::TokioTimer::new());
+    let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, queue(9), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
     let inner = GlobalConcurrencyLimitLayer::new(1)
         .layer(service_fn(|_: Request<Body>| std::future::ready(Ok::<_, Infallible>(Response::new(Body::default())))));
     let mut other = inner.clone();
@@ -439,9 +441,9 @@ impl tower_ratelimit::clock::Clock for TokioClock {
 
 #[tokio::test(start_paused = true)]
 async fn thousand_requests_depart_spaced_while_half_of_them_leave() {
-    let limiter = MemoryLimiter::builder().capacity(1_000).clock(TokioClock::new()).build().unwrap();
+    let limiter = MemoryLimiter::builder().max_keys(1_000).clock(TokioClock::new()).build().unwrap();
     let layer =
-        RateLimitLayer::new(limiter, queue(1_000), key::global()).delay(tower_ratelimit::middleware::TokioTimer::new());
+        RateLimitLayer::new(limiter, queue(1_000), key::global()).delay(tower_ratelimit::clock::TokioTimer::new());
     let departures = Departures::default();
     let begin = tokio::time::Instant::now();
     let mut tasks = Vec::new();
@@ -507,7 +509,7 @@ impl Limiter for Far {
 #[test]
 fn departure_from_an_asynchronous_limiter_is_waited_for() {
     let mut shop = Shop::new(queue(3));
-    let layer = RateLimitLayer::new(Far(shop.limiter.clone()), &shop.policy, key::global());
+    let layer = RateLimitLayer::new(Far(shop.limiter.clone()), Rule::from(shop.policy.clone()), key::global());
     let layer = layer.delay(shop.world.timer.clone());
     for number in 0..5 {
         let mut request = Request::new(Body::default());

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use proptest::prelude::*;
 use tower_ratelimit::{
-    Mode, RateLimitLayer,
+    Mode, RateLimitLayer, Rule,
     clock::{Clock, Timestamp},
     key,
     middleware::ModeSwitch,
@@ -161,7 +161,7 @@ proptest! {
 fn mode_switch_applies_to_requests_that_come_afterwards() {
     let mut shop = Shop::new(queue(9));
     let mode = ModeSwitch::default();
-    let rule = shop.policy.clone().mode(mode.clone());
+    let rule = Rule::from(shop.policy.clone()).mode(mode.clone());
     let layer = RateLimitLayer::new(shop.limiter.clone(), rule, key::global()).delay(shop.world.timer.clone());
     for _ in 0..4 {
         shop.send(&layer);

@@ -12,11 +12,11 @@ use http::Request;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply};
-use tower_ratelimit::observe::{LimiterEvent, Observed, Observer, Outcome, OutcomeKind};
+use tower_ratelimit::observe::{Observed, Observer, Outcome, OutcomeKind, RulesEvent};
 use tower_ratelimit::rules::{
     Descriptor, DescriptorAnswer, DescriptorLimits, DescriptorRequest, Rules, RulesErrorKind,
 };
-use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Wait, key};
 
 use crate::support::memory;
 
@@ -149,10 +149,10 @@ fn counter_is_over_after_its_limit_until_its_window_ends() {
     let world = World::new(BASIC);
     assert_eq!(world.passes(25, &["tenant=a"]), 20);
     let status = world.charge(&["tenant=a"]).statuses()[0].limit().unwrap().clone();
-    assert_eq!((status.decision().remaining(), status.decision().retry_after()), (0, Some(Duration::from_secs(60))));
+    assert_eq!((status.decision().remaining(), status.decision().wait()), (0, Wait::After(Duration::from_secs(60))));
     world.clock.advance(Duration::from_secs(59));
     let status = world.charge(&["tenant=a"]).statuses()[0].limit().unwrap().clone();
-    assert_eq!(status.decision().retry_after(), Some(Duration::from_secs(1)), "windows are those of the clock");
+    assert_eq!(status.decision().wait(), Wait::After(Duration::from_secs(1)), "windows are those of the clock");
     world.clock.advance(Duration::from_secs(1));
     assert_eq!(world.passes(25, &["tenant=a"]), 20);
 }
@@ -363,7 +363,7 @@ fn charge_beyond_the_limit_uses_it_up_so_that_looks_are_over() {
     let answer = look();
     let status = &answer.statuses()[0];
     assert!(status.is_over_limit());
-    assert_eq!(status.limit().unwrap().decision().retry_after(), Some(Duration::from_secs(60)));
+    assert_eq!(status.limit().unwrap().decision().wait(), Wait::After(Duration::from_secs(60)));
     // A look that is over keeps the other descriptors from being charged.
     let both = || DescriptorRequest::new("d").charge(descriptor("tokens=b")).charge(descriptor("tokens=a").hits(0));
     assert_eq!(left(&world.decide(&both()), 0), Some((10, 10)));
@@ -487,7 +487,7 @@ impl Observer for Seen {
         self.0.lock().unwrap().push(format!("{} {keys}", outcome.kind().as_str()));
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_rules_event(&self, event: &RulesEvent) {
         self.0.lock().unwrap().push(format!("{event:?}"));
     }
 }
@@ -504,8 +504,8 @@ fn observer_sees_outcomes_and_reloads() {
     rules.replace("{domain: shop, descriptors: []}").unwrap();
     rules.replace("domain: ''").unwrap_err();
     let seen = seen.0.lock().unwrap();
-    assert_eq!(seen[..4], ["allowed 2", "limited 2", "exempt 0", "RulesLoaded { version: 1, file: None, rules: 0 }"]);
-    assert!(seen[4].starts_with("RulesRefused"), "{seen:?}");
+    assert_eq!(seen[..4], ["allowed 2", "limited 2", "exempt 0", "Loaded { version: 1, file: None, rules: 0 }"]);
+    assert!(seen[4].starts_with("Refused"), "{seen:?}");
 }
 
 #[test]
@@ -555,7 +555,7 @@ fn layer_and_service_share_one_allowance() {
             let twice = request.uri.query().map(|query| Descriptor::new([("path", query)]).hits(2));
             [path].into_iter().chain(twice)
         })
-        .from_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: minute, requests_per_unit: 4}}]}")
+        .read_text("{domain: edge, descriptors: [{key: path, rate_limit: {unit: minute, requests_per_unit: 4}}]}")
         .unwrap();
     let limiter = memory(&ManualClock::new());
     let (layer, limits) = (rules.layer(limiter.clone()).unwrap(), rules.descriptor_limits(limiter).unwrap());
@@ -630,7 +630,7 @@ fn request_with_too_many_counters_is_over_and_not_charged() {
 
 #[test]
 fn thousand_counters_are_charged_together() {
-    let limiter = MemoryLimiter::builder().capacity(10_000).clock(ManualClock::new()).build().unwrap();
+    let limiter = MemoryLimiter::builder().max_keys(10_000).clock(ManualClock::new()).build().unwrap();
     let rules =
         Rules::from_text("{domain: d, descriptors: [{key: t, rate_limit: {unit: minute, requests_per_unit: 1}}]}");
     let limits = rules.unwrap().descriptor_limits(limiter).unwrap();
@@ -694,7 +694,7 @@ fn allowance_is_exact_while_envoy_and_clients_ask_at_once() {
         )
     };
     let builder = Rules::builder().descriptors(|_| [Descriptor::new([("path", "/a")])]);
-    let rules = builder.from_text(text(0)).unwrap();
+    let rules = builder.read_text(text(0)).unwrap();
     let limiter = memory(&ManualClock::new());
     let (layer, limits) = (rules.layer(limiter.clone()).unwrap(), rules.descriptor_limits(limiter).unwrap());
     let passed = std::sync::atomic::AtomicUsize::new(0);
@@ -757,11 +757,11 @@ fn refunds_at_once_never_return_more_than_was_used() {
 
 /// Makes rules in which each part of a request's query is a descriptor.
 fn by_query(file: &str) -> Rules {
-    let describe = |request: &http::request::Parts| {
+    let describe = |request: &tower_ratelimit::Head<'_>| {
         let query = request.uri.query().unwrap_or_default();
         query.split('&').map(descriptor).collect::<Vec<_>>()
     };
-    Rules::builder().descriptors(describe).from_text(file).unwrap()
+    Rules::builder().descriptors(describe).read_text(file).unwrap()
 }
 
 const USERS_AND_PATHS: &str = "{domain: d, descriptors: [

@@ -56,7 +56,7 @@ async fn serve<L: Limiter + Clone>(rules: &[Rules], limiter: &L) -> SocketAddr {
 async fn python_client_is_answered_as_by_envoys_service() {
     let file = std::env::temp_dir().join(format!("tower-ratelimit-{}-envoy.yaml", std::process::id()));
     std::fs::write(&file, ANOTHER).expect("a temporary file can be written");
-    let another = Rules::builder().reload_every(Duration::ZERO).from_file(&file).expect("the file is right");
+    let another = Rules::builder().reload_every(Duration::ZERO).read_file(&file).expect("the file is right");
     let of_text = |text: &str| Rules::from_text(text).expect("the text is right");
     let rules = [of_text(BASIC), another, of_text(HOSTILE)];
     let address = serve(&rules, &memory(&ManualClock::new())).await;

@@ -17,9 +17,9 @@ use tower_ratelimit::key::PeerAddr;
 use tower_ratelimit::limiter::BoxLimiter;
 use tower_ratelimit::middleware::{Access, AccessList};
 use tower_ratelimit::observe::{
-    Explanation, LimiterEvent, NotCharged, Observed, Observer, Outcome, OutcomeKind, SetupWarning,
+    Explanation, LayerEvent, LimiterEvent, NotCharged, Observed, Observer, Outcome, OutcomeKind, SetupWarning,
 };
-use tower_ratelimit::{MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key};
+use tower_ratelimit::{Head, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule, key};
 
 use crate::support;
 use crate::support::waiting::{Skipping, World};
@@ -40,7 +40,11 @@ impl Observer for Log {
         self.0.lock().unwrap().1 += 1;
     }
 
-    fn on_event(&self, _: &LimiterEvent) {
+    fn on_layer_event(&self, _: &LayerEvent) {
+        self.0.lock().unwrap().1 += 1;
+    }
+
+    fn on_limiter_event(&self, _: &LimiterEvent) {
         self.0.lock().unwrap().1 += 1;
     }
 }
@@ -79,16 +83,16 @@ macro_rules! stack {
     }};
 }
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
-fn cost(parts: &Parts) -> u64 {
+fn cost(parts: &Head<'_>) -> u64 {
     parts.headers.get("cost").map_or(1, |cost| cost.to_str().unwrap().parse().unwrap())
 }
 
 fn with_rules(limiter: &BoxLimiter, rules: Vec<Rule>) -> RateLimitLayer<BoxLimiter> {
-    let everyone = policy("everyone", Quota::per_minute(60)).cost(cost);
+    let everyone = rule("everyone", Quota::per_minute(60)).cost(cost);
     let layer = RateLimitLayer::new(limiter.clone(), everyone, key::global());
     rules.into_iter().fold(layer, |layer, rule| layer.and(rule, key::header("user")))
 }
@@ -96,38 +100,41 @@ fn with_rules(limiter: &BoxLimiter, rules: Vec<Rule>) -> RateLimitLayer<BoxLimit
 /// Layers that use everything that changes what a request gets.
 fn stacks(limiter: &BoxLimiter) -> Vec<(&'static str, Stack)> {
     let layer = |rules: Vec<Rule>| with_rules(limiter, rules);
-    let client = || policy("client", Quota::per_minute(5)).cost(cost);
-    let block = || policy("block", Quota::block(2, MINUTE, 2 * MINUTE).unwrap());
-    let meter = || policy("over", Quota::meter(4, 3_600 * Duration::from_secs(1)).unwrap());
-    let queue = || policy("queue", Quota::leaky_queue(10, MINUTE).unwrap().queue(3).unwrap());
-    let plans = |parts: &Parts| usize::from(parts.method == "POST");
+    let client = || rule("client", Quota::per_minute(5)).cost(cost);
+    let block = || Policy::new("block", Quota::block(2, MINUTE, 2 * MINUTE).unwrap()).unwrap();
+    let meter = || Policy::new("over", Quota::meter(4, 3_600 * Duration::from_secs(1)).unwrap()).unwrap();
+    let queue = || rule("queue", Quota::leaky_queue(10, MINUTE).unwrap().queue(3).unwrap());
+    let plans = |parts: &Head<'_>| usize::from(parts.method == "POST");
     let list = AccessList::new();
     list.set_key("a", Access::Deny);
     list.set_key("b", Access::Allow);
-    let blocked = |mode| client().block(block()).unwrap().mode(mode);
+    let blocked = |mode| client().block(block().name(), *block().quota()).unwrap().mode(mode);
     vec![
         ("one policy", stack!(RateLimitLayer::new(limiter.clone(), client(), key::header("user")))),
         ("conditions", stack!(layer(vec![client().when(|parts| parts.method == "POST")]))),
         (
             "several quotas",
-            stack!(layer(vec![Policy::all_of("all", [Quota::per_minute(6), Quota::per_hour(9)]).unwrap()])),
+            stack!(layer(vec![Rule::all_of("all", [Quota::per_minute(6), Quota::per_hour(9)]).unwrap()])),
         ),
         (
             "plans",
-            stack!(layer(vec![Policy::plans("plan", [Quota::per_minute(2), Quota::per_minute(8)], plans).unwrap()])),
+            stack!(layer(vec![Rule::plans("plan", [Quota::per_minute(2), Quota::per_minute(8)], plans).unwrap()])),
         ),
-        ("shadow", stack!(layer(vec![client().mode(Mode::Shadow), Rule::new(policy("b", Quota::per_minute(9)))]))),
+        ("shadow", stack!(layer(vec![client().mode(Mode::Shadow), rule("b", Quota::per_minute(9))]))),
         ("degrade", stack!(layer(vec![client().mode(Mode::Degrade).warn_at_percent(50)]))),
         ("the layer in shadow", stack!(layer(vec![client()]).mode(Mode::Shadow))),
         ("a block", stack!(layer(vec![blocked(Mode::Enforce)]))),
         ("a block in shadow", stack!(layer(vec![blocked(Mode::Shadow)]))),
         ("a block that degrades", stack!(layer(vec![blocked(Mode::Degrade), client()]))),
-        ("a meter", stack!(layer(vec![client().overage(meter()).unwrap()]))),
-        ("a meter in shadow", stack!(layer(vec![client().overage(meter()).unwrap().mode(Mode::Shadow)]))),
-        ("a queue", stack!(layer(vec![Rule::new(queue())]).delay(Skipping::default()))),
+        ("a meter", stack!(layer(vec![client().overage(meter().name(), *meter().quota()).unwrap()]))),
+        (
+            "a meter in shadow",
+            stack!(layer(vec![client().overage(meter().name(), *meter().quota()).unwrap().mode(Mode::Shadow)])),
+        ),
+        ("a queue", stack!(layer(vec![queue()]).delay(Skipping::default()))),
         (
             "a queue in which no request may wait",
-            stack!(layer(vec![Rule::new(queue()), client()]).delay(Skipping::default()).max_waiting(0)),
+            stack!(layer(vec![queue(), client()]).delay(Skipping::default()).max_waiting(0)),
         ),
         ("an overflow", stack!(layer(vec![client()]).overflow(service_fn(served)))),
         ("shared keys", stack!(layer(vec![client().missing_key(MissingKey::Shared)]))),
@@ -136,7 +143,7 @@ fn stacks(limiter: &BoxLimiter) -> Vec<(&'static str, Stack)> {
         ("a settled cost", stack!(layer(vec![client().settle_by_response(|_| Some(3))]))),
         (
             "an access list",
-            stack!(layer(vec![client()]).access(&list, |parts: &Parts| parts.headers.get("user").cloned())),
+            stack!(layer(vec![client()]).access(&list, |parts: &Head<'_>| parts.headers.get("user").cloned())),
         ),
         ("preflight requests", stack!(layer(vec![client()]).exempt_preflight(true))),
     ]
@@ -256,7 +263,7 @@ async fn explanation_on_redis_is_what_the_request_then_gets() {
     let server = support::redis_server::Server::start();
     for at in 0..stacks(&BoxLimiter::new(MemoryLimiter::new())).len() {
         let clock = ManualClock::new();
-        let builder = patient().prefix(format!("explain-{at}")).denials(0).clock(clock.clone());
+        let builder = patient().prefix(format!("explain-{at}")).max_denials(0).clock(clock.clone());
         let limiter = connected(builder, &server.url()).await;
         let (name, stack) = stacks(&BoxLimiter::new(limiter)).swap_remove(at);
         let mut number = 0;
@@ -275,7 +282,7 @@ async fn explanation_is_the_same_with_every_algorithm() {
     for quota in every_algorithm(3, MINUTE) {
         let clock = ManualClock::new();
         let memory = support::memory(&clock);
-        let rule = policy("client", quota).cost(cost);
+        let rule = rule("client", quota).cost(cost);
         let stack = stack!(RateLimitLayer::new(BoxLimiter::new(memory.clone()), rule, key::header("user")));
         let next = || clock.advance(Duration::from_secs(7));
         for (explanation, outcome) in compare(&stack, next, || memory.snapshot()).await {
@@ -292,10 +299,13 @@ async fn limiter_that_fails_is_explained_and_not_reported() {
         let layer = RateLimitLayer::new(Scripted::new(), quota, key::global()).on_error(on_error).observer(log.clone());
         let (parts, ()) = Request::new(()).into_parts();
         let explanation = layer.explain(&parts).await;
-        assert_eq!((explanation.outcome().kind(), explanation.failure()), (kind, Some("the store is away")));
+        assert_eq!(
+            (explanation.outcome().kind(), explanation.failure()),
+            (kind, Some("the store is away: the cable is cut"))
+        );
         assert_eq!(log.seen(), (0, 0));
         let text = explanation.to_string();
-        assert!(text.contains("; the limiter failed: the store is away\n"), "{text}");
+        assert!(text.contains("; the limiter failed: the store is away: the cable is cut\n"), "{text}");
         assert!(text.ends_with(": charges 1 to (all requests)"), "{text}");
     }
 }
@@ -309,7 +319,7 @@ async fn quota_that_is_not_supported_is_explained() {
     let (parts, ()) = Request::new(()).into_parts();
     let explanation = layer.explain(&parts).await;
     assert_eq!(explanation.outcome().kind(), OutcomeKind::FailedClosed);
-    assert!(explanation.failure().unwrap().contains("MemoryLimiter::builder().entries"), "{explanation}");
+    assert!(explanation.failure().unwrap().contains("MemoryLimiter::builder().min_entries"), "{explanation}");
     assert_eq!(log.seen(), (0, 0));
 }
 
@@ -317,7 +327,7 @@ async fn quota_that_is_not_supported_is_explained() {
 #[tokio::test]
 async fn setup_warnings_count_no_explanation() {
     let log = Log::default();
-    let rule = policy("never", Quota::per_minute(5)).when(|_| false);
+    let rule = rule("never", Quota::per_minute(5)).when(|_| false);
     let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).observer(log.clone());
     let (parts, ()) = Request::new(()).into_parts();
     for _ in 0..2_000 {
@@ -334,7 +344,7 @@ async fn setup_warnings_count_no_explanation() {
 async fn request_that_is_explained_enters_no_line() {
     let mut world: World<StatusCode> = World::new();
     let limiter = support::memory(&world.clock);
-    let queue = policy("queue", Quota::leaky_queue(10, MINUTE).unwrap().queue(5).unwrap());
+    let queue = rule("queue", Quota::leaky_queue(10, MINUTE).unwrap().queue(5).unwrap());
     let layer = RateLimitLayer::new(limiter, queue, key::global()).delay(world.timer.clone());
     let send = |world: &mut World<StatusCode>| {
         let service = layer.layer(service_fn(served));
@@ -355,8 +365,8 @@ async fn request_that_is_explained_enters_no_line() {
 async fn explanation_names_the_reason_of_each_rule() {
     let rules = tower_ratelimit::rules::Rules::builder()
         .action("buy", |parts| parts.headers.contains_key("buys"))
-        .key("tenant", |parts: &Parts| parts.headers.get("tenant").cloned())
-        .from_text(
+        .key("tenant", |parts: &Head<'_>| parts.headers.get("tenant").cloned())
+        .read_text(
             "access: {deny: 203.0.113.7}\nrules:
                - {name: path, quota: 5/min, key: peer-ip, match: {path: ['/a/{id}', '/b/{*rest}']}}
                - {name: method, quota: 5/min, key: peer-ip, match: {method: [POST, PUT]}}

@@ -15,7 +15,7 @@ use tower_http::limit::RequestBodyLimitLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::TraceLayer;
 use tower_ratelimit::{
-    MissingKey, Policy, Quota, RateLimitLayer, key, limiter::Limiter, middleware::RateLimit, observe::Outcome,
+    MissingKey, Quota, RateLimitLayer, Rule, key, limiter::Limiter, middleware::RateLimit, observe::Outcome,
 };
 
 use crate::support::Scripted;
@@ -151,7 +151,7 @@ async fn axums_mock_connect_info_is_the_peer() {
 #[tokio::test]
 async fn original_path_is_whole_inside_of_nested_routers() {
     let export = || {
-        let rule = Policy::new("export", Quota::per_minute(1)).unwrap();
+        let rule = Rule::new("export", Quota::per_minute(1)).unwrap();
         let rule = rule.when(|request| key::original_uri(request).path().starts_with("/api/export"));
         RateLimitLayer::new(Scripted::new(), rule, key::original_path())
     };
@@ -189,7 +189,7 @@ async fn outcome_is_an_optional_extension_in_axum() {
 #[tokio::test]
 async fn closure_finds_the_peer_without_features() {
     let by_peer = key::extension(|info: &ConnectInfo<SocketAddr>| info.0.ip());
-    let policy = Policy::new("peer", Quota::per_minute(1)).unwrap().missing_key(MissingKey::Reject);
+    let policy = Rule::new("peer", Quota::per_minute(1)).unwrap().missing_key(MissingKey::Reject);
     let router = Router::new().route("/", get(home)).layer(RateLimitLayer::new(Scripted::new(), policy, by_peer));
     let mut request = Request::new(axum::body::Body::empty());
     assert_eq!(statuses(router.clone(), ["/"]).await, [400]);
@@ -201,7 +201,7 @@ async fn closure_finds_the_peer_without_features() {
 fn closures_need_no_annotation() {
     use tower_ratelimit::Key;
     let quota = Quota::per_minute(1);
-    let policy = Policy::from(quota);
+    let policy = Rule::from(quota);
     let _ = [
         RateLimitLayer::new(Scripted::new(), quota, |request| request.headers.get("x").cloned()),
         RateLimitLayer::new(Scripted::new(), quota, |request| Key::of(request.uri.path())),
@@ -210,7 +210,7 @@ fn closures_need_no_annotation() {
             let user = request.headers.get("x-user")?.to_str().ok()?;
             Some((user.to_owned(), request.method.clone()))
         }),
-        RateLimitLayer::new(Scripted::new(), &policy, |_| "all"),
+        RateLimitLayer::new(Scripted::new(), policy.clone(), |_| "all"),
         RateLimitLayer::new(Scripted::new(), policy, |_| 7_u64),
     ];
 }

@@ -22,10 +22,10 @@ use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceBuilder, ServiceExt};
 use tower_ratelimit::{
     MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
+    clock::{ManualClock, Timer},
     key,
     limiter::Limiter,
-    middleware::{Access, AccessList, Timer, Usage},
+    middleware::{Access, AccessList, Usage},
     observe::{Outcome, OutcomeKind},
 };
 
@@ -109,7 +109,7 @@ async fn limited_service_keeps_its_name_for_tonic() {
 
 /// Allows one call, and counts the bytes of its response.
 fn one_call() -> RateLimitLayer<MemoryLimiter> {
-    let bytes = Policy::new("bytes", Quota::per_hour(1_000)).unwrap().settle_by_body();
+    let bytes = Rule::new("bytes", Quota::per_hour(1_000)).unwrap().settle_by_body();
     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_hour(1), key::global()).and(bytes, key::global())
 }
 
@@ -257,7 +257,7 @@ async fn client_without_a_key_gets_no_retry_time() {
 #[tokio::test]
 async fn streaming_call_is_settled_when_its_stream_has_ended() {
     let limiter = Scripted::new();
-    let tokens = Policy::new("tokens", Quota::per_minute(1_000)).unwrap().cost(|_| 100).settle_by_usage();
+    let tokens = Rule::new("tokens", Quota::per_minute(1_000)).unwrap().cost(|_| 100).settle_by_usage();
     let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(9), key::global()).and(tokens, key::global());
     let mut client = connect(serve(layer).await).await;
     client.ready().await.unwrap();
@@ -283,7 +283,7 @@ async fn streaming_call_is_settled_when_its_stream_has_ended() {
 #[tokio::test]
 async fn failed_calls_alone_can_be_counted_by_their_status() {
     let limiter = Scripted::new();
-    let failed = Policy::new("failed", Quota::per_minute(2))
+    let failed = Rule::new("failed", Quota::per_minute(2))
         .unwrap()
         .charge_when(|response| response.headers.get("grpc-status").is_some_and(|status| status == "16"));
     let mut client = connect(serve(RateLimitLayer::new(limiter.clone(), failed, key::global())).await).await;
@@ -319,7 +319,7 @@ async fn failing_limiter_is_unavailable() {
 
 #[tokio::test]
 async fn rules_can_tell_methods_apart() {
-    let other = Policy::new("other", Quota::per_minute(0)).unwrap();
+    let other = Rule::new("other", Quota::per_minute(0)).unwrap();
     let other = other.when(|request| request.uri.path() == "/test.Echo/Other");
     let mut client = connect(serve(RateLimitLayer::new(Scripted::new(), other, key::global())).await).await;
     assert_eq!(echo(&mut client, "hello").await.unwrap(), "hello");
@@ -372,12 +372,12 @@ async fn tonics_connect_info_is_the_peer() {
 
 const HOUR: Duration = Duration::from_secs(3_600);
 
-fn named(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn named(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 /// One call in an hour.
-fn hourly() -> Policy {
+fn hourly() -> Rule {
     named("client", Quota::fixed_window(1, HOUR).unwrap())
 }
 
@@ -390,9 +390,9 @@ struct Calls {
 }
 
 impl Calls {
-    async fn through(rule: impl tower_ratelimit::middleware::IntoRule) -> Self {
-        let (clock, timer, rule) = (ManualClock::new(), Skipping::default(), Rule::new(rule));
-        let limiter = MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap();
+    async fn through(rule: Rule) -> Self {
+        let (clock, timer) = (ManualClock::new(), Skipping::default());
+        let limiter = MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap();
         let is_queue = rule.policies()[0].quota().algorithm() == tower_ratelimit::quota::Algorithm::LeakyQueue;
         let layer = RateLimitLayer::new(limiter, rule, key::global());
         let layer = if is_queue { layer.delay(timer.clone()) } else { layer };
@@ -444,8 +444,8 @@ async fn degraded_call_is_served_less() {
 
 #[tokio::test]
 async fn metered_call_is_served_while_its_meter_has_room() {
-    let meter = named("over", Quota::meter(2, 24 * HOUR).unwrap());
-    let mut calls = Calls::through(hourly().overage(meter).unwrap()).await;
+    let meter = Policy::new("over", Quota::meter(2, 24 * HOUR).unwrap()).unwrap();
+    let mut calls = Calls::through(hourly().overage(meter.name(), *meter.quota()).unwrap()).await;
     for _ in 0..3 {
         calls.passes("hello", Some("\"client\";r=0;t=3600")).await;
     }
@@ -454,8 +454,8 @@ async fn metered_call_is_served_while_its_meter_has_room() {
 
 #[tokio::test]
 async fn call_of_a_blocked_key_learns_when_the_block_ends() {
-    let block = named("block", Quota::block(2, HOUR, 2 * HOUR).unwrap());
-    let mut calls = Calls::through(hourly().block(block).unwrap()).await;
+    let block = Policy::new("block", Quota::block(2, HOUR, 2 * HOUR).unwrap()).unwrap();
+    let mut calls = Calls::through(hourly().block(block.name(), *block.quota()).unwrap()).await;
     calls.passes("hello", Some("\"client\";r=0;t=3600")).await;
     calls.refused(3_600, &["policy:client"]).await;
     calls.refused(7_200, &["policy:client", "policy:block"]).await;

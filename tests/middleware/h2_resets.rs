@@ -17,8 +17,9 @@ use tokio::task::JoinSet;
 use tokio_stream::StreamExt as _;
 use tower::{Layer, service_fn};
 use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::clock::TokioTimer;
 use tower_ratelimit::limiter::Limiter;
-use tower_ratelimit::middleware::{OnAborted, TokioTimer};
+use tower_ratelimit::middleware::OnAborted;
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key};
 
 use crate::support::memory;
@@ -64,8 +65,8 @@ impl Server {
         let limiter = memory(&ManualClock::new()); // it stands still, so nothing drains
         let policies = [("first", first), ("bytes", Quota::per_hour(1_000_000))];
         let policies = policies.map(|(name, quota)| Policy::new(name, quota).unwrap());
-        let [first, bytes] = policies.clone();
-        let bytes = Rule::new(bytes).cost(|_| 100).settle_by_body().on_aborted(on_aborted);
+        let [first, bytes] = policies.clone().map(Rule::from);
+        let bytes = bytes.cost(|_| 100).settle_by_body().on_aborted(on_aborted);
         let layer = RateLimitLayer::new(limiter.clone(), first, key::global())
             .and(bytes, key::global())
             .delay(TokioTimer::new());

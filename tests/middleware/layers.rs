@@ -8,11 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
-use http::request::Parts;
 use http::{HeaderValue, Request, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    Head, Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{
@@ -42,30 +41,36 @@ async fn send<L: Limiter>(layer: &RateLimitLayer<L>, fields: &[(&'static str, &'
     layer.layer(service_fn(answer)).oneshot(request).await.unwrap().status()
 }
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 // Administration of keys.
 
 /// Returns a layer with every kind of rule, two of which have the same name.
 fn every_kind_of_rule(limiter: BoxLimiter) -> RateLimitLayer<BoxLimiter> {
-    let api = || policy("api", Quota::per_hour(100));
-    let block = || policy("block", Quota::block(1, HOUR, HOUR).unwrap());
-    let over = policy("over", Quota::meter(100, HOUR).unwrap());
-    let several = Policy::all_of("several", [Quota::per_minute(60), Quota::per_hour(600)]).unwrap();
-    let plans = Policy::plans("api", [Quota::per_hour(7), Quota::per_hour(8)], |_| 1).unwrap();
-    let refused = Policy::new("refused", Quota::per_hour(0)).unwrap();
+    let api = || rule("api", Quota::per_hour(100));
+    let block = || Policy::new("block", Quota::block(1, HOUR, HOUR).unwrap()).unwrap();
+    let over = Policy::new("over", Quota::meter(100, HOUR).unwrap()).unwrap();
+    let several = Rule::all_of("several", [Quota::per_minute(60), Quota::per_hour(600)]).unwrap();
+    let plans = Rule::plans("api", [Quota::per_hour(7), Quota::per_hour(8)], |_| 1).unwrap();
+    let refused = Rule::new("refused", Quota::per_hour(0)).unwrap();
     RateLimitLayer::new(limiter, api(), key::global())
-        .and(api().block(block()).unwrap(), key::global())
-        .and(refused.clone().overage(over).unwrap(), key::global())
+        .and(api().block(block().name(), *block().quota()).unwrap(), key::global())
+        .and(refused.clone().overage(over.name(), *over.quota()).unwrap(), key::global())
         .and(several.clone(), key::global())
         .and(several, key::global())
         .and(plans, key::global())
         .and(Quota::per_hour(9), key::global())
         .and(Quota::per_hour(9), key::global())
-        .and(policy("api", Quota::sliding_log(20, HOUR).unwrap()), key::global())
-        .and(refused.block(block()).unwrap().when(|request| request.headers.contains_key("strike")), key::global())
+        .and(rule("api", Quota::sliding_log(20, HOUR).unwrap()), key::global())
+        .and(
+            refused
+                .block(block().name(), *block().quota())
+                .unwrap()
+                .when(|request| request.headers.contains_key("strike")),
+            key::global(),
+        )
 }
 
 const NAMES: [&str; 16] = [
@@ -146,7 +151,7 @@ async fn layer_resets_its_keys_from_any_task() {
 
 // Unnamed quotas.
 
-fn by(field: &'static str) -> impl Fn(&Parts) -> Option<HeaderValue> + Send + Sync + 'static {
+fn by(field: &'static str) -> impl Fn(&Head<'_>) -> Option<HeaderValue> + Send + Sync + 'static {
     move |request| request.headers.get(field).cloned()
 }
 
@@ -173,7 +178,7 @@ async fn unnamed_quota_in_two_layers_is_reported() {
         (Some(SetupWarningKind::UnnamedQuota), Some(SetupWarningKind::UnnamedQuota))
     );
     let text = signup.check().unwrap_err().to_string();
-    assert!(text.starts_with("unnamed-quota: ") && text.contains("Policy::new"), "{text}");
+    assert!(text.starts_with("unnamed-quota: ") && text.contains("Rule::new"), "{text}");
     assert!(text.contains("\"2 per minute, token bucket\" (\"2-per-minute\" in headers"), "{text}");
 
     // A handler that calls `admit` also uses the layer.
@@ -184,7 +189,7 @@ async fn unnamed_quota_in_two_layers_is_reported() {
     assert_eq!(log.setup_warning(), [SetupWarningKind::UnnamedQuota]);
 
     // Each of these has a name, another quota, or another limiter.
-    let named = |name| RateLimitLayer::new(limiter.clone(), policy(name, Quota::per_minute(2)), by("user"));
+    let named = |name| RateLimitLayer::new(limiter.clone(), rule(name, Quota::per_minute(2)), by("user"));
     let layers = [
         named("login"),
         named("signup"),
@@ -201,7 +206,7 @@ async fn unnamed_quota_in_two_layers_is_reported() {
 fn unnamed_quota_that_a_layer_numbered_is_still_unnamed() {
     let limiter = memory(&ManualClock::new());
     let twice = || {
-        RateLimitLayer::new(limiter.clone(), policy("2-per-minute", Quota::per_minute(2)), by("user"))
+        RateLimitLayer::new(limiter.clone(), rule("2-per-minute", Quota::per_minute(2)), by("user"))
             .and(Quota::per_minute(2), by("team"))
     };
     let [one, two] = [twice(), twice()];
@@ -216,7 +221,7 @@ fn unnamed_quota_is_shared_by_clones_and_by_later_layers() {
     let clones = [layer.clone(), layer.clone().on_error(OnError::Allow)];
     let _services = clones.clone().map(|layer| layer.layer(()));
     assert!(clones.iter().all(|layer| misuse(layer).is_none()));
-    let policy = Policy::from(Quota::per_hour(2));
+    let policy = Rule::from(Quota::per_hour(2));
     let both = [(); 2].map(|()| RateLimitLayer::new(limiter.clone(), policy.clone(), by("user")));
     assert_eq!([misuse(&both[0]), misuse(&both[1])], [None; 2]);
     // Rebuilt after the old layers were dropped.
@@ -237,7 +242,7 @@ impl Observer for Log {
         self.0.lock().unwrap().0.push(misuse.kind());
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.lock().unwrap().1.push(event.clone());
     }
 }
@@ -302,38 +307,38 @@ fn small(rule: Rule) -> RateLimitLayer<Small> {
     RateLimitLayer::new(Small(memory(&ManualClock::new())), rule, key::global())
 }
 
-fn large() -> Policy {
-    policy("large", Quota::per_hour(1_000))
+fn large() -> Rule {
+    rule("large", Quota::per_hour(1_000))
 }
 
 #[tokio::test]
 async fn unsupported_quota_is_reported_and_fails_each_request() {
-    let fits = || Rule::new(policy("fits", Quota::per_hour(999)));
+    let fits = || rule("fits", Quota::per_hour(999));
     assert_eq!(misuse(&small(fits())), None);
     assert_eq!(send(&small(fits()), &[]).await, StatusCode::OK);
 
     let log = Log::default();
-    let layer = small(Rule::new(large())).observer(log.clone());
+    let layer = small(large()).observer(log.clone());
     let text = layer.check().unwrap_err().to_string();
     assert!(text.starts_with("unsupported-quota: the policy \"large\": "), "{text}");
     assert!(text.contains("its limit must be below 1,000"), "{text}");
     assert_eq!(send(&layer, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(log.setup_warning(), [SetupWarningKind::UnsupportedQuota]);
     let events = log.events();
-    assert!(matches!(events.as_slice(), [LimiterEvent::Failed { error }] if error.contains("1,000")), "{events:?}");
+    assert!(matches!(events.as_slice(), [LimiterEvent::Failed { error, .. }] if error.contains("1,000")), "{events:?}");
 
     // Without an observer, beside others, and as a block.
-    assert_eq!(send(&small(Rule::new(large())), &[]).await, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(send(&small(large()), &[]).await, StatusCode::SERVICE_UNAVAILABLE);
     let beside = small(fits()).and(large(), key::global());
     assert_eq!(send(&beside, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
-    let blocking = small(fits().block(policy("block", Quota::block(1_000, HOUR, HOUR).unwrap())).unwrap());
+    let blocking = small(fits().block("block", Quota::block(1_000, HOUR, HOUR).unwrap()).unwrap());
     assert_eq!(misuse(&blocking), Some(SetupWarningKind::UnsupportedQuota));
     assert_eq!(send(&blocking, &[]).await, StatusCode::SERVICE_UNAVAILABLE);
     let (head, ()) = Request::new(()).into_parts();
-    let refused = small(Rule::new(large())).admit(&head).await.unwrap_err();
+    let refused = small(large()).admit(&head).await.unwrap_err();
     assert_eq!(refused.into_response().status(), StatusCode::SERVICE_UNAVAILABLE);
     // As the layer is configured for failures, and as rules that refuse nothing do.
-    assert_eq!(send(&small(Rule::new(large())).on_error(OnError::Allow), &[]).await, StatusCode::OK);
+    assert_eq!(send(&small(large()).on_error(OnError::Allow), &[]).await, StatusCode::OK);
     assert_eq!(send(&small(large().mode(Mode::Shadow)), &[]).await, StatusCode::OK);
 }
 
@@ -360,7 +365,7 @@ async fn overloaded_limiter_fails_open_only_if_asked_to() {
     assert_eq!(statuses(OnError::Allow).await, [503; 2]);
     assert_eq!(statuses(OnError::AllowAlways).await, [200; 2]);
     let shadow =
-        RateLimitLayer::new(scripted.clone(), Policy::from(Quota::per_hour(1)).mode(Mode::Shadow), key::global());
+        RateLimitLayer::new(scripted.clone(), Rule::from(Quota::per_hour(1)).mode(Mode::Shadow), key::global());
     assert_eq!(send(&shadow.on_error(OnError::Allow), &[]).await, 200, "it refuses nothing");
     assert!(second.is_overload(&Trouble), "the error is the second limiter's");
 }
@@ -371,7 +376,7 @@ async fn unsupported_quota_fails_only_requests_it_applies_to() {
     assert_eq!(send(&sometimes, &[]).await, StatusCode::OK);
     assert_eq!(send(&sometimes, &[("large", "")]).await, StatusCode::SERVICE_UNAVAILABLE);
     let quotas = [Quota::per_hour(10), Quota::per_hour(1_000)];
-    let plans = Policy::plans("plan", quotas, |request| usize::from(request.headers.contains_key("large"))).unwrap();
+    let plans = Rule::plans("plan", quotas, |request| usize::from(request.headers.contains_key("large"))).unwrap();
     let plans = small(plans);
     assert_eq!(misuse(&plans), Some(SetupWarningKind::UnsupportedQuota));
     assert_eq!(send(&plans, &[]).await, StatusCode::OK);
@@ -399,14 +404,14 @@ async fn layer_answers_alike_after_the_requests_that_it_watches() {
     let kinds: [(&str, Rules); 5] = [
         ("one policy", |layer| layer),
         ("one policy, observed by the service", |layer| layer.expose_outcome(true)),
-        ("two policies", |layer| layer.and(policy("other", Quota::fixed_window(7, HOUR).unwrap()), key::global())),
+        ("two policies", |layer| layer.and(rule("other", Quota::fixed_window(7, HOUR).unwrap()), key::global())),
         ("degraded", |layer| layer.mode(Mode::Degrade)),
         ("shadow", |layer| layer.mode(Mode::Shadow)),
     ];
     for (name, rules) in kinds {
         let limiter = memory(&ManualClock::new());
         let quota = Quota::fixed_window(5, HOUR).unwrap();
-        let layer = rules(RateLimitLayer::new(limiter, policy("api", quota), key::global()));
+        let layer = rules(RateLimitLayer::new(limiter, rule("api", quota), key::global()));
         let first = responses(&layer, 8).await;
         responses(&layer, 11_000).await;
         layer.reset(&Key::global()).await.unwrap();

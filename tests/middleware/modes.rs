@@ -11,7 +11,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer,
+    Headers, Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::Limiter,
@@ -30,8 +30,8 @@ async fn send<L: Limiter + 'static>(layer: &RateLimitLayer<L>, user: Option<&str
     layer.layer(tower::service_fn(name_outcome)).oneshot(request).await.unwrap()
 }
 
-fn policy(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_minute(limit)).unwrap()
+fn rule(name: &str, limit: u64) -> Rule {
+    Rule::new(name, Quota::per_minute(limit)).unwrap()
 }
 
 fn memory() -> (MemoryLimiter, ManualClock) {
@@ -64,7 +64,7 @@ impl Observer for Log {
 async fn shadow_rule_passes_and_shows_in_the_outcome_only() {
     let (limiter, _) = memory();
     let log = Log::default();
-    let layer = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Shadow), key::global()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter, rule("api", 1).mode(Mode::Shadow), key::global()).observer(log.clone());
     for _ in 0..2 {
         let response = send(&layer, None).await;
         assert_eq!(response.status(), StatusCode::OK);
@@ -77,7 +77,7 @@ async fn shadow_rule_passes_and_shows_in_the_outcome_only() {
 #[tokio::test]
 async fn degrading_rule_passes_and_informs_the_service() {
     let (limiter, _) = memory();
-    let layer = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Degrade), key::global());
+    let layer = RateLimitLayer::new(limiter, rule("api", 1).mode(Mode::Degrade), key::global());
     let first = send(&layer, None).await;
     assert!(!first.headers().contains_key("seen") && first.extensions().get::<Outcome>().is_none());
     let second = send(&layer, None).await;
@@ -98,7 +98,7 @@ async fn degraded_response_is_stored_only_if_the_service_says_so() {
             own.into_iter().for_each(|own| drop(response.headers_mut().insert("cache-control", own)));
             ready(Ok::<_, Infallible>(response))
         });
-        for rule in [policy("api", 1).mode(Mode::Degrade), policy("api", 1).mode(Mode::Degrade).settle_by_usage()] {
+        for rule in [rule("api", 1).mode(Mode::Degrade), rule("api", 1).mode(Mode::Degrade).settle_by_usage()] {
             let layer = RateLimitLayer::new(memory().0, rule, key::global());
             for expected in [own, own.or(Some("no-store"))] {
                 let response = layer.layer(service).oneshot(Request::new(Body::default())).await.unwrap();
@@ -112,10 +112,10 @@ async fn degraded_response_is_stored_only_if_the_service_says_so() {
 #[tokio::test]
 async fn refusal_by_an_enforcing_rule_charges_no_rule() {
     let (limiter, _) = memory();
-    let shadow = policy("shadow", 9);
+    let shadow = rule("shadow", 9);
     let layer = RateLimitLayer::new(limiter.clone(), shadow.clone().mode(Mode::Shadow), key::global())
-        .and(policy("degrade", 1).mode(Mode::Degrade), key::global())
-        .and(policy("enforce", 2), key::global());
+        .and(rule("degrade", 1).mode(Mode::Degrade), key::global())
+        .and(rule("enforce", 2), key::global());
     let kinds = ["degraded", "degraded"];
     assert!(!send(&layer, None).await.headers().contains_key("seen"));
     assert_eq!(send(&layer, None).await.headers()["seen"], kinds[0]);
@@ -125,7 +125,7 @@ async fn refusal_by_an_enforcing_rule_charges_no_rule() {
     assert_eq!(outcome.violated().map(|status| status.policy().name()).collect::<Vec<_>>(), ["enforce"]);
     assert_eq!(outcome.binding().unwrap().policy().name(), "enforce");
     assert!(!refused.headers()["ratelimit"].to_str().unwrap().contains("shadow"));
-    assert_eq!(limiter.peek_one(&shadow, &Key::global(), 1).remaining(), 6, "9, less 2, less the peek's");
+    assert_eq!(limiter.peek_one(&shadow.policies()[0], &Key::global(), 1).remaining(), 6, "9, less 2, less the peek's");
 }
 
 #[derive(Clone)]
@@ -133,7 +133,7 @@ struct Own;
 
 #[tokio::test]
 async fn refusal_carries_its_outcome_and_no_request_extensions() {
-    let layer = RateLimitLayer::new(memory().0, policy("api", 1), key::global());
+    let layer = RateLimitLayer::new(memory().0, rule("api", 1), key::global());
     for status in [StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
         let mut request = Request::new(Body::default());
         request.extensions_mut().insert(Own);
@@ -164,7 +164,7 @@ async fn jitter_spreads_refused_clients_and_is_stable_for_each() {
 async fn mode_switch_loses_no_state_while_requests_come() {
     let (limiter, _) = memory();
     let mode = ModeSwitch::new(Mode::Shadow);
-    let layer = RateLimitLayer::new(limiter, policy("api", 3).mode(&mode), key::global());
+    let layer = RateLimitLayer::new(limiter, rule("api", 3).mode(&mode), key::global());
     for _ in 0..3 {
         assert_eq!(send(&layer, None).await.status(), StatusCode::OK);
     }
@@ -180,8 +180,8 @@ async fn mode_switch_loses_no_state_while_requests_come() {
 async fn milder_mode_of_layer_and_rule_holds() {
     let (limiter, _) = memory();
     let whole = ModeSwitch::default();
-    let layer = RateLimitLayer::new(limiter, policy("enforce", 0), key::global())
-        .and(policy("degrade", 0).mode(Mode::Degrade), key::global())
+    let layer = RateLimitLayer::new(limiter, rule("enforce", 0), key::global())
+        .and(rule("degrade", 0).mode(Mode::Degrade), key::global())
         .mode(whole.clone())
         .expose_outcome(true);
     assert_eq!(send(&layer, None).await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -195,13 +195,13 @@ async fn milder_mode_of_layer_and_rule_holds() {
 async fn missing_key_refuses_in_enforce_mode_only() {
     for (mode, kind) in [(Mode::Shadow, "shadow_limited"), (Mode::Degrade, "degraded")] {
         let (limiter, _) = memory();
-        let alone = RateLimitLayer::new(limiter.clone(), policy("user", 1).mode(mode), key::header("x-user"))
+        let alone = RateLimitLayer::new(limiter.clone(), rule("user", 1).mode(mode), key::header("x-user"))
             .expose_outcome(true);
         assert_eq!(send(&alone, None).await.headers()["seen"], kind);
-        let layer = alone.and(policy("all", 1), key::global());
+        let layer = alone.and(rule("all", 1), key::global());
         assert_eq!(send(&layer, None).await.headers()["seen"], kind);
         assert_eq!(send(&layer, None).await.status(), StatusCode::TOO_MANY_REQUESTS);
-        let enforced = layer.and(policy("user", 1), key::header("x-user"));
+        let enforced = layer.and(rule("user", 1), key::header("x-user"));
         assert_eq!(send(&enforced, None).await.status(), StatusCode::BAD_REQUEST);
     }
 }
@@ -210,9 +210,9 @@ async fn missing_key_refuses_in_enforce_mode_only() {
 async fn failing_limiter_refuses_only_what_a_rule_could_refuse() {
     let limiter = Scripted::new();
     limiter.fail(true);
-    let shadow = RateLimitLayer::new(limiter, policy("api", 1).mode(Mode::Shadow), key::global()).expose_outcome(true);
+    let shadow = RateLimitLayer::new(limiter, rule("api", 1).mode(Mode::Shadow), key::global()).expose_outcome(true);
     assert_eq!(send(&shadow, None).await.headers()["seen"], "failed_open");
-    let with_another = shadow.and(policy("all", 1), key::global());
+    let with_another = shadow.and(rule("all", 1), key::global());
     assert_eq!(send(&with_another, None).await.status(), StatusCode::SERVICE_UNAVAILABLE);
 }
 
@@ -220,8 +220,8 @@ async fn failing_limiter_refuses_only_what_a_rule_could_refuse() {
 async fn request_without_a_key_stays_degraded_if_the_limiter_fails() {
     let limiter = Scripted::new();
     limiter.fail(true);
-    let layer = RateLimitLayer::new(limiter, policy("user", 1).mode(Mode::Degrade), key::header("x-user"))
-        .and(policy("all", 1).mode(Mode::Shadow), key::global())
+    let layer = RateLimitLayer::new(limiter, rule("user", 1).mode(Mode::Degrade), key::header("x-user"))
+        .and(rule("all", 1).mode(Mode::Shadow), key::global())
         .expose_outcome(true);
     assert_eq!(send(&layer, None).await.headers()["seen"], "degraded");
     assert_eq!(send(&layer, Some("ann")).await.headers()["seen"], "failed_open");
@@ -231,7 +231,7 @@ async fn request_without_a_key_stays_degraded_if_the_limiter_fails() {
 async fn warning_comes_at_the_configured_percentage() {
     let (limiter, clock) = memory();
     let log = Log::default();
-    let layer = RateLimitLayer::new(limiter, policy("api", 4).warn_at_percent(25), key::global()).observer(log.clone());
+    let layer = RateLimitLayer::new(limiter, rule("api", 4).warn_at_percent(25), key::global()).observer(log.clone());
     for _ in 0..5 {
         send(&layer, None).await;
     }
@@ -249,7 +249,7 @@ async fn warning_is_compared_without_rounding() {
     for (percent, expected) in [(33, "allowed over[] near[]"), (34, "allowed over[] near[api]")] {
         let (limiter, _) = memory();
         let log = Log::default();
-        let rule = policy("api", 3).warn_at_percent(percent);
+        let rule = rule("api", 3).warn_at_percent(percent);
         let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(log.clone());
         send(&layer, None).await;
         send(&layer, None).await;
@@ -260,7 +260,7 @@ async fn warning_is_compared_without_rounding() {
 #[tokio::test]
 async fn refunded_request_over_a_quota_is_reported_as_such() {
     for limiter in [Scripted::new(), Scripted::new().later()] {
-        let rule = policy("api", 1).mode(Mode::Degrade).refund_when(|response| response.headers.contains_key("seen"));
+        let rule = rule("api", 1).mode(Mode::Degrade).refund_when(|response| response.headers.contains_key("seen"));
         let layer = RateLimitLayer::new(limiter.clone(), rule, key::global());
         send(&layer, None).await;
         let response = send(&layer, None).await;
@@ -277,7 +277,7 @@ async fn degradation_reaches_the_service_through_inner_layers() {
         let (limiter, _) = memory();
         let mode = |at| if at == degrading { Mode::Degrade } else { Mode::Enforce };
         let layer = |name: &str, at, limit| {
-            RateLimitLayer::new(limiter.clone(), policy(name, limit).mode(mode(at)), key::global()).expose_outcome(true)
+            RateLimitLayer::new(limiter.clone(), rule(name, limit).mode(mode(at)), key::global()).expose_outcome(true)
         };
         let limits = if degrading == 0 { [0, 9] } else { [9, 0] };
         let (outer, inner) = (layer("outer", 0, limits[0]), layer("inner", 1, limits[1]));
@@ -321,7 +321,7 @@ impl Observer for Decisions {
 fn played(quota: Quota, steps: impl Iterator<Item = (u64, u64, Mode)>) -> Vec<String> {
     let (limiter, clock) = memory();
     let (mode, decisions) = (ModeSwitch::default(), Decisions::default());
-    let rule = Policy::from(quota).mode(&mode).cost(|request| *request.extensions.get().unwrap());
+    let rule = Rule::from(quota).mode(&mode).cost(|request| *request.extensions.get().unwrap());
     let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(decisions.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     for (wait, cost, now) in steps {

@@ -12,7 +12,7 @@ use tower::limit::GlobalConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::OverflowTo;
 use tower_ratelimit::{
-    MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key,
+    MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key,
     limiter::Limiter,
     middleware::ModeSwitch,
     observe::{Outcome, OutcomeKind},
@@ -21,7 +21,7 @@ use tower_ratelimit::{
 use crate::support::Scripted;
 
 fn limit<L: Limiter + Clone>(limiter: L, quota: u64) -> RateLimitLayer<L> {
-    RateLimitLayer::new(limiter, Policy::new("api", Quota::per_minute(quota)).unwrap(), key::global())
+    RateLimitLayer::new(limiter, Rule::new("api", Quota::per_minute(quota)).unwrap(), key::global())
 }
 
 fn request(body: &'static str) -> Request<Body> {
@@ -140,7 +140,7 @@ async fn outer_layers_keep_what_an_overflowing_request_took() {
         let outer_limiter = Scripted::new();
         let outer = RateLimitLayer::new(
             outer_limiter.clone(),
-            Policy::new("outer", Quota::per_minute(9)).unwrap(),
+            Rule::new("outer", Quota::per_minute(9)).unwrap(),
             key::global(),
         )
         .refund_nested(true);

@@ -12,11 +12,14 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tower::{Layer, service_fn};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer,
-    clock::ManualClock,
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    clock::{ManualClock, TokioTimer},
     key,
-    middleware::{QuotaSwitch, TokioTimer},
+    middleware::QuotaSwitch,
 };
+
+#[cfg(feature = "rules")]
+use tower_ratelimit::rules::Rules;
 
 use crate::support::memory;
 use crate::support::shop::{Body, queue};
@@ -38,7 +41,8 @@ impl Queue {
     fn new(quota: Quota) -> Self {
         let clock = ManualClock::new();
         let (limiter, policy) = (memory(&clock), Policy::new("queue", quota).unwrap());
-        let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(ManualTimer::default());
+        let layer = RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global());
+        let layer = layer.delay(ManualTimer::default());
         Self { clock, limiter, policy, layer }
     }
 
@@ -76,10 +80,10 @@ fn at_once(work: Vec<Box<dyn FnOnce() + Send + '_>>) {
 }
 
 /// Returns what several threads do that drop these.
-fn drops(sent: Vec<Sent>) -> Vec<Box<dyn FnOnce() + Send>> {
+fn drops<'a>(sent: Vec<Sent>) -> Vec<Box<dyn FnOnce() + Send + 'a>> {
     let mut shares: Vec<Vec<Sent>> = (0..THREADS).map(|_| Vec::new()).collect();
     sent.into_iter().enumerate().for_each(|(at, sent)| shares[at % THREADS].push(sent));
-    shares.into_iter().map(|share| Box::new(move || drop(share)) as Box<dyn FnOnce() + Send>).collect()
+    shares.into_iter().map(|share| Box::new(move || drop(share)) as Box<dyn FnOnce() + Send + 'a>).collect()
 }
 
 #[test]
@@ -96,9 +100,27 @@ fn waiters_that_leave_on_several_threads_free_all_slots() {
     }
 }
 
+/// A request that was admitted, and is not in its line yet, has a later slot.
+#[test]
+fn waiters_that_leave_while_others_come_free_all_slots() {
+    let queue = Queue::new(queue(199));
+    for round in 0..ROUNDS {
+        drop(queue.send());
+        let alone = queue.remaining();
+        let mut work = drops((0..80).map(|_| queue.send()).collect());
+        work.extend((0..THREADS).map(|_| {
+            let queue = &queue;
+            Box::new(move || (0..10).for_each(|_| drop(queue.send()))) as Box<dyn FnOnce() + Send + '_>
+        }));
+        at_once(work);
+        assert_eq!((queue.layer.waiting(), queue.remaining()), (0, alone), "in round {round}");
+        queue.clock.advance(Duration::from_millis(10));
+    }
+}
+
 /// A request that finds no place to wait in has taken a slot for a moment.
 #[test]
-fn waiters_that_leave_beside_requests_without_a_place_free_all_slots() {
+fn waiters_that_leave_beside_refused_requests_free_all_slots() {
     let mut queue = Queue::new(queue(199));
     queue.layer = queue.layer.max_waiting(50);
     for round in 0..ROUNDS {
@@ -121,7 +143,7 @@ fn waiters_that_leave_after_a_quota_switch_free_all_slots() {
         let switch = QuotaSwitch::new(queue(199));
         let mut queue_now = Queue::new(queue(299));
         queue_now.layer =
-            RateLimitLayer::new(queue_now.limiter.clone(), Policy::switched("queue", &switch).unwrap(), key::global())
+            RateLimitLayer::new(queue_now.limiter.clone(), Rule::switched("queue", &switch).unwrap(), key::global())
                 .delay(ManualTimer::default());
         drop(queue_now.send());
         let mut waiting: Vec<Sent> = (0..100).map(|_| queue_now.send()).collect();
@@ -134,6 +156,42 @@ fn waiters_that_leave_after_a_quota_switch_free_all_slots() {
         assert_eq!((queue_now.layer.waiting(), queue_now.remaining()), (100, 199), "in round {round}");
         at_once(drops(waiting));
         assert_eq!((queue_now.layer.waiting(), queue_now.remaining()), (0, 299), "in round {round}");
+    }
+}
+
+/// The rules of a file are replaced while requests wait, and waiters of both versions leave at once, in any order.
+#[cfg(feature = "rules")]
+#[test]
+fn waiters_that_leave_after_a_reload_free_all_slots() {
+    for round in 0..ROUNDS / 4 {
+        let mut queue_now = Queue::new(queue(299));
+        let interval = "10 ms";
+        let text = |name: &str, length: u64| {
+            format!("rules: [{{name: {name}, quota: '1 per {interval}, queue {length}, leaky queue', key: global}}]")
+        };
+        let rules = Rules::from_text(text("queue", 199)).unwrap();
+        queue_now.layer = rules.layer(queue_now.limiter.clone()).unwrap().delay(ManualTimer::default());
+        let left = |queue: &Queue| {
+            let key = Key::global();
+            let mut peeked = Box::pin(queue.layer.peek(&key));
+            match peeked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                std::task::Poll::Ready(left) => left.unwrap()[0].1.remaining(),
+                std::task::Poll::Pending => panic!("memory answers at once"),
+            }
+        };
+        drop(queue_now.send());
+        let mut waiting: Vec<Sent> = (0..100).map(|_| queue_now.send()).collect();
+        rules.replace(text(if round % 2 == 0 { "queue" } else { "other, was: queue" }, 299)).unwrap();
+        waiting.extend((0..100).map(|_| queue_now.send()));
+        assert_eq!((queue_now.layer.waiting(), left(&queue_now)), (200, 99));
+        if round % 3 == 0 {
+            waiting.reverse();
+        }
+        let staying = waiting.split_off(150);
+        at_once(drops(waiting));
+        assert_eq!(queue_now.layer.waiting(), 50);
+        at_once(drops(staying));
+        assert_eq!((queue_now.layer.waiting(), left(&queue_now)), (0, 299), "in round {round}");
     }
 }
 
@@ -156,9 +214,9 @@ fn waiters_that_leave_after_a_reset_refund_nothing() {
 async fn clients_that_hang_up_keep_no_other_client_waiting() {
     const CLIENTS: usize = 200;
     let quota = Quota::leaky_queue(1, Duration::from_secs(60)).unwrap().queue(CLIENTS as u64).unwrap();
-    let limiter = MemoryLimiter::builder().capacity(1_000).build().unwrap();
-    let policy = Policy::new("queue", quota).unwrap();
-    let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(TokioTimer::new());
+    let limiter = MemoryLimiter::builder().max_keys(1_000).build().unwrap();
+    let policy = Rule::new("queue", quota).unwrap();
+    let layer = RateLimitLayer::new(limiter.clone(), policy.clone(), key::global()).delay(TokioTimer::new());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let app = axum::Router::new().route("/", axum::routing::get(|| async { "served" })).layer(layer.clone());
@@ -180,7 +238,7 @@ async fn clients_that_hang_up_keep_no_other_client_waiting() {
     drop(clients);
     until("no client waits", || layer.waiting() == 0).await;
     // The next request waits for the only one that was served.
-    let next = || limiter.peek_one(&policy, &Key::global(), 1).delay();
+    let next = || limiter.peek_one(&policy.policies()[0], &Key::global(), 1).delay();
     until("all slots are free", || next() <= Duration::from_secs(60)).await;
     server.abort();
 }

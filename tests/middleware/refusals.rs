@@ -18,7 +18,7 @@ use tower::util::BoxCloneService;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::middleware::RefusalBody;
 use tower_ratelimit::{
-    Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, key,
+    Headers, MemoryLimiter, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait, key,
     middleware::{Access, AccessList, Refusal, ResetEncoding},
     observe::{Outcome, OutcomeKind},
 };
@@ -34,12 +34,12 @@ async fn served(_: Request<Body>) -> Result<Response<Body>, Infallible> {
     Ok(Response::new(Body::default()))
 }
 
-fn named(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn named(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 fn memory() -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).build().unwrap()
+    MemoryLimiter::builder().max_keys(1_000).build().unwrap()
 }
 
 /// A service, and the number of requests after which it refuses.
@@ -71,7 +71,7 @@ fn ways() -> Vec<Way> {
         }),
         way("limited by two policies", OutcomeKind::Limited, 1, |settings| {
             let rules = [Quota::per_minute(1), Quota::per_hour(1)];
-            let rule = Policy::all_of("client", rules).unwrap();
+            let rule = Rule::all_of("client", rules).unwrap();
             stack(RateLimitLayer::new(memory(), rule, key::global()), settings)
         }),
         way("no wait helps", OutcomeKind::Limited, 0, |settings| {
@@ -79,8 +79,8 @@ fn ways() -> Vec<Way> {
             stack(RateLimitLayer::new(memory(), rule, key::global()), settings)
         }),
         way("blocked", OutcomeKind::Blocked, 2, |settings| {
-            let block = named("block", Quota::block(1, HOUR, HOUR).unwrap());
-            let rule = named("client", Quota::per_hour(1)).block(block).unwrap();
+            let block = Policy::new("block", Quota::block(1, HOUR, HOUR).unwrap()).unwrap();
+            let rule = named("client", Quota::per_hour(1)).block(block.name(), *block.quota()).unwrap();
             stack(RateLimitLayer::new(memory(), rule, key::global()), settings)
         }),
         way("the queue is full", OutcomeKind::Limited, 2, |settings| {
@@ -330,6 +330,24 @@ async fn responder_without_grpc_answers_every_shape() {
             assert_eq!(body == "slow down", is_own);
         }
     }
+}
+
+#[tokio::test]
+async fn refusal_for_an_unknown_time_promises_no_time() {
+    let limiter = Scripted::new().without_waits();
+    let headers = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
+    let layer = RateLimitLayer::new(limiter, named("export", Quota::per_hour(1)), key::global());
+    let service = stack(layer, (Refusals::default(), headers));
+    let passed = service.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!((passed.status().as_u16(), &passed.headers()["ratelimit"]), (200, &"\"export\";r=0".parse().unwrap()));
+    assert!(!passed.headers().contains_key("x-ratelimit-reset"));
+
+    let refused = service.clone().oneshot(Request::new(Body::empty())).await.unwrap();
+    assert_eq!((refused.status().as_u16(), &refused.headers()["ratelimit"]), (429, &"\"export\";r=0".parse().unwrap()));
+    for absent in ["retry-after", "x-ratelimit-reset"] {
+        assert!(!refused.headers().contains_key(absent), "{absent}");
+    }
+    assert_eq!(refused.extensions().get::<Outcome>().unwrap().wait(), Wait::Unknown);
 }
 
 #[tokio::test]

@@ -12,10 +12,9 @@ use tower::retry::{Policy as Retries, RetryLayer};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::{
     Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, Rule,
-    clock::ManualClock,
+    clock::{ManualClock, Timer},
     key,
     limiter::{Blocks, Meters},
-    middleware::Timer,
     observe::{Outcome, OutcomeKind},
 };
 
@@ -64,15 +63,15 @@ fn failing(
 }
 
 fn memory() -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).clock(ManualClock::new()).build().unwrap()
+    MemoryLimiter::builder().max_keys(1_000).clock(ManualClock::new()).build().unwrap()
 }
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
-fn client(limit: u64) -> Policy {
-    policy("client", Quota::fixed_window(limit, MINUTE).unwrap())
+fn client(limit: u64) -> Rule {
+    rule("client", Quota::fixed_window(limit, MINUTE).unwrap())
 }
 
 fn layer(limiter: &MemoryLimiter, rule: impl Into<RuleOf>) -> RateLimitLayer<MemoryLimiter> {
@@ -90,7 +89,7 @@ impl From<Rule> for RuleOf {
 
 impl From<Policy> for RuleOf {
     fn from(policy: Policy) -> Self {
-        Self(Rule::new(policy))
+        Self(Rule::from(policy))
     }
 }
 
@@ -124,11 +123,14 @@ async fn retries_are_charged_once_inside_a_layer_and_each_around_it() {
         let (one, each) = (memory(), memory());
         let rule = || client(2).mode(mode);
         let answer = within(layer(&one, rule()), 3, 2).await;
-        assert_eq!((answer.status(), kind(&answer), used(&one, &client(2))), (StatusCode::OK, OutcomeKind::Allowed, 1));
+        assert_eq!(
+            (answer.status(), kind(&answer), used(&one, &client(2).policies()[0])),
+            (StatusCode::OK, OutcomeKind::Allowed, 1)
+        );
         // Two attempts fail and are charged. The third exceeds the quota and is not charged.
         let answer = around(layer(&each, rule()), 3, 2).await;
         assert_eq!((answer.status() == StatusCode::OK, kind(&answer)), (mode != Mode::Enforce, third));
-        assert_eq!(used(&each, &client(2)), 2, "in {mode:?}");
+        assert_eq!(used(&each, &client(2).policies()[0]), 2, "in {mode:?}");
     }
 }
 
@@ -137,16 +139,16 @@ async fn refunded_attempts_leave_one_charge() {
     let limiter = memory();
     let rule = client(2).refund_when(|response| response.status.is_server_error());
     let answer = around(layer(&limiter, rule), 5, 4).await;
-    assert_eq!((answer.status(), used(&limiter, &client(2))), (StatusCode::OK, 1));
+    assert_eq!((answer.status(), used(&limiter, &client(2).policies()[0])), (StatusCode::OK, 1));
 }
 
 #[tokio::test]
 async fn retries_are_metered_once_inside_a_layer_and_each_around_it() {
-    let meter = || policy("over", Quota::meter(10, 60 * MINUTE).unwrap());
+    let meter = || Policy::new("over", Quota::meter(10, 60 * MINUTE).unwrap()).unwrap();
     for (attempts_metered, is_around) in [(4, true), (1, false)] {
         let limiter = memory();
-        let rule = || client(1).overage(meter()).unwrap();
-        assert!(limiter.take_one(&client(1), &Key::global(), 1).is_allowed());
+        let rule = || client(1).overage(meter().name(), *meter().quota()).unwrap();
+        assert!(limiter.take_one(&client(1).policies()[0], &Key::global(), 1).is_allowed());
         let asked = layer(&limiter, rule());
         let answer = if is_around { around(asked, 4, 3).await } else { within(asked, 4, 3).await };
         assert_eq!((answer.status(), kind(&answer)), (StatusCode::OK, OutcomeKind::Overage));
@@ -157,10 +159,10 @@ async fn retries_are_metered_once_inside_a_layer_and_each_around_it() {
 
 #[tokio::test]
 async fn client_that_retries_at_once_blocks_itself() {
-    let block = || policy("block", Quota::block(3, MINUTE, 10 * MINUTE).unwrap());
+    let block = || Policy::new("block", Quota::block(3, MINUTE, 10 * MINUTE).unwrap()).unwrap();
     let limiter = memory();
-    assert!(limiter.take_one(&client(1), &Key::global(), 1).is_allowed());
-    let answer = around(layer(&limiter, client(1).block(block()).unwrap()), 5, 0).await;
+    assert!(limiter.take_one(&client(1).policies()[0], &Key::global(), 1).is_allowed());
+    let answer = around(layer(&limiter, client(1).block(block().name(), *block().quota()).unwrap()), 5, 0).await;
     assert_eq!((answer.status(), kind(&answer)), (StatusCode::TOO_MANY_REQUESTS, OutcomeKind::Blocked));
     assert_eq!(answer.headers()["retry-after"], "600");
     let blocks = Blocks::new(limiter, block()).unwrap();
@@ -169,7 +171,7 @@ async fn client_that_retries_at_once_blocks_itself() {
 
 #[tokio::test]
 async fn retries_wait_once_inside_a_queue_and_each_around_it() {
-    let queue = || policy("queue", Quota::leaky_queue(60, 60 * MINUTE).unwrap().queue(5).unwrap());
+    let queue = || rule("queue", Quota::leaky_queue(60, 60 * MINUTE).unwrap().queue(5).unwrap());
     for (minutes, places, is_around) in [(3, 4, true), (0, 1, false)] {
         let (limiter, timer) = (memory(), Skipping::default());
         let asked = layer(&limiter, queue()).delay(timer.clone());
@@ -179,17 +181,17 @@ async fn retries_wait_once_inside_a_queue_and_each_around_it() {
         // minute later.
         let expected: u32 = (0..=minutes).sum();
         assert_eq!(timer.now(), expected * MINUTE, "around: {is_around}");
-        assert_eq!(used(&limiter, &queue()), places);
+        assert_eq!(used(&limiter, &queue().policies()[0]), places);
     }
 }
 
 #[tokio::test]
 async fn outer_layer_keeps_its_charge_whatever_attempts_do() {
     for room in [0, 1] {
-        let meter = || policy("over", Quota::meter(10, 60 * MINUTE).unwrap());
+        let meter = || Policy::new("over", Quota::meter(10, 60 * MINUTE).unwrap()).unwrap();
         let limiter = memory();
-        let outer = layer(&limiter, client(1).overage(meter()).unwrap());
-        let inner = RateLimitLayer::new(memory(), policy("inner", Quota::per_hour(2)), key::global());
+        let outer = layer(&limiter, client(1).overage(meter().name(), *meter().quota()).unwrap());
+        let inner = RateLimitLayer::new(memory(), rule("inner", Quota::per_hour(2)), key::global());
         let stack = ServiceBuilder::new().layer(outer).layer(RetryLayer::new(Again(2))).layer(inner);
         // The first request uses up the outer quota, so the second one is metered.
         let service = stack.service(failing(if room == 0 { 1 } else { 0 }));

@@ -2,13 +2,14 @@
 //! key.
 
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::body::Body;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use tower::{Layer, ServiceExt};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Rule,
+    Head, Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{FallbackLimiter, Limiter},
@@ -30,8 +31,8 @@ fn with(name: &'static str, value: &str) -> Request<Body> {
     Request::builder().header(name, value).body(Body::default()).unwrap()
 }
 
-fn policy(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_minute(limit)).unwrap()
+fn rule(name: &str, limit: u64) -> Rule {
+    Rule::new(name, Quota::per_minute(limit)).unwrap()
 }
 
 fn outcome<B>(response: &Response<B>) -> OutcomeKind {
@@ -53,7 +54,7 @@ impl Observer for Log {
         self.0.lock().unwrap().push(outcome.kind().as_str().to_owned());
     }
 
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.lock().unwrap().push(format!("{event:?}"));
     }
 }
@@ -61,8 +62,8 @@ impl Observer for Log {
 #[tokio::test]
 async fn several_policies_are_one_all_or_nothing_decision() {
     let limiter = Scripted::new();
-    let layer = RateLimitLayer::new(limiter.clone(), policy("wide", 10), key::global())
-        .and(policy("narrow", 1), key::header("x-user"));
+    let layer = RateLimitLayer::new(limiter.clone(), rule("wide", 10), key::global())
+        .and(rule("narrow", 1), key::header("x-user"));
     assert_eq!(send(&layer, with("x-user", "ann")).await.status(), StatusCode::OK);
     let refused = send(&layer, with("x-user", "ann")).await;
     assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -76,7 +77,7 @@ async fn several_policies_are_one_all_or_nothing_decision() {
 
 #[tokio::test]
 async fn header_fields_are_on_allowed_responses_too() {
-    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 10), key::global());
+    let layer = RateLimitLayer::new(Scripted::new(), rule("api", 10), key::global());
     let response = send(&layer, get("/")).await;
     let field = response.headers()["ratelimit"].to_str().unwrap();
     assert!(field.contains("\"api\"") && field.contains("r=9"), "{field}");
@@ -86,7 +87,7 @@ async fn header_fields_are_on_allowed_responses_too() {
 #[tokio::test]
 async fn rule_applies_only_when_its_predicate_holds() {
     let limiter = Scripted::new();
-    let search = policy("search", 1).when(|request| request.uri.path().starts_with("/search"));
+    let search = rule("search", 1).when(|request| request.uri.path().starts_with("/search"));
     let layer = RateLimitLayer::new(limiter.clone(), search, key::global()).expose_outcome(true);
     let exempt = send(&layer, get("/home")).await;
     assert_eq!((exempt.status(), outcome(&exempt)), (StatusCode::OK, OutcomeKind::Exempt));
@@ -99,8 +100,8 @@ async fn rule_applies_only_when_its_predicate_holds() {
 #[tokio::test]
 async fn request_without_a_key_is_refused_and_not_charged() {
     let limiter = Scripted::new();
-    let layer = RateLimitLayer::new(limiter.clone(), policy("all", 10), key::global())
-        .and(policy("user", 10), key::header("x-user"));
+    let layer = RateLimitLayer::new(limiter.clone(), rule("all", 10), key::global())
+        .and(rule("user", 10), key::header("x-user"));
     let refused = send(&layer, get("/")).await;
     assert_eq!((refused.status(), outcome(&refused)), (StatusCode::BAD_REQUEST, OutcomeKind::KeyMissing));
     assert!(limiter.takes().is_empty());
@@ -110,7 +111,7 @@ async fn request_without_a_key_is_refused_and_not_charged() {
 async fn requests_without_a_key_can_share_a_key_of_their_own() {
     let limiter = Scripted::new();
     let layer =
-        RateLimitLayer::new(limiter.clone(), policy("user", 1).missing_key(MissingKey::Shared), key::header("x-user"));
+        RateLimitLayer::new(limiter.clone(), rule("user", 1).missing_key(MissingKey::Shared), key::header("x-user"));
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let shared = limiter.takes()[0][0].1.clone();
@@ -123,8 +124,8 @@ async fn requests_without_a_key_can_share_a_key_of_their_own() {
 #[tokio::test]
 async fn rule_can_exempt_requests_without_a_key() {
     let limiter = Scripted::new();
-    let user = policy("user", 0).missing_key(MissingKey::Exempt);
-    let layer = RateLimitLayer::new(limiter.clone(), policy("all", 1), key::global()).and(user, key::header("x-user"));
+    let user = rule("user", 0).missing_key(MissingKey::Exempt);
+    let layer = RateLimitLayer::new(limiter.clone(), rule("all", 1), key::global()).and(user, key::header("x-user"));
     assert_eq!(send(&layer, with("x-user", "ann")).await.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::TOO_MANY_REQUESTS);
@@ -133,12 +134,12 @@ async fn rule_can_exempt_requests_without_a_key() {
 #[tokio::test]
 async fn cost_of_zero_passes_and_too_high_a_cost_never_does() {
     let limiter = Scripted::new();
-    let cost = |request: &http::request::Parts| match request.uri.path() {
+    let cost = |request: &tower_ratelimit::Head<'_>| match request.uri.path() {
         "/free" => 0,
         "/dear" => u64::MAX,
         _ => 3,
     };
-    let layer = RateLimitLayer::new(limiter.clone(), policy("units", 3).cost(cost), key::global());
+    let layer = RateLimitLayer::new(limiter.clone(), rule("units", 3).cost(cost), key::global());
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     assert_eq!(send(&layer, get("/free")).await.status(), StatusCode::OK);
     let refused = send(&layer, get("/dear")).await;
@@ -153,7 +154,7 @@ async fn policy_whose_name_is_taken_is_numbered_and_apart() {
     let limiter = Scripted::new();
     let layer = RateLimitLayer::new(limiter.clone(), Quota::per_minute(1), key::global())
         .and(Quota::per_minute(1), key::global())
-        .and(Rule::new(Quota::per_hour(1)), key::global());
+        .and(Rule::from(Quota::per_hour(1)), key::global());
     assert_eq!(send(&layer, get("/")).await.status(), StatusCode::OK);
     let names: Vec<_> = limiter.takes()[0].iter().map(|charge| charge.0.clone()).collect();
     assert_eq!(names, ["1-per-minute", "1-per-minute-2", "1-per-hour"]);
@@ -165,7 +166,7 @@ async fn preflight_requests_are_exempt_if_that_is_asked_for() {
         let request = Request::builder().method(Method::OPTIONS).header("origin", "https://example.com");
         request.header("access-control-request-method", "PUT").body(Body::default()).unwrap()
     };
-    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 0), key::global());
+    let layer = RateLimitLayer::new(Scripted::new(), rule("api", 0), key::global());
     assert_eq!(send(&layer, preflight()).await.status(), StatusCode::TOO_MANY_REQUESTS);
     let layer = layer.exempt_preflight(true);
     assert_eq!(send(&layer, preflight()).await.status(), StatusCode::OK);
@@ -179,22 +180,22 @@ async fn failing_limiter_refuses_by_default_and_is_observed() {
     for limiter in [Scripted::new(), Scripted::new().later()] {
         limiter.fail(true);
         let log = Log::default();
-        let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).observer(log.clone());
+        let layer = RateLimitLayer::new(limiter, rule("api", 1), key::global()).observer(log.clone());
         let refused = send(&layer, get("/")).await;
         assert_eq!((refused.status(), outcome(&refused)), (StatusCode::SERVICE_UNAVAILABLE, OutcomeKind::FailedClosed));
-        assert_eq!(log.take(), ["Failed { error: \"the store is away\" }", "failed_closed"]);
+        assert_eq!(log.take(), ["Failed { error: \"the store is away: the cable is cut\" }", "failed_closed"]);
 
         let layer = layer.on_error(OnError::Allow).expose_outcome(true);
         let passed = send(&layer, get("/")).await;
         assert_eq!((passed.status(), outcome(&passed)), (StatusCode::OK, OutcomeKind::FailedOpen));
-        assert_eq!(log.take(), ["Failed { error: \"the store is away\" }", "failed_open"]);
+        assert_eq!(log.take(), ["Failed { error: \"the store is away: the cable is cut\" }", "failed_open"]);
     }
 }
 
 #[tokio::test]
 async fn observer_sees_every_outcome() {
     let log = Log::default();
-    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::header("x-user")).observer(log.clone());
+    let layer = RateLimitLayer::new(Scripted::new(), rule("api", 1), key::header("x-user")).observer(log.clone());
     for request in [with("x-user", "ann"), with("x-user", "ann"), get("/")] {
         send(&layer, request).await;
     }
@@ -219,14 +220,14 @@ async fn observer_sees_the_head_and_the_keys_by_every_way() {
     for limiter in [Scripted::new(), Scripted::new().later()] {
         let heads = Heads::default();
         let layer = |user: Rule| {
-            RateLimitLayer::new(limiter.clone(), policy("api", 100), key::global())
+            RateLimitLayer::new(limiter.clone(), rule("api", 100), key::global())
                 .and(user, key::header("x-user"))
                 .observer(heads.clone())
         };
         let list = AccessList::new();
         list.set_key("bob", Access::Deny);
         let request = |user: &str| Request::get("/way?x=1").header("x-user", user).body(Body::default()).unwrap();
-        let user = |limit, mode| policy("user", limit).mode(mode);
+        let user = |limit, mode| rule("user", limit).mode(mode);
         send(&layer(user(100, Mode::Enforce)), request("ann")).await;
         send(&layer(user(0, Mode::Enforce)), request("ann")).await;
         send(&layer(user(0, Mode::Degrade)), request("ann")).await;
@@ -262,9 +263,9 @@ async fn observer_in_an_arc_serves_a_layer_and_its_limiter() {
     let first = Scripted::new();
     first.fail(true);
     let limiter = FallbackLimiter::new(first, MemoryLimiter::new(), NonZeroU32::MIN).observer(Arc::clone(&log));
-    let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).observer(Arc::clone(&log));
+    let layer = RateLimitLayer::new(limiter, rule("api", 1), key::global()).observer(Arc::clone(&log));
     send(&layer, get("/")).await;
-    assert_eq!(log.take(), ["FellBack { error: \"the store is away\" }", "allowed"]);
+    assert_eq!(log.take(), ["FellBack { error: \"the store is away: the cable is cut\" }", "allowed"]);
 }
 
 #[tokio::test]
@@ -276,19 +277,19 @@ async fn observed_shows_no_keys_or_headers() {
             assert!(shown.contains("/path") && !shown.contains("secret"), "{shown}");
         }
     }
-    let layer = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::header("x-user")).observer(Shown);
+    let layer = RateLimitLayer::new(Scripted::new(), rule("api", 1), key::header("x-user")).observer(Shown);
     let request = Request::get("/path?token=secret").header("x-user", "secret").body(Body::default()).unwrap();
     send(&layer, request).await;
 }
 
 #[tokio::test]
 async fn outcome_is_exposed_on_refusals_and_elsewhere_on_request() {
-    let plain = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::global());
+    let plain = RateLimitLayer::new(Scripted::new(), rule("api", 1), key::global());
     let response = send(&plain, get("/")).await;
     assert!(response.extensions().get::<Outcome>().is_none() && !response.headers().contains_key("seen"));
     assert_eq!(outcome(&send(&plain, get("/")).await), OutcomeKind::Limited);
 
-    let exposing = RateLimitLayer::new(Scripted::new(), policy("api", 1), key::global()).expose_outcome(true);
+    let exposing = RateLimitLayer::new(Scripted::new(), rule("api", 1), key::global()).expose_outcome(true);
     let response = send(&exposing, get("/")).await;
     assert_eq!(outcome(&response), OutcomeKind::Allowed);
     assert_eq!(response.headers()["seen"], "allowed");
@@ -296,8 +297,8 @@ async fn outcome_is_exposed_on_refusals_and_elsewhere_on_request() {
 
 #[tokio::test]
 async fn inner_refusal_is_the_outcome_that_a_response_keeps() {
-    let inner = RateLimitLayer::new(Scripted::new(), policy("inner", 0), key::global());
-    let outer = RateLimitLayer::new(Scripted::new(), policy("outer", 9), key::global()).expose_outcome(true);
+    let inner = RateLimitLayer::new(Scripted::new(), rule("inner", 0), key::global());
+    let outer = RateLimitLayer::new(Scripted::new(), rule("outer", 9), key::global()).expose_outcome(true);
     let service = outer.layer(inner.layer(tower::service_fn(name_outcome)));
     let response = service.oneshot(get("/")).await.unwrap();
     assert_eq!(outcome(&response), OutcomeKind::Limited);
@@ -306,7 +307,7 @@ async fn inner_refusal_is_the_outcome_that_a_response_keeps() {
 #[tokio::test]
 async fn later_answer_is_treated_as_an_immediate_one() {
     let limiter = Scripted::new().later();
-    let layer = RateLimitLayer::new(limiter, policy("api", 1), key::global()).expose_outcome(true);
+    let layer = RateLimitLayer::new(limiter, rule("api", 1), key::global()).expose_outcome(true);
     let passed = send(&layer, get("/")).await;
     assert_eq!((passed.status(), outcome(&passed)), (StatusCode::OK, OutcomeKind::Allowed));
     assert!(passed.headers().contains_key("ratelimit"));
@@ -318,7 +319,7 @@ async fn later_answer_is_treated_as_an_immediate_one() {
 async fn limiter_that_breaks_its_contract_breaks_nothing_else() {
     for charges in [0, 1, 5] {
         for allowed in [true, false] {
-            let layer = RateLimitLayer::new(Broken(allowed, charges), policy("api", 1), key::global());
+            let layer = RateLimitLayer::new(Broken(allowed, charges), rule("api", 1), key::global());
             let expected = if allowed { StatusCode::OK } else { StatusCode::TOO_MANY_REQUESTS };
             assert_eq!(send(&layer, get("/")).await.status(), expected);
         }
@@ -329,15 +330,15 @@ async fn limiter_that_breaks_its_contract_breaks_nothing_else() {
 async fn hostile_input_is_charged_or_refused_and_never_panics() {
     let limiter = Scripted::new();
     let layer =
-        RateLimitLayer::new(limiter.clone(), policy("a", 1_000_000).missing_key(MissingKey::Shared), key::cookie("s"))
-            .and(policy("b", 1_000_000).missing_key(MissingKey::Shared), key::bearer_token())
-            .and(policy("c", 1_000_000).missing_key(MissingKey::Shared), key::host())
-            .and(policy("d", 1_000_000).missing_key(MissingKey::Shared), key::header("x"))
+        RateLimitLayer::new(limiter.clone(), rule("a", 1_000_000).missing_key(MissingKey::Shared), key::cookie("s"))
+            .and(rule("b", 1_000_000).missing_key(MissingKey::Shared), key::bearer_token())
+            .and(rule("c", 1_000_000).missing_key(MissingKey::Shared), key::host())
+            .and(rule("d", 1_000_000).missing_key(MissingKey::Shared), key::header("x"))
             .and(
-                policy("e", 1_000_000).missing_key(MissingKey::Shared),
+                rule("e", 1_000_000).missing_key(MissingKey::Shared),
                 key::client_ip(key::TrustedProxies::count(3).unwrap().forwarded()),
             )
-            .and(policy("f", 1_000_000).missing_key(MissingKey::Shared), key::both(key::path(), key::method()));
+            .and(rule("f", 1_000_000).missing_key(MissingKey::Shared), key::both(key::path(), key::method()));
     let names = ["cookie", "authorization", "host", "x", "forwarded"];
     let megabyte = vec![b'k'; 1 << 20];
     let values: [&[u8]; 9] =
@@ -362,8 +363,8 @@ async fn hostile_input_is_charged_or_refused_and_never_panics() {
 
 #[test]
 fn changing_a_layer_leaves_its_clones_as_they_were() {
-    let first = RateLimitLayer::new(Scripted::new(), policy("one", 1), key::global());
-    let second = first.clone().and(policy("two", 1), key::global());
+    let first = RateLimitLayer::new(Scripted::new(), rule("one", 1), key::global());
+    let second = first.clone().and(rule("two", 1), key::global());
     assert!(!format!("{first:?}").contains("two"));
     assert!(format!("{second:?}").contains("two"));
 }
@@ -374,7 +375,7 @@ fn field(response: &Response<Body>, name: &str) -> String {
 
 #[tokio::test]
 async fn rule_states_the_unit_of_its_quotas() {
-    let rule = |name| policy(name, 60);
+    let rule = |name| rule(name, 60);
     let quotas = [Quota::per_minute(60), Quota::per_hour(600)];
     for (rule, expected) in [
         (rule("a").cost(|_| 2), r#""a";q=60;w=60"#),
@@ -386,21 +387,21 @@ async fn rule_states_the_unit_of_its_quotas() {
         (rule("a").settle_by_body().unit("pages").unwrap(), r#""a";q=60;qu="pages";w=60"#),
         (rule("a").unit("pages").unwrap().settle_by_body(), r#""a";q=60;qu="pages";w=60"#),
         (
-            Policy::all_of("a", quotas).unwrap().unit("tokens").unwrap(),
+            Rule::all_of("a", quotas).unwrap().unit("tokens").unwrap(),
             r#""a-60-per-minute";q=60;qu="tokens";w=60, "a-600-per-hour";q=600;qu="tokens";w=3600"#,
         ),
-        (Policy::plans("a", quotas, |_| 1).unwrap().unit("tokens").unwrap(), r#""a";q=600;qu="tokens";w=3600"#),
+        (Rule::plans("a", quotas, |_| 1).unwrap().unit("tokens").unwrap(), r#""a";q=600;qu="tokens";w=3600"#),
     ] {
         let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
         assert_eq!(field(&send(&layer, get("/")).await, "ratelimit-policy"), expected);
     }
     // A policy that is renamed keeps its unit.
-    let tokens = || policy("a", 60).unit("tokens").unwrap();
+    let tokens = || rule("a").unit("tokens").unwrap();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), tokens(), key::global()).and(tokens(), key::global());
     let expected = r#""a";q=60;qu="tokens";w=60, "a-2";q=60;qu="tokens";w=60"#;
     assert_eq!(field(&send(&layer, get("/")).await, "ratelimit-policy"), expected);
     for unit in ["", "größe", "a\nb", &"x".repeat(129)] {
-        let error = policy("a", 60).unit(unit).unwrap_err().to_string();
+        let error = rule("a").unit(unit).unwrap_err().to_string();
         assert!(error.contains("unit") && error.contains("ASCII"), "{error}");
     }
 }
@@ -408,8 +409,8 @@ async fn rule_states_the_unit_of_its_quotas() {
 #[tokio::test]
 async fn partition_is_named_only_if_it_is_asked_for() {
     let layer = |headers| {
-        RateLimitLayer::new(MemoryLimiter::new(), policy("a", 60), key::header("x-api-key"))
-            .and(policy("b", 60), key::header("x-tenant"))
+        RateLimitLayer::new(MemoryLimiter::new(), rule("a", 60), key::header("x-api-key"))
+            .and(rule("b", 60), key::header("x-tenant"))
             .headers(headers)
     };
     let request = || {
@@ -430,9 +431,45 @@ async fn partition_is_named_only_if_it_is_asked_for() {
 #[tokio::test]
 async fn request_whose_partition_key_panics_is_served_without_it() {
     let headers = Headers::draft_11().partition_keys(|_, _| panic!("the closure panics"));
-    let layer = RateLimitLayer::new(memory(&ManualClock::new()), policy("a", 2), key::global()).headers(headers);
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule("a", 2), key::global()).headers(headers);
     for (status, left) in [(200, "\"a\";r=1;t=30"), (200, "\"a\";r=0;t=30"), (429, "\"a\";r=0;t=30")] {
         let response = send(&layer, get("/")).await;
         assert_eq!((response.status().as_u16(), field(&response, "ratelimit")), (status, left.to_owned()));
     }
+}
+
+// Rules with one extractor.
+
+static READS: AtomicUsize = AtomicUsize::new(0);
+
+/// Only an extractor that captures nothing is shared.
+fn client(request: &Head<'_>) -> Option<HeaderValue> {
+    READS.fetch_add(1, Ordering::Relaxed);
+    request.headers.get("client").cloned()
+}
+
+#[tokio::test]
+async fn rules_with_one_extractor_take_the_key_once() {
+    let posts = rule("posts", 1).when(|request| request.method == "POST");
+    let shared = rule("shared", 9).missing_key(MissingKey::Shared);
+    let limiter = memory(&ManualClock::new());
+    let layer = RateLimitLayer::new(limiter.clone(), posts, client)
+        .and(rule("all", 2), client)
+        .and(rule("all", 9), client)
+        .and(rule("user", 2), |request| request.headers.get("user").cloned());
+    let asked = async |method: Method, client: &'static str, user: &'static str| {
+        let request = Request::builder().method(method).header("client", client).header("user", user);
+        READS.store(0, Ordering::Relaxed);
+        let response = send(&layer, request.body(Body::default()).unwrap()).await;
+        (response.status().as_u16(), READS.load(Ordering::Relaxed))
+    };
+    assert_eq!(asked(Method::POST, "a", "1").await, (200, 1));
+    assert_eq!(asked(Method::POST, "a", "2").await, (429, 1));
+    assert_eq!(asked(Method::GET, "a", "1").await, (200, 1), "the rule that does not apply takes no key");
+    assert_eq!(asked(Method::GET, "a", "2").await, (429, 1));
+    assert_eq!(asked(Method::POST, "b", "1").await, (429, 1), "the user's rule has its own extractor");
+    assert_eq!(asked(Method::POST, "b", "2").await, (200, 1));
+
+    let layer = RateLimitLayer::new(limiter, shared, client).and(rule("reject", 9), client);
+    assert_eq!(send(&layer, get("/")).await.status(), StatusCode::BAD_REQUEST, "the shared key is the first rule's");
 }

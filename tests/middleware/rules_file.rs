@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::key::{TrustedProxies, original_uri};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply, UnsupportedQuota};
-use tower_ratelimit::observe::{LimiterEvent, Observer};
+use tower_ratelimit::observe::{Observer, RulesEvent};
 use tower_ratelimit::rules::{Rules, RulesErrorKind};
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 
@@ -68,10 +68,10 @@ fn futures_now<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<LimiterEvent>>>);
+struct Events(Arc<Mutex<Vec<RulesEvent>>>);
 
 impl Observer for Events {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_rules_event(&self, event: &RulesEvent) {
         self.0.lock().unwrap().push(event.clone());
     }
 }
@@ -123,7 +123,7 @@ async fn each_condition_selects_requests() {
         let rules = Rules::builder()
             .trusted_proxies(proxies.clone())
             .action("write", |parts| parts.method == "POST")
-            .from_text(format!("rules: [{{name: a, quota: 0 per minute, key: global, match: {{{condition}}}}}]"));
+            .read_text(format!("rules: [{{name: a, quota: 0 per minute, key: global, match: {{{condition}}}}}]"));
         let layer = layer(&rules.unwrap_or_else(|error| panic!("{condition}: {error}")));
         assert_eq!(status(&layer, from("192.0.2.1", hit)).await, 429, "{condition}");
         assert_eq!(status(&layer, from("192.0.2.1", miss)).await, 200, "{condition}");
@@ -134,7 +134,7 @@ async fn each_condition_selects_requests() {
 async fn client_that_hides_its_address_escapes_no_rule() {
     let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
     let text = "rules: [{name: a, quota: 0 per minute, key: global, match: {client: [10.0.0.0/8]}}]";
-    let layer = layer(&Rules::builder().trusted_proxies(proxies).from_text(text).unwrap());
+    let layer = layer(&Rules::builder().trusted_proxies(proxies).read_text(text).unwrap());
     let hidden = request("GET", "/", &[("x-forwarded-for", "unreadable!")]);
     assert_eq!(status(&layer, from("192.0.2.1", hidden)).await, 429);
 }
@@ -178,7 +178,7 @@ async fn host_escapes_no_rule_by_its_spelling() {
 
 #[tokio::test]
 async fn keys_are_ready_made_or_registered_and_combine() {
-    let rules = Rules::builder().key("tenant", |parts| parts.extensions.get::<u64>().copied()).from_text(
+    let rules = Rules::builder().key("tenant", |parts| parts.extensions.get::<u64>().copied()).read_text(
         "rules:
            - {name: tenant, quota: 1 per minute, key: [tenant, method]}
            - {name: token, quota: 9 per minute, key: header x-api-key, missing-key: exempt}",
@@ -218,7 +218,7 @@ async fn plan_is_named_by_a_part_of_the_request() {
 async fn short_list_needs_a_match_or_an_action() {
     let rules = Rules::builder()
         .action("create_post", |parts| parts.method == "POST" && original_uri(parts).path() == "/posts")
-        .from_text(
+        .read_text(
             "- {action: create_account, unit: day, requests_per_unit: 5, key: peer-ip, match: {path: /accounts}}
 - {action: create_post, unit: hour, requests_per_unit: 5, key: peer-ip}",
         );
@@ -320,6 +320,42 @@ fn refund_of_an_earlier_version_keeps_what_was_used_since() {
     }
 }
 
+/// The rule grows, is renamed, becomes another algorithm's, or goes.
+#[test]
+fn waiting_requests_depart_as_promised_when_their_rule_changes() {
+    let old = "{name: queue, quota: '10 per s, queue 10, leaky queue', key: global}";
+    for new in [
+        "{name: queue, quota: '10 per s, queue 50, leaky queue', key: global}",
+        "{name: other, was: queue, quota: '10 per s, queue 50, leaky queue', key: global}",
+        "{name: queue, quota: '1 per minute, queue 50, leaky queue', key: global}",
+        "{name: queue, quota: 50 per minute, key: global}",
+        "{name: unrelated, quota: 50 per minute, key: global}",
+    ] {
+        let mut world: World<u16> = World::new();
+        let rules = Rules::from_text(format!("rules: [{old}]")).unwrap();
+        let layer = rules.layer(memory(&world.clock)).unwrap().delay(world.timer.clone());
+        let departed: Arc<Mutex<Vec<u64>>> = Arc::default();
+        let send = |world: &mut World<u16>| {
+            let (departed, timer) = (Arc::clone(&departed), world.timer.clone());
+            let service = layer.layer(tower::service_fn(move |request: Request<Body>| {
+                departed.lock().unwrap().push(timer.now_us() / 1_000);
+                answer(request)
+            }));
+            world.spawn(async move { service.oneshot(request("GET", "/", &[])).await.unwrap().status().as_u16() })
+        };
+        for _ in 0..6 {
+            send(&mut world);
+        }
+        rules.replace(format!("rules: [{new}]")).unwrap();
+        assert_eq!(layer.waiting(), 5, "{new}");
+        // One in the middle leaves, so those behind it move up.
+        world.cancel(2);
+        world.pass(1_000_000);
+        assert_eq!(*departed.lock().unwrap(), [0, 100, 200, 300, 400], "{new}");
+        assert_eq!(layer.waiting(), 0);
+    }
+}
+
 #[test]
 fn waiting_requests_of_different_rules_never_change_places() {
     let mut world: World<u16> = World::new();
@@ -350,7 +386,7 @@ fn waiting_requests_of_different_rules_never_change_places() {
 #[tokio::test]
 async fn rules_of_the_program_stay_behind_those_of_the_file() {
     let rules = Rules::from_text("rules: [{name: a, quota: 9 per minute, key: peer-ip}]").unwrap();
-    let layer = layer(&rules).and(tower_ratelimit::Policy::new("own", Quota::per_minute(2)).unwrap(), key::peer_ip());
+    let layer = layer(&rules).and(tower_ratelimit::Rule::new("own", Quota::per_minute(2)).unwrap(), key::peer_ip());
     assert_eq!(get(&layer, "/").await, 200);
     rules.replace("rules: [{name: b, quota: 9 per hour, key: peer-ip}]").unwrap();
     assert_eq!(left(&layer), [("b".into(), 9), ("own".into(), 1)]);
@@ -361,7 +397,7 @@ async fn rules_of_the_program_stay_behind_those_of_the_file() {
 #[tokio::test]
 async fn rule_that_counts_as_one_of_the_program_is_refused() {
     let rules = Rules::from_text("rules: [{name: a, quota: 9 per minute, key: peer-ip}]").unwrap();
-    let own = |name| tower_ratelimit::Policy::new(name, Quota::per_minute(2)).unwrap();
+    let own = |name| tower_ratelimit::Rule::new(name, Quota::per_minute(2)).unwrap();
     let layer = layer(&rules).and(own("own"), key::peer_ip());
     assert_eq!(get(&layer, "/").await, 200);
     for rule in [
@@ -406,29 +442,23 @@ async fn bad_rules_change_nothing_and_are_reported() {
     {
         let error = rules.replace(bad).unwrap_err();
         assert_eq!(rules.error(), Some(error.clone()), "{bad}");
-        assert!(
-            events.0.lock().unwrap().drain(..).eq([LimiterEvent::RulesRefused { error: error.to_string() }]),
-            "{bad}"
-        );
+        assert!(events.0.lock().unwrap().drain(..).eq([RulesEvent::refused(error.to_string())]), "{bad}");
     }
     assert_eq!((rules.version(), left(&layer)), (0, vec![("a".into(), 1)]));
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
     assert_eq!((rules.version(), rules.error()), (1, None));
-    assert_eq!(*events.0.lock().unwrap(), [LimiterEvent::RulesLoaded { version: 1, file: None, rules: 1 }]);
+    assert_eq!(*events.0.lock().unwrap(), [RulesEvent::loaded(1, None, 1)]);
     // The version that is in force again is reported as well, because the error is over.
     rules.replace("rules: [").unwrap_err();
     rules.replace("rules: [{name: a, quota: 3 per minute, key: peer-ip}]").unwrap();
-    assert_eq!(
-        (rules.error(), events.0.lock().unwrap().last()),
-        (None, Some(&LimiterEvent::RulesLoaded { version: 1, file: None, rules: 1 }))
-    );
+    assert_eq!((rules.error(), events.0.lock().unwrap().last()), (None, Some(&RulesEvent::loaded(1, None, 1))));
 }
 
 #[test]
 fn observer_may_replace_the_rules_that_it_hears_of() {
     struct Replaces(Rules);
     impl Observer for Replaces {
-        fn on_event(&self, _: &LimiterEvent) {
+        fn on_rules_event(&self, _: &RulesEvent) {
             if self.0.version() < 3 {
                 let _ = self.0.replace(of_limit(self.0.version() + 10));
             }
@@ -453,11 +483,11 @@ fn problems_are_named_with_their_places() {
     assert_eq!(error.kind(), RulesErrorKind::Name);
     let lines: Vec<usize> = error.problems().iter().map(|problem| problem.line()).collect();
     assert_eq!(lines, [3, 4]);
-    let error = builder().from_text("rules: [{name: b, quota: 5 per minute, key: tenat}]").unwrap_err();
+    let error = builder().read_text("rules: [{name: b, quota: 5 per minute, key: tenat}]").unwrap_err();
     assert_eq!(error.problems()[0].suggestion(), Some("tenant"));
     let error = Rules::from_text("rules: [{name: a, quota: 5 per minute, key: client-ip}]").unwrap_err();
     assert!(error.to_string().contains("RulesBuilder::trusted_proxies"), "{error}");
-    let error = Rules::builder().key("path", |_| 1).from_text("rules: []").unwrap_err();
+    let error = Rules::builder().key("path", |_| 1).read_text("rules: []").unwrap_err();
     assert!(error.to_string().contains("no key can be registered as `path`"), "{error}");
     let error = Rules::from_file("/nowhere/rules.yaml").unwrap_err();
     assert_eq!(error.kind(), RulesErrorKind::File);
@@ -467,7 +497,7 @@ fn problems_are_named_with_their_places() {
 #[test]
 fn quota_that_the_limiter_cannot_hold_is_refused_with_its_line() {
     let log = |limit: u32| format!("rules:\n  - name: a\n    quota: {limit} per hour, sliding log\n    key: peer-ip\n");
-    let small = || MemoryLimiter::builder().capacity(10).build().unwrap();
+    let small = || MemoryLimiter::builder().max_keys(10).build().unwrap();
     let rules = Rules::from_text(log(1_000_000)).unwrap();
     let error = rules.layer(small()).unwrap_err();
     assert_eq!((error.problems()[0].line(), error.kind()), (3, RulesErrorKind::Value), "{error}");
@@ -518,7 +548,7 @@ fn changed_file_is_taken_however_it_is_changed() {
     let folder = Folder::new("changed");
     let file = folder.path("rules.yaml");
     fs::write(&file, of_limit(1)).unwrap();
-    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(&file).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(&file).unwrap();
     let layer = layer(&rules);
     fs::write(&file, of_limit(2)).unwrap();
     wait_for(&layer, 2);
@@ -548,7 +578,7 @@ fn halves(limit: u64) -> (String, String) {
 
 /// Returns how often rules came into force.
 fn loaded(events: &Events) -> usize {
-    events.0.lock().unwrap().iter().filter(|event| matches!(event, LimiterEvent::RulesLoaded { .. })).count()
+    events.0.lock().unwrap().iter().filter(|event| matches!(event, RulesEvent::Loaded { .. })).count()
 }
 
 #[test]
@@ -556,7 +586,7 @@ fn half_written_file_waits_while_its_writer_pauses() {
     let folder = Folder::new("halves");
     let file = folder.path("rules.yaml");
     fs::write(&file, "rules: []").unwrap();
-    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(&file).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(&file).unwrap();
     let events = Events::default();
     let layer = layer(&rules).observer(events.clone());
     for limit in 2..100 {
@@ -615,11 +645,16 @@ fn what_is_no_file_is_refused_and_stops_no_reload() {
         assert_eq!(error.to_string(), format!("{}: it is not a file", other.display()));
         assert_eq!(error.file(), Some(other.as_path()));
     }
+    let gone = folder.path("gone");
+    let error = Rules::from_file(&gone).unwrap_err();
+    assert_eq!(error.to_string(), format!("{}: the file cannot be read", gone.display()));
+    let source = std::error::Error::source(&error).unwrap().downcast_ref::<std::io::Error>().unwrap();
+    assert_eq!(source.kind(), std::io::ErrorKind::NotFound);
     fs::File::create(folder.path("huge")).unwrap().set_len(1 << 40).unwrap();
     assert_eq!(Rules::from_file(folder.path("huge")).unwrap_err().kind(), RulesErrorKind::TooLarge);
 
     fs::write(&file, of_limit(1)).unwrap();
-    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(&file).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(&file).unwrap();
     let layer = layer(&rules);
     fs::rename(&pipe, &file).unwrap();
     wait_for_error(&rules, Some(RulesErrorKind::File));
@@ -646,9 +681,9 @@ fn events_and_errors_name_the_file() {
     fs::write(&file, "rules: {}").unwrap();
     let error = rules.reload().unwrap_err();
     assert_eq!(error.file(), Some(file.as_path()));
-    let refused = LimiterEvent::RulesRefused { error: error.to_string() };
+    let refused = RulesEvent::refused(error.to_string());
     assert!(error.to_string().starts_with(&format!("{name}:1:8: ")), "{error}");
-    let loaded = LimiterEvent::RulesLoaded { version: 1, file: Some(name), rules: 0 };
+    let loaded = RulesEvent::loaded(1, Some(name.into()), 0);
     assert_eq!(*events.0.lock().unwrap(), [loaded, refused]);
     assert_eq!(rules.replace("rules: {}").unwrap_err().file(), None);
 }
@@ -729,7 +764,7 @@ fn replaced_rules_stay_until_their_file_changes() {
     let (file, other) = (folder.path("rules.yaml"), folder.path("other.yaml"));
     fs::write(&file, of_limit(1)).unwrap();
     fs::write(&other, of_limit(1)).unwrap();
-    let watched = |path| Rules::builder().reload_every(Duration::ZERO).from_file(path).unwrap();
+    let watched = |path| Rules::builder().reload_every(Duration::ZERO).read_file(path).unwrap();
     let (rules, witness) = (watched(&file), watched(&other));
     let (layer, seen) = (layer(&rules), layer(&witness));
     rules.replace(of_limit(9)).unwrap();
@@ -757,7 +792,7 @@ fn file_behind_links_that_are_replaced_is_taken() {
     }
     symlink("..1", folder.path("..data")).unwrap();
     symlink("..data/rules.yaml", folder.path("rules.yaml")).unwrap();
-    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(folder.path("rules.yaml")).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(folder.path("rules.yaml")).unwrap();
     let layer = layer(&rules);
     symlink("..2", folder.path("..data.new")).unwrap();
     fs::rename(folder.path("..data.new"), folder.path("..data")).unwrap();
@@ -820,7 +855,7 @@ fn ten_thousand_rules_ask_only_those_that_match() {
         counter.fetch_add(1, Ordering::Relaxed);
         1
     });
-    let layer = layer(&builder.from_text(text).unwrap());
+    let layer = layer(&builder.read_text(text).unwrap());
     let service = layer.layer(tower::service_fn(answer));
     for (path, expected) in [("/p7/x", 3), ("/p3332/x", 3), ("/p7", 0), ("/x", 0)] {
         let before = asked.load(Ordering::Relaxed);

@@ -16,21 +16,21 @@ use http_body_util::{BodyExt, StreamBody};
 use proptest::prelude::*;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
+    Headers, Key, MemoryLimiter, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     middleware::{IntoRule, OnAborted, Usage},
-    quota::Oldest,
+    quota::{Algorithm, Oldest},
 };
 
-use crate::support::{Scripted, config, every_algorithm, memory};
+use crate::support::{Scripted, config, every_algorithm, memory, of_each_algorithm_but};
 
 type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, BoxError>> + Send>>;
 type Boxed = tower::util::BoxCloneService<Request<()>, Response<Body>, BoxError>;
 
-fn policy(name: &str, quota: Quota) -> Policy {
-    Policy::new(name, quota).unwrap()
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).unwrap()
 }
 
 /// The instructions to the handler in the request's headers, and its usage.
@@ -166,7 +166,7 @@ impl Bench {
 #[tokio::test]
 async fn uncharged_request_that_passes_has_a_usage() {
     let limiter = Scripted::new();
-    let tokens = policy("tokens", Quota::per_hour(100)).cost(|_| 5).settle_by_usage();
+    let tokens = rule("tokens", Quota::per_hour(100)).cost(|_| 5).settle_by_usage();
     let bills = Arc::default();
     let layer =
         RateLimitLayer::new(limiter.clone(), tokens.when(|request| request.uri.path() != "/free"), key::global());
@@ -210,7 +210,7 @@ fn field<'a, B>(response: &'a Response<B>, name: &str) -> &'a str {
 }
 
 fn failed_logins() -> Rule {
-    policy("failed", Quota::per_hour(5)).charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
+    rule("failed", Quota::per_hour(5)).charge_when(|response| response.status == StatusCode::UNAUTHORIZED)
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn failed_attempt_is_not_refunded_by_disconnecting() {
 
 #[tokio::test]
 async fn several_predicates_refund_if_one_of_them_does() {
-    let rule = policy("api", Quota::per_hour(100))
+    let rule = rule("api", Quota::per_hour(100))
         .refund_when(|response| response.status.is_server_error())
         .refund_when(|response| response.status == StatusCode::NOT_MODIFIED)
         .charge_when(|response| response.status != StatusCode::NOT_FOUND);
@@ -281,7 +281,7 @@ async fn headers_report_what_is_left_after_the_refund() {
 
 #[tokio::test]
 async fn call_that_fails_at_once_is_judged_by_its_grpc_status() {
-    let calls = policy("calls", Quota::per_hour(5))
+    let calls = rule("calls", Quota::per_hour(5))
         .refund_when(|response| response.headers.get("grpc-status").is_some_and(|status| status == "14"));
     let layer = RateLimitLayer::new(memory(&ManualClock::new()), calls, key::global());
     let service = layer.layer(service_fn(|status: Request<&'static str>| async move {
@@ -296,7 +296,7 @@ async fn call_that_fails_at_once_is_judged_by_its_grpc_status() {
 }
 
 fn tokens() -> Rule {
-    policy("tokens", Quota::per_hour(1_000)).cost(|_| 100).settle_by_usage()
+    rule("tokens", Quota::per_hour(1_000)).cost(|_| 100).settle_by_usage()
 }
 
 #[tokio::test]
@@ -364,7 +364,7 @@ struct Ending {
 /// Returns rules that reserve 100 units. The response's head states a cost of 30, and its body has
 /// 60 bytes.
 fn ways_of_settling(limit: u64) -> [(&'static str, Rule, Option<u64>); 7] {
-    let rule = |name| policy(name, Quota::per_hour(limit)).cost(|_| 100);
+    let rule = |name| rule(name, Quota::per_hour(limit)).cost(|_| 100);
     let told = |response: &http::response::Parts| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok();
     [
         ("plain", rule("plain"), None),
@@ -406,6 +406,7 @@ fn endings() -> Vec<Ending> {
         ending("body read", get(), &[], true, 9, whole, whole),
         ending("body of known length read", get(), &[("length", "60")], true, 2, whole, whole),
         ending("body of known length dropped halfway", get(), &[("length", "60")], true, 1, half.0, half.1),
+        ending("body of known length 0 unread", get(), &[("length", "0")], true, 0, bodiless, bodiless),
         ending("HEAD", Method::HEAD, &[], true, 0, bodiless, bodiless),
         ending("no content", get(), &[("status", "204")], true, 0, bodiless, bodiless),
         ending("not modified", get(), &[("status", "304")], true, 0, bodiless, bodiless),
@@ -478,7 +479,7 @@ fn aborted_requests_are_limited_as_others_by_default() {
 fn quotas_of_ten() -> Vec<Quota> {
     let hour = Duration::from_secs(3_600);
     let sliding = Quota::sliding_window(10, hour).unwrap();
-    vec![
+    let quotas = vec![
         Quota::token_bucket(10, hour).unwrap(),
         Quota::step_bucket(10, hour).unwrap(),
         Quota::gcra(10, hour).unwrap().burst(10).unwrap(),
@@ -489,10 +490,11 @@ fn quotas_of_ten() -> Vec<Quota> {
         sliding.buckets(6).unwrap(),
         sliding.buckets(6).unwrap().oldest(Oldest::Dropped).unwrap(),
         Quota::sliding_log(10, hour).unwrap(),
-    ]
+    ];
+    of_each_algorithm_but(&[Algorithm::Block, Algorithm::Meter], quotas)
 }
 
-fn said_in(request: &http::request::Parts) -> u64 {
+fn said_in(request: &tower_ratelimit::Head<'_>) -> u64 {
     request.headers.get("reserve").map_or(0, |units| units.to_str().unwrap().parse().unwrap())
 }
 
@@ -500,7 +502,7 @@ fn said_in(request: &http::request::Parts) -> u64 {
 async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
     let told = |response: &http::response::Parts| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok();
     for quota in quotas_of_ten() {
-        let rule = || policy("ten", quota).cost(said_in);
+        let rule = || rule("ten", quota).cost(said_in);
         let ways = [
             (rule().settle_by_usage(), [("late", "25")]),
             (rule().settle_by_response(told), [("tokens", "25")]),
@@ -520,7 +522,7 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
 #[tokio::test]
 async fn settled_rule_without_reservation_passes_while_a_unit_is_left() {
     for quota in quotas_of_ten() {
-        let bench = Bench::new(policy("ten", quota).cost(said_in).settle_by_usage());
+        let bench = Bench::new(rule("ten", quota).cost(said_in).settle_by_usage());
         for used in 0..10 {
             assert_eq!(bench.send(&[("late", "0")]).await, StatusCode::OK, "{quota}");
             assert_eq!(bench.used(), used, "{quota}: what cost nothing is refunded");
@@ -529,7 +531,7 @@ async fn settled_rule_without_reservation_passes_while_a_unit_is_left() {
         assert_eq!(bench.send(&[("late", "0")]).await, StatusCode::TOO_MANY_REQUESTS, "{quota}");
     }
     // A rule that is not settled and costs 0 still reads.
-    let bench = Bench::new(policy("ten", Quota::per_hour(10)).cost(said_in).charge_when(|_| true));
+    let bench = Bench::new(rule("ten", Quota::per_hour(10)).cost(said_in).charge_when(|_| true));
     bench.send(&[("reserve", "10")]).await;
     assert_eq!((bench.send(&[]).await, bench.remaining()), (StatusCode::OK, 0));
 }
@@ -538,7 +540,7 @@ async fn settled_rule_without_reservation_passes_while_a_unit_is_left() {
 async fn late_settlement_refunds_nothing_to_the_next_window() {
     let hour = Duration::from_secs(3_600);
     let quota = Quota::fixed_window(1_000, hour).unwrap();
-    let bench = Bench::new(policy("tokens", quota).cost(|_| 100).settle_by_usage());
+    let bench = Bench::new(rule("tokens", quota).cost(|_| 100).settle_by_usage());
     let mut first = bench.head(&[("late", "1")]).await;
     bench.clock.advance(hour);
     bench.send(&[]).await;
@@ -549,7 +551,7 @@ async fn late_settlement_refunds_nothing_to_the_next_window() {
 
 #[tokio::test]
 async fn response_head_may_state_the_cost() {
-    let rule = policy("rows", Quota::per_hour(1_000))
+    let rule = rule("rows", Quota::per_hour(1_000))
         .cost(|_| 100)
         .settle_by_response(|response| response.headers.get("x-tokens")?.to_str().ok()?.parse().ok());
     let bench = Bench::new(rule.clone());
@@ -569,7 +571,7 @@ async fn response_head_may_state_the_cost() {
 
 #[tokio::test]
 async fn body_bytes_are_charged_as_far_as_they_were_sent() {
-    let bench = Bench::new(policy("bytes", Quota::per_hour(100_000)).cost(|_| 1_000).settle_by_body());
+    let bench = Bench::new(rule("bytes", Quota::per_hour(100_000)).cost(|_| 1_000).settle_by_body());
     bench.send(&[("bytes", "5000")]).await;
     assert_eq!(bench.used(), 5_000);
     bench.send(&[("bytes", "0")]).await;
@@ -592,7 +594,7 @@ async fn refunded_request_is_not_settled_as_well() {
 #[tokio::test]
 async fn settlement_covers_each_quota_of_a_rule() {
     let quotas = [Quota::per_minute(1_000), Quota::per_hour(5_000)];
-    let bench = Bench::new(Policy::all_of("tokens", quotas).unwrap().cost(|_| 100).settle_by_usage());
+    let bench = Bench::new(Rule::all_of("tokens", quotas).unwrap().cost(|_| 100).settle_by_usage());
     bench.send(&[("late", "30")]).await;
     bench.send(&[("late", "300")]).await;
     let used = bench
@@ -607,8 +609,8 @@ async fn settlement_covers_each_quota_of_a_rule() {
 async fn rules_and_layers_have_one_bill_and_each_its_own_by_name() {
     let limiter = memory(&ManualClock::new());
     let [tokens, rows, outer] =
-        ["tokens", "rows", "outer"].map(|name| policy(name, Quota::per_hour(1_000)).cost(|_| 100).settle_by_usage());
-    let requests = policy("requests", Quota::per_hour(1_000));
+        ["tokens", "rows", "outer"].map(|name| rule(name, Quota::per_hour(1_000)).cost(|_| 100).settle_by_usage());
+    let requests = rule("requests", Quota::per_hour(1_000));
     let inner = RateLimitLayer::new(limiter.clone(), tokens, key::global()).and(requests, key::global());
     let service = ServiceBuilder::new()
         .layer(RateLimitLayer::new(limiter.clone(), outer, key::global()))
@@ -621,8 +623,9 @@ async fn rules_and_layers_have_one_bill_and_each_its_own_by_name() {
             Ok::<_, Infallible>(Response::new(axum::body::Body::empty()))
         }));
     service.oneshot(Request::new(())).await.unwrap();
-    let used = ["tokens", "rows", "outer", "requests"]
-        .map(|name| 1_000 - limiter.peek_one(&policy(name, Quota::per_hour(1_000)), &Key::global(), 0).remaining());
+    let used = ["tokens", "rows", "outer", "requests"].map(|name| {
+        1_000 - limiter.peek_one(&rule(name, Quota::per_hour(1_000)).policies()[0], &Key::global(), 0).remaining()
+    });
     assert_eq!(used, [20, 10, 10, 1]);
 }
 
@@ -631,7 +634,7 @@ async fn outer_layer_refunds_an_inner_refusal_once_though_unsettled() {
     for first in [false, true] {
         let outer = Scripted::new();
         let inner =
-            policy("inner", Quota::per_hour(2)).cost(|request| u64::from(request.headers.contains_key("dear")) * 9);
+            rule("inner", Quota::per_hour(2)).cost(|request| u64::from(request.headers.contains_key("dear")) * 9);
         let service = ServiceBuilder::new()
             .layer(RateLimitLayer::new(outer.clone(), tokens(), key::global()).refund_nested(true))
             .layer(RateLimitLayer::new(Scripted::new(), inner, key::global()))
@@ -651,10 +654,10 @@ async fn outer_layer_refunds_an_inner_refusal_once_though_unsettled() {
 #[tokio::test]
 async fn head_of_an_inner_refusal_settles_nothing() {
     let outer = Scripted::new();
-    let rule = policy("outer", Quota::per_hour(1_000)).cost(|_| 100).settle_by_response(|_| Some(400));
+    let settled = rule("outer", Quota::per_hour(1_000)).cost(|_| 100).settle_by_response(|_| Some(400));
     let service = ServiceBuilder::new()
-        .layer(RateLimitLayer::new(outer.clone(), rule, key::global()).refund_nested(true))
-        .layer(RateLimitLayer::new(Scripted::new(), policy("inner", Quota::per_hour(1)), key::global()))
+        .layer(RateLimitLayer::new(outer.clone(), settled, key::global()).refund_nested(true))
+        .layer(RateLimitLayer::new(Scripted::new(), rule("inner", Quota::per_hour(1)), key::global()))
         .service(handler(&Arc::default()));
     for (expected, used) in [(200, 400), (429, 400), (429, 400)] {
         let response = service.clone().oneshot(request(&[])).await.unwrap();
@@ -766,16 +769,15 @@ proptest! {
 
     #[test]
     fn sum_of_charges_is_the_sum_of_final_costs(
-        algorithm in 0..9_usize,
+        quota in prop::sample::select(every_algorithm(50_000, Duration::from_secs(86_400))),
         fates in proptest::collection::vec(fate(), 1..60),
         on_aborted in prop_oneof![Just(OnAborted::Keep), Just(OnAborted::Refund)],
     ) {
-        let quota = every_algorithm(50_000, Duration::from_secs(86_400))[algorithm];
         let limiter = memory(&ManualClock::new());
-        let reserved = |request: &http::request::Parts| {
+        let reserved = |request: &tower_ratelimit::Head<'_>| {
             request.headers["reserved"].to_str().unwrap().parse::<u64>().unwrap()
         };
-        let [tokens, bytes, requests] = ["tokens", "bytes", "requests"].map(|name| policy(name, quota));
+        let [tokens, bytes, requests] = ["tokens", "bytes", "requests"].map(|name| rule(name, quota));
         let [by_bill, by_body, by_outcome] = [
             tokens.clone().cost(reserved).settle_by_usage(),
             bytes.clone().cost(reserved).settle_by_body(),
@@ -806,7 +808,7 @@ proptest! {
             }
         }
         let charged = [tokens, bytes, requests]
-            .map(|policy| quota.capacity() - limiter.peek_one(&policy, &Key::global(), 0).remaining());
+            .map(|policy| quota.capacity() - limiter.peek_one(&policy.policies()[0], &Key::global(), 0).remaining());
         prop_assert_eq!(charged, expected, "{}", quota);
     }
 }
@@ -823,7 +825,7 @@ impl tower_ratelimit::observe::Observer for Panicking {
         assert!(*self != Self::AboutRequests, "the observer panics");
     }
 
-    fn on_event(&self, _: &tower_ratelimit::observe::LimiterEvent) {
+    fn on_limiter_event(&self, _: &tower_ratelimit::observe::LimiterEvent) {
         assert!(*self != Self::AboutEvents, "the observer panics");
     }
 }
@@ -833,7 +835,7 @@ fn panicking_observer_loses_no_settlement_of_a_dropped_request() {
     let limiter = Scripted::new();
     let rule = |name| {
         let quotas = [Quota::per_hour(10), Quota::per_day(20)];
-        Policy::all_of(name, quotas).unwrap().cost(|_| 5).settle_by_usage().on_aborted(OnAborted::Refund)
+        Rule::all_of(name, quotas).unwrap().cost(|_| 5).settle_by_usage().on_aborted(OnAborted::Refund)
     };
     let layer = RateLimitLayer::new(limiter.clone(), rule("one"), key::global())
         .and(rule("two"), key::global())
@@ -851,7 +853,7 @@ fn panicking_observer_loses_no_settlement_of_a_dropped_request() {
 fn panic_of_the_observer_is_an_abort() {
     for (on_aborted, left) in [(OnAborted::Keep, 5), (OnAborted::Refund, 10)] {
         let limiter = MemoryLimiter::new();
-        let rule = Policy::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_usage();
+        let rule = Rule::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_usage();
         let layer =
             RateLimitLayer::new(limiter, rule.on_aborted(on_aborted), key::global()).observer(Panicking::AboutRequests);
         let answer = |_: http::Request<axum::body::Body>| {
@@ -871,7 +873,7 @@ async fn panic_of_a_closure_is_an_abort_for_any_method() {
     for method in [Method::GET, Method::HEAD] {
         let limiter = MemoryLimiter::new();
         let rule =
-            Policy::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_response(|_| panic!("closure"));
+            Rule::new("units", Quota::per_hour(10)).unwrap().cost(|_| 5).settle_by_response(|_| panic!("closure"));
         let layer = RateLimitLayer::new(limiter, rule.on_aborted(OnAborted::Refund), key::global());
         let answer = |_: Request<axum::body::Body>| {
             std::future::ready(Ok::<_, Infallible>(Response::new(axum::body::Body::empty())))
@@ -890,7 +892,7 @@ fn closing_logins(is_growing: bool) -> Rule {
     let (quarter, day) = (Duration::from_secs(900), Duration::from_secs(86_400));
     let block = Quota::block(5, quarter, quarter).unwrap();
     let block = if is_growing { block.growing(2, day, day).unwrap() } else { block };
-    policy("failed-logins", block).charge_when(|response| response.status == 401)
+    rule("failed-logins", block).charge_when(|response| response.status == 401)
 }
 
 fn empty() -> Body {
@@ -949,12 +951,12 @@ async fn right_login_among_wrong_ones_leaves_a_block_open() {
 
 #[tokio::test]
 async fn wrong_logins_over_many_accounts_close_the_address() {
-    let (clock, account) = (ManualClock::new(), |parts: &http::request::Parts| {
+    let (clock, account) = (ManualClock::new(), |parts: &tower_ratelimit::Head<'_>| {
         parts.headers.get("account").and_then(|name| Key::of(name.as_bytes()))
     });
     let address = closing_logins(true);
     let by_account =
-        policy("failed-account", Quota::block(5, Duration::from_secs(900), Duration::from_secs(900)).unwrap())
+        rule("failed-account", Quota::block(5, Duration::from_secs(900), Duration::from_secs(900)).unwrap())
             .charge_when(|response| response.status == 401);
     let layer = RateLimitLayer::new(memory(&clock), address, key::global()).and(by_account, account);
     let service = layer.layer(handler(&Arc::default()));

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use tower::{Layer, Service, service_fn};
 use tower_ratelimit::middleware::WrappedBody;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer,
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     limiter::{Charge, Effect},
@@ -128,7 +128,7 @@ type Taken = (Duration, u64);
 /// Returns what is left in a limiter that was charged only the final costs.
 fn left_without_detours(policy: &Policy, taken: &[Taken], now: Duration) -> u64 {
     let clock = ManualClock::new();
-    let limiter = MemoryLimiter::builder().capacity(64).clock(clock.clone()).build().unwrap();
+    let limiter = MemoryLimiter::builder().max_keys(64).clock(clock.clone()).build().unwrap();
     let mut at = Duration::ZERO;
     let mut pass = |to: Duration| {
         clock.advance(to - at);
@@ -164,9 +164,9 @@ proptest! {
         let (quota, bound, is_exact) = quotas()[algorithm];
         let mut history = History::default();
         // More than can be owed here, so that all debt is kept.
-        let policy = Policy::new("tokens", quota.max_debt(1_000).unwrap()).unwrap();
+        let policy = Rule::new("tokens", quota.max_debt(1_000).unwrap()).unwrap();
         let clock = ManualClock::new();
-        let limiter = MemoryLimiter::builder().capacity(64).clock(clock.clone()).build().unwrap();
+        let limiter = MemoryLimiter::builder().max_keys(64).clock(clock.clone()).build().unwrap();
         let on_aborted = if keeps { OnAborted::Keep } else { OnAborted::Refund };
         let rule = policy.clone().cost(|request| *request.extensions.get().unwrap()).settle_by_usage().on_aborted(on_aborted);
         let held = Arc::new(Mutex::new(Held::default()));
@@ -220,11 +220,11 @@ proptest! {
                 }
                 Step::Settle { .. } | Step::Abort { .. } => {}
             }
-            let left = limiter.peek_one(&policy, &Key::global(), 0).remaining();
+            let left = limiter.peek_one(&policy.policies()[0], &Key::global(), 0).remaining();
             let checked = history.check(bound, now, left);
             prop_assert!(checked.is_ok(), "{}: {:?} after {:?} at {:?}", quota, checked, step, now);
             if is_exact {
-                let most = left_without_detours(&policy, &taken, now);
+                let most = left_without_detours(&policy.policies()[0], &taken, now);
                 prop_assert!(left <= most, "{}: {} left, {} at most, after {:?} at {:?}", quota, left, most, step, now);
             }
         }

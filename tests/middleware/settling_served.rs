@@ -19,7 +19,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_stream::StreamExt;
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota, RateLimitLayer,
+    Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule,
     clock::ManualClock,
     key,
     middleware::{OnAborted, Usage},
@@ -65,7 +65,7 @@ impl Server {
     async fn start(on_aborted: OnAborted) -> Self {
         let limiter = memory(&ManualClock::new());
         let policies = ["tokens", "bytes"].map(|name| Policy::new(name, Quota::per_hour(100_000)).unwrap());
-        let [tokens, bytes] = policies.clone();
+        let [tokens, bytes] = policies.clone().map(Rule::from);
         let tokens = tokens.cost(|_| 100).settle_by_usage().on_aborted(on_aborted);
         let bytes = bytes.cost(|_| 100).settle_by_body().on_aborted(on_aborted);
         let limit = RateLimitLayer::new(limiter.clone(), tokens, key::global()).and(bytes, key::global());

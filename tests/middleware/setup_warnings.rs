@@ -9,12 +9,13 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use tower::{Layer, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::clock::Sleep;
 use tower_ratelimit::key::{self, Prefixes, TrustedProxies};
-use tower_ratelimit::middleware::Sleep;
 use tower_ratelimit::{
-    Headers, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer,
+    Headers, MemoryLimiter, MissingKey, Policy, Quota, RateLimitLayer, Rule,
+    clock::Timer,
     limiter::{BoxLimiter, Limiter},
-    middleware::{Access, AccessList, Timer},
+    middleware::{Access, AccessList},
     observe::{Observer, SetupWarning, SetupWarningKind},
 };
 
@@ -50,8 +51,8 @@ fn request(forwarded: &[&'static str], peer: bool) -> Request<Body> {
     request
 }
 
-fn named(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_hour(limit)).unwrap()
+fn named(name: &str, limit: u64) -> Rule {
+    Rule::new(name, Quota::per_hour(limit)).unwrap()
 }
 
 async fn serve<L: Limiter>(layer: &RateLimitLayer<L>, requests: impl IntoIterator<Item = Request<Body>>) {
@@ -218,7 +219,7 @@ fn name_with_two_quotas_over_one_limiter_is_reported() {
     // no mistake.
     assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), named("api", 7), key::global()).check(), Ok(()));
     assert_eq!(RateLimitLayer::new(limiter.clone(), named("api-7", 7), key::global()).check(), Ok(()));
-    let plans = || Policy::plans("plan", [Quota::per_hour(1), Quota::per_hour(9)], |_| 0).unwrap();
+    let plans = || Rule::plans("plan", [Quota::per_hour(1), Quota::per_hour(9)], |_| 0).unwrap();
     let [one, two] = [0, 1].map(|_| RateLimitLayer::new(limiter.clone(), plans(), key::global()));
     assert_eq!((one.check(), two.check()), (Ok(()), Ok(())));
     drop((first, same, service, other));
@@ -228,15 +229,15 @@ fn name_with_two_quotas_over_one_limiter_is_reported() {
 #[test]
 fn settled_policy_without_debt_is_reported() {
     let quota = Quota::per_hour(100).max_debt(0).unwrap();
-    let rule = Policy::new("tokens", quota).unwrap().cost(|_| 10).settle_by_usage();
+    let rule = Rule::new("tokens", quota).unwrap().cost(|_| 10).settle_by_usage();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), rule, key::global());
     assert_eq!(layer.check().unwrap_err().kind(), SetupWarningKind::NoDebt);
-    let rule = Policy::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
+    let rule = Rule::new("requests", quota).unwrap().charge_when(|response| response.status == 401);
     assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
     // Meters and blocks have none that could be given.
     let hour = Duration::from_secs(3_600);
     for quota in [Quota::meter(100, hour), Quota::block(5, hour, hour)] {
-        let rule = Policy::new("tokens", quota.unwrap()).unwrap().settle_by_usage();
+        let rule = Rule::new("tokens", quota.unwrap()).unwrap().settle_by_usage();
         assert_eq!(RateLimitLayer::new(MemoryLimiter::new(), rule, key::global()).check(), Ok(()));
     }
 }
@@ -253,7 +254,7 @@ fn queue_without_timer_and_timer_without_queue_are_reported() {
             Box::pin(std::future::pending())
         }
     }
-    let queue = Policy::new("queue", Quota::leaky_queue(5, Duration::from_secs(1)).unwrap()).unwrap();
+    let queue = Rule::new("queue", Quota::leaky_queue(5, Duration::from_secs(1)).unwrap()).unwrap();
     let layer = RateLimitLayer::new(MemoryLimiter::new(), named("api", 5), key::global()).and(queue, key::global());
     let misuse = layer.check().unwrap_err();
     assert_eq!((misuse.kind(), misuse.kind().as_str()), (SetupWarningKind::NoTimer, "no-timer"));
@@ -353,17 +354,23 @@ async fn rule_that_never_applies_is_noticed() {
 async fn rule_whose_key_is_never_there_is_noticed() {
     struct User(u64);
     let rules: [fn(Policy) -> RateLimitLayer<MemoryLimiter>; 7] = [
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::extension(|user: &User| user.0)),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::header("x-user")),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::bearer_token()),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::cookie("session")),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::host()),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, key::both(key::path(), key::header("x-user"))),
-        |rule| RateLimitLayer::new(MemoryLimiter::new(), rule, |request| request.headers.get("x-user").cloned()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::extension(|user: &User| user.0)),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::header("x-user")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::bearer_token()),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::cookie("session")),
+        |rule| RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::host()),
+        |rule| {
+            RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), key::both(key::path(), key::header("x-user")))
+        },
+        |rule| {
+            RateLimitLayer::new(MemoryLimiter::new(), Rule::from(rule), |request| {
+                request.headers.get("x-user").cloned()
+            })
+        },
     ];
     for (at, layer) in rules.into_iter().enumerate() {
         let log = Log::default();
-        let layer = layer(named("user", 9)).observer(log.clone());
+        let layer = layer(named("user", 9).policies()[0].clone()).observer(log.clone());
         serve(&layer, (0..31).map(|_| request(&[], true))).await;
         assert_eq!(layer.check(), Ok(()), "{at}");
         serve(&layer, (0..31).map(|_| request(&[], true))).await;

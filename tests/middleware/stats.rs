@@ -15,7 +15,7 @@ use tower_ratelimit::observe::{
     LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
 };
 use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
-use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, key, limiter::Limiter};
 
 use crate::support::shop::{MS, Shop, queue};
 use crate::support::{Events, Scripted, memory};
@@ -35,13 +35,12 @@ fn failing() -> Scripted {
     limiter
 }
 
-fn policy(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_hour(limit)).unwrap()
+fn rule(name: &str, limit: u64) -> Rule {
+    Rule::new(name, Quota::per_hour(limit)).unwrap()
 }
 
 fn layer(limit: u64, stats: &Stats) -> RateLimitLayer<MemoryLimiter> {
-    RateLimitLayer::new(memory(&ManualClock::new()), policy("client", limit), key::header("key"))
-        .observer(stats.clone())
+    RateLimitLayer::new(memory(&ManualClock::new()), rule("client", limit), key::header("key")).observer(stats.clone())
 }
 
 /// Returns the samples of a text as Prometheus reads it: the series with its labels, and the value.
@@ -104,10 +103,10 @@ async fn requests_are_counted_by_outcome_and_policy() {
     let stats = Stats::new();
     let layer = RateLimitLayer::new(
         memory(&ManualClock::new()),
-        policy("client", 3).warn_at_percent(34).cost(|_| 1),
+        rule("client", 3).warn_at_percent(34).cost(|_| 1),
         key::header("key"),
     )
-    .and(policy("trial", 1).mode(Mode::Shadow).cost(|_| 1), key::header("key"))
+    .and(rule("trial", 1).mode(Mode::Shadow).cost(|_| 1), key::header("key"))
     .observer(stats.clone());
     send(&layer, &["a", "a", "a", "a", "a"]).await;
 
@@ -121,7 +120,7 @@ async fn requests_are_counted_by_outcome_and_policy() {
     use OutcomeKind::{Allowed, Limited, ShadowLimited};
     assert_eq!([Allowed, ShadowLimited, Limited].map(|kind| snapshot.requests(kind)), [1, 2, 2]);
 
-    let text = stats.prometheus();
+    let text = stats.to_prometheus();
     let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
     let outcomes = ["allowed", "shadow_limited", "limited", "blocked"].map(requests);
     assert_eq!(outcomes, [1.0, 2.0, 2.0, 0.0].map(Some), "an alert sees the first one of each");
@@ -145,7 +144,7 @@ impl Observer for Slowly {
 async fn usual_requests_are_counted_as_their_outcomes_say() {
     let [quick, slow] = [(); 2].map(|()| Stats::new());
     let layer = || {
-        let rule = policy("client", 10).warn_at_percent(50).cost(|request| request.uri.path().len() as u64);
+        let rule = rule("client", 10).warn_at_percent(50).cost(|request| request.uri.path().len() as u64);
         RateLimitLayer::new(memory(&ManualClock::new()), rule, key::header("key"))
     };
     // The layer looks closely at its first requests.
@@ -153,7 +152,7 @@ async fn usual_requests_are_counted_as_their_outcomes_say() {
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     send(&layer().observer(quick.clone()), &keys).await;
     send(&layer().observer(Slowly(slow.clone())), &keys).await;
-    assert_eq!(quick.prometheus(), slow.prometheus());
+    assert_eq!(quick.to_prometheus(), slow.to_prometheus());
     let snapshot = quick.snapshot();
     let client = of(&snapshot, "client");
     assert_eq!(snapshot.requests(OutcomeKind::Allowed), 1_500);
@@ -163,7 +162,7 @@ async fn usual_requests_are_counted_as_their_outcomes_say() {
 #[tokio::test]
 async fn requests_that_no_policy_decided_are_counted() {
     let stats = Stats::new();
-    let policy = policy("client", 9);
+    let policy = rule("client", 9);
     let broken = RateLimitLayer::new(failing(), policy.clone(), key::header("key")).observer(stats.clone());
     send(&broken, &["a", "a"]).await;
     send(&broken.on_error(OnError::Allow), &["a"]).await;
@@ -172,7 +171,7 @@ async fn requests_that_no_policy_decided_are_counted() {
     let snapshot = stats.snapshot();
     assert!(snapshot.policies().is_empty());
     assert_eq!(snapshot.requests(OutcomeKind::FailedClosed), 2);
-    let text = stats.prometheus();
+    let text = stats.to_prometheus();
     let requests = |outcome| value(&text, "ratelimit_requests_total", &[("outcome", outcome)]);
     assert_eq!(
         (requests("failed_closed"), requests("failed_open"), requests("exempt")),
@@ -206,10 +205,10 @@ async fn hostile_names_and_keys_do_not_break_the_text() {
         .build();
     let name = "a\"b\\c{}=,\\n #<script>'";
     let layer =
-        RateLimitLayer::new(memory(&ManualClock::new()), policy(name, 1), key::header("key")).observer(stats.clone());
+        RateLimitLayer::new(memory(&ManualClock::new()), rule(name, 1), key::header("key")).observer(stats.clone());
     let keys = ["\"", "\\", "} 1", "ratelimit_requests_total", "\t", "ü", "<b>"];
     send(&layer, &keys.repeat(5)).await;
-    let text = stats.prometheus();
+    let text = stats.to_prometheus();
     assert_eq!(value(&text, "ratelimit_policy_refused_total", &[("policy", name)]), Some(28.0));
     assert!(!text.contains("script>ü"), "revealed names are in no metric");
     let snapshot = stats.snapshot();
@@ -221,7 +220,7 @@ async fn hostile_names_and_keys_do_not_break_the_text() {
 async fn policies_beyond_the_bound_are_one_series() {
     let stats = Stats::new();
     for n in 0..300 {
-        let layer = RateLimitLayer::new(memory(&ManualClock::new()), policy(&format!("p{n}"), 1), key::global());
+        let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule(&format!("p{n}"), 1), key::global());
         send(&layer.observer(stats.clone()), &["a"]).await;
     }
     let snapshot = stats.snapshot();
@@ -229,7 +228,7 @@ async fn policies_beyond_the_bound_are_one_series() {
     assert_eq!(of(&snapshot, "other").decided(Mode::Enforce, PolicyState::Within), 100);
     assert_eq!(snapshot.requests(OutcomeKind::Allowed), 300);
     let of_policies = |name: &str| name == "ratelimit_policy_requests_total";
-    let series = samples(&stats.prometheus()).keys().filter(|(name, _)| of_policies(name)).count();
+    let series = samples(&stats.to_prometheus()).keys().filter(|(name, _)| of_policies(name)).count();
     assert_eq!(series, 201 * 3);
 }
 
@@ -281,9 +280,9 @@ async fn keys_that_are_refused_most_come_first() {
 #[tokio::test]
 async fn layer_hands_its_observer_to_its_limiter() {
     let stats = Stats::new();
-    let limiter = MemoryLimiter::builder().capacity(1).clock(ManualClock::new()).build().unwrap();
+    let limiter = MemoryLimiter::builder().max_keys(1).clock(ManualClock::new()).build().unwrap();
     let boxed = BoxLimiter::new(limiter);
-    let layer = RateLimitLayer::new(boxed, policy("client", 1), key::header("key")).observer(stats.clone());
+    let layer = RateLimitLayer::new(boxed, rule("client", 1), key::header("key")).observer(stats.clone());
     let keys: Vec<String> = (0..1_000).map(|n| n.to_string()).collect();
     send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let events = stats.snapshot();
@@ -295,11 +294,11 @@ async fn layer_hands_its_observer_to_its_limiter() {
 async fn limiter_reports_each_event_to_every_observer_once() {
     let ([shared, own], [of_memory, of_fallback]) =
         ([(); 2].map(|()| Stats::new()), [(); 2].map(|()| Events::default()));
-    let second = MemoryLimiter::builder().capacity(1).observer(of_memory.clone()).observer(shared.clone());
+    let second = MemoryLimiter::builder().max_keys(1).observer(of_memory.clone()).observer(shared.clone());
     let limiter = FallbackLimiter::new(failing(), second.build().unwrap(), NonZeroU32::MIN);
     let limiter = limiter.observer(of_fallback.clone()).observer(shared.clone());
     let layers = [&shared, &shared, &own].map(|stats| {
-        RateLimitLayer::new(limiter.clone(), policy("client", 1), key::header("key")).observer(stats.clone())
+        RateLimitLayer::new(limiter.clone(), rule("client", 1), key::header("key")).observer(stats.clone())
     });
     // Each layer makes a service, and so hands its observer on.
     send_through(&layers, &[]).await;
@@ -327,7 +326,7 @@ async fn send_through<L: Limiter>(layers: &[RateLimitLayer<L>], keys: &[&str]) {
 async fn layers_that_share_statistics_each_count_a_request() {
     let stats = Stats::new();
     let layer =
-        |name| RateLimitLayer::new(memory(&ManualClock::new()), policy(name, 1), key::global()).observer(stats.clone());
+        |name| RateLimitLayer::new(memory(&ManualClock::new()), rule(name, 1), key::global()).observer(stats.clone());
     let answer = service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty())));
     let service = layer("outer").layer(layer("inner").layer(answer));
     service.oneshot(Request::new(Body::empty())).await.unwrap();
@@ -346,7 +345,7 @@ fn begin(future: impl Future) {
 #[tokio::test]
 async fn request_dropped_while_the_limiter_decides_is_abandoned() {
     let stats = Stats::new();
-    let layer = RateLimitLayer::new(Scripted::new().later(), policy("client", 9), key::global());
+    let layer = RateLimitLayer::new(Scripted::new().later(), rule("client", 9), key::global());
     let layer = layer.observer(stats.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()))));
     begin(service.clone().oneshot(Request::new(Body::empty())));
@@ -372,9 +371,9 @@ async fn request_dropped_while_the_limiter_decides_is_abandoned() {
 #[tokio::test]
 async fn fallback_is_counted_and_hands_the_observer_on() {
     let stats = Stats::new();
-    let second = MemoryLimiter::builder().capacity(1).build().unwrap();
+    let second = MemoryLimiter::builder().max_keys(1).build().unwrap();
     let limiter = FallbackLimiter::new(failing(), second, NonZeroU32::MIN);
-    let layer = RateLimitLayer::new(limiter, policy("client", 1), key::header("key")).observer(stats.clone());
+    let layer = RateLimitLayer::new(limiter, rule("client", 1), key::header("key")).observer(stats.clone());
     let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     send(&layer, &keys.iter().map(String::as_str).collect::<Vec<_>>()).await;
     let snapshot = stats.snapshot();
@@ -387,14 +386,14 @@ async fn failed_correction_of_the_first_is_no_fallback() {
     let (stats, first, events) = (Stats::new(), Scripted::new(), Events::default());
     let limiter = FallbackLimiter::new(first.clone(), memory(&ManualClock::new()), NonZeroU32::MIN);
     let limiter = limiter.observer(events.clone());
-    let rule = policy("client", 1).refund_when(|_| true);
+    let rule = rule("client", 1).refund_when(|_| true);
     let layer = RateLimitLayer::new(limiter, rule, key::global()).observer(stats.clone());
     let service = layer.layer(service_fn(async |_: Request<Body>| {
         first.fail(true);
         Ok::<_, Infallible>(Response::new(Body::empty()))
     }));
     service.oneshot(Request::new(Body::empty())).await.unwrap();
-    let failed = LimiterEvent::Failed { error: "the store is away".to_owned() };
+    let failed = LimiterEvent::failed("the store is away: the cable is cut");
     assert_eq!(*events.lock(), vec![failed; 2], "of the refund, and of the look at what is left");
     assert_eq!(stats.snapshot().events().fallbacks(), 0, "the first limiter decided the only request");
 }
@@ -407,7 +406,7 @@ async fn key_that_is_refused_most_is_that_which_was_refused() {
             let users = request.headers.get_all("key").iter();
             users.map(|user| Descriptor::new([("user", user.to_str().unwrap())])).collect::<Vec<_>>()
         })
-        .from_text("{domain: edge, descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]}");
+        .read_text("{domain: edge, descriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 2}}]}");
     let layer = rules.unwrap().layer(memory(&ManualClock::new())).unwrap().observer(stats.clone());
     send(&layer, &["loud"; 2]).await;
     for _ in 0..3 {
@@ -423,11 +422,10 @@ async fn key_that_is_refused_most_is_that_which_was_refused() {
 #[tokio::test]
 async fn delays_are_those_of_requests_that_wait() {
     let stats = Stats::new();
-    let shadow = policy("shadow", 0).mode(Mode::Shadow);
-    let layer =
-        RateLimitLayer::new(memory(&ManualClock::new()), Policy::new("queue", queue(3)).unwrap(), key::global())
-            .and(shadow, key::global())
-            .observer(stats.clone());
+    let shadow = rule("shadow", 0).mode(Mode::Shadow);
+    let layer = RateLimitLayer::new(memory(&ManualClock::new()), Rule::new("queue", queue(3)).unwrap(), key::global())
+        .and(shadow, key::global())
+        .observer(stats.clone());
     send(&layer, &[""; 3]).await;
     let snapshot = stats.snapshot();
     assert_eq!(snapshot.requests(OutcomeKind::ShadowLimited), 3);
@@ -466,11 +464,11 @@ async fn rules_of_a_file_are_counted() {
     let events = snapshot.events();
     assert_eq!((events.rules_loaded(), events.rules_refused(), events.rules_version()), (1, 1, 1));
     assert!(events.rules_error().is_some_and(|error| error.contains("nonsense")), "{events:?}");
-    let text = stats.prometheus();
+    let text = stats.to_prometheus();
     assert_eq!(value(&text, "ratelimit_rules_loads_total", &[("result", "refused")]), Some(1.0));
     assert_eq!(value(&text, "ratelimit_rules_refused", &[]), Some(1.0));
     rules.replace(repaired.as_str()).unwrap();
-    assert_eq!(value(&stats.prometheus(), "ratelimit_rules_refused", &[]), Some(0.0));
+    assert_eq!(value(&stats.to_prometheus(), "ratelimit_rules_refused", &[]), Some(0.0));
 }
 
 #[tokio::test]
@@ -480,7 +478,7 @@ async fn setup_warnings_are_counted() {
     send(&layer.observer(stats.clone()), &["a"]).await;
     let warnings: Vec<_> = stats.snapshot().setup_warnings().collect();
     assert_eq!(warnings, [(SetupWarningKind::PeerUnknown, 1)]);
-    let text = stats.prometheus();
+    let text = stats.to_prometheus();
     assert_eq!(value(&text, "ratelimit_setup_warnings_total", &[("kind", "peer-unknown")]), Some(1.0));
 }
 
@@ -578,7 +576,7 @@ mod recorder {
         let recorded = recorder.0.lock().unwrap().clone();
         let histogram = |name: &str| ["_bucket", "_sum", "_count"].iter().any(|suffix| name.ends_with(suffix));
         let text: BTreeMap<Series, f64> =
-            samples(&stats.prometheus()).into_iter().filter(|((name, _), _)| !histogram(name)).collect();
+            samples(&stats.to_prometheus()).into_iter().filter(|((name, _), _)| !histogram(name)).collect();
         for (series, value) in &text {
             assert_eq!(recorded.get(series), Some(&vec![*value; 2]), "{series:?}");
         }

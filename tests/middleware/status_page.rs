@@ -8,10 +8,11 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::limiter::StoreErrorKind;
 use tower_ratelimit::middleware::ModeSwitch;
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatusPage};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, key};
+use tower_ratelimit::{Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
 use crate::support::memory;
 
@@ -30,8 +31,8 @@ impl World {
         let reveal = |key: &Key| Some(format!("<b>\u{202e}{}", key.display()));
         let stats = Stats::builder().clock(clock.clone()).reveal(reveal).build();
         let mode = ModeSwitch::new(Mode::Enforce);
-        let client = Policy::new("client", Quota::per_minute(4)).unwrap().warn_at_percent(25).mode(&mode);
-        let shadow = Policy::new("candidate", Quota::per_minute(2)).unwrap().mode(Mode::Shadow);
+        let client = Rule::new("client", Quota::per_minute(4)).unwrap().warn_at_percent(25).mode(&mode);
+        let shadow = Rule::new("candidate", Quota::per_minute(2)).unwrap().mode(Mode::Shadow);
         let layer = RateLimitLayer::new(memory(&clock), client, key::peer_ip())
             .and(shadow, key::peer_ip())
             .observer(stats.clone());
@@ -215,12 +216,12 @@ async fn rules_of_a_file_are_shown_with_their_version_and_error() {
 #[tokio::test]
 async fn error_of_checks_is_shown_until_they_recover() {
     let world = World::new();
-    world.stats.on_event(&LimiterEvent::StoreFailed { error: "a <read only> replica".to_owned() });
+    world.stats.on_limiter_event(&LimiterEvent::store_failed(StoreErrorKind::Unavailable, "a <read only> replica"));
     let page = async || text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await.1;
     let html = page().await;
     assert!(html.contains("a &lt;read only&gt; replica"), "{html}");
     assert_eq!(json(&world.page).await["limiter"]["error"], "a <read only> replica");
-    world.stats.on_event(&LimiterEvent::StoreRecovered);
+    world.stats.on_limiter_event(&LimiterEvent::StoreRecovered);
     assert!(!page().await.contains("replica"));
     assert!(json(&world.page).await["limiter"]["error"].is_null());
 }
@@ -228,7 +229,7 @@ async fn error_of_checks_is_shown_until_they_recover() {
 #[tokio::test]
 async fn policy_of_several_layers_is_one_row() {
     let world = World::new();
-    let other = Policy::new("client", Quota::per_hour(7)).unwrap();
+    let other = Rule::new("client", Quota::per_hour(7)).unwrap();
     let other = RateLimitLayer::new(memory(&world.clock), other, key::peer_ip()).observer(world.stats.clone());
     let page = world.page.clone().layer("admin", &other);
     world.send(1).await;
@@ -247,8 +248,8 @@ async fn page_of_fifty_layers_begins_with_the_policies() {
     world.send(6).await;
     let mut page = StatusPage::new(world.stats.clone());
     for n in 0..49 {
-        let own = Policy::new(format!("policy-{n}"), Quota::per_hour(7)).unwrap();
-        let shared = Policy::new("client", Quota::per_minute(4)).unwrap();
+        let own = Rule::new(format!("policy-{n}"), Quota::per_hour(7)).unwrap();
+        let shared = Rule::new("client", Quota::per_minute(4)).unwrap();
         let layer = RateLimitLayer::new(memory(&world.clock), own, key::peer_ip()).and(shared, key::peer_ip());
         page = page.layer(format!("layer-{n}"), &layer);
     }

@@ -40,7 +40,7 @@ fn header<'a>(response: &'a Response<()>, name: &str) -> &'a str {
 }
 
 fn switched(quota: &QuotaSwitch) -> Rule {
-    Policy::switched("api", quota).unwrap()
+    Rule::switched("api", quota).unwrap()
 }
 
 /// Returns what is left of the shared quota.
@@ -162,7 +162,8 @@ async fn switch_refuses_what_cannot_be_and_changes_nothing() {
     let buckets = RateLimitLayer::new(Buckets(Scripted::new()), switched(&quota), key::global());
     let error = quota.set(Quota::sliding_log(9, MINUTE).unwrap()).unwrap_err();
     assert_eq!(error.kind(), QuotaSwitchErrorKind::Unsupported);
-    assert!(error.to_string().ends_with("it has buckets only"), "{error}");
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert!(source.ends_with("it has buckets only") && !error.to_string().contains(&source), "{error}: {source}");
     for other in [Quota::block(3, MINUTE, MINUTE).unwrap(), Quota::meter(3, MINUTE).unwrap()] {
         let error = quota.set(other).unwrap_err();
         assert_eq!(error.kind(), QuotaSwitchErrorKind::Algorithm);
@@ -188,7 +189,7 @@ async fn switch_in_two_layers_is_no_contradiction() {
         assert!(one.check().is_ok() && two.check().is_ok(), "{:?} {:?}", one.check(), two.check());
     }
     drop(on_its_way);
-    let other = RateLimitLayer::new(limiter, Policy::new("api", Quota::per_minute(3)).unwrap(), key::global());
+    let other = RateLimitLayer::new(limiter, Rule::new("api", Quota::per_minute(3)).unwrap(), key::global());
     assert_eq!(other.check().unwrap_err().kind().as_str(), "two-quotas");
 }
 
@@ -356,9 +357,9 @@ async fn shares_are_settled_in_the_units_they_were_charged_in() {
         assert_eq!(left(&layer).await, expected, "the quota changed");
 
         // A plan that stays, beside a policy whose quota may change.
-        let plans = Policy::plans_in_proportion("api", [Quota::per_minute(10), Quota::per_minute(1_000)], |_| 0);
+        let plans = Rule::plans_in_proportion("api", [Quota::per_minute(10), Quota::per_minute(1_000)], |_| 0);
         let layer = RateLimitLayer::new(memory(&ManualClock::new()), rule(plans.unwrap()), key::global())
-            .and(Policy::switched("other", &quota).unwrap(), key::global());
+            .and(Rule::switched("other", &quota).unwrap(), key::global());
         layer.layer(tower::service_fn(then)).oneshot(request()).await.unwrap();
         assert_eq!(left(&layer).await, expected / 100, "a plan of the same name has more");
     }

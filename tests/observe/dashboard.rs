@@ -6,10 +6,11 @@ use std::time::Duration;
 use axum::Router;
 use serde_json::Value;
 use tower_ratelimit::clock::ManualClock;
-use tower_ratelimit::limiter::memory::OnFull;
-use tower_ratelimit::middleware::TokioTimer;
+use tower_ratelimit::clock::TokioTimer;
+use tower_ratelimit::limiter::{StoreErrorKind, memory::OnFull};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
-use tower_ratelimit::{MemoryLimiter, Mode, Policy, Quota, RateLimitLayer, RedisLimiter, key};
+use tower_ratelimit::rules::Rules;
+use tower_ratelimit::{MemoryLimiter, Mode, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
 use crate::prometheus::{Prometheus, Sample, of_totals};
 use crate::redis_server::Server;
@@ -37,34 +38,51 @@ fn table(samples: &[Sample]) -> BTreeMap<String, f64> {
 }
 
 fn memory(clock: &ManualClock) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().unwrap()
+    MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().unwrap()
 }
 
-fn policy(name: &str, limit: u64) -> Policy {
-    Policy::new(name, Quota::per_hour(limit)).unwrap()
+fn rule(name: &str, limit: u64) -> Rule {
+    Rule::new(name, Quota::per_hour(limit)).unwrap()
 }
 
 /// 100 requests, of which `rare` refuses 2: 2 %, although it decides the outcome of few requests. `trial` is over its
 /// quota for 90, and is in shadow mode.
 fn three_policies(clock: &ManualClock, stats: &Stats) -> Router {
-    let layer = RateLimitLayer::new(memory(clock), policy("client", 100).warn_at_percent(10), key::global())
-        .and(policy("rare", 98), key::global())
-        .and(policy("trial", 10).mode(Mode::Shadow), key::global());
+    let layer = RateLimitLayer::new(memory(clock), rule("client", 100).warn_at_percent(10), key::global())
+        .and(rule("rare", 98), key::global())
+        .and(rule("trial", 10).mode(Mode::Shadow), key::global());
     behind("/three", layer.observer(stats.clone()))
 }
 
 /// A queue that lets a request pass each 10 ms.
 fn queue(clock: &ManualClock, stats: &Stats) -> Router {
-    let queue = Policy::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap()).unwrap();
+    let queue = Rule::new("queue", Quota::leaky_queue(100, Duration::from_secs(1)).unwrap()).unwrap();
     let layer = RateLimitLayer::new(memory(clock), queue, key::global()).delay(TokioTimer::new());
     behind("/queue", layer.observer(stats.clone()))
 }
 
 /// A limiter that has room for few keys, and turns others away.
 fn crowded(clock: &ManualClock, stats: &Stats) -> Router {
-    let limiter = MemoryLimiter::builder().capacity(1).on_full(OnFull::Deny).clock(clock.clone()).build().unwrap();
-    let layer = RateLimitLayer::new(limiter, policy("crowded", 9), key::header("key"));
+    let limiter = MemoryLimiter::builder().max_keys(1).on_full(OnFull::Deny).clock(clock.clone()).build().unwrap();
+    let layer = RateLimitLayer::new(limiter, rule("crowded", 9), key::header("key"));
     behind("/crowded", layer.observer(stats.clone()))
+}
+
+/// A layer whose requests have no key, and whose timer no quota uses.
+fn keyless(clock: &ManualClock, stats: &Stats) -> Router {
+    let layer = RateLimitLayer::new(memory(clock), rule("keyless", 1_000), key::header("absent"));
+    behind("/keyless", layer.delay(TokioTimer::new()).observer(stats.clone()))
+}
+
+/// Returns the rules of a file, and a layer that follows them.
+fn ruled(clock: &ManualClock, stats: &Stats) -> (Rules, Router) {
+    let rules = Rules::from_text(rules_of(1_000)).unwrap();
+    let layer = rules.layer(memory(clock)).unwrap().observer(stats.clone());
+    (rules, behind("/rules", layer))
+}
+
+fn rules_of(limit: u64) -> String {
+    format!("rules: [{{name: ruled, quota: {limit} per hour, key: global}}]")
 }
 
 #[test]
@@ -74,11 +92,14 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
     let (redis, stats, clock) = (Server::start(), Stats::new(), ManualClock::new());
     let builder = RedisLimiter::builder().deadline(crate::LONG / 2);
     let limiter = runtime.block_on(builder.connect(&redis.url())).unwrap();
-    let layer = RateLimitLayer::new(limiter, policy("redis", 1_000), key::global()).observer(stats.clone());
+    let layer = RateLimitLayer::new(limiter, rule("redis", 1_000), key::global()).observer(stats.clone());
+    let (rules, ruled) = ruled(&clock, &stats);
     let app = Router::new()
         .merge(three_policies(&clock, &stats))
         .merge(queue(&clock, &stats))
         .merge(crowded(&clock, &stats))
+        .merge(keyless(&clock, &stats))
+        .merge(ruled)
         .merge(behind("/redis", layer))
         .merge(metrics("/metrics", &stats));
     let port = serve(&runtime, app);
@@ -96,9 +117,14 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         });
         clock.advance(Duration::from_secs(1)); // the queue is empty again, and less than a unit of the others is back
         // Until Redis produces them.
-        stats.on_event(&LimiterEvent::CorrectionLost { charges: 3, error: "unavailable" });
-        stats.on_event(&LimiterEvent::StoreChecked { duration: Duration::ZERO, error: Some("timeout") });
-        stats.on_event(&LimiterEvent::Evicted { throttled: true });
+        stats.on_limiter_event(&LimiterEvent::correction_lost(3, StoreErrorKind::Unavailable));
+        stats.on_limiter_event(&LimiterEvent::store_checked(Duration::ZERO, Some(StoreErrorKind::Timeout)));
+        stats.on_limiter_event(&LimiterEvent::evicted(true));
+        stats.on_limiter_event(&LimiterEvent::TooManyQuotas);
+        assert_eq!(send(port, "/keyless", 0..3), [400; 3]);
+        assert_eq!(send(port, "/rules", 0..4), [200; 4]);
+        rules.replace(rules_of(if first { 2_000 } else { 3_000 })).unwrap();
+        assert!(rules.replace("nonsense").is_err());
         let full = send(port, "/crowded", 0..200).iter().filter(|status| **status == 429).count();
         prometheus.scrape();
         full as f64
@@ -112,10 +138,11 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         (
             ("Requests by outcome", "A"),
             vec![
-                row("allowed", 10.0 + 20.0 + 2.0 + 400.0 - full),
+                row("allowed", 10.0 + 20.0 + 2.0 + 400.0 + 8.0 - full),
                 row("delayed", 2.0),
                 row("shadow_limited", 88.0),
                 row("limited", 2.0 + full),
+                row("key_missing", 6.0),
             ],
         ),
         // Requests 90 to 98 leave 10 to 2 of `client`, and find 2 when `rare` refuses.
@@ -131,6 +158,12 @@ fn every_query_of_the_dashboard_counts_to_the_unit() {
         (("When the limiter fails", "D"), vec![row("", 6.0)]),
         (("Memory", "A"), vec![row("true", 2.0)]),
         (("Memory", "B"), vec![row("", full)]),
+        (("Rules of files", "A"), vec![row("", 1.0)]),
+        (("Rules of files", "B"), vec![row("loaded", 2.0), row("refused", 2.0)]),
+        (("Versions of quotas", "A"), vec![row("", 2.0)]),
+        (("Versions of quotas", "B"), vec![row("", 2.0)]),
+        (("Setup warnings", "A"), vec![row("no-queue", 1.0)]),
+        (("Requests without a key", "A"), vec![row("", 6.0)]),
     ]);
     let mut seen = BTreeSet::new();
     for (title, name, query) in targets() {

@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use axum::Router;
-use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter};
+use tower_ratelimit::limiter::{BoxLimiter, FallbackLimiter, StoreErrorKind};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{MemoryLimiter, OnError, Policy, Quota, RateLimitLayer, RedisLimiter, key};
+use tower_ratelimit::{MemoryLimiter, OnError, Quota, RateLimitLayer, RedisLimiter, Rule, key};
 
 use crate::prometheus::Prometheus;
 use crate::redis_server::{Server, free_port};
@@ -22,7 +22,7 @@ impl Observer for Log {}
 const ANSWERS: [&str; 3] = ["deny", "allow", "fallback"];
 
 fn memory() -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).build().unwrap()
+    MemoryLimiter::builder().max_keys(1_000).build().unwrap()
 }
 
 /// A layer on Redis. The limiter has an observer of its own, which takes nothing away from that of the layer.
@@ -33,7 +33,7 @@ async fn layer(url: &str, answer: &str, stats: &Stats) -> RateLimitLayer<BoxLimi
         _ => BoxLimiter::new(redis),
     };
     let on_error = if answer == "allow" { OnError::Allow } else { OnError::Deny };
-    let policy = Policy::new("client", Quota::per_hour(1_000)).unwrap();
+    let policy = Rule::new("client", Quota::per_hour(1_000)).unwrap();
     RateLimitLayer::new(limiter, policy, key::header("key")).on_error(on_error).observer(stats.clone())
 }
 
@@ -60,7 +60,7 @@ fn alerts_see_every_failure_of_redis() {
     // One that refuses a quarter of its requests, one whose requests have no key, one whose rules are refused, one that
     // loses corrections, and one that forgets keys.
     let [refuses, keyless, rules, loses, forgets] = [(); 5].map(|()| Stats::new());
-    let policy = Policy::new("client", Quota::per_hour(15)).unwrap();
+    let policy = Rule::new("client", Quota::per_hour(15)).unwrap();
     let layer = RateLimitLayer::new(memory(), policy, key::global()).observer(refuses.clone());
     let file = Rules::from_text("version: 1\nrules:\n  - {name: client, key: global, quota: 9/s}\n").unwrap();
     let ruled = file.layer(memory()).unwrap().observer(rules.clone());
@@ -92,8 +92,8 @@ fn alerts_see_every_failure_of_redis() {
         prometheus.scrape();
     }
     assert!(file.replace("nonsense").is_err());
-    loses.on_event(&LimiterEvent::CorrectionLost { charges: 1, error: "timeout" });
-    forgets.on_event(&LimiterEvent::Evicted { throttled: true });
+    loses.on_limiter_event(&LimiterEvent::correction_lost(1, StoreErrorKind::Timeout));
+    forgets.on_limiter_event(&LimiterEvent::evicted(true));
     prometheus.scrape();
 
     let count = |job: &str, metric: &str| prometheus.value(&format!("sum({metric}{{job=\"{job}\"}})"));

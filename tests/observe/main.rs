@@ -47,7 +47,7 @@ where
 /// Returns a router that answers `path` with the metrics.
 fn metrics(path: &str, stats: &Stats) -> Router {
     let stats = stats.clone();
-    Router::new().route(path, get(async move || ([("content-type", Stats::CONTENT_TYPE)], stats.prometheus())))
+    Router::new().route(path, get(async move || ([("content-type", Stats::CONTENT_TYPE)], stats.to_prometheus())))
 }
 
 /// Sends a request over TCP. Returns the status and the body of the response.

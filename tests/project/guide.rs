@@ -7,10 +7,12 @@ use axum::body::Body;
 use axum::routing::get;
 use http::Request;
 use tower::ServiceExt;
+use tower_ratelimit::quota::Algorithm;
 use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
 
 const README: &str = include_str!("../../README.md");
 const PAGE: &str = include_str!("../../src/guide/what_clients_are_told.md");
+const ALGORITHMS: &str = include_str!("../../src/guide/choosing_an_algorithm.md");
 
 /// Returns the headers of the first of 100 requests per minute, as `name: value`.
 async fn fields(headers: Headers) -> Vec<String> {
@@ -47,6 +49,31 @@ async fn header_format_sends_what_the_table_says() {
 }
 
 #[test]
+fn guide_has_a_row_for_each_algorithm() {
+    for algorithm in Algorithm::ALL {
+        let words = algorithm.as_str();
+        let link = format!("| [{words}](quota::{})", words.replace(' ', "_"));
+        assert!(
+            ALGORITHMS.to_lowercase().contains(&link),
+            "the table of src/guide/choosing_an_algorithm.md has no `{link}`"
+        );
+    }
+}
+
+#[test]
+fn readme_counts_the_algorithms() {
+    const NUMBERS: [&str; 13] =
+        ["Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve"];
+    // Blocks and meters are no limits by themselves.
+    let count = Algorithm::ALL.len() - 2;
+    for words in
+        [format!("* {} algorithms, the same in memory", NUMBERS[count]), format!("| {count}, and blocks and meters |")]
+    {
+        assert!(README.contains(&words), "the README does not say: {words}");
+    }
+}
+
+#[test]
 fn readme_links_to_pages_of_the_guide() {
     let guide = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/guide");
     let pages: Vec<&str> =
@@ -57,16 +84,39 @@ fn readme_links_to_pages_of_the_guide() {
     }
 }
 
+/// What the guide shows of other frameworks is text of programs that are compiled and tested.
+#[test]
+fn ignored_blocks_are_parts_of_the_programs() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let programs = std::fs::read_dir(root.join("examples/frameworks/src/bin")).expect("the folder exists");
+    let programs: Vec<String> = programs
+        .map(|program| std::fs::read_to_string(program.expect("it can be listed").path()).expect("programs are text"))
+        .collect();
+    for page in ["without_tower.md", "coming_from/axum_07.md"] {
+        let text = std::fs::read_to_string(root.join("src/guide").join(page)).expect("the page is text");
+        let blocks: Vec<&str> = text.split("```ignore\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+        assert!(!blocks.is_empty(), "{page} shows no program");
+        for block in blocks {
+            assert!(programs.iter().any(|program| program.contains(block)), "{page} shows other code:\n{block}");
+        }
+    }
+}
+
 #[test]
 fn documents_for_contributors_name_paths_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    for text in [include_str!("../../ARCHITECTURE.md"), include_str!("../../CONTRIBUTING.md")] {
+    let documents = [
+        (include_str!("../../ARCHITECTURE.md"), 10),
+        (include_str!("../../CONTRIBUTING.md"), 10),
+        (include_str!("../../DESIGN.md"), 2),
+    ];
+    for (text, least) in documents {
         let words = text.split(|c: char| c.is_whitespace() || "`()|,:".contains(c));
         let paths: Vec<&str> = words
-            .filter(|word| ["src/", "tests/", "benches/"].iter().any(|start| word.starts_with(start)))
+            .filter(|word| ["src/", "cli/", "tests/", "benches/"].iter().any(|start| word.starts_with(start)))
             .filter(|word| !word.contains("NAME"))
             .collect();
-        assert!(paths.len() > 10, "the document names no paths");
+        assert!(paths.len() > least, "the document names no paths");
         for path in paths {
             assert!(root.join(path.trim_end_matches(['.', ';'])).exists(), "there is no {path}");
         }

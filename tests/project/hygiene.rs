@@ -79,13 +79,19 @@ fn unsafe_is_written_in_one_function_only() {
 #[test]
 fn time_is_read_by_the_clocks_only() {
     // These files measure deadlines and departures by the runtime's timer, and no limiter's time.
-    let deadlines =
-        ["cluster", "events", "link", "mod", "reconnect"].map(|file| format!("limiter/redis/store/{file}.rs"));
+    let deadlines = ["cluster", "link", "mod", "reconnect"].map(|file| format!("limiter/redis/store/{file}.rs"));
     let except: Vec<&str> = deadlines
         .iter()
         .map(String::as_str)
-        .chain(["clock.rs", "clock/tokio.rs", "limiter/redis/dispatch.rs", "limiter/redis/lateness.rs"])
-        .chain(["middleware/decide/delay/timer.rs"])
+        .chain([
+            "clock.rs",
+            "clock/counter.rs",
+            "clock/timer.rs",
+            "clock/tokio.rs",
+            "limiter/redis/dispatch.rs",
+            "limiter/remote/due.rs",
+            "limiter/remote/events.rs",
+        ])
         .collect();
     never("", &["Instant", "quanta"], &except);
     never("", &["SystemTime::now", "elapsed"], &except);
@@ -100,6 +106,11 @@ fn redis_client_is_named_by_the_store_only() {
         .collect();
     let except: Vec<&str> = store.iter().map(String::as_str).collect();
     never("", &["fred::"], &except);
+}
+
+#[test]
+fn parts_for_any_remote_store_name_no_redis() {
+    never("limiter/remote/", &["redis", "RedisError", "RedisErrorKind", "fred::"], &[]);
 }
 
 #[test]

@@ -7,3 +7,7 @@ mod imports;
 mod msrv;
 mod observing;
 mod public_api;
+mod public_items;
+mod release;
+mod rooms;
+mod test_files;

@@ -8,7 +8,7 @@ const PAGE: &str = include_str!("../../src/guide/observing.md");
 
 #[test]
 fn guide_lists_every_metric_and_its_kind() {
-    let text = Stats::new().prometheus();
+    let text = Stats::new().to_prometheus();
     let rows = PAGE.lines().filter_map(|line| line.strip_prefix("| `ratelimit_"));
     let listed: BTreeSet<(String, String)> = rows
         .map(|row| {

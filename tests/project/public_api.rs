@@ -14,11 +14,11 @@ use tower_ratelimit::key::{self, AddressError, AddressErrorKind, PeerAddr, Prefi
 use tower_ratelimit::limiter::memory::{MemoryLimiterBuilder, MemoryLimiterError, MemoryLimiterErrorKind, OnFull};
 use tower_ratelimit::middleware::{OverflowTo, ResponseFuture, WrapBody, WrapBodyLayer, WrappedBody};
 use tower_ratelimit::{
-    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule,
+    Headers, Key, MemoryLimiter, MissingKey, Mode, OnError, Policy, Quota, RateLimitLayer, Refusals, Rule, Wait,
     clock::{Clock, ManualClock, MonotonicClock, Timestamp},
     limiter::{
         Atomicity, BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, Receipt, Refund, Reply,
-        ReplyFuture, UnsupportedQuota, UnsupportedQuotaKind,
+        ReplyFuture, StoreErrorKind, UnsupportedQuota, UnsupportedQuotaKind,
     },
     middleware::{
         Access, AccessList, Admission, GrpcCode, HeadersError, HeadersErrorKind, Jitter, LegacyHeaders, ModeSwitch,
@@ -26,11 +26,11 @@ use tower_ratelimit::{
         ResetMeaning, When,
     },
     observe::{
-        EventCounts, Explanation, HistogramSnapshot, LimitedKey, LimiterEvent, NotCharged, Observer, Outcome,
-        OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, SetupWarning, Stats,
-        StatsBuilder, StatsSnapshot, StatusPage,
+        EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimitedKey, LimiterEvent, NotCharged, Observer,
+        Outcome, OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, RulesEvent,
+        SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage,
     },
-    quota::{Algorithm, Anchor, Oldest, PolicyError, PolicyErrorKind, QuotaError, QuotaErrorKind},
+    quota::{Algorithm, Anchor, Oldest, QuotaError, QuotaErrorKind},
 };
 
 fn shared<T: Send + Sync + Unpin + Debug>() {}
@@ -87,6 +87,9 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<PolicyAdvice>();
     cloned::<RateBucket>();
     cloned::<LimitedKey>();
+    cloned::<LayerEvent>();
+    cloned::<LimiterEvent>();
+    cloned::<RulesEvent>();
     cloned::<MonotonicClock>();
     cloned::<ManualClock>();
     cloned::<tower_ratelimit::clock::TokioClock>();
@@ -98,8 +101,6 @@ fn public_types_can_be_kept_sent_and_shown() {
     kept::<ReplyFuture<Decision, LimiterError, std::future::Ready<Result<Decision, LimiterError>>>>();
     shared::<Charge<'_>>();
     shared::<Refusal<'_>>();
-    #[cfg(feature = "fast-clock")]
-    kept::<tower_ratelimit::clock::FastClock>();
 }
 
 #[test]
@@ -111,16 +112,17 @@ fn settings_and_names_are_values() {
     value::<Timestamp>();
     value::<QuotaErrorKind>();
     value::<Effect>();
+    value::<StoreErrorKind>();
     value::<Atomicity>();
     value::<UnsupportedQuotaKind>();
     value::<HeadersErrorKind>();
-    value::<PolicyErrorKind>();
     value::<QuotaSwitchErrorKind>();
     value::<AddressErrorKind>();
     value::<OnFull>();
     value::<MemoryLimiterErrorKind>();
     value::<MissingKey>();
     value::<Mode>();
+    value::<Wait>();
     value::<OnError>();
     value::<OutcomeKind>();
     value::<NotCharged>();
@@ -138,7 +140,6 @@ fn settings_and_names_are_values() {
 #[test]
 fn errors_cross_threads() {
     error::<QuotaError>();
-    error::<PolicyError>();
     error::<QuotaSwitchError>();
     error::<LimiterError>();
     error::<UnsupportedQuota>();
@@ -177,14 +178,15 @@ fn errors_name_their_kind_and_take_one_line() {
     }
     let quota = Quota::per_minute(5);
     is("100 per nothing".parse::<Quota>(), QuotaError::kind, QuotaErrorKind::Syntax);
-    is(MemoryLimiter::builder().capacity(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::Capacity);
-    is(Policy::new("", quota), PolicyError::kind, PolicyErrorKind::Name);
-    is(Policy::all_of("a", []), PolicyError::kind, PolicyErrorKind::NoQuota);
-    is(Policy::all_of("a", [quota, quota]), PolicyError::kind, PolicyErrorKind::Duplicate);
+    is(MemoryLimiter::builder().max_keys(0).build(), MemoryLimiterError::kind, MemoryLimiterErrorKind::MaxKeys);
+    is(Policy::new("", quota), QuotaError::kind, QuotaErrorKind::Name);
+    is(Rule::all_of("a", []), QuotaError::kind, QuotaErrorKind::NoQuota);
+    is(Rule::all_of("a", [quota, quota]), QuotaError::kind, QuotaErrorKind::Duplicate);
     let meter = Quota::meter(5, Duration::from_secs(60)).unwrap();
-    let invalid = quota.burst(0).map_err(PolicyError::from);
-    is(invalid.and_then(|quota| Policy::new("a", quota)), PolicyError::kind, PolicyErrorKind::Quota);
-    is(Policy::plans_in_proportion("a", [meter], |_| 0), PolicyError::kind, PolicyErrorKind::Combination);
+    let named = |quota| Rule::new("a", quota);
+    is(quota.burst(0).and_then(named), QuotaError::kind, QuotaErrorKind::Units);
+    is(named(quota).and_then(|rule| rule.unit("")), QuotaError::kind, QuotaErrorKind::Unit);
+    is(Rule::plans_in_proportion("a", [meter], |_| 0), QuotaError::kind, QuotaErrorKind::Combination);
     let switch = QuotaSwitch::new(quota);
     is(switch.set(meter), QuotaSwitchError::kind, QuotaSwitchErrorKind::Algorithm);
     is(Prefixes::default().ipv4(0), AddressError::kind, AddressErrorKind::Prefix);
@@ -198,6 +200,15 @@ fn errors_name_their_kind_and_take_one_line() {
     is(names("x y"), HeadersError::kind, HeadersErrorKind::Invalid);
     is(names("date"), HeadersError::kind, HeadersErrorKind::Reserved);
     is(names("x-left"), HeadersError::kind, HeadersErrorKind::Duplicate);
+}
+
+#[test]
+fn kinds_print_their_labels() {
+    assert_eq!(format!("{} {:>6}", Mode::Enforce, Mode::Shadow), "enforce shadow");
+    assert_eq!(format!("[{:<8}]", PolicyState::Near), "[near    ]");
+    assert_eq!(format!("{} {}", OutcomeKind::FailedOpen, NotCharged::UserAgent), "failed_open user_agent");
+    assert_eq!(format!("{} {}", StoreErrorKind::Timeout, SetupWarningKind::NoTimer), "timeout no-timer");
+    assert_eq!(Algorithm::TokenBucket.to_string(), Algorithm::TokenBucket.as_str());
 }
 
 /// Fails for a new error without a kind, and for one that [`errors_cross_threads`] lacks.
@@ -239,9 +250,7 @@ fn public_errors_have_a_kind() {
 fn traits_that_users_implement_can_be_boxed() {
     kept::<Box<dyn Clock>>();
     fn observers(_: Option<Box<dyn Observer>>) {}
-    fn events(_: Option<&LimiterEvent>) {}
     observers(None);
-    events(None);
 }
 
 /// The layer's future and body are `Send` and `Sync` if those of the inner service are.

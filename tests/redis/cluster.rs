@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tower_ratelimit::{
     Policy, Quota, RedisLimiter,
     clock::ManualClock,
-    limiter::{Atomicity, Charge, Limiter, redis::RedisErrorKind},
+    limiter::{Atomicity, Charge, Limiter, Refund, StoreErrorKind},
     quota::Anchor,
 };
 
@@ -22,7 +22,7 @@ fn lasting(limit: u64) -> Quota {
 }
 
 async fn limiter(cluster: &Cluster, prefix: &str, groups: Option<u16>) -> RedisLimiter {
-    let builder = groups.into_iter().fold(patient().prefix(prefix), |builder, groups| builder.groups(groups));
+    let builder = groups.into_iter().fold(patient().prefix(prefix), |builder, groups| builder.slot_groups(groups));
     connected(builder, &cluster.url()).await
 }
 
@@ -41,6 +41,7 @@ async fn cluster_keeps_a_limit() {
     refused_set_refunds_what_it_took_elsewhere(&cluster).await;
     sets_of_many_tasks_add_up(&cluster).await;
     blocks_and_meters_are_with_their_caller(&cluster).await;
+    checks_of_queues_that_are_dropped_free_all_slots(&cluster).await;
     a_master_that_dies_admits_no_more_than_its_limits_again(&mut cluster).await;
 }
 
@@ -79,7 +80,7 @@ async fn the_url_of_a_lone_server_is_refused(cluster: &Cluster) {
         for server in &cluster.servers[..Cluster::MASTERS] {
             match RedisLimiter::connect(&server.url()).await {
                 Err(error) if error.to_string().contains("redis-cluster://") => {
-                    assert_eq!(error.kind(), RedisErrorKind::Misconfigured);
+                    assert_eq!(error.kind(), StoreErrorKind::Misconfigured);
                     refused += 1;
                 }
                 answer => drop(answer.unwrap()),
@@ -111,7 +112,7 @@ async fn rights_of_the_guide_are_enough(cluster: &Cluster) {
     for (given, missing) in [("+asking", "the 'cluster"), ("+cluster|slots", "the 'asking'")] {
         give(given);
         let refused = refusal(RedisLimiter::builder, &url).await;
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
         assert!(refused.to_string().contains(missing), "{refused}");
     }
     give("+cluster|slots +asking");
@@ -184,8 +185,58 @@ async fn blocks_and_meters_are_with_their_caller(cluster: &Cluster) {
     super::companions::excess_is_metered(limiters, &clock).await;
 }
 
+/// Slots that are held, and checks that are dropped at any moment, of queues on every master. Each check also charges a
+/// key in another slot.
+async fn checks_of_queues_that_are_dropped_free_all_slots(cluster: &Cluster) {
+    const CALLERS: usize = 12;
+    let limiter = limiter(cluster, "queues", None).await;
+    let queue = Quota::leaky_queue(7, 24 * 60 * MINUTE).and_then(|quota| quota.queue(99)).unwrap();
+    let (queue, everybody) = (policy("queue", queue), policy("everybody", lasting(100_000)));
+    let name = |caller: usize| format!("caller {}", caller % CALLERS);
+    for round in 0..10 {
+        let mut held = Vec::new();
+        for caller in 0..3 * CALLERS {
+            let key = key(&name(caller));
+            let mut taken = limiter.take(&[Charge::new(&queue, &key)]).await.unwrap();
+            let receipt = taken.charge_mut(0).and_then(|charge| charge.take_receipt()).expect("there is room");
+            held.push(Refund::new(queue.clone(), key, receipt));
+        }
+        let checks: Vec<_> = (0..10 * CALLERS)
+            .map(|caller| {
+                let (limiter, queue, everybody) = (limiter.clone(), queue.clone(), everybody.clone());
+                let (one, all) = (key(&name(caller)), key("all"));
+                tokio::spawn(
+                    async move { limiter.take(&[Charge::new(&everybody, &all), Charge::new(&queue, &one)]).await },
+                )
+            })
+            .collect();
+        for _ in 0..5 * round {
+            tokio::task::yield_now().await;
+        }
+        let refunds = limiter.refund(held);
+        checks.iter().for_each(tokio::task::JoinHandle::abort);
+        let mut late = Vec::new();
+        for (caller, check) in checks.into_iter().enumerate() {
+            // A check that was answered before it was aborted is its caller's, who refunds it.
+            let Ok(Ok(mut decision)) = check.await else { continue };
+            let owners = [(&everybody, key("all")), (&queue, key(&name(caller)))];
+            let receipts = decision.take_receipts().into_iter().zip(owners);
+            late.extend(
+                receipts.filter_map(|(receipt, (policy, key))| Some(Refund::new(policy.clone(), key, receipt?))),
+            );
+        }
+        refunds.await.unwrap();
+        limiter.refund(late).await.unwrap();
+        eventually("all is refunded", async || limiter.waiting() == 0).await;
+        for caller in 0..CALLERS {
+            assert_eq!(remaining(&limiter, &queue, &name(caller)).await, 100, "caller {caller} in round {round}");
+        }
+        assert_eq!(remaining(&limiter, &everybody, "all").await, 100_000, "in round {round}");
+    }
+}
+
 async fn a_master_that_dies_admits_no_more_than_its_limits_again(cluster: &mut Cluster) {
-    let builder = RedisLimiter::builder().prefix("dies").denials(0).deadline(Duration::from_millis(100));
+    let builder = RedisLimiter::builder().prefix("dies").max_denials(0).deadline(Duration::from_millis(100));
     let limiter = connected(builder, &cluster.url()).await;
     let caller = policy("caller", lasting(50));
     let is_dead = Arc::new(AtomicBool::new(false));

@@ -8,14 +8,14 @@ use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, Quota, RateLimitLayer, RedisLimiter,
+    Key, Quota, RateLimitLayer, RedisLimiter, Wait,
     clock::ManualClock,
     key,
     limiter::{Blocks, Meters},
     observe::{Outcome, OutcomeKind},
 };
 
-use super::{MINUTE, policy};
+use super::{MINUTE, policy, rule};
 use crate::support::redis_server::Server;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -43,9 +43,9 @@ pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &Ma
     let block = policy("login-block", Quota::block(3, 10 * MINUTE, HOUR).unwrap());
     let quota = Quota::fixed_window(2, MINUTE).unwrap();
     let rules = [
-        policy("login", quota).block(block.clone()),
-        tower_ratelimit::Policy::all_of("logins", [quota, Quota::fixed_window(100, HOUR).unwrap()])
-            .and_then(|rule| rule.block(policy("logins-block", *block.quota()))),
+        rule("login", quota).block(block.name(), *block.quota()),
+        tower_ratelimit::Rule::all_of("logins", [quota, Quota::fixed_window(100, HOUR).unwrap()])
+            .and_then(|rule| rule.block("logins-block", *block.quota())),
     ];
     for rule in rules {
         let rule = rule.unwrap();
@@ -55,7 +55,7 @@ pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &Ma
                 let outcome = send(&layers[turn % 2], user).await;
                 assert_eq!(outcome.kind(), expected, "request {turn} of {user}");
                 if expected == Blocked {
-                    assert_eq!(outcome.retry_after(), Some(HOUR));
+                    assert_eq!(outcome.wait(), Wait::After(HOUR));
                 }
             }
         }
@@ -74,7 +74,7 @@ pub(super) async fn refusals_close_a_key(limiters: [RedisLimiter; 2], clock: &Ma
 pub(super) async fn excess_is_metered(limiters: [RedisLimiter; 2], clock: &ManualClock) {
     use OutcomeKind::{Allowed, Limited, Overage};
     let meter = policy("api-over", Quota::meter(3, 24 * HOUR).unwrap());
-    let rule = policy("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter.clone()).unwrap();
+    let rule = rule("api", Quota::fixed_window(2, HOUR).unwrap()).overage(meter.name(), *meter.quota()).unwrap();
     let meters = Meters::new(limiters[0].clone(), meter).unwrap();
     let layers = limiters.map(|limiter| RateLimitLayer::new(limiter, rule.clone(), key::header("x-user")));
     for user in ["ann", "bob", "cid", "dan", "eve"] {
@@ -110,8 +110,8 @@ async fn meter_is_shared_by_two_processes() {
 #[tokio::test]
 async fn blocked_key_outlives_the_process_that_blocked_it() {
     let (server, clock) = (Server::start(), ManualClock::new());
-    let rule = policy("login", Quota::fixed_window(1, MINUTE).unwrap())
-        .block(policy("login-block", Quota::block(2, 10 * MINUTE, HOUR).unwrap()))
+    let rule = rule("login", Quota::fixed_window(1, MINUTE).unwrap())
+        .block("login-block", Quota::block(2, 10 * MINUTE, HOUR).unwrap())
         .unwrap();
     let [first, _] = two(&server, &clock).await;
     let layer = RateLimitLayer::new(first, rule.clone(), key::header("x-user"));

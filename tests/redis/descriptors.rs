@@ -43,7 +43,7 @@ async fn answers<L: Limiter>(limits: &DescriptorLimits<L>) -> Vec<String> {
         let answer = limits.decide(&step).await.unwrap();
         let left = answer.statuses().iter().map(|status| {
             let decision = status.limit().unwrap().decision();
-            (status.is_over_limit(), decision.remaining(), decision.retry_after())
+            (status.is_over_limit(), decision.remaining(), decision.wait().duration())
         });
         answers.push(format!("{step:?}: {} {:?}", answer.is_over_limit(), left.collect::<Vec<_>>()));
     }
@@ -54,7 +54,7 @@ async fn answers<L: Limiter>(limits: &DescriptorLimits<L>) -> Vec<String> {
 async fn redis_decides_descriptors_as_memory_does() {
     let server = Server::start();
     let clock = ManualClock::at(Timestamp::from_micros(1_800_000_000_000_000));
-    let redis = super::connected(super::patient().clock(clock.clone()).denials(0), &server.url()).await;
+    let redis = super::connected(super::patient().clock(clock.clone()).max_denials(0), &server.url()).await;
     let rules = Rules::from_text(FILE).unwrap();
     let (on_redis, in_memory) =
         (rules.descriptor_limits(redis).unwrap(), rules.descriptor_limits(memory(&clock)).unwrap());

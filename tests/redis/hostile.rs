@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_ratelimit::{Quota, RedisLimiter, limiter::redis::RedisErrorKind, quota::Anchor};
+use tower_ratelimit::{Quota, RedisLimiter, limiter::StoreErrorKind, quota::Anchor};
 
 use super::{LONG, MINUTE, connected, eventually, patient, policy, take};
 use crate::support::proxy::{Fault, Proxy};
@@ -118,7 +118,7 @@ async fn is_back(limiter: &RedisLimiter) {
 async fn garbling_proxy_harms_no_limit() {
     let mut server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
+    let limiter = connected(RedisLimiter::builder().max_denials(0).deadline(DEADLINE), &proxy.url()).await;
     for seed in 0..6 {
         let (mut dice, load) = (Dice(seed), Load::start(&limiter, 8));
         let mut garbled = 0;
@@ -155,8 +155,8 @@ async fn surplus_answer_fails_few_checks() {
                 kinds.push(error.kind());
             }
         }
-        assert!(kinds.contains(&RedisErrorKind::Foreign), "round {round}: the fault was there: {kinds:?}");
-        let foreign = kinds.iter().filter(|kind| **kind == RedisErrorKind::Foreign).count();
+        assert!(kinds.contains(&StoreErrorKind::Foreign), "round {round}: the fault was there: {kinds:?}");
+        let foreign = kinds.iter().filter(|kind| **kind == StoreErrorKind::Foreign).count();
         assert!(foreign <= 2, "round {round}: {foreign} answers of others");
         sleep(Duration::from_millis(200)).await;
     }
@@ -166,7 +166,7 @@ async fn surplus_answer_fails_few_checks() {
 async fn repeated_answer_is_not_taken_for_that_of_another_check() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
+    let limiter = connected(RedisLimiter::builder().max_denials(0).deadline(DEADLINE), &proxy.url()).await;
     let [open, closed] = [("open", 1_000_000), ("closed", 1)].map(|(name, limit)| policy(name, Quota::per_hour(limit)));
     is_back(&limiter).await;
     while take(&limiter, &closed, "a", 1).await.is_ok_and(|decision| decision.is_allowed()) {}
@@ -187,7 +187,7 @@ async fn repeated_answer_is_not_taken_for_that_of_another_check() {
 async fn lost_answer_fails_checks_for_a_bounded_time() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let limiter = connected(RedisLimiter::builder().denials(0).deadline(DEADLINE), &proxy.url()).await;
+    let limiter = connected(RedisLimiter::builder().max_denials(0).deadline(DEADLINE), &proxy.url()).await;
     for tasks in [1, 40] {
         let load = Load::start(&limiter, tasks);
         sleep(Duration::from_millis(100)).await;

@@ -2,9 +2,9 @@
 
 use tokio::time::Instant;
 use tower_ratelimit::{
-    Policy, Quota, RedisLimiter,
+    Policy, Quota, RedisLimiter, Rule,
     clock::ManualClock,
-    limiter::{Charge, Effect, Limiter, Refund, redis::RedisErrorKind},
+    limiter::{Charge, Effect, Limiter, Refund, StoreErrorKind},
     quota::Anchor,
     rules::Rules,
 };
@@ -54,7 +54,7 @@ async fn leases_never_exceed_the_total_and_save_calls() {
     let server = Server::start();
     let mut limiters = Vec::new();
     for _ in 0..3 {
-        limiters.push(connected(patient().leases(500), &server.url()).await);
+        limiters.push(connected(patient().lease_units(500), &server.url()).await);
     }
     // Two of a million units cannot be leased. Units still held at the end are returned.
     let began = Instant::now();
@@ -110,12 +110,12 @@ async fn refunded_or_reset_units_pass_again_at_once() {
 async fn quotas_of_one_rule_each_keep_their_own_count() {
     let (server, clock) = (Server::start(), ManualClock::new());
     let quotas = [lasting(5), Quota::sliding_window(7, 40 * 24 * 60 * MINUTE).unwrap(), Quota::per_day(9)];
-    let rule = Policy::all_of("client", quotas).unwrap();
+    let rule = Rule::all_of("client", quotas).unwrap();
     let [first, second, third] = rule.policies() else { panic!("three quotas") };
     let a = key("a");
     let all = [first, second, third].map(|policy| Charge::new(policy, &a));
     for leases in [0, 100] {
-        let builder = patient().leases(leases).denials(0).clock(clock.clone());
+        let builder = patient().lease_units(leases).max_denials(0).clock(clock.clone());
         let limiter = connected(builder, &server.url()).await;
         let mut taken = limiter.take(&all).await.unwrap();
         assert!(taken.is_allowed());
@@ -151,7 +151,7 @@ async fn set_of_too_many_charges_is_a_misconfiguration() {
     let charges: Vec<Charge<'_>> = policies.iter().map(|policy| Charge::new(policy, &a)).collect();
     assert!(limiter.take(&charges[..1_000]).await.unwrap().is_allowed());
     for answer in [limiter.take(&charges).await, limiter.peek(&charges).await, limiter.settle(&charges).await] {
-        assert_eq!(answer.unwrap_err().kind(), RedisErrorKind::Misconfigured);
+        assert_eq!(answer.unwrap_err().kind(), StoreErrorKind::Misconfigured);
     }
     assert_eq!(keys(&server).len(), 1_000);
 }
@@ -298,7 +298,7 @@ async fn limiters_with_another_prefix_are_apart() {
     assert!(passes(&one, &policy, "a").await && !passes(&one, &policy, "a").await && passes(&two, &policy, "a").await);
     for prefix in ["", "with{brace", "with}brace", &"long".repeat(100)] {
         let refused = RedisLimiter::builder().prefix(prefix).connect(&server.url()).await.unwrap_err();
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{prefix:?}");
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{prefix:?}");
     }
 }
 
@@ -348,7 +348,7 @@ async fn foreign_value_fails_only_its_own_check() {
     for (at, check) in checks.collect::<Vec<_>>().into_iter().enumerate() {
         match check.await.unwrap() {
             Ok(decision) => assert!(at % 2 == 1 && decision.is_allowed()),
-            Err(error) => assert!(at % 2 == 0 && error.kind() == RedisErrorKind::Foreign, "{error}"),
+            Err(error) => assert!(at % 2 == 0 && error.kind() == StoreErrorKind::Foreign, "{error}"),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Tests of `RedisLimiter` on real servers, through its public API.
 #![cfg(feature = "redis")]
 
+mod blocks;
 mod callers;
 mod cluster;
 mod companions;
@@ -30,7 +31,7 @@ use support::redis_limiter::{LONG, connected, patient};
 use support::redis_server::Server;
 use tokio::time::{Instant, sleep};
 use tower_ratelimit::{
-    Key, Policy, Quota, RedisLimiter,
+    Key, Policy, Quota, RedisLimiter, Rule,
     limiter::{
         Charge, Decision, Limiter,
         redis::{RedisError, RedisLimiterBuilder},
@@ -69,6 +70,10 @@ fn key(name: &str) -> Key {
 
 fn policy(name: &str, quota: Quota) -> Policy {
     Policy::new(name, quota).expect("the name is possible")
+}
+
+fn rule(name: &str, quota: Quota) -> Rule {
+    Rule::new(name, quota).expect("the name is possible")
 }
 
 async fn take(limiter: &RedisLimiter, policy: &Policy, name: &str, cost: u64) -> Result<Decision, RedisError> {

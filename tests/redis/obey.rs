@@ -10,10 +10,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Quota, RedisLimiter,
+    Quota, RedisLimiter, Rule,
     client::{ObeyError, ObeyErrorKind, ObeyLayer},
-    clock::{ManualClock, MonotonicClock},
-    middleware::TokioTimer,
+    clock::{ManualClock, MonotonicClock, TokioTimer},
 };
 
 use super::{MINUTE, connected, patient, policy};
@@ -50,7 +49,7 @@ async fn send(clients: &[ObeyLayer], each: usize) -> (Vec<Result<(), ObeyErrorKi
 
 fn layers(limiters: &[RedisLimiter], quota: Quota, max_wait: Duration) -> Vec<ObeyLayer> {
     let layer = |limiter: &RedisLimiter| {
-        let layer = ObeyLayer::new(TokioTimer::new()).own_quota(limiter.clone(), policy("vendor", quota));
+        let layer = ObeyLayer::new(TokioTimer::new()).own_quota(limiter.clone(), Rule::from(policy("vendor", quota)));
         layer.expect("Redis supports every quota").max_wait(max_wait)
     };
     limiters.iter().map(layer).collect()
@@ -62,7 +61,7 @@ async fn clients_together_send_as_much_as_their_quota_allows() {
     let mut limiters = Vec::new();
     for _ in 0..10 {
         // Denials are not cached here, because their clock is not the advanced one.
-        limiters.push(connected(patient().clock(clock.clone()).denials(0), &server.url()).await);
+        limiters.push(connected(patient().clock(clock.clone()).max_denials(0), &server.url()).await);
     }
     let quota = Quota::fixed_window(23, MINUTE).unwrap();
     for window in 0..3 {

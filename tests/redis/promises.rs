@@ -30,9 +30,9 @@ impl Subject for OnRedis {
 
     async fn limiter(&self) -> RedisLimiter {
         // Denials are not cached here, because their clock is not the advanced one.
-        let builder = super::patient().clock(self.clock.clone()).denials(0);
+        let builder = super::patient().clock(self.clock.clone()).max_denials(0);
         let builder = builder.prefix(format!("ratelimit:suite-{}", self.made.fetch_add(1, Ordering::Relaxed)));
-        let builder = if self.readable { builder.readable_keys() } else { builder };
+        let builder = builder.readable_keys(self.readable);
         super::connected(builder, &self.server.url()).await
     }
 

@@ -14,12 +14,14 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, Policy, Quota, RateLimitLayer, RedisLimiter,
-    clock::MonotonicClock,
+    Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule,
+    clock::{ManualClock, MonotonicClock, TokioTimer},
     key,
-    limiter::{Charge, Limiter},
-    middleware::TokioTimer,
+    limiter::{Charge, Limiter, Refund},
 };
+
+#[cfg(feature = "rules")]
+use tower_ratelimit::rules::Rules;
 
 use super::{LONG, calls, connected, eventually, patient, policy};
 use crate::support::proxy::Proxy;
@@ -40,7 +42,7 @@ impl Process {
     /// The server's own clock can be adjusted while the test measures, so the processes have a clock.
     async fn start(server: &Server, policy: &Policy, clock: &MonotonicClock) -> Self {
         let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
-        let layer = RateLimitLayer::new(limiter, policy, key::global()).delay(TokioTimer::new());
+        let layer = RateLimitLayer::new(limiter, Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
         Self::new(layer)
     }
 
@@ -177,8 +179,9 @@ async fn checks_of_one_call_that_are_dropped_free_all_slots() {
     eventually("all is refunded", async || limiter.waiting() == 0).await;
     let left = limiter.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.expect("Redis answers");
     assert_eq!(left.charges()[0].remaining(), 201);
-    // One call took, one refunded the newest slot and one the others, and one looked.
-    assert_eq!(calls(&server) - before, 4);
+    // One call took for the first check and one for the others, one refunded the newest slot and one the others, and one
+    // looked.
+    assert_eq!(calls(&server) - before, 5);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 8)]
@@ -189,7 +192,8 @@ async fn requests_that_leave_on_several_threads_free_all_slots() {
     let limiter = connected(patient().clock(clock.clone()), &server.url()).await;
     for round in 0..20 {
         let policy = policy(&format!("queue-{round}"), quota);
-        let layer = RateLimitLayer::new(limiter.clone(), &policy, key::global()).delay(TokioTimer::new());
+        let layer =
+            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
         let process = Process::new(layer);
         all_pass([process.send()]).await;
         let sent: Vec<_> = (0..150).map(|_| process.send()).collect();
@@ -200,5 +204,114 @@ async fn requests_that_leave_on_several_threads_free_all_slots() {
         }
         assert_eq!(process.layer.waiting(), 0);
         next_waits(&limiter, &policy, minute).await;
+    }
+}
+
+/// Refunds that come one by one, the oldest slot first, and with slots of another process among them.
+#[tokio::test]
+async fn slots_refunded_in_any_order_are_all_free() {
+    let (server, clock) = (Server::start(), ManualClock::new());
+    let quota =
+        Quota::leaky_queue(7, Duration::from_secs(60)).and_then(|quota| quota.queue(200)).expect("it is possible");
+    let limiter = async || connected(patient().clock(clock.clone()), &server.url()).await;
+    let (own, other, policy) = (limiter().await, limiter().await, policy("queue", quota));
+    let take = async |limiter: &RedisLimiter, cost| {
+        let mut decision =
+            limiter.take(&[Charge::new(&policy, &Key::global()).cost(cost)]).await.expect("Redis answers");
+        let receipt = decision.charge_mut(0).and_then(|charge| charge.take_receipt()).expect("there is room");
+        Refund::new(policy.clone(), Key::global(), receipt)
+    };
+    let left = async || {
+        let peeked = own.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.expect("Redis answers");
+        peeked.charges()[0].remaining()
+    };
+    let mut slots = Vec::new();
+    for cost in [1, 2, 1, 3, 1, 1] {
+        slots.push(take(&own, cost).await);
+    }
+    for (slot, free) in slots.into_iter().zip([192, 192, 192, 192, 192, 201]) {
+        own.refund(vec![slot]).await.expect("Redis answers");
+        assert_eq!(left().await, free, "no earlier slot is free before the later ones");
+    }
+
+    let [first, second] = [take(&own, 1).await, take(&own, 1).await];
+    let [theirs, last] = [take(&other, 1).await, take(&own, 1).await];
+    for (limiter, slot, free) in [(&own, first, 197), (&own, last, 198), (&own, second, 198), (&other, theirs, 199)] {
+        limiter.refund(vec![slot]).await.expect("Redis answers");
+        assert_eq!(left().await, free);
+    }
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(left().await, 201);
+}
+
+/// The rules of a file are replaced while requests wait. Requests of the old and of the new rules leave together, the
+/// others depart.
+#[cfg(feature = "rules")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_that_leave_after_a_reload_free_all_slots() {
+    let server = Server::start();
+    let limiter = connected(patient(), &server.url()).await;
+    for round in 0..20 {
+        let text = |name: String, length: u64| {
+            format!("rules: [{{name: {name}, quota: '1 per minute, queue {length}, leaky queue', key: global}}]")
+        };
+        let (old, new) = match round % 2 {
+            0 => (text(format!("q-{round}"), 100), text(format!("q-{round}"), 200)),
+            _ => (text(format!("q-{round}"), 100), text(format!("n-{round}, was: q-{round}"), 200)),
+        };
+        let rules = Rules::from_text(old).expect("the rules are valid");
+        let layer = rules.layer(limiter.clone()).expect("the rules are supported").delay(TokioTimer::new());
+        let process = Process::new(layer);
+        all_pass([process.send()]).await;
+        let mut sent: Vec<_> = (0..60).map(|_| process.send()).collect();
+        process.until_admitted(61).await;
+        rules.replace(new).expect("the rules are valid");
+        sent.extend((0..60).map(|_| process.send()));
+        process.until_admitted(121).await;
+        if round % 4 < 2 {
+            sent.reverse();
+        }
+        sent.iter().for_each(JoinHandle::abort);
+        for sent in sent {
+            assert!(sent.await.is_err(), "it was aborted");
+        }
+        eventually("all is refunded", async || limiter.waiting() == 0).await;
+        let left = process.layer.peek(&Key::global()).await.expect("Redis answers");
+        assert_eq!(left[0].1.remaining(), 200, "in round {round}");
+    }
+}
+
+/// Waiting requests, and requests whose checks are under way or answered at any moment.
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn waiters_and_checks_that_leave_together_free_all_slots() {
+    let (server, minute) = (Server::start(), Duration::from_secs(60));
+    let quota = Quota::leaky_queue(1, minute).and_then(|quota| quota.queue(200)).expect("the quota is possible");
+    let limiter = connected(patient(), &server.url()).await;
+    for round in 0..60 {
+        let policy = policy(&format!("queue-{round}"), quota);
+        let layer =
+            RateLimitLayer::new(limiter.clone(), Rule::from(policy.clone()), key::global()).delay(TokioTimer::new());
+        let process = Process::new(layer);
+        all_pass([process.send()]).await;
+        let mut sent: Vec<_> = (0..100).map(|_| process.send()).collect();
+        process.until_admitted(101).await;
+        for at in 0..90 {
+            sent.push(process.send());
+            if at % 30 == round % 30 {
+                tokio::task::yield_now().await;
+            }
+        }
+        if round % 3 == 0 {
+            sent.reverse();
+        }
+        sent.iter().for_each(JoinHandle::abort);
+        for sent in sent {
+            assert!(sent.await.is_err(), "it was aborted");
+        }
+        assert_eq!(process.layer.waiting(), 0);
+        eventually("all is refunded", async || limiter.waiting() == 0).await;
+        let left = limiter.peek(&[Charge::new(&policy, &Key::global()).cost(0)]).await.expect("Redis answers");
+        // One request departed.
+        assert_eq!(left.charges()[0].remaining(), 200, "in round {round}");
     }
 }

@@ -159,7 +159,7 @@ async fn serve<L: Limiter + Clone>(rules: Rules, limiter: L, folder: PathBuf) {
 #[tokio::test]
 async fn one_of_the_processes() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else { return };
-    let rules = Rules::builder().reload_every(Duration::ZERO).from_file(folder.join("rules.yaml")).unwrap();
+    let rules = Rules::builder().reload_every(Duration::ZERO).read_file(folder.join("rules.yaml")).unwrap();
     match std::env::var(URL) {
         Ok(url) => serve(rules, super::connected(super::patient(), &url).await, folder).await,
         Err(_) => serve(rules, MemoryLimiter::new(), folder).await,

@@ -14,12 +14,12 @@ use tower_ratelimit::{
     Key, Policy, Quota, RateLimitLayer, RedisLimiter, Rule,
     clock::ManualClock,
     key,
-    limiter::{Charge, Limiter, redis::RedisErrorKind},
+    limiter::{Charge, Limiter, StoreErrorKind},
     observe::{LimiterEvent, Observer, Outcome},
     quota::Anchor,
 };
 
-use super::{LONG, MINUTE, connected, eventually, patient, policy};
+use super::{LONG, MINUTE, connected, eventually, patient, policy, rule};
 use crate::support::redis_cluster::Cluster;
 
 const MONTH: Duration = Duration::from_secs(30 * 24 * 60 * 60);
@@ -56,8 +56,8 @@ struct Count {
 struct Reasons(Arc<Mutex<Vec<String>>>);
 
 impl Observer for Reasons {
-    fn on_event(&self, event: &LimiterEvent) {
-        if let LimiterEvent::Failed { error } = event {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
+        if let LimiterEvent::Failed { error, .. } = event {
             self.0.lock().unwrap().push(error.clone());
         }
     }
@@ -74,9 +74,8 @@ fn log(limit: u64) -> Quota {
 
 /// The rules of a caller: with one quota, with two, and with two of which one is stored as a list.
 fn rules(caller: usize) -> Vec<Rule> {
-    let packed =
-        |name, limit| Policy::all_of(name, [window(limit), Quota::token_bucket(MANY, MINUTE).unwrap()]).unwrap();
-    let rule = |name, quota| policy(name, quota).cost(|_| 1);
+    let packed = |name, limit| Rule::all_of(name, [window(limit), Quota::token_bucket(MANY, MINUTE).unwrap()]).unwrap();
+    let rule = |name, quota| rule(name, quota).cost(|_| 1);
     match caller % 6 {
         0 => vec![rule("few", window(FEW))],
         1 => vec![rule("many", window(MANY))],
@@ -202,7 +201,7 @@ fn new_ones(turn: usize) -> [Policy; 2] {
 /// whatever becomes of the caller's other keys: so not one unit more is admitted than the quota
 /// has, and as no request fails, not one less.
 async fn nothing_is_lost(cluster: &Cluster) {
-    let limiter = connected(patient().prefix("moves").denials(0), &cluster.url()).await;
+    let limiter = connected(patient().prefix("moves").max_denials(0), &cluster.url()).await;
     let reasons = Reasons::default();
     let layers = Arc::new(layers(&limiter, &reasons));
     let (users, slots) = users(cluster).await;
@@ -321,7 +320,7 @@ async fn a_quota_may_change_meanwhile(cluster: &Cluster) {
         assert_eq!(used(&limiter, after, &key).await, 4, "of {}", after.quota());
     }
     let refused = limiter.take(&[Charge::new(&text.1, &key)]).await.unwrap_err();
-    assert_eq!(refused.kind(), RedisErrorKind::Unavailable, "{refused}");
+    assert_eq!(refused.kind(), StoreErrorKind::Unavailable, "{refused}");
     cluster.keys(slot, from).iter().for_each(|key| cluster.carry(key, from, to));
     assert!(limiter.take(&[Charge::new(&text.1, &key)]).await.is_ok_and(|decision| decision.is_allowed()));
     cluster.end_to_move(slot, from, to);

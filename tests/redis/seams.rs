@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_ratelimit::{
     Quota, RedisLimiter,
     clock::ManualClock,
-    limiter::{Limiter, redis::RedisErrorKind},
+    limiter::{Limiter, StoreErrorKind},
     observe::LimiterEvent,
 };
 
@@ -57,7 +57,7 @@ async fn changed_password_causes_no_outage() {
     redis::cmd("CONFIG").arg(&["SET", "requirepass", "new"]).exec(&mut admin).unwrap();
     redis::cmd("CLIENT").arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"]).exec(&mut admin).unwrap();
     eventually("the wrong password is not reported", async || {
-        take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.kind() == RedisErrorKind::Misconfigured)
+        take(&limiter, &policy, "a", 1).await.is_err_and(|error| error.kind() == StoreErrorKind::Misconfigured)
     })
     .await;
 }
@@ -71,11 +71,11 @@ fn without(right: &str) -> String {
     each_right().filter(|other| *other != right).collect::<Vec<_>>().join(" ")
 }
 
-/// The texts of `LimiterEvent::StoreMisconfigured`.
+/// The texts of `LimiterEvent::StoreFailed` about misconfigurations.
 fn complaints(seen: &Events) -> Vec<String> {
     let seen = seen.lock();
     let error = |event: &LimiterEvent| match event {
-        LimiterEvent::StoreMisconfigured { error } => Some(error.clone()),
+        LimiterEvent::StoreFailed { kind: StoreErrorKind::Misconfigured, error, .. } => Some(error.clone()),
         _ => None,
     };
     seen.iter().filter_map(error).collect()
@@ -94,7 +94,7 @@ async fn connect_names_each_right_that_is_missing() {
             RedisLimiter::builder().observer(seen.borrow().clone())
         };
         let refused = refusal(builder, &url(&server)).await;
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{right}: {refused}");
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{right}: {refused}");
         let text = refused.to_string();
         let named = match right {
             "~ratelimit:*" => text.contains("key") && text.contains("~<prefix>:*"),
@@ -168,7 +168,7 @@ async fn right_removed_later_is_an_error_and_an_event() {
                 }
                 for error in outcomes.into_iter().filter_map(Result::err) {
                     refused += 1;
-                    assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{right}, {quota}: {error}");
+                    assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{right}, {quota}: {error}");
                     assert!(error.to_string().contains("ACL SETUSER"), "{right}, {quota}: {error}");
                 }
                 for key in keys(&server) {
@@ -260,6 +260,6 @@ async fn check_sent_twice_has_one_deadline() {
     let answer = check.await.unwrap();
     let took = began.elapsed();
     pause.join().unwrap();
-    assert_eq!(answer.map_err(|error| error.kind()), Err(RedisErrorKind::Timeout), "after {took:?}");
+    assert_eq!(answer.map_err(|error| error.kind()), Err(StoreErrorKind::Timeout), "after {took:?}");
     assert!(took < 2 * deadline, "{took:?}");
 }

@@ -7,17 +7,17 @@ use axum::body::Body;
 use http::{HeaderName, Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Key, Policy, Quota, RateLimitLayer, RedisLimiter, key,
+    Key, Quota, RateLimitLayer, RedisLimiter, Rule, key,
     limiter::{Blocks, Charge, Limiter, Meters, Refund},
 };
 
-use super::{MINUTE, keys, policy};
+use super::{MINUTE, keys, policy, rule};
 use crate::support::redis_server::Server;
 
 const SECRET: &str = "sk-live-51H8x";
 const ADDRESS: &str = "203.0.113.77";
 
-type Extractor = Box<dyn Fn(&http::request::Parts) -> Option<Key> + Send + Sync>;
+type Extractor = Box<dyn Fn(&tower_ratelimit::Head<'_>) -> Option<Key> + Send + Sync>;
 
 /// The client of a request.
 #[derive(Clone)]
@@ -48,7 +48,7 @@ fn extractors() -> Vec<Extractor> {
         Box::new(key::extension(|user: &User| user.0.clone())),
         Box::new(key::both(key::client_ip(key::TrustedProxies::count(1).unwrap()), key::header("x-api-key"))),
         Box::new(key::client_ip(key::TrustedProxies::count(1).unwrap())),
-        Box::new(|parts: &http::request::Parts| {
+        Box::new(|parts: &tower_ratelimit::Head<'_>| {
             Key::of(parts.headers.get(HeaderName::from_static("x-api-key"))?.as_bytes())
         }),
     ]
@@ -56,20 +56,21 @@ fn extractors() -> Vec<Extractor> {
 
 /// Does everything that a limiter can do with a key.
 async fn use_key(limiter: &RedisLimiter, extractor: Extractor, turn: usize) {
-    let key = extractor(&request().into_parts().0).expect("the request has it");
+    let key = extractor(&(&request()).into()).expect("the request has it");
     let name = |what: &str| format!("{what}-{turn}");
     let block = policy(&name("block"), Quota::block(2, 10 * MINUTE, 60 * MINUTE).unwrap());
     let meter = policy(&name("meter"), Quota::meter(3, 24 * 60 * MINUTE).unwrap());
     let window = Quota::fixed_window(2, MINUTE).unwrap();
-    let several = Policy::all_of(name("several"), [window, Quota::sliding_log(2, MINUTE).unwrap()]).unwrap();
+    let several = Rule::all_of(name("several"), [window, Quota::sliding_log(2, MINUTE).unwrap()]).unwrap();
     let rules = [
-        policy(&name("blocked"), window).block(block.clone()).unwrap(),
-        policy(&name("metered"), window).overage(meter.clone()).unwrap(),
+        rule(&name("blocked"), window).block(block.name(), *block.quota()).unwrap(),
+        rule(&name("metered"), window).overage(meter.name(), *meter.quota()).unwrap(),
     ];
     let extractor = std::sync::Arc::new(extractor);
     for rule in rules {
         let extractor = std::sync::Arc::clone(&extractor);
-        let layer = RateLimitLayer::new(limiter.clone(), rule, move |parts: &http::request::Parts| extractor(parts));
+        let layer =
+            RateLimitLayer::new(limiter.clone(), rule, move |parts: &tower_ratelimit::Head<'_>| extractor(parts));
         for _ in 0..7 {
             let inner = service_fn(|_: Request<Body>| ready(Ok::<_, Infallible>(Response::new(Body::empty()))));
             layer.clone().layer(inner).oneshot(request()).await.unwrap();
@@ -150,9 +151,9 @@ async fn secrets_are_nowhere_in_redis() {
     for (server, url, groups) in
         [(&alone, alone.url(), None), (&cluster, of_cluster.clone(), None), (&cluster, of_cluster, Some(16))]
     {
-        let mut builder = super::patient().leases(100);
+        let mut builder = super::patient().lease_units(100);
         if let Some(groups) = groups {
-            builder = builder.groups(groups);
+            builder = builder.slot_groups(groups);
         }
         let limiter = super::connected(builder, &url).await;
         for (turn, extractor) in extractors().into_iter().enumerate() {
@@ -169,7 +170,7 @@ async fn secrets_are_nowhere_in_redis() {
 #[tokio::test]
 async fn keys_are_readable_by_choice() {
     let server = Server::start();
-    let limiter = super::connected(super::patient().readable_keys(), &server.url()).await;
+    let limiter = super::connected(super::patient().readable_keys(true), &server.url()).await;
     let key = Key::of("alice").unwrap();
     limiter.take(&[Charge::new(&policy("p", Quota::per_hour(1)), &key)]).await.unwrap();
     assert!(contains(&keys(&server)[0], b"alice"));
@@ -189,7 +190,7 @@ async fn error_names_the_stored_key_and_no_secret() {
     let server = Server::start();
     for readable in [false, true] {
         let builder = super::patient().prefix(format!("readable-{readable}"));
-        let builder = if readable { builder.readable_keys() } else { builder };
+        let builder = builder.readable_keys(readable);
         let limiter = super::connected(builder, &server.url()).await;
         let (policy, key) = (policy("p", Quota::per_hour(100)), Key::of(SECRET).unwrap());
         limiter.take(&[Charge::new(&policy, &key)]).await.unwrap();

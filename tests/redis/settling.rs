@@ -8,12 +8,12 @@ use http::{Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::{
-    Policy, Quota, RateLimitLayer, RedisLimiter,
+    Policy, Quota, RateLimitLayer, RedisLimiter, Rule,
     limiter::{Charge, Limiter},
     middleware::Usage,
 };
 
-use super::{connect, key, policy};
+use super::{connect, key, policy, rule};
 use crate::support::redis_server::Server;
 
 /// Returns the usage once every command has been answered.
@@ -36,9 +36,14 @@ async fn final_cost_is_refunded_or_charged() {
     for (number, quota) in quotas.into_iter().enumerate() {
         let tokens = policy(&format!("tokens-{number}"), quota);
         let requests = policy(&format!("requests-{number}"), quota);
-        let layer =
-            RateLimitLayer::new(limiter.clone(), tokens.clone().cost(|_| 100).settle_by_usage(), |_: &_| key("all"))
-                .and(requests.clone().charge_when(|response| response.status == StatusCode::OK), |_: &_| key("all"));
+        let layer = RateLimitLayer::new(
+            limiter.clone(),
+            Rule::from(tokens.clone()).cost(|_| 100).settle_by_usage(),
+            |_: &_| key("all"),
+        )
+        .and(Rule::from(requests.clone()).charge_when(|response| response.status == StatusCode::OK), |_: &_| {
+            key("all")
+        });
         let service = layer.layer(service_fn(|request: Request<u64>| async move {
             let bill: &Usage = request.extensions().get().unwrap();
             assert!(bill.set(*request.body()));
@@ -82,7 +87,7 @@ async fn settled_rule_refuses_in_debt_also_if_it_reserves_nothing() {
     ];
     for (number, quota) in quotas.into_iter().enumerate() {
         for way in ["bill", "head", "body"] {
-            let rule = policy(&format!("{way}-{number}"), quota).cost(|_| 0);
+            let rule = rule(&format!("{way}-{number}"), quota).cost(|_| 0);
             let rule = match way {
                 "bill" => rule.settle_by_usage(),
                 "head" => rule.settle_by_response(|_| Some(25)),
@@ -114,7 +119,7 @@ async fn right_logins_leave_a_block_open() {
     let plain = Quota::block(5, quarter, quarter).unwrap();
     for (number, quota) in [plain, plain.growing(2, 96 * quarter, quarter).unwrap()].into_iter().enumerate() {
         let failed = policy(&format!("failed-{number}"), quota);
-        let rule = failed.clone().charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
+        let rule = Rule::from(failed.clone()).charge_when(|response| response.status == StatusCode::UNAUTHORIZED);
         let entered = std::sync::Arc::new(tokio::sync::Barrier::new(5));
         let service = RateLimitLayer::new(limiter.clone(), rule, |_: &_| key("all")).layer(service_fn(
             move |request: Request<&'static str>| {

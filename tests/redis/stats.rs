@@ -9,7 +9,7 @@ use http::{Request, Response};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::limiter::{FallbackLimiter, Limiter};
 use tower_ratelimit::observe::{OutcomeKind, Stats};
-use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, key as extract};
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, RedisLimiter, Rule, key as extract};
 
 use super::{connect, connected, eventually, policy};
 use crate::support::Events;
@@ -26,7 +26,7 @@ async fn send<L: Limiter>(layer: &RateLimitLayer<L>, requests: usize) {
 async fn checks_and_local_answers_are_counted() {
     let (server, stats) = (Server::start(), Stats::new());
     let limiter = connect(&server).await;
-    let layer = RateLimitLayer::new(limiter, policy("client", Quota::per_hour(2)), extract::global());
+    let layer = RateLimitLayer::new(limiter, Rule::from(policy("client", Quota::per_hour(2))), extract::global());
     send(&layer.observer(stats.clone()), 10).await;
     let snapshot = stats.snapshot();
     let events = snapshot.events();
@@ -43,7 +43,7 @@ async fn every_observer_of_the_builder_gets_each_event() {
     let (server, seen) = (Server::start(), [(); 2].map(|()| Events::default()));
     let builder = RedisLimiter::builder().observer(seen[0].clone()).observer(seen[1].clone());
     let limiter = connected(builder, &server.url()).await;
-    send(&RateLimitLayer::new(limiter, policy("client", Quota::per_hour(2)), extract::global()), 1).await;
+    send(&RateLimitLayer::new(limiter, Rule::from(policy("client", Quota::per_hour(2))), extract::global()), 1).await;
     let [first, second] = seen.each_ref().map(|events| events.lock().clone());
     assert!(!first.is_empty());
     assert_eq!(first, second);
@@ -56,7 +56,7 @@ async fn server_that_is_away_is_counted_until_it_is_back() {
     let builder = || RedisLimiter::builder().deadline(Duration::from_secs(1)).observer(Events::default());
     let redis = connected(builder(), &server.url()).await;
     let limiter = FallbackLimiter::new(redis, MemoryLimiter::new(), NonZeroU32::MIN);
-    let layer = RateLimitLayer::new(limiter, policy("client", Quota::per_hour(1_000)), extract::global());
+    let layer = RateLimitLayer::new(limiter, Rule::from(policy("client", Quota::per_hour(1_000))), extract::global());
     let layer = layer.observer(stats.clone());
     while stats.snapshot().events().checks().count() == 0 {
         send(&layer, 1).await;
@@ -79,7 +79,7 @@ async fn server_that_is_away_is_counted_until_it_is_back() {
     let other = {
         let limiter = builder().connect(&server.url()).await.unwrap();
         let (stats, policy) = (Stats::new(), policy("client", Quota::per_hour(1_000)));
-        let layer = RateLimitLayer::new(limiter, policy, extract::global()).observer(stats.clone());
+        let layer = RateLimitLayer::new(limiter, Rule::from(policy), extract::global()).observer(stats.clone());
         while stats.snapshot().events().servers_down().count() == 0 {
             send(&layer, 1).await;
         }

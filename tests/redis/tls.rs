@@ -3,13 +3,15 @@
 //! Needs a `redis-server` that was built with TLS, and `openssl`.
 #![cfg(any(feature = "redis-rustls", feature = "redis-rustls-ring"))]
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use tower_ratelimit::limiter::redis::RedisError;
 use tower_ratelimit::{
     Key, Policy, Quota, RedisLimiter,
-    limiter::{Charge, Limiter, redis::RedisErrorKind},
+    limiter::{Charge, Limiter, StoreErrorKind},
 };
 
 use crate::support::redis_server::{Server, free_port};
@@ -88,6 +90,16 @@ fn told(url: &str, trusted: &Path) -> String {
     line.unwrap_or_else(|| panic!("nothing told in {text}")).1.to_owned()
 }
 
+/// The kind of an error, and what it and its causes say.
+fn described(error: &RedisError) -> String {
+    let (mut text, mut cause) = (format!("{:?} {error}", error.kind()), error.source());
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
 /// The child process. It does nothing in the parent.
 #[test]
 fn child_process_connects() {
@@ -97,7 +109,7 @@ fn child_process_connects() {
         let builder = RedisLimiter::builder().deadline(Duration::from_secs(20));
         let limiter = match builder.connect(&url).await {
             Ok(limiter) => limiter,
-            Err(error) => return format!("{:?} {error}", error.kind()),
+            Err(error) => return described(&error),
         };
         let (policy, key) = (Policy::from(Quota::per_day(5)), Key::of("alice").unwrap());
         let mut tries = 0;
@@ -105,11 +117,11 @@ fn child_process_connects() {
             match limiter.take(&[Charge::new(&policy, &key)]).await {
                 Ok(decision) => return format!("{} left", decision.charges()[0].remaining()),
                 // The reason for the missing connection may not be known yet.
-                Err(error) if error.kind() == RedisErrorKind::Unavailable && tries < 10 => {
+                Err(error) if error.kind() == StoreErrorKind::Unavailable && tries < 10 => {
                     tries += 1;
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
-                Err(error) => return format!("{:?} {error}", error.kind()),
+                Err(error) => return described(&error),
             }
         }
     });

@@ -11,10 +11,7 @@ use tokio::time::Instant;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::{
     MemoryLimiter, OnError, Quota, RateLimitLayer, RedisLimiter, key as extract,
-    limiter::{
-        Charge, FallbackLimiter, Limiter, Refund,
-        redis::{RedisError, RedisErrorKind},
-    },
+    limiter::{Charge, FallbackLimiter, Limiter, Refund, StoreErrorKind, redis::RedisError},
     observe::{LimiterEvent, Observer},
 };
 
@@ -25,7 +22,7 @@ use crate::support::redis_server::{Server, free_port};
 struct Seen(Arc<Mutex<Vec<LimiterEvent>>>);
 
 impl Observer for Seen {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.0.lock().unwrap().push(event.clone());
     }
 }
@@ -38,7 +35,7 @@ async fn eventually_passes(limiter: &RedisLimiter) {
 
 /// Whether the error says that there is no answer. A slow machine learns later why.
 fn is_unanswered(error: &RedisError) -> bool {
-    matches!(error.kind(), RedisErrorKind::Unavailable | RedisErrorKind::Timeout)
+    matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Timeout)
 }
 
 #[tokio::test]
@@ -130,7 +127,7 @@ async fn wrong_password_is_reported_by_connect() {
     let server = Server::with(&["--requirepass", "right"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let refused = refusal(RedisLimiter::builder, &url("wrong")).await;
-    assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+    assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
     let limiter = connected(patient(), &url("right")).await;
     assert!(passes(&limiter, &policy("auth", Quota::per_hour(1)), "a").await);
 }
@@ -178,10 +175,10 @@ async fn connect_fails_only_for_what_does_not_pass_by_itself() {
         if passes_by_itself {
             let limiter = RedisLimiter::connect(&url).await.unwrap_or_else(|error| panic!("{line}: {error}"));
             let error = take(&limiter, &policy("p", Quota::per_hour(1)), "a", 1).await.unwrap_err();
-            assert_ne!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
+            assert_ne!(error.kind(), StoreErrorKind::Misconfigured, "{line}: {error}");
         } else {
             let error = refusal(RedisLimiter::builder, &url).await;
-            assert_eq!(error.kind(), RedisErrorKind::Misconfigured, "{line}: {error}");
+            assert_eq!(error.kind(), StoreErrorKind::Misconfigured, "{line}: {error}");
         }
     }
 }
@@ -202,7 +199,7 @@ async fn connect_waits_for_room_among_the_clients() {
 fn failures(seen: &Seen) -> Vec<String> {
     let seen = seen.0.lock().unwrap();
     let error = |event: &LimiterEvent| match event {
-        LimiterEvent::StoreFailed { error } => Some(error.clone()),
+        LimiterEvent::StoreFailed { error, .. } => Some(error.clone()),
         _ => None,
     };
     seen.iter().filter_map(error).collect()
@@ -210,7 +207,7 @@ fn failures(seen: &Seen) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failure_of_each_kind_is_an_event_once_a_minute() {
-    use RedisErrorKind::{Foreign, Overloaded, Timeout, Unavailable};
+    use StoreErrorKind::{Foreign, Overloaded, Timeout, Unavailable};
     let server = Server::start();
     let mut admin = server.connection();
     let policy = policy("p", Quota::per_hour(1_000));
@@ -280,13 +277,13 @@ async fn lost_correction_is_an_event() {
     let lost = || {
         let seen = seen.0.lock().unwrap();
         let lost = seen.iter().filter_map(|event| match event {
-            LimiterEvent::CorrectionLost { charges, error } => Some((*charges, *error)),
+            LimiterEvent::CorrectionLost { charges, kind, .. } => Some((*charges, *kind)),
             _ => None,
         });
         lost.collect::<Vec<_>>()
     };
     eventually("they are lost", async || lost().len() >= 3).await;
-    assert_eq!(lost(), [(1, "unavailable"), (1, "unavailable"), (2, "unavailable")]);
+    assert_eq!(lost(), [1, 1, 2].map(|charges| (charges, StoreErrorKind::Unavailable)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -314,16 +311,17 @@ async fn recovery_from_failures_is_an_event() {
 async fn meaningless_url_or_setup_is_refused() {
     for url in ["", "redis", "http://127.0.0.1", "redis://127.0.0.1:notaport", "memcached://127.0.0.1"] {
         let refused = RedisLimiter::connect(url).await.unwrap_err();
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{url}: {refused}");
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{url}: {refused}");
     }
     let server = Server::start();
     for builder in [
         RedisLimiter::builder().deadline(Duration::ZERO),
         RedisLimiter::builder().deadline(Duration::MAX),
         RedisLimiter::builder().max_in_flight(0),
+        RedisLimiter::builder().max_denials(usize::MAX),
     ] {
         let refused = builder.connect(&server.url()).await.unwrap_err();
-        assert_eq!(refused.kind(), RedisErrorKind::Misconfigured, "{refused}");
+        assert_eq!(refused.kind(), StoreErrorKind::Misconfigured, "{refused}");
     }
 }
 

@@ -9,30 +9,40 @@ use super::{Algorithm, Anchor, Oldest, Quota};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Returns a quota of each algorithm and each layout of its state.
+/// Returns quotas of each algorithm, one for each layout of its state.
 pub(super) fn plans(limit: u64) -> Vec<Quota> {
-    let window = Quota::sliding_window(limit, MINUTE).unwrap();
-    vec![
-        Quota::token_bucket(limit, MINUTE).unwrap(),
-        // Its states do not fit a word.
-        Quota::token_bucket(limit * 4_001, Duration::from_micros(240_060_000_001))
-            .and_then(|plan| plan.burst(limit))
-            .unwrap(),
+    Algorithm::ALL.iter().flat_map(|algorithm| plans_of(*algorithm, limit)).collect()
+}
+
+fn plans_of(algorithm: Algorithm, limit: u64) -> Vec<Quota> {
+    match algorithm {
+        Algorithm::TokenBucket => vec![
+            Quota::token_bucket(limit, MINUTE).unwrap(),
+            // Its states do not fit a word.
+            Quota::token_bucket(limit * 4_001, Duration::from_micros(240_060_000_001))
+                .and_then(|plan| plan.burst(limit))
+                .unwrap(),
+        ],
         // Its state drains sooner than the units of the other plan expire.
-        Quota::gcra(limit, MINUTE).and_then(|plan| plan.max_debt(20)).unwrap(),
-        Quota::leaky_bucket(limit, MINUTE).unwrap(),
-        Quota::leaky_queue(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).unwrap(),
-        Quota::step_bucket(limit, MINUTE).and_then(|plan| plan.anchor(Anchor::FirstRequest)).unwrap(),
-        Quota::fixed_window(limit, MINUTE).unwrap(),
-        Quota::fixed_window(limit, MINUTE).and_then(|plan| plan.anchor(Anchor::FirstRequest)).unwrap(),
-        window,
-        window.oldest(Oldest::Counted).unwrap(),
-        window.buckets(6).unwrap(),
-        Quota::sliding_log(limit, MINUTE).unwrap(),
-        Quota::block(limit, MINUTE, MINUTE).unwrap(),
-        Quota::meter(limit, MINUTE).unwrap(),
-    ]
+        Algorithm::Gcra => vec![Quota::gcra(limit, MINUTE).and_then(|plan| plan.max_debt(20)).unwrap()],
+        Algorithm::LeakyBucket => vec![Quota::leaky_bucket(limit, MINUTE).unwrap()],
+        Algorithm::LeakyQueue => vec![Quota::leaky_queue(limit, MINUTE).unwrap()],
+        Algorithm::StepBucket => with_each_anchor(Quota::step_bucket(limit, MINUTE).unwrap()),
+        Algorithm::FixedWindow => with_each_anchor(Quota::fixed_window(limit, MINUTE).unwrap()),
+        Algorithm::SlidingWindow => {
+            let window = Quota::sliding_window(limit, MINUTE).unwrap();
+            vec![window, window.oldest(Oldest::Counted).unwrap(), window.buckets(6).unwrap()]
+        }
+        Algorithm::SlidingLog => vec![Quota::sliding_log(limit, MINUTE).unwrap()],
+        Algorithm::Block => vec![Quota::block(limit, MINUTE, MINUTE).unwrap()],
+        Algorithm::Meter => vec![Quota::meter(limit, MINUTE).unwrap()],
+        #[allow(unreachable_patterns, reason = "the crate's own tests know all of them")]
+        other => panic!("the table has no quota for {other}"),
+    }
+}
+
+fn with_each_anchor(quota: Quota) -> Vec<Quota> {
+    vec![quota, quota.anchor(Anchor::FirstRequest).unwrap()]
 }
 
 /// An action that takes nothing. Every key has one unit left, so a cost of 2 is denied.

@@ -1,6 +1,7 @@
 //! Helpers of several tests.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
+mod algorithms;
 pub(crate) mod proxy;
 pub(crate) mod redis_cluster;
 #[cfg(feature = "redis")]
@@ -17,6 +18,7 @@ pub(crate) mod waiting;
 use tower_ratelimit::MemoryLimiter;
 use tower_ratelimit::clock::ManualClock;
 
+pub(crate) use algorithms::of_each_algorithm_but;
 pub(crate) use sampling::{cases, config, stride};
 pub(crate) use scripted::{Broken, Scripted, Trouble};
 pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
@@ -24,7 +26,7 @@ pub(crate) use setup::{Events, every_algorithm, name_outcome, refuses_dear};
 /// A limiter in memory that reads this clock. It has room for a thousand keys: to make one for a
 /// million, as is the default, takes longer than most tests.
 pub(crate) fn memory(clock: &ManualClock) -> MemoryLimiter {
-    MemoryLimiter::builder().capacity(1_000).clock(clock.clone()).build().expect("a thousand keys are possible")
+    MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().expect("a thousand keys are possible")
 }
 
 /// Returns the resident memory of this process in bytes, on Linux, without the pages of files such as its code.

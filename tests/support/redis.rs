@@ -4,6 +4,7 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -180,14 +181,23 @@ fn program() -> String {
 /// server cannot have its port back.
 pub(crate) fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
+    static BLOCK: OnceLock<(u16, TcpListener)> = OnceLock::new();
     // Servers of a cluster also use the port 10,000 above.
     const FIRST: u16 = 11_000;
-    const EACH: u32 = 200;
-    const PROCESSES: u32 = 50;
-    let of_process = std::process::id() % PROCESSES * EACH;
+    const EACH: u16 = 400;
+    const BLOCKS: u16 = 25;
+    // A server that was killed wants its port back, so no other process may take it meanwhile. The process that listens
+    // at the first port of a block has the others.
+    let (first, _) = BLOCK.get_or_init(|| {
+        let begin = u16::try_from(std::process::id() % u32::from(BLOCKS)).expect("there are fewer");
+        (0..BLOCKS)
+            .map(|block| FIRST + (begin + block) % BLOCKS * EACH)
+            .find_map(|first| Some((first, TcpListener::bind((Ipv4Addr::LOCALHOST, first)).ok()?)))
+            .expect("fewer processes than blocks of ports")
+    });
     loop {
-        let next = of_process + NEXT.fetch_add(1, Ordering::Relaxed) % EACH;
-        let port = FIRST + u16::try_from(next).expect("there are fewer");
+        let next = NEXT.fetch_add(1, Ordering::Relaxed) % u32::from(EACH - 1);
+        let port = first + 1 + u16::try_from(next).expect("there are fewer");
         if TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
             return port;
         }

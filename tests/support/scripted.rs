@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tower_ratelimit::{
-    Key, Policy,
+    Key, Policy, Wait,
     limiter::{Charge, ChargeDecision, Decision, Effect, Limiter, Receipt, Refund, Reply},
 };
 
@@ -28,6 +28,7 @@ struct State {
     later: bool,
     failing: bool,
     overloaded: bool,
+    knows_no_wait: bool,
 }
 
 #[derive(Debug)]
@@ -39,7 +40,22 @@ impl fmt::Display for Trouble {
     }
 }
 
-impl std::error::Error for Trouble {}
+impl std::error::Error for Trouble {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&Cause)
+    }
+}
+
+#[derive(Debug)]
+struct Cause;
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the cable is cut")
+    }
+}
+
+impl std::error::Error for Cause {}
 
 impl Scripted {
     pub(crate) fn new() -> Self {
@@ -48,6 +64,12 @@ impl Scripted {
 
     pub(crate) fn later(self) -> Self {
         self.state().later = true;
+        self
+    }
+
+    /// Makes it deny without knowing for how long.
+    pub(crate) fn without_waits(self) -> Self {
+        self.state().knows_no_wait = true;
         self
     }
 
@@ -98,7 +120,11 @@ impl Scripted {
             let capacity = charge.policy.quota().capacity();
             let before = left(charge, &state);
             if charge.cost > before && !forced(charge) {
-                let wait = (charge.cost <= capacity).then_some(Duration::from_secs(3));
+                let wait = match charge.cost {
+                    cost if cost > capacity => Wait::Never,
+                    _ if state.knows_no_wait => Wait::Unknown,
+                    _ => Wait::After(Duration::from_secs(3)),
+                };
                 answers.push(ChargeDecision::denied(capacity, before, wait));
             } else if allowed {
                 *state.used.entry((charge.policy.name().to_owned(), charge.key.clone())).or_default() += charge.cost;
@@ -173,7 +199,7 @@ impl Limiter for Broken {
     type Future<T: Send + 'static> = Ready<Result<T, Trouble>>;
 
     fn take(&self, _: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {
-        Reply::Now(Ok(Decision::new(self.0, (0..self.1).map(|_| ChargeDecision::denied(0, 0, None)))))
+        Reply::Now(Ok(Decision::new(self.0, (0..self.1).map(|_| ChargeDecision::denied(0, 0, Wait::Never)))))
     }
 
     fn peek(&self, _: &[Charge<'_>]) -> Reply<Decision, Trouble, Self::Future<Decision>> {

@@ -8,12 +8,15 @@ use std::time::Duration;
 use axum::body::Body;
 use http::{HeaderValue, Request, Response};
 use tower_ratelimit::observe::{LimiterEvent, Observer, Outcome};
-use tower_ratelimit::{Policy, Quota, Rule};
+use tower_ratelimit::quota::Algorithm;
+use tower_ratelimit::{Quota, Rule};
+
+use super::of_each_algorithm_but;
 
 /// Returns a quota of every algorithm that restores its units, with this limit.
 pub(crate) fn every_algorithm(limit: u64, period: Duration) -> Vec<Quota> {
     let window = Quota::sliding_window(limit, period).unwrap();
-    vec![
+    let quotas = vec![
         Quota::token_bucket(limit, period).unwrap(),
         Quota::step_bucket(limit, period).unwrap(),
         Quota::gcra(limit, period).unwrap().burst(limit).unwrap(),
@@ -23,12 +26,13 @@ pub(crate) fn every_algorithm(limit: u64, period: Duration) -> Vec<Quota> {
         window,
         window.buckets(24).unwrap(),
         Quota::sliding_log(limit, period).unwrap(),
-    ]
+    ];
+    of_each_algorithm_but(&[Algorithm::Block, Algorithm::Meter], quotas)
 }
 
 /// Returns a rule that refuses only requests whose header `dear` names its policy.
 pub(crate) fn refuses_dear(name: &'static str, quota: Quota) -> Rule {
-    Policy::new(name, quota).unwrap().cost(move |parts| {
+    Rule::new(name, quota).unwrap().cost(move |parts| {
         let dear = parts.headers.get("dear").is_some_and(|dear| dear == name);
         if dear { 1 << 40 } else { 1 }
     })
@@ -55,7 +59,7 @@ impl Events {
 }
 
 impl Observer for Events {
-    fn on_event(&self, event: &LimiterEvent) {
+    fn on_limiter_event(&self, event: &LimiterEvent) {
         self.lock().push(event.clone());
     }
 }

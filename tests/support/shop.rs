@@ -9,7 +9,7 @@ use std::time::Duration;
 pub(crate) use axum::body::Body;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key, limiter::Limiter};
+use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, Rule, key, limiter::Limiter};
 
 use super::memory;
 use super::waiting::{ManualTimer, World};
@@ -43,7 +43,8 @@ impl Shop {
     }
 
     pub(crate) fn layer(&self) -> RateLimitLayer<MemoryLimiter> {
-        RateLimitLayer::new(self.limiter.clone(), &self.policy, key::global()).delay(self.world.timer.clone())
+        RateLimitLayer::new(self.limiter.clone(), Rule::from(self.policy.clone()), key::global())
+            .delay(self.world.timer.clone())
     }
 
     /// Sends the next request through this layer.

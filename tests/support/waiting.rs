@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
-use tower_ratelimit::middleware::Sleep;
-use tower_ratelimit::{clock::ManualClock, middleware::Timer};
+use tower_ratelimit::clock::Sleep;
+use tower_ratelimit::clock::{ManualClock, Timer};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ManualTimer(Arc<Mutex<Timed>>);

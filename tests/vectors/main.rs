@@ -19,8 +19,10 @@ mod support;
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
+use tower_ratelimit::quota::Algorithm;
 
 use left_out::{LEFT_OUT, LeftOut, Why};
+use mapping::{block, quota};
 use properties::PROPERTIES;
 use replay::{Failure, replay};
 
@@ -78,6 +80,25 @@ fn vectors_are_replayed_or_left_out_for_a_reason() {
     // So that a vector cannot move from one side to the other unseen.
     assert_eq!((of("oracle", &all), of("oracle", &played)), (61, 55));
     assert_eq!((of("adapter", &all), of("adapter", &played)), (22, 8));
+}
+
+/// The algorithms that no vector is about, and the reason.
+const WITHOUT_VECTORS: [(Algorithm, &str); 1] =
+    [(Algorithm::Meter, "other projects count what is to be billed outside of their limiters")];
+
+#[test]
+fn algorithm_has_a_vector_or_a_reason_for_none() {
+    let mut found: Vec<Algorithm> = Vec::new();
+    for vector in vectors() {
+        let params = vector["params"].as_object().expect("a vector has parameters");
+        let algorithm = vector["algorithm"].as_str().expect("a vector has an algorithm");
+        let quotas = [quota(algorithm, params, 0), block(params).transpose().unwrap_or_else(|| Err("none".into()))];
+        found.extend(quotas.into_iter().flatten().map(|quota| quota.algorithm()));
+    }
+    for algorithm in Algorithm::ALL {
+        let has_reason = WITHOUT_VECTORS.iter().any(|(without, _)| without == algorithm);
+        assert!(found.contains(algorithm) != has_reason, "{algorithm} has either a vector or a reason for none");
+    }
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn replayed_vectors_give_every_stated_answer_on_redis() {
             let clock = ManualClock::new();
             let mut limiter = None;
             wait(std::pin::pin!(async {
-                let builder = patient().prefix(id(vector)).denials(0).clock(clock.clone());
+                let builder = patient().prefix(id(vector)).max_denials(0).clock(clock.clone());
                 limiter = Some(connected(builder, &server.url()).await);
             }));
             let limiter = BoxLimiter::new(limiter?);

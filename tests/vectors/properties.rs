@@ -61,7 +61,7 @@ fn wait_is_never_longer_than_one_interval() {
         let decision = limiter.take_one(&policy, &Key::global(), 1);
         if !decision.is_allowed() {
             denied += 1;
-            assert!(decision.retry_after().is_some_and(|wait| wait <= longest), "{decision:?}");
+            assert!(decision.wait().duration().is_some_and(|wait| wait <= longest), "{decision:?}");
         }
         clock.advance(Duration::from_micros(7));
     }

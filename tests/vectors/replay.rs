@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 use tower_ratelimit::{
-    Key, MemoryLimiter, Policy, Quota,
+    Key, MemoryLimiter, Policy, Quota, Wait,
     clock::{ManualClock, Timestamp},
     limiter::{BoxLimiter, Charge, ChargeDecision, Decision, Effect, Limiter, LimiterError, Receipt, Refund, Reply},
     quota::Algorithm,
@@ -65,7 +65,7 @@ pub(crate) fn replay_on(vector: &Value, backend: Backend) -> Result<(), Failure>
 /// A limiter for a vector, at its time 0.
 pub(crate) fn limiter() -> (MemoryLimiter, ManualClock) {
     let clock = ManualClock::at(START);
-    let limiter = MemoryLimiter::builder().capacity(64).clock(clock.clone()).build().expect("the setup is possible");
+    let limiter = MemoryLimiter::builder().max_keys(64).clock(clock.clone()).build().expect("the setup is possible");
     (limiter, clock)
 }
 
@@ -316,7 +316,7 @@ impl Call<'_, '_> {
         let decision = self.peeked(0);
         let decision = decision.charges().first()?;
         match i64::try_from(decision.remaining()).ok()? {
-            0 => mapping::tokens(policy.quota(), decision.reset_after()).ok(),
+            0 => mapping::tokens(policy.quota(), decision.reset_after()?).ok(),
             remaining => Some(remaining),
         }
     }
@@ -347,17 +347,15 @@ impl Call<'_, '_> {
     }
 
     fn reset_told(&self, first: &ChargeDecision, one: &[ChargeDecision]) -> Duration {
+        let reset_after = first.reset_after().expect("both limiters know it");
         let told = |quota: &Quota| match mapping::reset(quota, self.run.id) {
-            Reset::WholeQuota => first.reset_after(),
+            Reset::WholeQuota => reset_after,
             Reset::NextUnit => longest_wait(one).unwrap_or(Duration::MAX),
             Reset::FromRemaining => {
                 let missing = u32::try_from(quota.capacity() - first.remaining()).unwrap_or(u32::MAX);
                 let told = quota.period() * missing;
-                let early = told.saturating_sub(first.reset_after());
-                assert!(
-                    first.reset_after() <= told && early < quota.period(),
-                    "a part of a unit at most is between them"
-                );
+                let early = told.saturating_sub(reset_after);
+                assert!(reset_after <= told && early < quota.period(), "a part of a unit at most is between them");
                 told
             }
         };
@@ -367,8 +365,8 @@ impl Call<'_, '_> {
 
 /// Returns `None` if no wait helps.
 fn longest_wait(charges: &[ChargeDecision]) -> Option<Duration> {
-    if charges.iter().any(ChargeDecision::is_never) {
-        return None;
+    match charges.iter().map(ChargeDecision::wait).max()? {
+        Wait::Never => None,
+        wait => Some(wait.duration().unwrap_or_default()),
     }
-    charges.iter().map(|charge| charge.retry_after().unwrap_or_default()).max()
 }

@@ -20,7 +20,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let advice = Advice::read(&headers, UNIX_EPOCH + Duration::from_secs(1_705_420_800));
     assert!(advice.policies().len() <= 16);
-    assert!(advice.wait().is_none_or(|wait| !wait.is_zero() && wait <= YEAR));
+    assert!(advice.wait().duration().is_none_or(|wait| !wait.is_zero() && wait <= YEAR));
     assert!(advice.retry_after().is_none_or(|wait| wait <= YEAR));
     for policy in advice.policies() {
         assert!(policy.name().is_none_or(|name| (1..=256).contains(&name.len())));

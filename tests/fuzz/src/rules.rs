@@ -10,14 +10,14 @@ use tower_ratelimit::rules::{Rules, RulesErrorKind, convert_envoy};
 fuzz_target!(|bytes: &[u8]| {
     let proxies = TrustedProxies::count(1).expect("one proxy is possible");
     if let Ok(native) = convert_envoy(bytes) {
-        if let Err(error) = Rules::builder().trusted_proxies(proxies.clone()).from_text(&*native) {
+        if let Err(error) = Rules::builder().trusted_proxies(proxies.clone()).read_text(&*native) {
             assert!(error.problems().iter().all(|problem| problem.kind() == RulesErrorKind::Name), "{native}\n{error}");
         }
     }
     let builder = Rules::builder().trusted_proxies(proxies).key("tenant", |_| 1).action("write", |_| true);
-    match builder.from_text(bytes) {
+    match builder.read_text(bytes) {
         Ok(rules) => {
-            let limiter = MemoryLimiter::builder().capacity(64).build().expect("64 keys are possible");
+            let limiter = MemoryLimiter::builder().max_keys(64).build().expect("64 keys are possible");
             let _ = rules.layer(limiter).map(|layer| layer.policies().len());
             assert_eq!(rules.replace(bytes).ok(), Some(0), "the same rules are no new version");
         }

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Makes the archives of both packages as cargo would publish them, and builds them alone in an empty folder: the library,
+# its examples, its documentation examples, and the program. Checks what the archives hold, and their size.
+# bash tests/archive.sh [FEATURES]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+features=${1:-axum,tonic,tokio,metrics,redis-rustls-ring,retry,serde,rules,conformance}
+
+# Kilobytes of the compressed archives. Something that does not belong there is found by it: raise it for code only.
+limit_library=750
+limit_program=110
+
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+packages=$PWD/target/package
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+run() {
+    printf '$ %s\n' "$*"
+    "$@"
+}
+fail() {
+    printf '%s\n' "$*" >&2
+    exit 1
+}
+
+# Cargo before 1.90 cannot package a program together with the library that it needs.
+both=(--workspace)
+if [ "$(cargo --version | cut -d. -f2)" -lt 90 ]; then
+    both=(--package tower-ratelimit)
+    printf 'This cargo cannot package the program before the library is published.\n'
+fi
+# What cargo says about tests and benches that are left out is meant.
+run cargo package --locked --allow-dirty --no-verify "${both[@]}" 2>&1 | sed '/ignoring/d'
+
+# unpack NAME LIMIT FILE…: unpacks an archive. Checks that it has these files, no tests, and at most so many kilobytes.
+unpack() {
+    local name=$1 limit=$2 archive=$packages/$1-$version.crate size
+    shift 2
+    # With the times of now: all files of an archive are of 2006, so cargo would take a changed file for an old one.
+    tar -xzmf "$archive" -C "$folder"
+    mv "$folder/$name-$version" "$folder/$name"
+    for file in Cargo.toml Cargo.lock README.md LICENSE-APACHE LICENSE-MIT "$@"; do
+        [ -f "$folder/$name/$file" ] || fail "the archive of $name lacks $file"
+    done
+    if find "$folder/$name" -name '*tests' -o -name '*tests.rs' -o -name '*_test.*' -o -name benches | grep .; then
+        fail "the archive of $name has tests"
+    fi
+    size=$(($(wc -c <"$archive") / 1000))
+    printf '%s: %s files, %s kB\n' "$name" "$(find "$folder/$name" -type f | wc -l)" "$size"
+    [ "$size" -le "$limit" ] || fail "the archive of $name has $size kB, and at most $limit are meant"
+}
+
+unpack tower-ratelimit "$limit_library" CHANGELOG.md SECURITY.md src/lib.rs examples/quickstart.rs examples/rules.yaml
+members='"tower-ratelimit"'
+if [ "${both[0]}" = --workspace ]; then
+    unpack tower-ratelimit-cli "$limit_program" src/main.rs
+    members+=', "tower-ratelimit-cli"'
+fi
+
+# With the lock, the profiles and the target folder of the repository its builds of the dependencies are used. The
+# library is not on the registry before it is published, so the program gets this one.
+{
+    printf '[workspace]\nresolver = "3"\nmembers = [%s]\n' "$members"
+    printf '[patch.crates-io]\ntower-ratelimit = { path = "tower-ratelimit" }\n'
+    sed -n '/^\[profile/,$p' Cargo.toml
+} >"$folder/Cargo.toml"
+cp Cargo.lock "$folder"
+export CARGO_TARGET_DIR=$PWD/target
+cd "$folder"
+
+# Cargo leaves out the examples that need more than it is given. So each set of features checks those that need just it.
+cargo metadata --no-deps --format-version 1 | python3 -c '
+import json, sys
+targets = json.load(sys.stdin)["packages"][0]["targets"]
+for needed in sorted({",".join(t.get("required-features", [])) for t in targets if t["kind"] == ["example"]}):
+    print(needed or "default")
+' >sets
+# Cargo says each time that the profiles of the archive are not those of the workspace.
+alone() {
+    run "$@" 2>&1 | sed '/^warning: profiles for the non root package/,+2d'
+}
+while read -r set; do
+    alone cargo check --package tower-ratelimit --lib --examples --features "$set"
+done <sets
+alone cargo test --package tower-ratelimit --doc --features "$features"
+if [ "${both[0]}" = --workspace ]; then
+    alone cargo check --package tower-ratelimit-cli
+fi

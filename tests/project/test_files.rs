@@ -1,0 +1,90 @@
+//! What CONTRIBUTING asks of tests: they have short names, and do not sleep to let time pass.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Files and folders with tests that sleep, and the reason. A path that ends with `/` is a folder.
+const SLEEPERS: &[(&str, &str)] = &[
+    ("examples/frameworks/", "the server of another framework starts on threads of its own"),
+    ("src/clock/tokio.rs", "tokio's time is paused"),
+    ("src/limiter/redis/store/tests/", "faults of real servers last for a while under load"),
+    ("src/limiter/redis/tests.rs", "the servers are processes, whose changes are waited for"),
+    ("src/limiter/redis/tests/processes.rs", "processes run side by side, and leases end by the server's time"),
+    ("tests/memory/conformance.rs", "a limiter with a race needs time between its two steps"),
+    ("tests/memory/stopped_clock.rs", "processes are stopped and continued in real time"),
+    ("tests/middleware/cache_in_front.rs", "nginx starts as a process"),
+    ("tests/middleware/delay.rs", "tokio's time is paused"),
+    ("tests/middleware/h2_resets.rs", "a server over TCP notices resets by and by"),
+    ("tests/middleware/queue_leaving.rs", "a server over TCP notices closed connections by and by"),
+    ("tests/middleware/rules_file.rs", "a watched file is polled in real time"),
+    ("tests/middleware/settling_served.rs", "a server over TCP settles by and by"),
+    ("tests/middleware/switch.rs", "threads that send requests run between two changes of a quota"),
+    ("tests/observe/prometheus.rs", "Prometheus starts as a process"),
+    ("tests/redis/", "a real server decides by its own time, and notices faults by and by"),
+    ("tests/support/proxy.rs", "a proxy delays what a real server sends"),
+    ("tests/support/redis", "servers start and stop as processes"),
+];
+
+/// Returns the files below a folder of the repository.
+fn files(folder: &str, found: &mut Vec<(String, String)>) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut entries: Vec<PathBuf> =
+        fs::read_dir(root.join(folder)).expect("the folder is there").map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    for path in entries {
+        let name = path.strip_prefix(root).unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            files(&name, found);
+        } else if name.ends_with(".rs") {
+            found.push((name, fs::read_to_string(&path).expect("source is text")));
+        }
+    }
+}
+
+/// Returns the code of all tests, by file. Tests within a file of the library are its last part.
+fn tests() -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for folder in ["src", "cli/src", "cli/tests", "examples", "tests"] {
+        files(folder, &mut found);
+    }
+    for (name, text) in &mut found {
+        let is_test_file = name.starts_with("tests/") || name.contains("/tests/") || name.ends_with("/tests.rs");
+        if !is_test_file {
+            let start =
+                text.find("#[cfg(test)]\nmod ").or_else(|| text.find("#[cfg(all(test, not(ratelimit_loom)))]\nmod "));
+            text.drain(..start.unwrap_or(text.len()));
+        }
+    }
+    found.retain(|(name, text)| !text.is_empty() && name != "tests/project/test_files.rs");
+    found
+}
+
+#[test]
+fn tests_sleep_only_for_a_listed_reason() {
+    let sleeps =
+        |text: &str| text.lines().any(|line| line.split("//").next().is_some_and(|code| code.contains("sleep(")));
+    let sleepers: Vec<String> = tests().into_iter().filter(|(_, text)| sleeps(text)).map(|(name, _)| name).collect();
+    let is_of = |name: &str, listed: &str| name.starts_with(listed);
+    for name in &sleepers {
+        let is_listed = SLEEPERS.iter().any(|(listed, _)| is_of(name, listed));
+        assert!(is_listed, "{name} sleeps: take ManualClock or tokio's paused time, or list it with the reason");
+    }
+    for (listed, reason) in SLEEPERS {
+        assert!(sleepers.iter().any(|name| is_of(name, listed)), "{listed} does not sleep any more, because {reason}");
+    }
+}
+
+#[test]
+fn tests_have_names_of_at_most_60_characters() {
+    let mut count = 0;
+    for (file, text) in tests() {
+        let starts = ["#[test]", "#[tokio::test"].iter().flat_map(|start| text.match_indices(start));
+        for (start, _) in starts {
+            let after = text[start..].split("fn ").nth(1).expect("an attribute has a function");
+            let name: String = after.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+            assert!(name.len() <= 60, "{file}: {name} has {} characters", name.len());
+            count += 1;
+        }
+    }
+    assert!(count > 1_000, "{count} tests were found");
+}

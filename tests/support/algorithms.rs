@@ -1,0 +1,15 @@
+//! Lists of quotas that name every algorithm.
+
+use tower_ratelimit::Quota;
+use tower_ratelimit::quota::Algorithm;
+
+/// Returns these quotas, which must have one of each algorithm except those that the test cannot use.
+#[track_caller]
+pub(crate) fn of_each_algorithm_but(left_out: &[Algorithm], quotas: Vec<Quota>) -> Vec<Quota> {
+    let has = |algorithm: &Algorithm| quotas.iter().any(|quota| quota.algorithm() == *algorithm);
+    for algorithm in Algorithm::ALL {
+        let is_left_out = left_out.contains(algorithm);
+        assert!(has(algorithm) != is_left_out, "the list has either a quota for {algorithm} or leaves it out");
+    }
+    quotas
+}

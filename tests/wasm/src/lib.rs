@@ -1,0 +1,98 @@
+//! Requests through a layer with a clock of its own, and what their clients were told.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+use std::future::{Ready, ready};
+use std::pin::pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Empty;
+use tower_layer::Layer;
+use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+use tower_service::Service;
+
+const QUOTAS: [&str; 8] = [
+    "5 per minute, burst 2",
+    "5 per minute, gcra",
+    "5 per minute, fixed window",
+    "5 per minute, sliding window",
+    "5 per minute, sliding log",
+    "5 per minute, step bucket",
+    "5 per minute, leaky bucket",
+    // Its numbers need more than 32 bits.
+    "6000000000 per 7 d",
+];
+
+#[derive(Clone)]
+struct Hello;
+
+impl Service<Request<()>> for Hello {
+    type Response = Response<Empty<Bytes>>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<()>) -> Self::Future {
+        ready(Ok(Response::new(Empty::new())))
+    }
+}
+
+/// Sends requests of three clients through a layer for each quota. Returns the statuses and headers as text.
+///
+/// # Panics
+///
+/// If a quota is wrong, or a request is not answered at once.
+#[must_use]
+pub fn report() -> String {
+    let mut text = String::new();
+    for quota in QUOTAS {
+        let clock = ManualClock::new();
+        let limiter =
+            MemoryLimiter::builder().max_keys(1_000).clock(clock.clone()).build().expect("it fits into memory");
+        let quota: Quota = quota.parse().expect("the quota is right");
+        writeln!(text, "{quota}").expect("a text grows");
+        let mut service = RateLimitLayer::new(limiter, quota, key::header("x-client")).wrap_body().layer(Hello);
+        for step in 0..60_u64 {
+            let client = ["a", "b", "c"][(step * step % 7 % 3) as usize];
+            let request = Request::builder().header("x-client", client).body(()).expect("the request is right");
+            let Poll::Ready(response) = pin!(service.call(request)).poll(&mut Context::from_waker(Waker::noop()))
+            else {
+                panic!("the limiter in memory answers at once");
+            };
+            let response = response.expect("the service does not fail");
+            write!(text, "{client} {}", response.status().as_u16()).expect("a text grows");
+            for name in ["ratelimit", "retry-after"] {
+                let value = response.headers().get(name).map_or("-", |value| value.to_str().expect("headers are text"));
+                write!(text, " {value}").expect("a text grows");
+            }
+            text.push('\n');
+            clock.advance(Duration::from_millis(step * 700 % 5_000));
+        }
+    }
+    text
+}
+
+fn shared() -> &'static str {
+    static REPORT: OnceLock<String> = OnceLock::new();
+    REPORT.get_or_init(report)
+}
+
+/// Returns where the report is in memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn report_start() -> *const u8 {
+    shared().as_ptr()
+}
+
+/// Returns the number of bytes of the report.
+#[unsafe(no_mangle)]
+pub extern "C" fn report_length() -> usize {
+    shared().len()
+}
