@@ -74,15 +74,15 @@ pub(super) struct Ticket {
     pub(super) charges: Charges,
     /// Whether the limiter has answered. Without an answer nothing is known of the charges, and nothing was taken.
     pub(super) is_answered: bool,
-    /// The mode of a rule that found no key, if none of these rules enforces.
-    pub(super) keyless: Mode,
+    /// The mode of a rule that found no key, if there is one. None of these rules enforces.
+    pub(super) keyless: Option<Mode>,
 }
 
 impl Ticket {
     /// Creates the ticket of a request that no rule has charged yet.
     #[inline]
     pub(super) fn new() -> Self {
-        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: Mode::Enforce }
+        Self { kind: OutcomeKind::Exempt, charges: Charges::new(), is_answered: false, keyless: None }
     }
 
     /// Moves the ticket out, and leaves one without charges.

@@ -166,14 +166,14 @@ impl Ticket {
                     self.charges.clear();
                     return Some(OutcomeKind::KeyMissing);
                 }
-                None if self.keyless != Mode::Degrade => self.keyless = mode,
+                None if self.keyless != Some(Mode::Degrade) => self.keyless = Some(mode),
                 None => {}
             }
         }
         match self.keyless {
             _ if !self.charges.is_empty() => None,
-            Mode::Enforce => Some(OutcomeKind::Exempt),
-            mode => Some(kind_of_keyless(mode)),
+            None => Some(OutcomeKind::Exempt),
+            Some(mode) => Some(kind_of_keyless(mode)),
         }
     }
 
@@ -209,7 +209,7 @@ impl Ticket {
             if strictest == Mode::Enforce {
                 return None;
             }
-            self.keyless = strictest;
+            self.keyless = Some(strictest);
         }
         Some(count)
     }
@@ -305,7 +305,7 @@ impl Ticket {
         };
         if denies && may_refuse {
             OutcomeKind::FailedClosed
-        } else if self.keyless == Mode::Degrade {
+        } else if self.keyless == Some(Mode::Degrade) {
             // A request without a key stays degraded: that needs no answer of the limiter.
             OutcomeKind::Degraded
         } else {

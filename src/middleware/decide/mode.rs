@@ -27,7 +27,7 @@ impl Ticket {
     pub(crate) fn kind_of_taken<L>(&self, layer: &Compiled<L>) -> OutcomeKind {
         let over = |mode| {
             let is_over = |charged: &Charged| charged.mode == mode && !charged.decision.is_allowed();
-            self.keyless == mode || self.charges.iter().any(is_over)
+            self.keyless == Some(mode) || self.charges.iter().any(is_over)
         };
         if over(Mode::Degrade) {
             OutcomeKind::Degraded
