@@ -84,11 +84,11 @@ fn time_is_read_by_the_clocks_only() {
         .iter()
         .map(String::as_str)
         .chain([
-            "clock.rs",
+            "clock/mod.rs",
             "clock/counter.rs",
             "clock/timer.rs",
             "clock/tokio.rs",
-            "limiter/redis/dispatch.rs",
+            "limiter/redis/dispatch/mod.rs",
             "limiter/remote/due.rs",
             "limiter/remote/events.rs",
         ])

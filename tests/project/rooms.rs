@@ -54,3 +54,25 @@ fn architecture_names_every_file_of_the_rooms() {
     assert!(gone.is_empty(), "ARCHITECTURE.md lists files that do not exist: {gone:?}");
     assert!(unnamed.is_empty(), "ARCHITECTURE.md does not list these files, under \"The files\": {unnamed:?}");
 }
+
+/// Adds each module `NAME.rs` below a folder that has files in `NAME/` beside it.
+fn add_split_modules(folder: &Path, found: &mut Vec<String>) {
+    for entry in fs::read_dir(folder).expect("the folder is there") {
+        let path = entry.expect("the folder can be read").path();
+        if path.is_dir() {
+            add_split_modules(&path, found);
+        } else if path.extension() == Some("rs".as_ref()) && path.with_extension("").is_dir() {
+            found.push(path.display().to_string());
+        }
+    }
+}
+
+#[test]
+fn module_with_files_is_a_folder_with_a_mod_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = Vec::new();
+    for folder in ["src", "cli/src", "tests", "benches/peers/src"] {
+        add_split_modules(&root.join(folder), &mut found);
+    }
+    assert!(found.is_empty(), "move these into their folders, as mod.rs: {found:?}");
+}
