@@ -40,7 +40,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", value_parser = proxies)]
     pub(super) trusted_proxies: Option<TrustedProxies>,
     /// COMBINED, COMMON, VCOMBINED, NGINXMAIN, CADDY, TRAEFIK, TRAEFIKCLF, ENVOY, ENVOYJSON, ISTIO, HAPROXY, GCP, ALB,
-    /// ELB, JSON, or the text of an nginx log_format; by default the first 100 lines decide
+    /// ELB, CLOUDFRONT, W3C (also IIS), SQUID, JSON, or the text of an nginx log_format; by default the first 100 lines
+    /// decide
     #[arg(long)]
     pub(super) format: Option<String>,
     /// The path of a field in a JSON log, such as client=request.client_ip; may be repeated

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use foldhash::fast::RandomState;
-use http::header::{HOST, HeaderName, HeaderValue};
+use http::header::{HOST, HeaderName, HeaderValue, USER_AGENT};
 use http::request::Parts;
 use http::{Method, Uri};
 use percent_encoding::{AsciiSet, CONTROLS, percent_encode};
@@ -20,7 +20,7 @@ use tower_ratelimit::rules::{Rules, RulesError};
 use tower_ratelimit::{Key, MemoryLimiter, Mode, Policy, RateLimitLayer, Rule};
 
 use super::args::{KeyWord, Through};
-use super::read::request::Request;
+use super::read::request::{Keep, Request, Texts};
 
 /// The decision of a layer about a request.
 #[derive(Debug, Default)]
@@ -220,15 +220,19 @@ fn extract(word: &KeyWord, proxies: Option<&TrustedProxies>) -> Extract {
     }
 }
 
-/// Returns whether requests need their texts, beside the client's address.
-pub(crate) fn needs_texts(through: &Through<'_>, proxies: Option<&TrustedProxies>) -> bool {
-    !matches!(through, Through::Quota { key: KeyWord::Client | KeyWord::Global, .. }) || proxies.is_some()
+/// Returns which texts requests need, beside the client's address.
+pub(crate) fn texts_to_keep(through: &Through<'_>, proxies: Option<&TrustedProxies>) -> Keep {
+    let is_plain = matches!(through, Through::Quota { key: KeyWord::Client | KeyWord::Global, .. });
+    if is_plain && proxies.is_none() { Keep::Samples } else { Keep::All }
 }
 
 /// The head of a request, used again for each one.
 pub(crate) struct Head {
     pub(crate) parts: Parts,
     headers: Vec<HeaderName>,
+    /// The index of the user agent among them.
+    agent: Option<usize>,
+    keep: Keep,
     proxies: Option<TrustedProxies>,
 }
 
@@ -247,10 +251,23 @@ const IN_URI: &AsciiSet = &CONTROLS
     .add(b'#');
 
 impl Head {
-    /// `headers` are those of the log's format.
-    pub(crate) fn new(headers: &[HeaderName], proxies: Option<&TrustedProxies>) -> Self {
+    /// `keep` says which texts the requests will have.
+    pub(crate) fn new(keep: Keep, proxies: Option<&TrustedProxies>) -> Self {
         let (parts, ()) = http::Request::new(()).into_parts();
-        Self { parts, headers: headers.to_vec(), proxies: proxies.cloned() }
+        Self { parts, headers: Vec::new(), agent: None, keep, proxies: proxies.cloned() }
+    }
+
+    /// Notes the headers of the log's format, to which a directive of the log may add some.
+    pub(crate) fn note_headers(&mut self, headers: &[HeaderName]) {
+        if headers.len() != self.headers.len() {
+            self.headers = headers.to_vec();
+            self.agent = headers.iter().position(|name| *name == USER_AGENT);
+        }
+    }
+
+    /// Returns the user agent of a request, or nothing.
+    pub(crate) fn agent<'t>(&self, texts: &'t Texts) -> &'t [u8] {
+        self.agent.map_or(&[], |at| texts.header(at))
     }
 
     /// Returns the client's address as the rules see it.
@@ -269,7 +286,7 @@ impl Head {
             (Some(client), None) => drop(parts.extensions.insert(PeerAddr::from(client))),
             (None, _) => drop(parts.extensions.remove::<PeerAddr>()),
         }
-        let Some(texts) = &request.texts else { return };
+        let Some(texts) = request.texts.as_ref().filter(|_| self.keep == Keep::All) else { return };
         // A line without a method, such as a scanner's, is no GET.
         parts.method =
             Method::from_bytes(texts.method()).unwrap_or_else(|_| Method::from_bytes(b"-").unwrap_or_default());

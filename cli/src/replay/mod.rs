@@ -6,6 +6,7 @@
 //! * `tally` counts what it decided, and `curve` what other limits would have.
 //! * `report` prints that.
 
+mod agent;
 mod args;
 mod curve;
 mod limits;
@@ -31,7 +32,7 @@ use self::limits::{Head, Limits};
 use self::order::{Order, Timed};
 use self::read::format::Format;
 use self::read::log::Log;
-use self::read::request::is_of_host;
+use self::read::request::{Keep, is_of_host};
 use self::report::{Counted, FileRead, Paste, Report};
 use self::tally::{Addresses, Hosts, Tally};
 use crate::exit;
@@ -93,8 +94,11 @@ fn replay(options: &Options) -> Result<Report, String> {
     let progress = io::stderr().is_terminal();
     let mut lines: u64 = 0;
     while let Some(file) = order.next_file() {
-        match log.next(file, replay.needs_texts)? {
-            Some(request) => order.take(file, request, &mut |timed| replay.take(&timed)),
+        match log.next(file, replay.keep)? {
+            Some(request) => {
+                replay.head.note_headers(log.format.headers());
+                order.take(file, request, &mut |timed| replay.take(&timed));
+            }
             None => order.end(file),
         }
         replay.check_span()?;
@@ -143,7 +147,7 @@ fn paste(through: &Through<'_>, has_proxies: bool) -> Paste {
 
 /// Asks the limits about each request, and counts.
 struct Replay {
-    needs_texts: bool,
+    keep: Keep,
     max_clients: usize,
     head: Head,
     /// The layer that sees the requests of a second spread over it, and the one that sees them at once.
@@ -166,14 +170,15 @@ impl Replay {
             (options.through()?, options.trusted_proxies.as_ref(), options.max_clients());
         // The first requests may have begun long before their lines were written.
         let start_us = log.first_us().saturating_sub(WEEK_US);
+        let keep = limits::texts_to_keep(&through, proxies);
         let limits = || Limits::new(&through, proxies, max_clients, start_us);
         let (spread, burst) = (limits()?, limits()?);
         let forgotten = Forgotten::default();
         let tallies = spread.policies().iter().map(|policy| Tally::new(policy.clone(), None)).collect();
         Ok(Self {
-            needs_texts: limits::needs_texts(&through, proxies),
+            keep,
             max_clients,
-            head: Head::new(log.format.headers(), proxies),
+            head: Head::new(keep, proxies),
             spread,
             burst,
             curves: CurveLimiter::new(start_us, forgotten.clone())?,

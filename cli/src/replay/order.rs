@@ -15,7 +15,7 @@ use super::read::request::Request;
 const SECOND: u64 = 1_000_000;
 /// The most requests that wait for their turn, and the most bytes of their texts.
 const WAITING_MAX: usize = 500_000;
-const WAITING_BYTES_MAX: usize = 64 << 20;
+const WAITING_BYTES_MAX: usize = 128 << 20;
 
 /// The most requests of one second that are spread together, if the bytes of their texts fit, too. Later ones come at
 /// the second's end.

@@ -10,7 +10,7 @@ use tower_ratelimit::{Key, Mode, Policy, Quota};
 
 use super::curve::Curve;
 use super::limits::{Head, PolicyDecision};
-use super::read::request::Request;
+use super::read::request::{Request, path};
 
 /// The windows in which the peak use of a client is counted, in microseconds: 1 s, 1 min, 1 h, 1 day of UTC.
 pub(crate) const WINDOWS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
@@ -50,7 +50,27 @@ pub(crate) struct Client {
     last_window_over: u64,
     peaks: [Peak; WINDOWS.len()],
     agents: u64,
+    /// What it was refused for, if it was.
+    pub(crate) refusals: Option<Box<Refusals>>,
 }
+
+/// What the refused requests of a client were, in less than a kilobyte.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    pub(crate) first_us: u64,
+    pub(crate) last_us: u64,
+    /// The user agent of the first one, cut.
+    pub(crate) agent: Box<str>,
+    /// The first paths, cut and without their queries, and how often each was refused.
+    pub(crate) paths: Vec<(Box<str>, u32)>,
+    /// The refused requests for other paths.
+    pub(crate) elsewhere: u32,
+}
+
+/// The most paths that are kept of a client, and the longest path and user agent, in bytes.
+const PATHS: usize = 3;
+const PATH_MAX: usize = 80;
+const AGENT_MAX: usize = 150;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Peak {
@@ -91,6 +111,11 @@ impl Tally {
         self.policy.quota()
     }
 
+    /// Returns whether the log has user agents.
+    pub(crate) fn has_agents(&self) -> bool {
+        self.clients.iter().any(|client| client.agents != 0)
+    }
+
     /// Counts a decision. Returns the client's number if it is followed; `may_follow` says whether a new client may be.
     pub(crate) fn count(
         &mut self,
@@ -109,7 +134,11 @@ impl Tally {
             return None;
         };
         let period_us = u64::try_from(self.quota().period().as_micros()).unwrap_or(u64::MAX).max(1);
-        self.clients.get_mut(id)?.count(decision.is_over, request, at_us, period_us);
+        let client = self.clients.get_mut(id)?;
+        client.count(decision.is_over, request, at_us, period_us);
+        if decision.is_over {
+            client.refusals.get_or_insert_default().count(request, head, at_us);
+        }
         if let Some(curve) = &mut self.curve {
             curve.take(id, decision.cost, at_us);
         }
@@ -158,6 +187,7 @@ impl Client {
             last_window_over: u64::MAX,
             peaks: [Peak::default(); WINDOWS.len()],
             agents: 0,
+            refusals: None,
         }
     }
 
@@ -198,6 +228,36 @@ impl Client {
     pub(crate) fn agents(&self) -> u32 {
         let zeros = self.agents.count_zeros().max(1);
         (-64.0 * (f64::from(zeros) / 64.0).ln()).round().min(63.0) as u32
+    }
+}
+
+impl Refusals {
+    fn count(&mut self, request: &Request, head: &Head, at_us: u64) {
+        let Some(texts) = &request.texts else { return };
+        if self.last_us == 0 {
+            self.first_us = at_us;
+            self.agent = cut(head.agent(texts), AGENT_MAX);
+        }
+        self.last_us = at_us;
+        let path = cut(path(texts.target()), PATH_MAX);
+        let has_room = self.paths.len() < PATHS;
+        match self.paths.iter_mut().find(|(known, _)| *known == path) {
+            Some((_, count)) => *count = count.saturating_add(1),
+            None if has_room => self.paths.push((path, 1)),
+            None => self.elsewhere = self.elsewhere.saturating_add(1),
+        }
+    }
+}
+
+/// Returns a text of at most this many bytes, or of as many and an ellipsis.
+fn cut(text: &[u8], most: usize) -> Box<str> {
+    match text.get(..most) {
+        Some(begin) if text.len() > most => {
+            // The cut may be within a character.
+            let begin = String::from_utf8_lossy(begin);
+            format!("{}…", begin.trim_end_matches(char::REPLACEMENT_CHARACTER)).into()
+        }
+        _ => String::from_utf8_lossy(text).into(),
     }
 }
 
@@ -321,5 +381,19 @@ pub(crate) fn network(address: IpAddr) -> (IpAddr, u8) {
             let [a, b, c, ..] = v6.segments();
             (IpAddr::from([a, b, c, 0, 0, 0, 0, 0]), 48)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cut_text_is_bounded_and_whole_characters() {
+        assert_eq!(&*cut(b"abc", 3), "abc");
+        assert_eq!(&*cut(b"abcd", 3), "abc…");
+        assert_eq!(&*cut("aé€".as_bytes(), 5), "aé…");
+        // A byte that is no text becomes a character of three.
+        assert!(cut(&[0xff; 1_000], PATH_MAX).len() <= PATH_MAX * 3 + 3);
     }
 }

@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use super::limits::Head;
 use super::order::Order;
-use super::read::format::{FACTS, Format};
+use super::read::format::{FACTS, Format, Reader};
+use super::read::request::Keep;
 use super::report::Shown;
 
 struct Random(u64);
@@ -72,23 +73,33 @@ fn mutated(line: &[u8], random: &mut Random) -> Vec<u8> {
     line
 }
 
+/// Names of columns, as a directive has them.
+const NAMES: &str = " date time c-ip cs(User-Agent) cs-uri-stem cs-uri-query sc-status time-taken x-edge-location";
+
 #[test]
 fn mutated_lines_are_read_or_refused() {
-    let formats: Vec<Format> = FACTS.iter().map(|facts| Format::named(facts.format, &[]).unwrap()).collect();
+    let mut formats: Vec<Format> = FACTS.iter().map(|facts| Format::named(facts.format, &[]).unwrap()).collect();
     let mut random = Random(42);
     let (mut read, mut refused) = (0, 0);
     for facts in FACTS {
-        let own = Format::named(facts.format, &[]).unwrap();
-        let mut head = Head::new(own.headers(), None);
+        let mut own = Format::named(facts.format, &[]).unwrap();
+        let mut head = Head::new(Keep::All, None);
+        head.note_headers(own.headers());
         let mut order = Order::new(60_000_000, [facts.at_us]);
         for n in 0..3_000 {
             let line = mutated(facts.line.as_bytes(), &mut random);
             let shown = Shown::sample(&line, false).0;
             assert!(!shown.chars().any(char::is_control), "{shown}");
             if n % 50 == 0 {
-                formats.iter().for_each(|format| drop(format.read(&line, true)));
+                let directive = [b"#Fields:", &*mutated(NAMES.as_bytes(), &mut random)].concat();
+                for format in &mut formats {
+                    let mut reader = Reader::default();
+                    let _ = reader.read(format, &line, Keep::Samples);
+                    let _ = reader.read(format, &directive, Keep::All);
+                    let _ = reader.read(format, &line, Keep::All);
+                }
             }
-            let Some(request) = own.read(&line, true) else {
+            let Some(request) = Reader::default().read(&mut own, &line, Keep::All) else {
                 refused += 1;
                 continue;
             };

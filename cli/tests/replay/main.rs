@@ -410,3 +410,153 @@ fn clients_beyond_the_bound_are_counted_in_the_totals() {
     assert!(report["warnings"].to_string().contains("--max-clients"));
     assert_eq!(report["read"]["more_addresses"], true);
 }
+
+#[test]
+fn verdict_says_what_the_report_comes_to() {
+    let folder = Folder::new("verdict");
+    let file = folder.file("access.log", log::shop());
+    let verdict = |quota: &str| json(&["--quota", quota, &file])["verdict"][0].as_str().unwrap().to_owned();
+    assert_eq!(
+        verdict("25 per minute"),
+        "With 25 per minute, 2 of 129 clients (1.6%) would have been refused, and 910 of 13,460 requests (6.8%). None of them \
+         looks like a crawler or a script. The suggestion is 70 per minute, which refuses no client."
+    );
+    assert_eq!(
+        verdict("70 per minute"),
+        "With 70 per minute, none of 129 clients would have been refused. The suggestion is this limit."
+    );
+    let html = folder.file("report.html", "");
+    let text = run(&["--quota", "25 per minute", "--html", &html, &file]);
+    assert!(text.starts_with("Verdict\n  With 25 per minute, 2 of 129"), "{text}");
+    let page = fs::read_to_string(&html).unwrap();
+    let (verdict, numbers) = (page.find("With 25 per minute, 2 of 129"), page.find("class=\"tiles\""));
+    assert!(verdict.is_some() && verdict < numbers, "the verdict comes first");
+    assert!(page.contains("at most 0.1% of the clients (the rule below)"));
+}
+
+#[test]
+fn verdict_of_rules_begins_with_those_that_refuse() {
+    let folder = Folder::new("verdicts");
+    let rules = folder.file(
+        "rules.yaml",
+        r#"
+rules:
+  - {name: wide, quota: 1000 per minute, key: client-ip}
+  - {name: narrow, quota: 25 per minute, key: client-ip}
+  - {name: unused, quota: 1 per hour, key: path, match: {method: DELETE}}
+"#,
+    );
+    let file = folder.file("access.log", log::shop());
+    let report = json(&["--rules", &rules, &file]);
+    let verdict: Vec<&str> = report["verdict"].as_array().unwrap().iter().map(|text| text.as_str().unwrap()).collect();
+    assert!(verdict[0].starts_with("narrow: with 25 per minute, 2 of 129 clients"), "{verdict:?}");
+    assert_eq!(verdict[1..], ["1 other policy would have refused none.", "1 other policy applied to no request."]);
+}
+
+#[test]
+fn refused_client_is_shown_with_what_it_did() {
+    let folder = Folder::new("deeds");
+    let mut log = String::new();
+    let mut write = |client: &str, path: &str, agent: &str| {
+        let second = log.lines().count();
+        log.push_str(&format!(
+            "{client} - - [17/May/2015:10:{:02}:{:02} +0000] \"GET {path} HTTP/1.1\" 200 1 \"-\" \"{agent}\"\n",
+            second / 60,
+            second % 60
+        ));
+    };
+    let long = format!("/{}", "b".repeat(400));
+    for n in 0..20 {
+        write("192.0.2.1", "/login?password=secret", "curl/8.5.0");
+        write("192.0.2.2", &format!("/{n}"), "Mozilla/5.0");
+        write("192.0.2.3", &long, "-");
+        write("192.0.2.4", "/from/198.51.100.77", "Mozilla/5.0 (198.51.100.77)");
+    }
+    let log = folder.file("access.log", log);
+    let report = json(&["--quota", "5 per hour", &log]);
+    let policy = &report["policies"][0];
+    assert_eq!(policy["automated"], 2, "curl, and the one without a user agent");
+    let worst = policy["worst"].as_array().unwrap();
+    let of = |agent: &str| worst.iter().find(|worst| worst["user_agent"].as_str().unwrap().starts_with(agent)).unwrap();
+    let curl = of("curl/8.5.0");
+    assert_eq!(curl["paths"], serde_json::json!([{"path": "/login", "refused": 15}]));
+    assert_eq!(curl["automated"], true);
+    let refused_at = [20, 76].map(|second| Value::from(log::epoch(second) * 1_000_000));
+    assert_eq!([&curl["first_refused_us"], &curl["last_refused_us"]], [&refused_at[0], &refused_at[1]]);
+    assert!(!report.to_string().contains("secret"), "a query is not shown");
+    assert!(!report.to_string().contains("198.51.100.77"), "addresses are masked");
+    let several = worst.iter().find(|worst| worst["refused_at_other_paths"] == 12).unwrap();
+    assert_eq!(several["paths"].as_array().unwrap().len(), 3);
+    let silent = worst.iter().find(|worst| worst["user_agent"] == "").unwrap();
+    assert!(silent["paths"][0]["path"].as_str().unwrap().chars().count() < 100, "{silent}");
+    let text = run(&["--quota", "5 per hour", "--show-addresses", &log]);
+    assert!(text.contains("      /login (15)\n      curl/8.5.0\n      2015-05-17 10:00:20 to 10:01:16\n"), "{text}");
+    assert!(text.contains("/from/198.51.100.77 (15)") && text.contains("no user agent"), "{text}");
+}
+
+#[test]
+fn w3c_logs_are_read_by_their_directives() {
+    let folder = Folder::new("w3c");
+    let header = "#Software: Microsoft Internet Information Services 10.0\n#Version: 1.0\n#Date: 2024-03-01 10:00:00\n";
+    let mut log =
+        format!("{header}#Fields: date time c-ip cs-method cs-uri-stem cs(User-Agent) sc-status time-taken\r\n");
+    for second in 0..20 {
+        log.push_str(&format!("2024-03-01 10:00:{second:02} 192.0.2.1 GET /a+b curl/8.5.0+(x) 200 15\r\n"));
+    }
+    // The server was told to write other fields, and started again.
+    log.push_str(&format!("{header}#Fields: date time cs(Cookie) sc-status c-ip cs-uri-stem\r\n"));
+    for second in 20..60 {
+        log.push_str(&format!("2024-03-01 10:00:{second:02} a=b+c 200 192.0.2.{} /c\r\n", 1 + second % 2));
+    }
+    let first = folder.file("u_ex240301.log", log);
+    // Two logs of hours without requests begin alike.
+    let names = "#Fields: date time c-ip\n";
+    let (empty, other) = (folder.file("u_ex240302.log", names), folder.file("u_ex240303.log", names));
+    let report = json(&["--quota", "10 per hour", &empty, &first, &other]);
+    let read = &report["read"];
+    assert_eq!((&read["format"], &read["lines"], &read["unreadable"]), (&"W3C".into(), &60.into(), &0.into()));
+    let policy = &report["policies"][0];
+    assert_eq!((&policy["clients"], &policy["refused"]), (&2.into(), &40.into()));
+    let worst = policy["worst"][0].as_object().unwrap();
+    assert_eq!(worst["paths"], serde_json::json!([{"path": "/a b", "refused": 10}, {"path": "/c", "refused": 20}]));
+    assert_eq!(worst["user_agent"], "curl/8.5.0 (x)");
+    let cookies = json(&["--key", "header cookie", "--quota", "10 per hour", "--show-addresses", &first]);
+    let worst = &cookies["policies"][0]["worst"][0];
+    assert_eq!(worst["refused"], 30, "{worst}");
+    assert!(worst["client"].as_str().unwrap().contains("a=b c"), "{worst}");
+    assert!(error(&["--quota", "10 per hour", &empty, &other], b"").contains("empty"));
+}
+
+#[test]
+fn cloudfront_and_squid_logs_are_read() {
+    let folder = Folder::new("columns");
+    let mut cloudfront =
+        "#Version: 1.0\n#Fields: date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem \
+                          sc-status cs(Referer) cs(User-Agent) x-host-header time-taken\n"
+            .to_owned();
+    let mut squid = String::new();
+    for n in 0..30 {
+        cloudfront.push_str(&format!(
+            "2024-03-01\t10:00:{n:02}\tLAX1\t9\t192.0.2.{}\tGET\td1.cloudfront.net\t/a%20b\t200\t-\tcurl/8%20(x)\te.org\t0.5\n",
+            n % 3
+        ));
+        squid.push_str(&format!(
+            "170928720{}.{:03} {:>6} 192.0.2.{} TCP_MISS/200 4321 GET http://e.org/a?b - HIER_DIRECT/198.51.100.7 text/html\n",
+            n / 10,
+            n % 10,
+            n,
+            n % 3
+        ));
+    }
+    for (format, content, path) in [("CLOUDFRONT", cloudfront, "/a%20b"), ("SQUID", squid, "/a")] {
+        let file = folder.file("access.log", content);
+        let report = json(&["--quota", "5 per hour", &file]);
+        assert_eq!(report["read"]["format"], format);
+        assert_eq!((&report["read"]["requests"], &report["read"]["unreadable"]), (&30.into(), &0.into()));
+        let policy = &report["policies"][0];
+        assert_eq!((&policy["clients"], &policy["refused"]), (&3.into(), &15.into()), "{format}");
+        assert_eq!(policy["worst"][0]["paths"][0], serde_json::json!({"path": path, "refused": 5}));
+        let hosts = json(&["--quota", "5 per hour", "--key", "host", &file]);
+        assert_eq!(hosts["policies"][0]["worst"][0]["client"], "e.org", "{format}");
+    }
+}

@@ -57,6 +57,12 @@ impl HeaderNames {
         });
         Some(Field::Header(at))
     }
+
+    /// Returns the field of a header, which is added if it is new and there are fewer than `most`.
+    pub(crate) fn field_within(&mut self, name: &str, most: usize) -> Option<Field> {
+        let is_known = self.0.iter().any(|known| known == name);
+        if is_known || self.0.len() < most { self.field(name) } else { None }
+    }
 }
 
 /// The fields of one line, in the order of the line. An empty one, and `-`, are left out.

@@ -2,9 +2,10 @@
 
 use http::HeaderName;
 
-use super::field::{Field, Fields, Unit};
+use super::columns::Columns;
+use super::field::{Field, Fields, HeaderNames, Unit};
 use super::json::Paths;
-use super::request::Request;
+use super::request::{Keep, Request};
 use super::text::Pattern;
 
 /// A format that reads lines.
@@ -18,6 +19,13 @@ pub(crate) struct Format {
 enum Lines {
     Text(Pattern),
     Json(Paths),
+    Columns {
+        /// The columns of a file without a directive.
+        columns: Columns,
+        headers: HeaderNames,
+        /// A column that each directive of this format has. `None` if the format has no directives.
+        sign: Option<&'static str>,
+    },
 }
 
 /// A named format: its names, the first of which is printed, and how its lines are written.
@@ -29,6 +37,8 @@ enum Written {
     Text(&'static str),
     /// Paths of JSON and what they mean.
     Json(&'static [(&'static str, Meaning)]),
+    /// The first columns, and the column that a directive `#Fields` of this format has, if the format has directives.
+    Columns(&'static str, Option<&'static str>),
 }
 
 #[derive(Clone, Copy)]
@@ -47,7 +57,8 @@ const fn is(field: Field) -> Meaning {
 ///
 /// Sources: the documentation of Apache's mod_log_config, nginx's ngx_http_log_module and its default nginx.conf,
 /// Caddy's access logs, Traefik's access log fields, Envoy's and Istio's default format strings, HAProxy's HTTP log
-/// format, the access logs of AWS' classic and application load balancers, and GCP's HttpRequest.
+/// format, the access logs of AWS' classic and application load balancers and of CloudFront, GCP's HttpRequest, W3C's
+/// working draft of the extended log file format with the fields of IIS, and Squid's logformat.
 const FORMATS: &[Named] = &[
     (
         &["COMBINED", "NGINX", "APACHE"],
@@ -172,6 +183,31 @@ const FORMATS: &[Named] = &[
             r#"$time_local $elb $remote_addr $backend $request_time $t2 $t3 $status $backend_status $received $sent "$request" "$http_user_agent" $cipher $protocol"#,
         ),
     ),
+    (
+        &["CLOUDFRONT"],
+        Written::Columns(
+            "date time x-edge-location sc-bytes c-ip cs-method cs(Host) cs-uri-stem sc-status cs(Referer) cs(User-Agent) \
+             cs-uri-query cs(Cookie) x-edge-result-type x-edge-request-id x-host-header cs-protocol cs-bytes time-taken \
+             x-forwarded-for",
+            Some("x-edge-location"),
+        ),
+    ),
+    (
+        &["W3C", "W3CEXTENDED", "IIS"],
+        // Those that IIS writes unless it is told otherwise.
+        Written::Columns(
+            "date time s-ip cs-method cs-uri-stem cs-uri-query s-port cs-username c-ip cs(User-Agent) cs(Referer) sc-status \
+             sc-substatus sc-win32-status time-taken",
+            Some("time"),
+        ),
+    ),
+    (
+        &["SQUID"],
+        Written::Columns(
+            "squid-time time-taken c-ip squid-status sc-bytes cs-method cs-uri cs-username s-hierarchy sc-type",
+            None,
+        ),
+    ),
 ];
 
 impl Format {
@@ -204,12 +240,13 @@ impl Format {
     /// client's address is where the format has it: formats with other fields in front would be read, too. A name
     /// there may be a virtual host.
     pub(crate) fn detect<'l>(lines: &(impl Iterator<Item = &'l [u8]> + Clone)) -> Option<Self> {
-        let worth = |request: Request| if request.client.is_some() && request.host.is_none() { 2 } else { 1 };
-        let read = |format: &Self| lines.clone().filter_map(|line| format.read(line, false)).map(worth).sum::<usize>();
+        let worth = |request: &Request| if request.client.is_some() && request.host.is_none() { 2 } else { 1 };
         let mut best = None;
         for named in FORMATS {
-            let format = Self::of(named);
-            let count = read(&format);
+            let mut format = Self::of(named);
+            let mut reader = Reader::default();
+            let requests = lines.clone().filter_map(|line| reader.read(&mut format, line, Keep::Nothing));
+            let count = requests.map(|request| worth(&request)).sum::<usize>();
             if count > best.as_ref().map_or(0, |(most, _)| *most) {
                 best = Some((count, format));
             }
@@ -227,6 +264,10 @@ impl Format {
         let lines = match written {
             Written::Text(text) => Pattern::parse(text).map(Lines::Text).unwrap_or(Lines::Json(Paths::default())),
             Written::Json(known) => Lines::Json(paths(known)),
+            Written::Columns(names, sign) => {
+                let mut headers = HeaderNames::default();
+                Lines::Columns { columns: Columns::open(names, &mut headers), headers, sign: *sign }
+            }
         };
         Self { name, lines }
     }
@@ -265,18 +306,47 @@ impl Format {
         match &self.lines {
             Lines::Text(pattern) => &pattern.headers.0,
             Lines::Json(paths) => &paths.headers.0,
+            Lines::Columns { headers, .. } => &headers.0,
         }
     }
 
-    /// Returns the request of a line, or `None` if the line is not of this format or has no time.
-    pub(crate) fn read(&self, line: &[u8], with_texts: bool) -> Option<Request> {
+    /// Returns the request of a line, or `None` if the line is not of this format or has no time. `declared` are the
+    /// columns that a directive before the line names.
+    fn read(&self, line: &[u8], declared: Option<&Columns>, keep: Keep) -> Option<Request> {
         let mut fields = Fields::default();
         match &self.lines {
             Lines::Text(pattern) => pattern.read(line, &mut fields)?,
             Lines::Json(paths) => paths.read(line, &mut fields)?,
+            Lines::Columns { columns, .. } => declared.unwrap_or(columns).read(line, &mut fields)?,
         }
-        Request::new(&fields, self.headers(), with_texts)
+        Request::new(&fields, self.headers(), keep)
     }
+}
+
+/// Reads the lines of one file in their order: a directive says which columns the lines after it have.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    declared: Option<Columns>,
+}
+
+impl Reader {
+    /// Returns the request of a line. Returns `None` for a directive, and for a line that is not of this format or has
+    /// no time. A directive may add headers to the format.
+    pub(crate) fn read(&mut self, format: &mut Format, line: &[u8], keep: Keep) -> Option<Request> {
+        let Some(directive) = directive(line) else { return format.read(line, self.declared.as_ref(), keep) };
+        if let Lines::Columns { headers, sign: Some(sign), .. } = &mut format.lines {
+            let names = String::from_utf8_lossy(directive);
+            let is_own = names.split_ascii_whitespace().any(|name| name.eq_ignore_ascii_case(sign));
+            let names = if is_own { &*names } else { "" }; // without names, no line is read
+            self.declared = Some(Columns::declared(names, headers));
+        }
+        None
+    }
+}
+
+/// Returns the names of the columns if a line is a directive `#Fields`.
+pub(crate) fn directive(line: &[u8]) -> Option<&[u8]> {
+    line.strip_prefix(b"#Fields:")
 }
 
 fn paths(known: &[(&str, Meaning)]) -> Paths {
@@ -449,6 +519,33 @@ pub(crate) const FACTS: &[Facts] = &[
         texts: ["GET", "http://www.example.com:80/", "", ""],
         agent: "curl/7.38.0",
     },
+    Facts {
+        format: "CLOUDFRONT",
+        line: "2019-12-04\t21:02:31\tLAX1\t392\t192.0.2.1\tGET\td111111abcdef8.cloudfront.net\t/a%20b\t200\t-\tMozilla/5.0%20(Windows)%20+b\tc=d\t-\tHit\tSOX4xwn4XV6Q4rgb7XiVGOHms_BGlTAC4KyHmureZmBNrjGdRLiNIQ==\te.org\thttps\t23\t0.500\t-\tTLSv1.2\tECDHE-RSA-AES128-GCM-SHA256\tHit\tHTTP/2.0\t-\t-\t11040\t0.001\tHit\ttext/html\t78\t-\t-",
+        at_us: 1_575_493_350_500_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "/a%20b?c=d", "e.org", ""],
+        agent: "Mozilla/5.0 (Windows) +b",
+    },
+    Facts {
+        format: "W3C",
+        line: "2024-03-01 10:00:00 10.0.0.2 GET /a+b c=d 443 SHOP\\ann 192.0.2.1 Mozilla/5.0+(Windows) https://e.org/ 404 0 2 250",
+        at_us: 1_709_287_199_750_000,
+        client: "192.0.2.1",
+        status: 404,
+        texts: ["GET", "/a b?c=d", "", "SHOP\\ann"],
+        agent: "Mozilla/5.0 (Windows)",
+    },
+    Facts {
+        format: "SQUID",
+        line: "1286536309.450    198 192.0.2.1 TCP_MISS/200 4321 GET http://e.org/a?b ann HIER_DIRECT/198.51.100.7 text/html",
+        at_us: 1_286_536_309_252_000,
+        client: "192.0.2.1",
+        status: 200,
+        texts: ["GET", "http://e.org/a?b", "", "ann"],
+        agent: "",
+    },
 ];
 
 #[cfg(test)]
@@ -461,7 +558,7 @@ mod tests {
             let detected = Format::detect(&std::iter::once(facts.line.as_bytes())).expect("a format reads it");
             assert_eq!(detected.name, facts.format);
             let format = Format::named(&facts.format.to_lowercase(), &[]).expect("it is a format's name");
-            let request = format.read(facts.line.as_bytes(), true).expect("it reads its own line");
+            let request = format.read(facts.line.as_bytes(), None, Keep::All).expect("it reads its own line");
             assert_eq!(request.at_us, facts.at_us, "{}", facts.format);
             assert_eq!(request.client, Some(facts.client.parse().unwrap()), "{}", facts.format);
             assert_eq!(request.status, facts.status, "{}", facts.format);
@@ -477,7 +574,7 @@ mod tests {
 
     #[test]
     fn name_is_found_in_every_spelling() {
-        for name in ["combined", "VHOST-COMBINED", "vhost_combined", "Caddy", "AWSALB", "alb", "clf"] {
+        for name in ["combined", "VHOST-COMBINED", "vhost_combined", "Caddy", "AWSALB", "alb", "clf", "iis", "Squid"] {
             Format::named(name, &[]).expect(name);
         }
         let error = Format::named("combinde", &[]).unwrap_err();
@@ -490,11 +587,48 @@ mod tests {
         let fields =
             [field("time", "at"), field("client", "from.ip"), field("duration-ms", "took"), field("x-api-key", "k")];
         let format = Format::named("json", &fields).unwrap();
-        let request =
-            format.read(br#"{"at":1646861401250,"from":{"ip":"192.0.2.1"},"took":250,"k":"v"}"#, true).unwrap();
+        let request = format
+            .read(br#"{"at":1646861401250,"from":{"ip":"192.0.2.1"},"took":250,"k":"v"}"#, None, Keep::All)
+            .unwrap();
         assert_eq!(request.at_us, 1_646_861_401_000_000);
         assert_eq!(request.texts.unwrap().header(0), b"v");
         assert!(Format::named("json", &fields[1..]).unwrap_err().contains("time"));
         assert!(Format::named("combined", &fields).unwrap_err().contains("JSON"));
+    }
+    /// Reads lines in their order, and returns the client and the user agent of each request.
+    fn read_all(format: &mut Format, lines: &[&str]) -> Vec<(String, String)> {
+        let mut reader = Reader::default();
+        let requests: Vec<Request> =
+            lines.iter().filter_map(|line| reader.read(format, line.as_bytes(), Keep::All)).collect();
+        let agent = format.headers().iter().position(|name| name == "user-agent").unwrap();
+        let text = |request: &Request| request.texts.as_ref().unwrap().header(agent).to_vec();
+        let read = |request: &Request| (request.client.unwrap().to_string(), String::from_utf8(text(request)).unwrap());
+        requests.iter().map(read).collect()
+    }
+
+    #[test]
+    fn directive_names_the_columns_of_the_lines_after_it() {
+        let w3c = [
+            "#Fields: date time c-ip",
+            "2024-03-01 10:00:00 192.0.2.1",
+            "2024-03-01 10:00:00 192.0.2.1 200",
+            "#Fields: c-ip cs(User-Agent) date time cs(X-New)",
+            "192.0.2.2 a+b 2024-03-01 10:00:01 new",
+            "2024-03-01 10:00:00 192.0.2.1",
+        ];
+        let mut detected = Format::detect(&w3c.iter().map(|line| line.as_bytes())).expect("a format reads it");
+        assert_eq!(detected.name, "W3C");
+        let expected =
+            [("192.0.2.1", ""), ("192.0.2.2", "a b")].map(|(client, agent)| (client.to_owned(), agent.to_owned()));
+        assert_eq!(read_all(&mut detected, &w3c), expected);
+        assert!(detected.headers().iter().any(|name| name == "x-new"));
+        let cloudfront =
+            ["#Fields: date time x-edge-location c-ip cs(User-Agent)", "2024-03-01\t10:00:00\tLAX1\t192.0.2.1\ta%20b"];
+        let mut detected = Format::detect(&cloudfront.iter().map(|line| line.as_bytes())).expect("a format reads it");
+        assert_eq!(detected.name, "CLOUDFRONT");
+        assert_eq!(read_all(&mut detected, &cloudfront), [("192.0.2.1".to_owned(), "a b".to_owned())]);
+        let mut other = Format::named("combined", &[]).unwrap();
+        let line = r#"192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1 "-" "a""#;
+        assert_eq!(read_all(&mut other, &["#Fields: c-ip", line]).len(), 1);
     }
 }

@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 
 use super::super::report::Shown;
-use super::format::Format;
+use super::format::{Format, Reader, directive};
 use super::input::{self, Bytes, Input};
 use super::lines::{Line, Lines};
-use super::request::{Request, hash};
+use super::request::{Keep, Request, hash};
 
 /// The number of lines of a file that are looked at before it is read.
 const LOOKED_AT: usize = 100;
@@ -43,6 +43,7 @@ pub(crate) struct LogFile {
     /// The earliest time of the first lines, without absurd ones. `None` if none of them can be read.
     pub(crate) first_us: Option<u64>,
     pub(crate) reading: Reading,
+    reader: Reader,
     input: Input,
     lines: Option<Lines<Bytes>>,
     /// Lines of a pipe that were looked at, and whether they are whole.
@@ -53,7 +54,7 @@ impl Log {
     /// Opens a log, and detects its format unless one is given.
     pub(crate) fn open(paths: &[PathBuf], format: Option<Format>) -> Result<Self, String> {
         let mut files = paths.iter().map(|path| LogFile::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let format = match format {
+        let mut format = match format {
             Some(format) => format,
             None => detect(&mut files)?,
         };
@@ -61,11 +62,12 @@ impl Log {
         for at in 0..files.len() {
             let Some(file) = files.get_mut(at) else { break };
             let head = file.head(LOOKED_AT)?;
-            file.first_us = first_us(&head, &format);
-            if head.is_empty() {
+            file.first_us = first_us(&head, &mut format);
+            let lines = head.iter().map(|(line, _)| line.as_slice());
+            let lines: Vec<&[u8]> = lines.filter(|line| directive(line).is_none()).collect();
+            if lines.is_empty() {
                 continue;
             }
-            let lines: Vec<&[u8]> = head.iter().map(|(line, _)| line.as_slice()).collect();
             if let Some(other) = heads.insert(hash(&lines.join(&b'\n')), at).and_then(|other| files.get(other)) {
                 let name = files.get(at).map(|file| &file.name.0);
                 return Err(format!(
@@ -89,9 +91,9 @@ impl Log {
     }
 
     /// Returns the next request of a file, or `None` at its end.
-    pub(crate) fn next(&mut self, file: usize, with_texts: bool) -> Result<Option<Request>, String> {
+    pub(crate) fn next(&mut self, file: usize, keep: Keep) -> Result<Option<Request>, String> {
         match self.files.get_mut(file) {
-            Some(file) => file.next(&self.format, with_texts),
+            Some(file) => file.next(&mut self.format, keep),
             None => Ok(None),
         }
     }
@@ -115,7 +117,7 @@ fn detect(files: &mut [LogFile]) -> Result<Format, String> {
     let last = files.len().saturating_sub(1);
     for (at, file) in files.iter_mut().enumerate() {
         looked_at.extend(file.head(LOOKED_AT - looked_at.len())?);
-        is_empty &= looked_at.is_empty();
+        is_empty &= looked_at.iter().all(|(line, _)| directive(line).is_some());
         if looked_at.len() < LOOKED_AT && at < last {
             continue;
         }
@@ -133,10 +135,11 @@ fn detect(files: &mut [LogFile]) -> Result<Format, String> {
 }
 
 /// Returns when a file begins, by its first lines. A few dates that are long before the others are absurd.
-fn first_us(head: &[(Vec<u8>, bool)], format: &Format) -> Option<u64> {
+fn first_us(head: &[(Vec<u8>, bool)], format: &mut Format) -> Option<u64> {
     let whole = head.iter().filter(|(_, is_whole)| *is_whole).map(|(line, _)| line);
-    let mut times: Vec<u64> =
-        whole.filter_map(|line| format.read(line, false)).map(|request| request.stamp_us).collect();
+    let mut reader = Reader::default();
+    let requests = whole.filter_map(|line| reader.read(format, line, Keep::Nothing));
+    let mut times: Vec<u64> = requests.map(|request| request.stamp_us).collect();
     times.sort_unstable();
     let (before, after) = times.split_at(times.len() / 2);
     let mut first = *after.first()?;
@@ -153,7 +156,8 @@ impl LogFile {
     fn open(path: &Path) -> Result<Self, String> {
         let name = input::name(path);
         let input = Input::open(path).map_err(|error| format!("{name}: {error}"))?;
-        Ok(Self { name, first_us: None, reading: Reading::default(), input, lines: None, ahead: VecDeque::new() })
+        let (reading, reader) = (Reading::default(), Reader::default());
+        Ok(Self { name, first_us: None, reading, reader, input, lines: None, ahead: VecDeque::new() })
     }
 
     /// Returns the file's first lines, and whether they are whole. They are read again later.
@@ -171,7 +175,7 @@ impl LogFile {
         Ok(std::mem::take(&mut self.ahead).into())
     }
 
-    fn next(&mut self, format: &Format, with_texts: bool) -> Result<Option<Request>, String> {
+    fn next(&mut self, format: &mut Format, keep: Keep) -> Result<Option<Request>, String> {
         loop {
             let kept;
             let (line, is_whole) = match self.ahead.pop_front() {
@@ -187,9 +191,13 @@ impl LogFile {
                     }
                 },
             };
+            let request = self.reader.read(format, line, keep).filter(|_| is_whole);
+            if directive(line).is_some() {
+                continue;
+            }
             self.reading.lines += 1;
-            if let Some(request) = format.read(line, with_texts).filter(|_| is_whole) {
-                return Ok(Some(request));
+            if request.is_some() {
+                return Ok(request);
             }
             self.reading.unreadable += 1;
             self.reading.too_long += u64::from(!is_whole);
@@ -204,7 +212,7 @@ impl LogFile {
     }
 }
 
-/// Returns the next line that is neither empty nor a comment, and whether it is whole.
+/// Returns the next line that is neither empty nor a comment, and whether it is whole. A directive is no comment.
 fn next_line<'l>(
     lines: &'l mut Option<Lines<Bytes>>,
     input: &mut Input,
@@ -220,7 +228,7 @@ fn next_line<'l>(
             return Ok(None);
         }
         let is_wanted = match lines.line() {
-            Line::Whole(line) => !line.is_empty() && !line.starts_with(b"#"),
+            Line::Whole(line) => !line.is_empty() && (!line.starts_with(b"#") || directive(line).is_some()),
             Line::TooLong(_) => true,
         };
         if is_wanted {
@@ -239,10 +247,10 @@ mod tests {
 
     #[test]
     fn absurd_dates_are_not_when_a_log_begins() {
-        let format = Format::named("$msec $status", &[]).unwrap();
-        let first = |days: &[u64]| {
+        let mut format = Format::named("$msec $status", &[]).unwrap();
+        let mut first = |days: &[u64]| {
             let line = |day: &u64| (format!("{} 200", day * 86_400).into_bytes(), true);
-            Some(first_us(&days.iter().map(line).collect::<Vec<_>>(), &format)? / (86_400 * 1_000_000))
+            Some(first_us(&days.iter().map(line).collect::<Vec<_>>(), &mut format)? / (86_400 * 1_000_000))
         };
         let usual: Vec<u64> = (100..150).collect();
         assert_eq!(first(&[&[0, 1, 60_000], &usual[..], &[3]].concat()), Some(100));

@@ -1,5 +1,6 @@
 //! Reading logs: files, lines, formats, requests.
 
+mod columns;
 pub(crate) mod date;
 mod field;
 pub(crate) mod format;

@@ -31,6 +31,18 @@ pub(crate) struct Request {
     pub(crate) texts: Option<Box<Texts>>,
 }
 
+/// The texts of a request that are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Nothing,
+    /// The path and the user agent, cut, which a report shows of clients that are refused.
+    Samples,
+    All,
+}
+
+/// The longest path and user agent of [`Keep::Samples`], in bytes.
+const SAMPLE_MAX: usize = 200;
+
 /// The texts of a request in one allocation. Those that the log does not have are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Texts {
@@ -85,7 +97,7 @@ impl Texts {
 
 impl Request {
     /// Makes a request of the fields of a line. Returns `None` without a time.
-    pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], with_texts: bool) -> Option<Self> {
+    pub(crate) fn new(fields: &Fields<'_>, headers: &[HeaderName], keep: Keep) -> Option<Self> {
         let start = fields.get(Field::Start).and_then(date::parse);
         let (stamp, duration) = match start {
             Some(start) => (start, 0),
@@ -101,11 +113,16 @@ impl Request {
         let host = if client.is_none() { named_client() } else { None };
         let status = fields.get(Field::Status).and_then(|text| std::str::from_utf8(text).ok()?.parse().ok());
         let agent = named(USER_AGENT.as_str());
-        let texts = with_texts.then(|| {
+        let texts = (keep != Keep::Nothing).then(|| {
             let line = fields.get(Field::RequestLine).unwrap_or_default();
             let (method, target) = request_line(line).unwrap_or_default();
             let method = fields.get(Field::Method).unwrap_or(method);
             let target = fields.get(Field::Target).unwrap_or(target);
+            if keep == Keep::Samples {
+                let headers = headers.iter().enumerate();
+                let agents = headers.map(|(at, name)| if *name == USER_AGENT { cut(header(at)) } else { &[] });
+                return Box::new(Texts::new([&[], cut(path(target)), &[], &[]].into_iter().chain(agents)));
+            }
             let host = fields.get(Field::Host).unwrap_or_default();
             let user = fields.get(Field::User).unwrap_or_default();
             Box::new(Texts::new([method, target, host, user].into_iter().chain((0..headers.len()).map(header))))
@@ -121,6 +138,22 @@ impl Request {
             texts,
         })
     }
+}
+
+fn cut(text: &[u8]) -> &[u8] {
+    text.get(..SAMPLE_MAX).unwrap_or(text)
+}
+
+/// Returns the path of a target or a URL, without its query.
+pub(crate) fn path(target: &[u8]) -> &[u8] {
+    let end = target.iter().position(|byte| matches!(byte, b'?' | b'#')).unwrap_or(target.len());
+    let whole = target.get(..end).unwrap_or(target);
+    let Some(scheme) = whole.windows(3).position(|word| word == b"://").filter(|_| !whole.starts_with(b"/")) else {
+        return whole;
+    };
+    let behind = whole.get(scheme + 3..).unwrap_or_default();
+    let path = behind.iter().position(|byte| *byte == b'/').and_then(|at| behind.get(at..));
+    path.unwrap_or(b"/")
 }
 
 /// Returns a hash that is the same in every run.
@@ -179,6 +212,7 @@ fn request_line(line: &[u8]) -> Option<(&[u8], &[u8])> {
 mod tests {
     use tower_ratelimit::key::Prefixes;
 
+    use super::super::format::Reader;
     use super::*;
 
     #[test]
@@ -203,7 +237,7 @@ mod tests {
         let format = super::super::format::Format::named("combined", &[]).unwrap();
         let read = |client: &str| {
             let line = format!("{client} - [17/May/2015:10:05:03 +0000] \"GET / HTTP/1.1\" 200 20 \"-\" \"curl/8\"");
-            let request = format.read(line.as_bytes(), false).unwrap();
+            let request = Reader::default().read(&mut format.clone(), line.as_bytes(), Keep::Nothing).unwrap();
             assert_eq!(request.host.is_some(), request.client.is_some_and(is_of_host));
             (request.host.map(String::from), request.client)
         };
@@ -227,5 +261,35 @@ mod tests {
         for line in ["", "GET", "\u{16}\u{3}\u{1} a", " / HTTP/1.1"] {
             assert_eq!(split(line), None, "{line:?}");
         }
+    }
+
+    #[test]
+    fn path_is_that_of_a_target() {
+        for (target, expected) in [
+            ("/a?b=c", "/a"),
+            ("/a#b?c", "/a"),
+            ("/?u=http://e.org/a", "/"),
+            ("/http://e.org/a", "/http://e.org/a"),
+            ("http://e.org:80/a/b?c", "/a/b"),
+            ("https://e.org", "/"),
+            ("e.org:443", "e.org:443"),
+            ("*", "*"),
+            ("", ""),
+        ] {
+            assert_eq!(path(target.as_bytes()), expected.as_bytes(), "{target}");
+        }
+    }
+
+    #[test]
+    fn samples_are_a_path_and_a_user_agent() {
+        let line = format!(
+            r#"::1 - ann [17/May/2015:10:05:03 +0000] "GET /{}?token HTTP/1.1" 200 1 "/r" "a""#,
+            "b".repeat(999)
+        );
+        let mut format = super::super::format::Format::named("combined", &[]).unwrap();
+        let request = Reader::default().read(&mut format, line.as_bytes(), Keep::Samples).unwrap();
+        let texts = request.texts.unwrap();
+        assert_eq!(texts.target(), &line.as_bytes()[line.find("/b").unwrap()..][..SAMPLE_MAX]);
+        assert_eq!((texts.user(), texts.header(0), texts.header(1)), (&b""[..], &b""[..], &b"a"[..]));
     }
 }

@@ -55,7 +55,9 @@ fn advice(limits: &[CurveLimit], one_of: u64, target: &'static str) -> Advice {
 /// A rule to begin with.
 pub(crate) struct Suggested {
     /// The target that its quota meets.
-    target: &'static str,
+    pub(crate) target: &'static str,
+    /// The index of its limit.
+    pub(crate) limit: usize,
     pub(crate) text: String,
 }
 
@@ -71,8 +73,9 @@ impl Suggested {
 
 /// Returns the rule to begin with, in shadow mode: that of the second target, or if there is none, of the first.
 pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: &Paste) -> Option<Suggested> {
-    let of = |at: usize| advice.get(at).and_then(|advice| Some((advice.target, limits.get(advice.limit?)?)));
-    let (target, CurveLimit { quota, .. }) = of(1).or_else(|| of(0))?;
+    let of = |at: usize| advice.get(at).and_then(|advice| Some((advice.target, advice.limit?)));
+    let (target, limit) = of(1).or_else(|| of(0))?;
+    let quota = &limits.get(limit)?.quota;
     let text = match paste {
         Paste::Rule(key) => {
             format!("rules:\n  - name: {name}\n    quota: {quota}\n    key: {key}\n    mode: shadow\n")
@@ -80,7 +83,7 @@ pub(crate) fn rule(advice: &[Advice], limits: &[CurveLimit], name: &str, paste: 
         // A candidate is observed beside the quota in force, which is what a shadow is to a new rule.
         Paste::Candidate => format!("# in the rule of the policy {name}\n    candidate: {quota}\n"),
     };
-    Some(Suggested { target, text })
+    Some(Suggested { target, limit, text })
 }
 
 /// Returns the limit at which the curve of touched clients bends most: the one furthest below the line between the

@@ -114,6 +114,11 @@ impl<'c> Names<'c> {
         }
     }
 
+    /// Returns a text of the log, in which addresses are masked.
+    pub(crate) fn sample(&self, text: &str) -> Shown {
+        Shown::sample(text.as_bytes(), self.show_addresses)
+    }
+
     pub(crate) fn address(&self, address: IpAddr) -> Shown {
         self.who(&Who::Address(address))
     }

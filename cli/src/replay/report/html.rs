@@ -6,6 +6,7 @@
 use std::fmt::Write as _;
 
 use super::super::curve::Point;
+use super::advice::Advice;
 use super::chart;
 use super::escape::html;
 use super::numbers::{count, counted, duration, instant, share};
@@ -28,6 +29,11 @@ impl Report {
              <title>Replay of an access log</title><style>{STYLE}</style></head><body><main>\
              <h1>Replay of an access log</h1>"
         );
+        page.push_str("<div class=\"verdict\">");
+        for words in &self.verdict {
+            let _ = write!(page, "<p>{}</p>", html(words));
+        }
+        page.push_str("</div>");
         self.read_html(&mut page);
         for policy in &self.policies {
             policy_html(&mut page, policy);
@@ -136,12 +142,22 @@ fn number_table(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec
     rows_of(page, head, rows);
 }
 
+/// A table with a row of lines below each row.
+fn table_of_deeds(page: &mut String, head: &[&str], rows: impl Iterator<Item = (Vec<String>, Vec<String>)>) {
+    page.push_str("<div class=\"wide\"><table class=\"words deeds\"><thead><tr>");
+    all_rows(page, head, rows);
+}
+
 fn rows_of(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    all_rows(page, head, rows.map(|row| (row, Vec::new())));
+}
+
+fn all_rows(page: &mut String, head: &[&str], rows: impl Iterator<Item = (Vec<String>, Vec<String>)>) {
     for name in head {
         let _ = write!(page, "<th scope=\"col\">{}</th>", html(name));
     }
     page.push_str("</tr></thead><tbody>");
-    for row in rows {
+    for (row, lines) in rows {
         page.push_str("<tr>");
         for (at, (cell, name)) in row.iter().zip(head).enumerate() {
             let _ = match at {
@@ -150,6 +166,10 @@ fn rows_of(page: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<Stri
             };
         }
         page.push_str("</tr>");
+        if !lines.is_empty() {
+            let lines: Vec<String> = lines.iter().map(|line| html(line)).collect();
+            let _ = write!(page, "<tr class=\"did\"><td colspan=\"{}\">{}</td></tr>", head.len(), lines.join("<br>"));
+        }
     }
     page.push_str("</tbody></table></div>");
 }
@@ -222,23 +242,24 @@ fn policy_html(page: &mut String, policy: &PolicyReport) {
         }),
     );
     if !policy.worst.is_empty() {
-        page.push_str("<h3>Refused most</h3>");
-        let head = ["client", "requests", "refused", "longest run", "2xx/3xx", "user agents", "addresses nearby"];
-        table(
-            page,
-            &head,
-            policy.worst.iter().map(|worst| {
-                vec![
-                    worst.who.0.clone(),
-                    count(worst.requests),
-                    count(worst.refused),
-                    count(worst.longest_run),
-                    share(worst.answered_well, worst.answered),
-                    worst.agents.to_string(),
-                    worst.neighbours.map_or("-".to_owned(), count),
-                ]
-            }),
+        page.push_str(
+            "<h3>Refused most</h3><p class=\"remark\">Below each client: the first paths at which it was refused and how often, the \
+             user agent of the first refusal, and the time from the first to the last (UTC).</p>",
         );
+        let head = ["client", "requests", "refused", "longest run", "2xx/3xx", "user agents", "addresses nearby"];
+        let rows = policy.worst.iter().map(|worst| {
+            let cells = vec![
+                worst.who.0.clone(),
+                count(worst.requests),
+                count(worst.refused),
+                count(worst.longest_run),
+                share(worst.answered_well, worst.answered),
+                worst.agents.to_string(),
+                worst.neighbours.map_or("-".to_owned(), count),
+            ];
+            (cells, worst.deeds())
+        });
+        table_of_deeds(page, &head, rows);
     }
     page.push_str("</section>");
 }
@@ -298,13 +319,15 @@ fn curve_html(page: &mut String, policy: &PolicyReport, curve: &CurveReport) {
          how they do in the second half.</p>",
     );
     let touched = |point: &Point| format!("{} ({})", count(point.touched), share(point.touched, point.clients));
+    let of_rule = |advice: &Advice| curve.rule.as_ref().is_some_and(|rule| rule.target == advice.target);
     let rows = curve.advice.iter().map(|advice| match advice.limit.and_then(|at| curve.limits.get(at)) {
         Some(limit) => {
             let all = &limit.all;
             let worst = counted(limit.worst.len() as u64, "client");
             let from = format!("{} from {worst}", share(limit.worst.iter().sum(), all.refused));
+            let mark = if of_rule(advice) { " (the rule below)" } else { "" };
             vec![
-                advice.target.to_owned(),
+                format!("{}{mark}", advice.target),
                 limit.quota.clone(),
                 touched(&limit.first),
                 touched(&limit.second),

@@ -13,6 +13,7 @@ impl Report {
     pub(crate) fn json(&self) -> Value {
         let read = &self.read;
         json!({
+            "verdict": self.verdict,
             "read": {
                 "format": read.format,
                 "files": read.files.iter().map(file).collect::<Vec<_>>(),
@@ -71,6 +72,12 @@ fn policy(policy: &PolicyReport) -> Value {
             "answered_2xx_3xx": worst.answered_well,
             "user_agents": worst.agents,
             "addresses_in_network": worst.neighbours,
+            "paths": worst.paths.iter().map(|(path, refused)| json!({"path": path.0, "refused": refused})).collect::<Vec<_>>(),
+            "refused_at_other_paths": worst.elsewhere,
+            "user_agent": worst.agent.as_ref().map(|agent| &agent.0),
+            "automated": worst.is_automated,
+            "first_refused_us": worst.refused_us.0,
+            "last_refused_us": worst.refused_us.1,
         })
     });
     let parts = policy.hours.parts.iter();
@@ -90,6 +97,7 @@ fn policy(policy: &PolicyReport) -> Value {
         "requests_of_clients_not_followed": policy.unfollowed,
         "longest_run": policy.longest_run,
         "likely_false": policy.likely_false.map(|(clients, refused)| json!({"clients": clients, "refused": refused})),
+        "automated": policy.automated,
         "peaks": peaks.collect::<Value>(),
         "worst": worst.collect::<Vec<_>>(),
         "timeline": {"length_us": policy.hours.length_us, "parts": parts.collect::<Vec<_>>()},

@@ -7,6 +7,7 @@ mod html;
 mod json;
 pub(crate) mod numbers;
 mod text;
+mod verdict;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use self::advice::Advice;
 use self::escape::Names;
 pub(crate) use self::escape::Shown;
 use self::numbers::{count, counted, share};
+use super::agent::is_automated;
 use super::curve::Point;
 use super::limits::Notes;
 use super::order::FileOrder;
@@ -148,6 +150,8 @@ pub(crate) fn check_left_out(all: &Counted, show_addresses: bool) -> Result<(), 
 }
 
 pub(crate) struct Report {
+    /// What the report comes to, in a few sentences.
+    pub(crate) verdict: Vec<String>,
     pub(crate) read: Read,
     /// Warnings, which the reader should see first.
     pub(crate) warnings: Vec<String>,
@@ -196,6 +200,9 @@ pub(crate) struct PolicyReport {
     pub(crate) longest_run: u64,
     /// Clients that are likely no abusers, and their refused requests. `None` if the log has no status.
     pub(crate) likely_false: Option<(u64, u64)>,
+    /// Refused clients whose user agent is missing, or names a crawler or a script. `None` if the log has no user agents,
+    /// or if the policy's key is no client.
+    pub(crate) automated: Option<u64>,
     pub(crate) hours: Hours,
     pub(crate) worst: Vec<Worst>,
     /// For each window and each percentile, the peak use of a client.
@@ -221,15 +228,64 @@ pub(crate) struct Worst {
     pub(crate) agents: u32,
     /// Addresses of its /24 or /48 in the log.
     pub(crate) neighbours: Option<u64>,
+    /// When it was refused first and last.
+    pub(crate) refused_us: (u64, u64),
+    /// The first paths at which it was refused, and how often.
+    pub(crate) paths: Vec<(Shown, u64)>,
+    /// Its refusals at other paths.
+    pub(crate) elsewhere: u64,
+    /// The user agent of its first refused request. `None` if the log has no user agents.
+    pub(crate) agent: Option<Shown>,
+    pub(crate) is_automated: bool,
+}
+
+impl Worst {
+    /// Returns what it was refused for, in lines: the paths, the user agent, and when.
+    pub(crate) fn deeds(&self) -> Vec<String> {
+        let mut paths: Vec<String> =
+            self.paths.iter().map(|(path, refused)| format!("{path} ({})", count(*refused))).collect();
+        if self.elsewhere > 0 {
+            paths.push(format!("other paths ({})", count(self.elsewhere)));
+        }
+        let agent = self.agent.as_ref().map(|agent| match &*agent.0 {
+            "" => "no user agent".to_owned(),
+            agent => agent.to_owned(),
+        });
+        let (first, last) = self.refused_us;
+        let (first, last) = (numbers::instant(first), numbers::instant(last));
+        let same_day = last.get(..10).filter(|day| first.starts_with(day)).and_then(|_| last.get(11..));
+        let times = if first == last { first } else { format!("{first} to {}", same_day.unwrap_or(&last)) };
+        [paths.join(", ")].into_iter().chain(agent).chain([times]).filter(|line| !line.is_empty()).collect()
+    }
 }
 
 pub(crate) struct CurveReport {
+    /// The limit of the policy's own quota.
+    own_limit: u64,
     pub(crate) limits: Vec<CurveLimit>,
     /// The index of the limit from which on more limit helps little.
     pub(crate) knee: Option<usize>,
     pub(crate) advice: Vec<Advice>,
     /// The rule of the advice that is taken, ready to paste.
     pub(crate) rule: Option<advice::Suggested>,
+}
+
+/// The limit that a report suggests.
+pub(crate) enum Suggestion<'c> {
+    /// The one that was replayed.
+    Keep,
+    Limit(&'c CurveLimit),
+    None,
+}
+
+impl CurveReport {
+    pub(crate) fn suggestion(&self) -> Suggestion<'_> {
+        match self.rule.as_ref().and_then(|rule| self.limits.get(rule.limit)) {
+            Some(limit) if limit.limit == self.own_limit => Suggestion::Keep,
+            Some(limit) => Suggestion::Limit(limit),
+            None => Suggestion::None,
+        }
+    }
 }
 
 pub(crate) struct CurveLimit {
@@ -275,16 +331,17 @@ impl Report {
         let span_us = all.last_us.saturating_sub(all.first_us);
         let policies = all.tallies.iter();
         let worst: Vec<Vec<&Client>> = policies.clone().map(worst).collect();
-        let names = Names::new(&all.hosts, show_addresses, worst.iter().flatten().map(|client| &client.who));
+        let names = &Names::new(&all.hosts, show_addresses, worst.iter().flatten().map(|client| &client.who));
         let policies = policies
             .zip(&worst)
             .map(|(tally, worst)| {
-                let worst = worst.iter().map(|client| worst_client(client, &names, &neighbours)).collect();
+                let has_agents = tally.has_agents();
+                let worst = worst.iter().map(|client| worst_client(client, has_agents, names, &neighbours)).collect();
                 policy(tally, worst, span_us, all.is_coarse, paste)
             })
-            .collect();
-        let warnings = warnings(all, &read, &names);
-        Self { read, warnings, policies }
+            .collect::<Vec<_>>();
+        let warnings = warnings(all, &read, names);
+        Self { verdict: verdict::verdict(&policies), read, warnings, policies }
     }
 }
 
@@ -391,7 +448,10 @@ fn worst(tally: &Tally) -> Vec<&Client> {
     worst
 }
 
-fn worst_client(client: &Client, names: &Names<'_>, neighbours: &Neighbours) -> Worst {
+fn worst_client(client: &Client, has_agents: bool, names: &Names<'_>, neighbours: &Neighbours) -> Worst {
+    let refusals = client.refusals.as_deref();
+    let paths = refusals.map(|refusals| refusals.paths.as_slice()).unwrap_or_default();
+    let agent = refusals.map_or("", |refusals| &refusals.agent);
     Worst {
         who: names.who(&client.who),
         requests: client.requests.into(),
@@ -404,6 +464,11 @@ fn worst_client(client: &Client, names: &Names<'_>, neighbours: &Neighbours) -> 
             Who::Address(address) if !is_of_host(*address) => Some(neighbours.of(*address)),
             _ => None,
         },
+        refused_us: refusals.map_or((0, 0), |refusals| (refusals.first_us, refusals.last_us)),
+        paths: paths.iter().map(|(path, refused)| (names.sample(path), (*refused).into())).collect(),
+        elsewhere: refusals.map_or(0, |refusals| refusals.elsewhere.into()),
+        agent: has_agents.then(|| names.sample(agent)),
+        is_automated: has_agents && is_automated(agent),
     }
 }
 
@@ -425,6 +490,11 @@ fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste
         }
         (count, refused)
     });
+    let is_client = |client: &&Client| !matches!(client.who, Who::Text(_) | Who::All);
+    let looks_automated =
+        |client: &&Client| client.refusals.as_ref().is_some_and(|refusals| is_automated(&refusals.agent));
+    let automated = (tally.has_agents() && touched().any(|client| is_client(&client)))
+        .then(|| touched().filter(is_client).filter(looks_automated).count() as u64);
     let mut peaks = [[0; PERCENTILES.len()]; WINDOWS.len()];
     for (window, row) in peaks.iter_mut().enumerate() {
         let mut sorted: Vec<u32> = clients.iter().map(|client| client.peak(window)).collect();
@@ -448,6 +518,7 @@ fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste
         unfollowed: tally.unfollowed,
         longest_run: clients.iter().map(|client| client.longest_run.into()).max().unwrap_or(0),
         likely_false,
+        automated,
         hours: Hours {
             length_us: tally.hours.length_us,
             parts: tally
@@ -481,7 +552,8 @@ fn curve(tally: &Tally, paste: &Paste) -> Option<CurveReport> {
         .collect();
     let advice = advice::advise(&limits);
     let rule = advice::rule(&advice, &limits, tally.policy.name(), paste);
-    Some(CurveReport { knee: advice::knee(&limits), advice, rule, limits })
+    let own_limit = tally.quota().limit();
+    Some(CurveReport { own_limit, knee: advice::knee(&limits), advice, rule, limits })
 }
 
 /// Returns the least value that this many thousandths of the values do not exceed.

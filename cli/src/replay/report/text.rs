@@ -15,7 +15,11 @@ pub(crate) const NOTES: [&str; 3] = [
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let read = &self.read;
-        writeln!(f, "What was read")?;
+        writeln!(f, "Verdict")?;
+        for words in &self.verdict {
+            writeln!(f, "  {words}")?;
+        }
+        writeln!(f, "\nWhat was read")?;
         writeln!(f, "  format     {}", read.format)?;
         writeln!(f, "  lines      {}, of which {} could not be read", count(read.lines), count(read.unreadable))?;
         if read.files.len() > 1 {
@@ -122,6 +126,9 @@ fn write_policy(f: &mut impl Write, policy: &PolicyReport) -> fmt::Result {
                 share(worst.answered_well, worst.answered),
                 worst.agents,
             )?;
+            for deed in worst.deeds() {
+                writeln!(f, "      {deed}")?;
+            }
         }
     }
 
