@@ -127,6 +127,9 @@ impl Column {
     }
 }
 
+/// A value, which is owned if quotes or an encoding were taken out of it.
+type Cell<'a> = Cow<'a, [u8]>;
+
 /// The values of a line: between single tabs if it has tabs, and otherwise between spaces.
 struct Cells<'a> {
     rest: Option<&'a [u8]>,
@@ -134,7 +137,7 @@ struct Cells<'a> {
 }
 
 impl<'a> Iterator for Cells<'a> {
-    type Item = Cow<'a, [u8]>;
+    type Item = Cell<'a>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let mut rest = self.rest.take()?;
@@ -155,7 +158,7 @@ impl<'a> Iterator for Cells<'a> {
 
 /// Returns a value in quotes, and what stands behind the separator after it. Within quotes, two quotes are one. Returns
 /// `None` if the text does not begin with such a value.
-fn quoted(text: &[u8], separator: u8) -> Option<(Cow<'_, [u8]>, Option<&[u8]>)> {
+fn quoted(text: &[u8], separator: u8) -> Option<(Cell<'_>, Option<&[u8]>)> {
     let inner = text.strip_prefix(b"\"")?;
     let mut from = 0;
     let (end, has_quotes) = loop {
@@ -185,7 +188,7 @@ fn quoted(text: &[u8], separator: u8) -> Option<(Cow<'_, [u8]>, Option<&[u8]>)> 
 }
 
 /// Returns a value without its encoding: `%20`, and in lines without tabs `+`, which IIS writes for a space.
-fn decoded(value: Cow<'_, [u8]>, is_tabbed: bool) -> Cow<'_, [u8]> {
+fn decoded(value: Cell<'_>, is_tabbed: bool) -> Cell<'_> {
     if memchr2(b'%', b'+', &value).is_none() {
         return value;
     }
@@ -193,7 +196,7 @@ fn decoded(value: Cow<'_, [u8]>, is_tabbed: bool) -> Cow<'_, [u8]> {
     Cow::Owned(percent_decode(&value).collect())
 }
 
-fn with_spaces(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+fn with_spaces(value: Cell<'_>) -> Cell<'_> {
     if memchr(b'+', &value).is_none() {
         return value;
     }
