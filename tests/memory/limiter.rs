@@ -1,15 +1,15 @@
 //! The promises of `MemoryLimiter`: charges, refunds, eviction, snapshots and its clock.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tower_ratelimit::limiter::Limiter;
 use tower_ratelimit::limiter::memory::OnFull;
 use tower_ratelimit::{
     Key, MemoryLimiter, Policy, Quota,
-    clock::{ManualClock, Timestamp},
-    limiter::{Charge, Effect, Receipt, Refund},
+    clock::{Clock, ManualClock, Timestamp},
+    limiter::{Charge, ChargeDecision, Effect, Receipt, Refund},
     observe::{LimiterEvent, Observer},
     quota::{Algorithm, Anchor, Oldest},
 };
@@ -622,6 +622,57 @@ fn observer_may_call_the_limiter_and_panic_without_a_deadlock() {
             assert!(limiter.peek_one(&policy, &key(n), 1).is_allowed(), "{quota}");
         }
     }
+}
+
+/// A clock that panics at each seventh reading, while it is set to.
+#[derive(Clone, Debug, Default)]
+struct Panicking {
+    clock: ManualClock,
+    panics: Arc<AtomicBool>,
+    readings: Arc<AtomicU64>,
+}
+
+impl Clock for Panicking {
+    fn now(&self) -> Timestamp {
+        let reading = self.readings.fetch_add(1, Ordering::Relaxed);
+        assert!(!self.panics.load(Ordering::Relaxed) || reading % 7 != 0, "a clock's own trouble");
+        self.clock.now()
+    }
+}
+
+#[test]
+fn clock_that_panics_leaves_nothing_locked() {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    for quota in quotas() {
+        let clock = Panicking::default();
+        // The table grows, and its entries run out.
+        let limiter = MemoryLimiter::builder().max_keys(4_000).min_entries(100).clock(clock.clone()).build();
+        let limiter = limiter.expect("the setup is possible");
+        let policy = Policy::new("a", quota).expect("a name");
+        let other = Policy::new("b", Quota::per_hour(1_000)).expect("a name");
+        clock.panics.store(true, Ordering::Relaxed);
+        let mut panics = 0;
+        for n in 0..6_000 {
+            let (one, two) = (key(n), key(n + 1_000_000));
+            let charges = [Charge::new(&policy, &one), Charge::new(&other, &two)];
+            let call = || {
+                let mut decision = limiter.take_now(if n % 2 == 0 { &charges[..1] } else { &charges });
+                let receipt = decision.charge_mut(0).and_then(ChargeDecision::take_receipt);
+                if let Some(receipt) = receipt.filter(|_| n % 3 == 0) {
+                    limiter.refund_now(&[Refund::new(policy.clone(), one.clone(), receipt)]);
+                }
+            };
+            panics += u32::from(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+            clock.clock.advance(Duration::from_millis(1));
+        }
+        clock.panics.store(false, Ordering::Relaxed);
+        assert!(panics > 100, "{quota}: {panics}");
+        for n in 0..6_000 {
+            let _ = limiter.take_one(&policy, &key(n), 1); // waits for ever if its slot is locked
+        }
+    }
+    std::panic::set_hook(hook);
 }
 
 #[test]

@@ -152,11 +152,12 @@ impl Store {
             return; // another thread makes it
         }
         while let Some((refund, _)) = self.queue_refunds.next(queue) {
-            let mut is_behind = false;
-            contained(|| is_behind = self.refund_once(&refund)); // the observer may panic
-            if is_behind {
-                self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
-            }
+            // The observer or the clock may panic. The next refund is made anyway.
+            contained(|| {
+                if self.refund_once(&refund) {
+                    self.queue_refunds.keep(queue, refund, Timestamp::from_micros(self.now_after().at));
+                }
+            });
         }
     }
 

@@ -92,7 +92,7 @@ impl Store {
             let key = Fingerprint::of_tag(tag);
             let _stripe = self.lock_stripe_of(key);
             let Some(seen) = from.lock_key(key) else { continue }; // forgotten meanwhile
-            if self.is_free(seen, self.free_until(self.now_after())) {
+            if self.is_free(seen, self.free_until(self.now_under_lock(seen))) {
                 self.free_blocks(seen);
             } else {
                 to.lock().place.unlock(seen.tag, seen.word);

@@ -259,9 +259,10 @@ impl Store {
             if !form.in_arena() || block_of(seen.word) == 0 || !seen.try_lock() {
                 continue;
             }
-            let mut chain = arena.load(block_of(seen.word));
             // After the lock: if the clock stepped back, an older reading would free what still counts.
-            let (is_freed, word) = if is_expired(seen.word, form.shift(), self.now_after()) {
+            let now = self.now_under_lock(seen);
+            let mut chain = arena.load(block_of(seen.word));
+            let (is_freed, word) = if is_expired(seen.word, form.shift(), now) {
                 arena.clear(owner, &mut chain);
                 (true, NO_STATE)
             } else {

@@ -117,6 +117,14 @@ impl Store {
         Now::new(self.clock.now_us_in_order(), self.base)
     }
 
+    /// Reads the clock after a slot was locked. If the application's clock panics, the slot is unlocked as it was.
+    pub(super) fn now_under_lock(&self, slot: Seen<'_>) -> Now {
+        let unlock = UnlockOnPanic(Some(slot));
+        let now = self.now_after();
+        unlock.cancel();
+        now
+    }
+
     // Stripes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     pub(super) fn lock_stripe(&self, stripe: usize) -> MutexGuard<'_, ()> {
@@ -210,6 +218,23 @@ impl Store {
         );
         self.versions.begin_phase(&unused);
         true
+    }
+}
+
+/// A locked slot, which is unlocked as it was when this is dropped.
+struct UnlockOnPanic<'a>(Option<Seen<'a>>);
+
+impl UnlockOnPanic<'_> {
+    fn cancel(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for UnlockOnPanic<'_> {
+    fn drop(&mut self) {
+        if let Some(slot) = self.0.take() {
+            slot.put_back();
+        }
     }
 }
 
