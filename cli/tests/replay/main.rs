@@ -471,6 +471,7 @@ fn refused_client_is_shown_with_what_it_did() {
         write("192.0.2.2", &format!("/{n}"), "Mozilla/5.0");
         write("192.0.2.3", &long, "-");
         write("192.0.2.4", "/from/198.51.100.77", "Mozilla/5.0 (198.51.100.77)");
+        write("192.0.2.5", &format!("/v2/reset/k3qxTb9{n}"), "Tokens");
     }
     let log = folder.file("access.log", log);
     let report = json(&["--quota", "5 per hour", &log]);
@@ -481,16 +482,22 @@ fn refused_client_is_shown_with_what_it_did() {
     let curl = of("curl/8.5.0");
     assert_eq!(curl["paths"], serde_json::json!([{"path": "/login", "refused": 15}]));
     assert_eq!(curl["automated"], true);
-    let refused_at = [20, 76].map(|second| Value::from(log::epoch(second) * 1_000_000));
+    let refused_at = [25, 95].map(|second| Value::from(log::epoch(second) * 1_000_000));
     assert_eq!([&curl["first_refused_us"], &curl["last_refused_us"]], [&refused_at[0], &refused_at[1]]);
     assert!(!report.to_string().contains("secret"), "a query is not shown");
     assert!(!report.to_string().contains("198.51.100.77"), "addresses are masked");
+    assert!(!report.to_string().contains("k3qxTb9"), "a token is not shown");
+    assert_eq!(
+        of("Tokens")["paths"],
+        serde_json::json!([{"path": "/v2/reset/*", "refused": 3}]),
+        "they are shown alike"
+    );
     let several = worst.iter().find(|worst| worst["refused_at_other_paths"] == 12).unwrap();
     assert_eq!(several["paths"].as_array().unwrap().len(), 3);
     let silent = worst.iter().find(|worst| worst["user_agent"] == "").unwrap();
     assert!(silent["paths"][0]["path"].as_str().unwrap().chars().count() < 100, "{silent}");
     let text = run(&["--quota", "5 per hour", "--show-addresses", &log]);
-    assert!(text.contains("      /login (15)\n      curl/8.5.0\n      2015-05-17 10:00:20 to 10:01:16\n"), "{text}");
+    assert!(text.contains("      /login (15)\n      curl/8.5.0\n      2015-05-17 10:00:25 to 10:01:35\n"), "{text}");
     assert!(text.contains("/from/198.51.100.77 (15)") && text.contains("no user agent"), "{text}");
 }
 
@@ -550,7 +557,7 @@ fn cloudfront_and_squid_logs_are_read() {
     }
     for (format, content, path) in [("CLOUDFRONT", cloudfront, "/a%20b"), ("SQUID", squid, "/a")] {
         let file = folder.file("access.log", content);
-        let report = json(&["--quota", "5 per hour", &file]);
+        let report = json(&["--quota", "5 per hour", "--show-addresses", &file]);
         assert_eq!(report["read"]["format"], format);
         assert_eq!((&report["read"]["requests"], &report["read"]["unreadable"]), (&30.into(), &0.into()));
         let policy = &report["policies"][0];

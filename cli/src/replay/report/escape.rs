@@ -119,6 +119,16 @@ impl<'c> Names<'c> {
         Shown::sample(text.as_bytes(), self.show_addresses)
     }
 
+    /// Returns a path of the log, in which segments that may be secrets or name a person are `*`.
+    pub(crate) fn path(&self, path: &str) -> Shown {
+        if self.show_addresses {
+            return Shown::text(path);
+        }
+        let segments: Vec<&str> =
+            path.split('/').map(|segment| if may_be_secret(segment) { "*" } else { segment }).collect();
+        self.sample(&segments.join("/"))
+    }
+
     pub(crate) fn address(&self, address: IpAddr) -> Shown {
         self.who(&Who::Address(address))
     }
@@ -175,6 +185,12 @@ fn is_harmless(c: char) -> bool {
         && !matches!(c,
             '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
             | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
+/// Returns whether a segment of a path looks like a token, a number of a person or a name: it has a digit or an `@` and
+/// more than three bytes, or more than 24 bytes. Versions such as `v12` are short.
+fn may_be_secret(segment: &str) -> bool {
+    segment.len() > 24 || segment.len() > 3 && segment.contains(|c: char| c.is_ascii_digit() || c == '@')
 }
 
 #[cfg(test)]

@@ -465,11 +465,24 @@ fn worst_client(client: &Client, has_agents: bool, names: &Names<'_>, neighbours
             _ => None,
         },
         refused_us: refusals.map_or((0, 0), |refusals| (refusals.first_us, refusals.last_us)),
-        paths: paths.iter().map(|(path, refused)| (names.sample(path), (*refused).into())).collect(),
+        paths: shown_paths(paths, names),
         elsewhere: refusals.map_or(0, |refusals| refusals.elsewhere.into()),
         agent: has_agents.then(|| names.sample(agent)),
         is_automated: has_agents && is_automated(agent),
     }
+}
+
+/// Returns paths as they are shown, each with its refusals. Paths that are shown alike are one.
+fn shown_paths(paths: &[(Box<str>, u32)], names: &Names<'_>) -> Vec<(Shown, u64)> {
+    let mut shown: Vec<(Shown, u64)> = Vec::new();
+    for (path, refused) in paths {
+        let (path, refused) = (names.path(path), u64::from(*refused));
+        match shown.iter_mut().find(|(other, _)| other.0 == path.0) {
+            Some((_, sum)) => *sum += refused,
+            None => shown.push((path, refused)),
+        }
+    }
+    shown
 }
 
 fn policy(tally: &Tally, worst: Vec<Worst>, span_us: u64, is_coarse: bool, paste: &Paste) -> PolicyReport {
