@@ -110,7 +110,7 @@ impl Raced {
         self.rounds.iter().map(|rounds| spread(rounds)).collect()
     }
 
-    /// The same race with the first contender left out, and its figure subtracted from the others' in each round.
+    /// Subtracts the first contender's figure from each other's, round by round, and leaves the first contender out.
     pub fn beyond_first(self) -> Self {
         let (base, others) = self.rounds.split_first().expect("there is a first contender");
         let beyond = |rounds: &Vec<f64>| rounds.iter().zip(base).map(|(figure, base)| figure - base).collect();

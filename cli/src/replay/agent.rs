@@ -1,7 +1,7 @@
 //! What a user agent says about who sends it.
 
-/// Parts of the user agents of crawlers, of libraries and of command-line programs, in lower case. A URL is what crawlers
-/// write for those who look at logs.
+/// Parts of the user agents of crawlers, of libraries and of command-line programs, in lower case. Many crawlers
+/// write a URL into it, for operators who look at logs.
 const AUTOMATED: &[&str] = &[
     "bot",
     "crawl",

@@ -28,7 +28,7 @@ async fn main() {
 }
 "#;
 
-/// What an application adds to take a limiter.
+/// A limiter, with the dependency and the layer that an application adds for it.
 struct Adopted {
     name: &'static str,
     dependency: &'static str,

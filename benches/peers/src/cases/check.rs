@@ -14,7 +14,7 @@ const AGAINST: &str = "governor";
 
 const SIZES: [(usize, &str); 3] = [(10_000, "10k"), (1_000_000, "1M"), (1, "one")];
 
-/// What is asked of a limiter.
+/// The checks of one case: their answer, threads and order of keys.
 #[derive(Clone, Copy)]
 struct Asked {
     what: &'static str,

@@ -13,7 +13,7 @@ use crate::requests::{Bare, drive, drive_app};
 
 const AGAINST: &str = "tower_governor";
 
-/// What is asked of a layer, in the order in which tables show it.
+/// The setups of a layer that are measured, in the order in which tables show them.
 const SETUPS: [(&str, bool, bool); 4] = [
     ("allowed, no headers", false, false),
     ("allowed, headers", false, true),

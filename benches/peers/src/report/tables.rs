@@ -27,7 +27,7 @@ pub fn table(all: &Everything, name: &str) -> Option<String> {
     }
 }
 
-/// What each family measures.
+/// The families of cases, and a description of each.
 const FAMILIES: [(&str, &str); 12] = [
     ("router", "a layer in an axum router"),
     ("server", "a whole axum server under `wrk`"),
@@ -192,7 +192,7 @@ fn head(first: &[&str]) -> Vec<String> {
     first.iter().chain(&last).map(|title| (*title).to_owned()).collect()
 }
 
-/// What users have first, and the peer that they would have instead.
+/// The cases of the first table, each with the peer that it is compared with.
 const HEADLINE: [(&str, &str, &str, &str); 11] = [
     ("axum router, allowed, no headers", "router", "allowed, no headers, 10k addresses", "tower_governor"),
     ("axum router, allowed, headers", "router", "allowed, headers, 10k addresses", "tower_governor"),
