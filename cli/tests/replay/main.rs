@@ -471,7 +471,7 @@ fn refused_client_is_shown_with_what_it_did() {
         write("192.0.2.2", &format!("/{n}"), "Mozilla/5.0");
         write("192.0.2.3", &long, "-");
         write("192.0.2.4", "/from/198.51.100.77", "Mozilla/5.0 (198.51.100.77)");
-        write("192.0.2.5", &format!("/v2/reset/k3qxTb9{n}"), "Tokens");
+        write("192.0.2.5", &format!("/v2/reset/k3qxTb9{n}"), "Tokens Chrome/130.0.0.0");
     }
     let log = folder.file("access.log", log);
     let report = json(&["--quota", "5 per hour", &log]);
@@ -487,6 +487,7 @@ fn refused_client_is_shown_with_what_it_did() {
     assert!(!report.to_string().contains("secret"), "a query is not shown");
     assert!(!report.to_string().contains("198.51.100.77"), "addresses are masked");
     assert!(!report.to_string().contains("k3qxTb9"), "a token is not shown");
+    assert_eq!(of("Tokens")["user_agent"], "Tokens Chrome/130.0.0.0", "a version is no address");
     assert_eq!(
         of("Tokens")["paths"],
         serde_json::json!([{"path": "/v2/reset/*", "refused": 3}]),

@@ -64,6 +64,8 @@ impl Shown {
             let (word, after) = rest.split_at(rest.find(|c| !is_part(c)).unwrap_or(rest.len()));
             let socket = word.parse::<SocketAddr>().map(|address| address.ip());
             match word.parse::<IpAddr>().or(socket) {
+                // A network's own address names no client. The version of a browser looks like one: `Chrome/130.0.0.0`.
+                Ok(address) if network(address).0 == address => masked.push_str(word),
                 Ok(address) => masked.push_str(&Self::network(address).0),
                 // An address may stand in it, beside other letters.
                 Err(_) if may_have_address(word) => masked.push_str(&word.replace(is_digit, "x")),
