@@ -124,17 +124,47 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
         })
     }
 
-    /// Sets which headers responses get.
+    /// Sets which headers responses get. By default they are those of draft 11, on every response, with `Retry-After`
+    /// on refusals.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, key, middleware::ResetEncoding};
+    ///
+    /// // Standard headers, and those that older clients read.
+    /// let headers = Headers::draft_11().and(Headers::x_rate_limit(ResetEncoding::DeltaSeconds));
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).headers(headers);
+    /// ```
     pub fn headers(self, headers: Headers) -> Self {
         self.change(|settings| settings.headers = headers)
     }
 
-    /// Sets how a refusal is answered.
+    /// Sets how a refusal is answered. By default the status is 429 and the body a problem document; a gRPC client
+    /// gets `RESOURCE_EXHAUSTED`.
+    ///
+    /// ```
+    /// use http::StatusCode;
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, Refusals, key};
+    ///
+    /// let refusals = Refusals::problem_json().title("Slow down").status(StatusCode::SERVICE_UNAVAILABLE);
+    /// let layer =
+    ///     RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip()).refusals(refusals);
+    /// ```
     pub fn refusals(self, refusals: Refusals) -> Self {
         self.change(|settings| settings.refusals = refusals)
     }
 
-    /// Sets whether a request passes when the limiter fails.
+    /// Sets whether a request passes when the limiter fails. By default it is refused. A limiter in memory never fails.
+    ///
+    /// ```
+    /// use tower_ratelimit::{MemoryLimiter, OnError, Quota, RateLimitLayer, key, limiter::Limiter};
+    ///
+    /// // The limit guards against mistakes, not attacks, so requests pass while the limiter's store is away.
+    /// fn lenient<L: Limiter>(limiter: L) -> RateLimitLayer<L> {
+    ///     RateLimitLayer::new(limiter, Quota::per_minute(100), key::peer_ip()).on_error(OnError::Allow)
+    /// }
+    /// # let layer = lenient(MemoryLimiter::new());
+    /// ```
     pub fn on_error(self, on_error: OnError) -> Self {
         self.change(|settings| settings.on_error = on_error)
     }
@@ -178,6 +208,19 @@ impl<L: Limiter, O> RateLimitLayer<L, O> {
     /// [`key::peer_network`](crate::key::peer_network) or [`key::client_network`](crate::key::client_network) with
     /// [`Prefixes::exact()`](crate::key::Prefixes::exact). [`key::peer_ip`](crate::key::peer_ip) returns the first
     /// address of an IPv6 client's /64, so narrower networks of the list would not match the client.
+    ///
+    /// ```
+    /// use tower_ratelimit::key::{self, Prefixes};
+    /// use tower_ratelimit::middleware::{Access, AccessList};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let partners = AccessList::new();
+    /// partners.set("192.0.2.0/24", Access::Allow)?;
+    /// partners.set("198.51.100.7", Access::Deny)?;
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::peer_ip())
+    ///     .access(&partners, key::peer_network(Prefixes::exact()));
+    /// # Ok(()) }
+    /// ```
     pub fn access<E, K>(self, list: &AccessList, extract: E) -> Self
     where
         E: Fn(&Head<'_>) -> K + Send + Sync + 'static,
