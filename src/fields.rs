@@ -31,8 +31,10 @@ pub(crate) struct Item<'a> {
     /// `t` or `w`.
     pub(crate) seconds: Option<u64>,
     /// `qu`, in its quotes.
+    #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) unit: Option<&'a [u8]>,
     /// `pk`, in base64 between its colons.
+    #[cfg_attr(not(feature = "client"), expect(dead_code, reason = "only clients read it"))]
     pub(crate) partition: Option<&'a [u8]>,
 }
 
@@ -98,6 +100,7 @@ pub(crate) fn dictionary(value: &[u8]) -> Option<Dictionary> {
 }
 
 /// Returns the text of a string, without its quotes and escapes.
+#[cfg(feature = "client")]
 pub(crate) fn unquoted(string: &[u8]) -> String {
     let inner = string.get(1..string.len().saturating_sub(1)).unwrap_or_default();
     let mut is_escaped = false;

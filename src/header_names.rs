@@ -1,6 +1,7 @@
 //! The names of headers about limits: the names that a layer writes, and what the words in a name mean to a client.
 
 /// What every name contains, in either spelling.
+#[cfg(feature = "client")]
 pub(crate) const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
 
 /// The beginnings of the names that are a custom, in either spelling.
@@ -23,12 +24,15 @@ pub(crate) const X_USED: &str = "x-ratelimit-used";
 pub(crate) const X_RESET: &str = "x-ratelimit-reset";
 
 /// Waits in milliseconds.
+#[cfg(feature = "client")]
 pub(crate) const RETRY_AFTER_MS: [&str; 2] = ["retry-after-ms", "x-ms-retry-after-ms"];
 
 /// Shopify's only header, whose name has no word of [`WORDS`].
+#[cfg(feature = "client")]
 pub(crate) const SHOPIFY: &str = "x-shopify-shop-api-call-limit";
 
 /// The meaning of a header's value.
+#[cfg(feature = "client")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     /// The header is the family's name alone: a list, a dictionary, or a limit.
@@ -52,6 +56,7 @@ pub(crate) enum Word {
 }
 
 /// The words that a name can begin or end with. A word comes before those that it ends with.
+#[cfg(feature = "client")]
 pub(crate) const WORDS: [(&str, Word); 28] = [
     ("retry-after-seconds", Word::RetryAfter),
     ("retry-after", Word::RetryAfter),

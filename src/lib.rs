@@ -55,7 +55,7 @@
 //! | [`limiter`] | the `Limiter` trait and its contract, limiters in memory and on Redis, fallback, blocks, meters |
 //! | [`observe`] | outcomes, explanations, events, setup warnings, the `Observer` that sees them, `Stats`, which counts them, and `StatusPage`, which shows them |
 //! | [`clock`] | clocks, some of them for tests, and timers, with which requests wait |
-//! | [`client`] | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long |
+//! | `client` | for clients: what the headers of a response say about quotas and waits, and a layer that waits as long (feature `client`) |
 //! | `rules` | [rules in a file](guide::rules_in_a_file), which can change while requests are served (feature `rules`) |
 //! | `conformance` | the suite for limiters of your own (feature `conformance`) |
 //!
@@ -78,6 +78,7 @@
 //! | `metrics` | `Stats::record_metrics` hands the counts to the recorder of `metrics` | metrics |
 //! | `redis` | `RedisLimiter`: one limit for many processes | fred without default features, tokio |
 //! | `redis-rustls`, `redis-rustls-ring`, `redis-native-tls` | `rediss://`, by one of three TLS implementations | what fred needs for it |
+//! | `client` | the module `client`: reads what a server's headers say about its limits, and waits as long | none |
 //! | `retry` | `client::RetryAfter`, a policy for `tower::retry` | tower with its retries |
 //! | `serde` | settings in configuration files: [`Quota`], [`Mode`], [`MissingKey`], [`OnError`], [`OnFull`](limiter::memory::OnFull), [`TrustedProxies`](key::TrustedProxies), [`Prefixes`](key::Prefixes) | serde_core |
 //! | `rules` | `rules::Rules`: [rules in a file](guide::rules_in_a_file) | saphyr-parser, strsim |
@@ -96,6 +97,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod algorithm;
+#[cfg(feature = "client")]
 pub mod client;
 pub mod clock;
 #[cfg(feature = "conformance")]

@@ -88,7 +88,7 @@ if [ "$minor" -eq 85 ]; then
 fi
 step 'warnings: the library with the default features, and with each feature alone'
 run cargo rustc --locked --package tower-ratelimit --lib --profile check -- -D warnings
-for feature in axum tonic tokio tracing metrics redis retry serde rules conformance; do
+for feature in axum client tonic tokio tracing metrics redis retry serde rules conformance; do
     run cargo rustc --locked --package tower-ratelimit --lib --profile check --features "$feature" -- -D warnings
 done
 step 'clippy: everything'

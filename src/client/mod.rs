@@ -1,4 +1,4 @@
-//! For clients: what a response says about quotas and waits.
+//! For clients (feature `client`): what a response says about quotas and waits.
 //!
 //! [`Advice::read`] reads the headers of a response, whichever server sent it: the `RateLimit`
 //! headers of the IETF's drafts, the `X-RateLimit` headers of many vendors, `Retry-After`, and

@@ -11,7 +11,7 @@ use crate::policy::{CONTENT_BYTES, Policy};
 use crate::quota::{Quota, QuotaError};
 
 use super::path::PathPattern;
-use super::settlement::{OnAborted, Settlement};
+use super::settlement::Settlement;
 use super::switch::QuotaSwitch;
 
 /// A closure of the application over a request's head.
@@ -327,12 +327,13 @@ impl Rule {
     }
 
     /// Returns an option of the rule that a client's own quota does not have, if there is one.
+    #[cfg(feature = "client")]
     pub(crate) fn option_of_servers(&self) -> Option<&'static str> {
         let options = [
             (self.mode.is_some(), "a mode"),
             (self.linked.is_some(), "a block or a meter"),
             (self.switch.is_some(), "a quota switch"),
-            (!self.settlement.is_none() || self.settlement.on_aborted != OnAborted::default(), "a settlement"),
+            (!self.settlement.is_none() || self.settlement.on_aborted != Default::default(), "a settlement"),
             (self.warn_at_percent.is_some(), "a warning (warn_at_percent)"),
             (self.missing_key != MissingKey::default(), "an answer to missing keys"),
             (!self.paths.is_empty(), "path patterns"),
