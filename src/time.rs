@@ -88,6 +88,17 @@ impl fmt::Display for Humane {
     }
 }
 
+/// Prints an instant of the calendar in UTC, such as `2025-01-01T00:00:00Z`, rounded down to seconds. One after the year
+/// 2150 is printed as the latest of that year that limiters accept.
+pub(crate) struct Utc(pub(crate) Timestamp);
+
+impl fmt::Display for Utc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = UNIX_EPOCH + Duration::from_secs(self.0.0.min(CLOCK_US_MAX) / 1_000_000);
+        humantime::format_rfc3339_seconds(at).fmt(f)
+    }
+}
+
 /// Returns a duration in whole microseconds, rounded up. Saturates.
 pub(crate) fn micros_ceil(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
@@ -117,5 +128,12 @@ mod tests {
         assert_eq!(Timestamp::from(time + Duration::from_nanos(999)).as_micros(), 1_735_689_600_000_001);
         assert_eq!(Timestamp::from(UNIX_EPOCH - Duration::from_secs(1)), Timestamp::default());
         assert!(SystemTime::from(Timestamp::from_micros(u64::MAX)) >= time, "nothing panics");
+    }
+
+    #[test]
+    fn instant_of_any_clock_is_printed() {
+        let print = |micros| Utc(Timestamp::from_micros(micros)).to_string();
+        assert_eq!(print(1_735_689_661_999_999), "2025-01-01T00:01:01Z");
+        assert_eq!((print(0).as_str(), print(u64::MAX).get(..4)), ("1970-01-01T00:00:00Z", Some("2150")));
     }
 }

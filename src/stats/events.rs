@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::histogram::{Histogram, HistogramSnapshot};
+use super::names::cut;
 use crate::event::{LayerEvent, LimiterEvent, RulesEvent, StoreErrorKind};
 use crate::sync::{Mutex, lock};
 
@@ -121,8 +122,7 @@ fn add(cell: &AtomicU64) {
 
 /// Returns the beginning of a text.
 fn bounded(text: &str) -> Box<str> {
-    let end = (0..=TEXT_MAX.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-    text.get(..end).unwrap_or_default().into()
+    cut(text, TEXT_MAX).into()
 }
 
 /// Counts of events: of [limiters](crate::observe::LimiterEvent), of waiting requests, and of rules.

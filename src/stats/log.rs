@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::sketch::short_fingerprint;
+use super::names::short_fingerprint;
 use crate::outcome::Outcome;
 use crate::time::micros_ceil;
 

@@ -2,6 +2,7 @@
 //!
 //! * `stats.rs` is the observer.
 //! * `cells.rs`, `histogram.rs`, `rates.rs` and `sketch.rs` hold numbers, `policies.rs` finds those of a policy.
+//! * `recent.rs` holds the last refusals. `names.rs` makes what stands for a key.
 //! * `snapshot.rs` is what a reader gets. `series.rs` makes metrics of it, for `prometheus.rs` and `recorder.rs`.
 
 mod cells;
@@ -9,9 +10,11 @@ mod events;
 mod histogram;
 #[cfg(feature = "tracing")]
 mod log;
+mod names;
 mod policies;
 mod prometheus;
 mod rates;
+mod recent;
 #[cfg(feature = "metrics")]
 mod recorder;
 mod series;
@@ -24,6 +27,7 @@ mod stats;
 pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;
 pub use rates::RateBucket;
+pub use recent::RecentRefusal;
 pub use sketch::LimitedKey;
 pub use snapshot::{PolicySnapshot, StatsSnapshot};
 pub use state::PolicyState;

@@ -7,9 +7,9 @@
 //! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
 //! an eighth of its set's refusals has a counter.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use super::names::{Names, short_fingerprint};
 use crate::key::Key;
 use crate::sync::{Mutex, lock, try_lock};
 
@@ -21,12 +21,6 @@ pub(super) const HALVED_EACH_US: u64 = 300_000_000;
 
 /// A key is named once it was certainly refused this often.
 const NAMED_AT: u64 = 2;
-
-/// The longest name in bytes.
-const NAME_MAX: usize = 128;
-
-/// Names a key, or says that it must not be named.
-pub(super) type Reveal = dyn Fn(&Key) -> Option<String> + Send + Sync;
 
 #[derive(Default)]
 struct Slot {
@@ -40,27 +34,17 @@ struct Slot {
 
 /// The sketch. It holds no keys.
 pub(super) struct Sketch {
-    /// The secret that fingerprints are made with: new in each process, so that an address cannot be found by trying
-    /// all.
-    secret: RandomState,
     sets: Box<[Mutex<[Slot; WAYS]>]>,
-    reveal: Option<Box<Reveal>>,
 }
 
 impl Sketch {
-    pub(super) fn new(reveal: Option<Box<Reveal>>) -> Self {
-        let sets = (0..SETS).map(|_| Mutex::new(Default::default())).collect();
-        Self { secret: RandomState::new(), sets, reveal }
-    }
-
-    /// Returns the fingerprint of a key.
-    pub(super) fn fingerprint(&self, key: &Key) -> u64 {
-        self.secret.hash_one(key)
+    pub(super) fn new() -> Self {
+        Self { sets: (0..SETS).map(|_| Mutex::new(Default::default())).collect() }
     }
 
     /// Counts a refusal of a key, given its fingerprint. If another thread holds the key's set, it is not counted: the
     /// sketch estimates anyway.
-    pub(super) fn count(&self, policy: &Arc<str>, fingerprint: u64, key: &Key) {
+    pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key) {
         let set = &self.sets[fingerprint as usize % SETS]; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
         let is_own = |slot: &Slot| slot.is(fingerprint, policy);
@@ -73,9 +57,9 @@ impl Sketch {
         slot.count = slot.count.saturating_add(1);
         let is_due = slot.name.is_none() && slot.count - slot.error >= NAMED_AT;
         drop(slots);
-        if let Some(reveal) = self.reveal.as_ref().filter(|_| is_due) {
+        if is_due && names.reveals() {
             // Not under the lock: it is the application's code.
-            let name = reveal(key).map(|name| bounded(name).into_boxed_str());
+            let name = names.name(key);
             let mut slots = lock(set);
             if let Some(slot) = slots.iter_mut().find(|slot| slot.is(fingerprint, policy)) {
                 slot.name = Some(name);
@@ -121,20 +105,6 @@ impl Slot {
     fn is(&self, fingerprint: u64, policy: &str) -> bool {
         self.fingerprint == fingerprint && self.policy.as_deref() == Some(policy)
     }
-}
-
-/// Cuts a name to its bound.
-fn bounded(mut name: String) -> String {
-    if name.len() > NAME_MAX {
-        let end = (0..=NAME_MAX).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
-        name.truncate(end);
-    }
-    name
-}
-
-/// Returns the first eight hex digits of a fingerprint.
-pub(super) fn short_fingerprint(fingerprint: u64) -> String {
-    format!("{:08x}", fingerprint >> 32)
 }
 
 /// A key that was refused often, by a policy.
@@ -194,24 +164,45 @@ mod tests {
         Key::of(n).unwrap()
     }
 
-    fn count(sketch: &Sketch, policy: &Arc<str>, n: u64) {
-        sketch.count(policy, sketch.fingerprint(&key(n)), &key(n));
+    /// A sketch with the names of its keys.
+    struct Named(Sketch, Names);
+
+    impl Named {
+        fn new(reveal: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
+            Self(Sketch::new(), Names::new(Some(Box::new(reveal))))
+        }
+
+        fn nameless() -> Self {
+            Self(Sketch::new(), Names::new(None))
+        }
+
+        fn count(&self, policy: &Arc<str>, n: u64) {
+            self.0.count(&self.1, policy, self.fingerprint(n), &key(n));
+        }
+
+        fn fingerprint(&self, n: u64) -> u64 {
+            self.1.fingerprint(&key(n))
+        }
+
+        fn read(&self) -> Vec<LimitedKey> {
+            self.0.read()
+        }
     }
 
     #[test]
     fn heavy_keys_are_found_among_a_million() {
-        let sketch = Sketch::new(None);
+        let sketch = Named::nameless();
         let policy: Arc<str> = "client".into();
         for n in 0..1_000_000_u64 {
-            count(&sketch, &policy, n + 10);
+            sketch.count(&policy, n + 10);
             if n % 50 == 0 {
-                count(&sketch, &policy, n / 50 % 5); // 4,000 of each of five
+                sketch.count(&policy, n / 50 % 5); // 4,000 of each of five
             }
         }
         let found = sketch.read();
         assert!(found.len() <= SETS * WAYS);
         for n in 0..5 {
-            let own = sketch.fingerprint(&key(n));
+            let own = sketch.fingerprint(n);
             let found = found.iter().find(|one| one.fingerprint == own).unwrap();
             assert!((4_000..=4_000 + found.error).contains(&found.count), "{found:?}");
         }
@@ -219,51 +210,51 @@ mod tests {
 
     #[test]
     fn million_refused_keys_allocate_nothing() {
-        let sketch = Sketch::new(Some(Box::new(|_| unreachable!("no key is refused twice for certain"))));
+        let sketch = Named::new(|_| unreachable!("no key is refused twice for certain"));
         let policy: Arc<str> = "client".into();
         let allocated = allocation_counter::measure(|| {
-            (0..1_000_000).for_each(|n| count(&sketch, &policy, n));
+            (0..1_000_000).for_each(|n| sketch.count(&policy, n));
         });
         assert_eq!(allocated.count_total, 0);
     }
 
     #[test]
     fn count_lies_between_the_truth_and_the_truth_plus_error() {
-        let sketch = Sketch::new(None);
+        let sketch = Named::nameless();
         let policy: Arc<str> = "client".into();
         let mut truth = std::collections::HashMap::new();
         let mut seed = 1_u64;
         for _ in 0..50_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let n = (seed >> 33) % 2_000 * ((seed >> 50) % 2); // half of all are of one key
-            *truth.entry(sketch.fingerprint(&key(n))).or_insert(0_u64) += 1;
-            count(&sketch, &policy, n);
+            *truth.entry(sketch.fingerprint(n)).or_insert(0_u64) += 1;
+            sketch.count(&policy, n);
         }
         for found in sketch.read() {
             let truth = truth[&found.fingerprint];
             assert!(found.count >= truth && found.count - found.error <= truth, "{found:?}: {truth}");
         }
-        assert_eq!(sketch.read()[0].fingerprint, sketch.fingerprint(&key(0)));
+        assert_eq!(sketch.read()[0].fingerprint, sketch.fingerprint(0));
     }
 
     #[test]
     fn counts_fade_by_halves() {
-        let sketch = Sketch::new(None);
+        let sketch = Named::nameless();
         let policy: Arc<str> = "client".into();
-        (0..100).for_each(|_| count(&sketch, &policy, 1));
-        count(&sketch, &policy, 2);
-        sketch.halve(1);
+        (0..100).for_each(|_| sketch.count(&policy, 1));
+        sketch.count(&policy, 2);
+        sketch.0.halve(1);
         let counts: Vec<u64> = sketch.read().iter().map(LimitedKey::count).collect();
         assert_eq!(counts, [50]);
-        sketch.halve(u64::MAX);
+        sketch.0.halve(u64::MAX);
         assert!(sketch.read().is_empty());
     }
 
     #[test]
     fn key_is_counted_for_each_policy() {
-        let sketch = Sketch::new(None);
+        let sketch = Named::nameless();
         for policy in ["a", "b", "b"] {
-            count(&sketch, &policy.into(), 1);
+            sketch.count(&policy.into(), 1);
         }
         let found = sketch.read();
         assert_eq!(found.iter().map(|one| (one.policy(), one.count())).collect::<Vec<_>>(), [("b", 2), ("a", 1)]);
@@ -279,12 +270,12 @@ mod tests {
             counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             (*key != Key::of(2_u64).unwrap()).then(|| "ä".repeat(500))
         };
-        let sketch = Sketch::new(Some(Box::new(reveal)));
+        let sketch = Named::new(reveal);
         for _ in 0..10 {
-            count(&sketch, &"client".into(), 1);
-            count(&sketch, &"client".into(), 2);
+            sketch.count(&"client".into(), 1);
+            sketch.count(&"client".into(), 2);
         }
-        count(&sketch, &"client".into(), 3);
+        sketch.count(&"client".into(), 3);
         let names: Vec<Option<usize>> = sketch.read().iter().map(|one| one.name().map(str::len)).collect();
         assert_eq!(names.iter().flatten().collect::<Vec<_>>(), [&128]);
         assert_eq!(calls.load(std::sync::atomic::Ordering::Relaxed), 2);
@@ -292,11 +283,11 @@ mod tests {
 
     #[test]
     fn key_that_is_hammered_by_threads_is_counted_and_named() {
-        let sketch = Sketch::new(Some(Box::new(|_| Some("one".to_owned()))));
+        let sketch = Named::new(|_| Some("one".to_owned()));
         let policy: Arc<str> = "client".into();
         std::thread::scope(|scope| {
             for _ in 0..8 {
-                scope.spawn(|| (0..10_000).for_each(|_| count(&sketch, &policy, 1)));
+                scope.spawn(|| (0..10_000).for_each(|_| sketch.count(&policy, 1)));
             }
         });
         let found = sketch.read();

@@ -6,6 +6,7 @@ use super::cells::{KINDS, Totals};
 use super::events::EventCounts;
 use super::histogram::HistogramSnapshot;
 use super::rates::RateBucket;
+use super::recent::RecentRefusal;
 use super::sketch::LimitedKey;
 use super::state::PolicyState;
 use crate::mode::Mode;
@@ -24,6 +25,7 @@ pub struct StatsSnapshot {
     pub(super) outcomes: [u64; KINDS],
     pub(super) policies: Vec<PolicySnapshot>,
     pub(super) most_limited: Vec<LimitedKey>,
+    pub(super) recent_refusals: Option<Vec<RecentRefusal>>,
     pub(super) events: EventCounts,
     pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
 }
@@ -59,6 +61,18 @@ impl StatsSnapshot {
     #[must_use]
     pub fn most_limited(&self) -> &[LimitedKey] {
         &self.most_limited
+    }
+
+    /// Returns the last refusals, the latest first, if
+    /// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says that they are kept.
+    #[must_use]
+    pub fn recent_refusals(&self) -> &[RecentRefusal] {
+        self.recent_refusals.as_deref().unwrap_or_default()
+    }
+
+    /// Returns whether refusals are kept.
+    pub(crate) fn keeps_refusals(&self) -> bool {
+        self.recent_refusals.is_some()
     }
 
     /// Returns the counts of events.

@@ -5,16 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use http::HeaderName;
+
 use super::cells::{OutcomeCells, StripeIndex};
 use super::events::EventCells;
 #[cfg(feature = "tracing")]
 use super::log;
+use super::names::{Names, Reveal};
 use super::policies::Policies;
 use super::prometheus;
 use super::rates::SHORT_US;
+use super::recent::{self, Recent};
 #[cfg(feature = "metrics")]
 use super::recorder;
-use super::sketch::{HALVED_EACH_US, Reveal, Sketch};
+use super::sketch::{HALVED_EACH_US, Sketch};
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use super::state::PolicyState;
 use crate::clock::{Clock, MonotonicClock};
@@ -67,7 +71,9 @@ struct Inner {
     began_us: AtomicU64,
     outcomes: OutcomeCells,
     policies: Policies,
+    names: Names,
     sketch: Sketch,
+    recent: Option<Recent>,
     events: EventCells,
     setup_warnings: [AtomicU64; SetupWarningKind::ALL.len()],
     /// Held by the thread that begins the next bucket: how often the sketch's time to halve has passed since the epoch.
@@ -84,6 +90,7 @@ struct Inner {
 pub struct StatsBuilder {
     clock: Option<Arc<dyn Clock>>,
     reveal: Option<Box<Reveal>>,
+    recent: recent::Setup,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
 }
@@ -102,7 +109,8 @@ impl StatsBuilder {
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
     /// or `None`: for example an address without its last byte. The closure is called for a key that was refused at
-    /// least twice. It runs while a request is served. At most 128 bytes of a name are kept.
+    /// least twice, and for each of the [recent refusals](Self::max_recent_refusals). It runs while a request is served.
+    /// At most 128 bytes of a name are kept.
     ///
     /// ```
     /// use std::net::IpAddr;
@@ -117,6 +125,52 @@ impl StatsBuilder {
     /// ```
     pub fn reveal(mut self, reveal: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
         self.reveal = Some(Box::new(reveal));
+        self
+    }
+
+    /// Keeps the last refusals, for [`StatsSnapshot::recent_refusals`] and the
+    /// [status page](crate::observe::StatusPage): when, by which policy, what was left, the wait, and the key as
+    /// [`reveal`](Self::reveal) names it, else its [fingerprint](super::LimitedKey::fingerprint). So a question of a
+    /// user can be answered afterwards. The default is 0, which keeps none.
+    ///
+    /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
+    /// * Each takes about 300 bytes from the beginning, and at most 512 more for texts.
+    /// * A key has 16 places, which it shares with some other keys. So a client that is refused all the time does not push
+    ///   out the others, and of one client the last 16 refusals are kept at most.
+    /// * A refusal takes some 0.1 µs more, and what `reveal` takes. It never waits. A request that passes takes no lock.
+    /// * A request that went to an [overflow](crate::RateLimitLayer::overflow) counts as refused.
+    ///
+    /// They belong to the process: if a service has several, each has its own.
+    ///
+    /// ```
+    /// use http::HeaderName;
+    /// use tower_ratelimit::observe::Stats;
+    ///
+    /// let stats = Stats::builder()
+    ///     .max_recent_refusals(1_000)
+    ///     .request_id(HeaderName::from_static("x-request-id"))
+    ///     .build();
+    /// assert!(stats.snapshot().recent_refusals().is_empty());
+    /// ```
+    pub fn max_recent_refusals(mut self, max_recent_refusals: usize) -> Self {
+        self.recent.max = max_recent_refusals;
+        self
+    }
+
+    /// Keeps, with each of the [recent refusals](Self::max_recent_refusals), the request's id: the first value of this
+    /// header, at most 128 bytes of it. By default none is kept.
+    ///
+    /// A client can send any text, so let a proxy or a layer outside of this one set the header.
+    pub fn request_id(mut self, header: HeaderName) -> Self {
+        self.recent.request_id = Some(header);
+        self
+    }
+
+    /// Keeps, with each of the [recent refusals](Self::max_recent_refusals), the request's method and path, at most
+    /// 256 bytes of them. The query is never kept. By default this is off, because **a path may contain secrets or
+    /// personal data**, such as the token of a link that resets a password.
+    pub fn keep_paths(mut self, keep_paths: bool) -> Self {
+        self.recent.paths = keep_paths;
         self
     }
 
@@ -146,7 +200,9 @@ impl StatsBuilder {
             began_us: AtomicU64::new(now_us - now_us % SHORT_US),
             outcomes: OutcomeCells::default(),
             policies: Policies::new(now_us / SHORT_US),
-            sketch: Sketch::new(self.reveal),
+            names: Names::new(self.reveal),
+            sketch: Sketch::new(),
+            recent: Recent::new(self.recent),
             events: EventCells::default(),
             setup_warnings: Default::default(),
             halves: Mutex::new(now_us / HALVED_EACH_US),
@@ -174,9 +230,17 @@ impl Stats {
         StatsBuilder::default()
     }
 
-    /// Returns what was counted. Takes some microseconds for each policy, and for the keys that are refused most.
+    /// Returns what was counted. Takes some microseconds for each policy, and for the keys that are refused most, and a
+    /// fraction of one for each recent refusal.
     #[must_use]
     pub fn snapshot(&self) -> StatsSnapshot {
+        let counts = self.counts(); // first, because it lets old refusals fade
+        let most_limited = self.0.sketch.read();
+        StatsSnapshot { most_limited, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
+    }
+
+    /// Returns what was counted, without keys and refusals.
+    fn counts(&self) -> StatsSnapshot {
         let inner = &*self.0;
         let taken_at = inner.clock.now();
         inner.begin_bucket(taken_at.as_micros(), lock(&inner.halves));
@@ -204,17 +268,23 @@ impl Stats {
             started_at: inner.started_at,
             outcomes,
             policies,
-            most_limited: inner.sketch.read(),
+            most_limited: Vec::new(),
+            recent_refusals: None,
             events: inner.events.snapshot(),
             setup_warnings: warnings.filter(|(_, count)| *count > 0).collect(),
         }
+    }
+
+    /// Returns the fingerprint of a key, in this process.
+    pub(crate) fn fingerprint(&self, key: &Key) -> u64 {
+        self.0.names.fingerprint(key)
     }
 
     /// Returns the metrics in the text format of Prometheus, version 0.0.4. The guide
     /// [lists them](crate::guide::observing).
     #[must_use]
     pub fn to_prometheus(&self) -> String {
-        prometheus::text(&self.snapshot())
+        prometheus::text(&self.counts())
     }
 }
 
@@ -228,7 +298,7 @@ impl Stats {
     /// [bucket](super::HistogramSnapshot::buckets), and those above 10 s as 10 s. So use one `Stats` for one recorder.
     pub fn record_metrics(&self) {
         let mut recorded = lock(&self.0.recorded);
-        recorder::record(&self.snapshot(), &mut recorded);
+        recorder::record(&self.counts(), &mut recorded);
     }
 }
 
@@ -303,8 +373,8 @@ impl Inner {
                 entry.cells.count_refused(stripe);
                 entry.last_refused_us.store(now_us, Ordering::Relaxed);
                 if let Some(key) = observed.key_of_status(at) {
-                    let fingerprint = self.sketch.fingerprint(key);
-                    self.sketch.count(&entry.name, fingerprint, key);
+                    let fingerprint = self.names.fingerprint(key);
+                    self.sketch.count(&self.names, &entry.name, fingerprint, key);
                     #[cfg(feature = "tracing")]
                     if self.logs_refusals {
                         entry.log.note(fingerprint);
@@ -323,6 +393,9 @@ impl Inner {
             }
         }
         self.outcomes.count(stripe, outcome.kind());
+        if let Some(recent) = &self.recent {
+            recent.note(&self.names, Timestamp::from_micros(now_us), observed);
+        }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
-use super::chart;
+use super::text::{About, Count, Rate, Share, Text, millis};
 use super::view::{Row, Sums, View};
+use super::{chart, keys};
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -21,102 +22,11 @@ const HATCH: &str = "<svg width=\"0\" height=\"0\" class=\"defs\" aria-hidden=\"
                      width=\"4\" height=\"4\" patternUnits=\"userSpaceOnUse\"><rect width=\"4\" height=\"4\"/>\
                      <path d=\"M0 4L4 0\"/></pattern></defs></svg>";
 
-/// The most keys that are listed.
-const KEYS_MAX: usize = 20;
-
 /// The most layers that have tiles of their own, and that a policy's row names.
 const LAYERS_MAX: usize = 4;
 
 /// Up to this many policies are listed openly, even those without requests.
 const ROWS_OPEN: usize = 10;
-
-/// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
-struct Text<'a>(&'a str);
-
-impl Display for Text<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for char in self.0.chars() {
-            match char {
-                '&' => f.write_str("&amp;")?,
-                '<' => f.write_str("&lt;")?,
-                '>' => f.write_str("&gt;")?,
-                '"' => f.write_str("&quot;")?,
-                '\'' => f.write_str("&#39;")?,
-                '\r' => {} // a browser sends it before each line's end
-                '\n' | '\t' => f.write_char(char)?,
-                '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
-                    f.write_char('\u{fffd}')?;
-                }
-                _ if char.is_control() => f.write_char('\u{fffd}')?,
-                _ => f.write_char(char)?,
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Prints a number with spaces between thousands.
-struct Count(u64);
-
-impl Display for Count {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = self.0.to_string();
-        for (at, digit) in digits.chars().enumerate() {
-            if at > 0 && (digits.len() - at) % 3 == 0 {
-                f.write_char('\u{202f}')?;
-            }
-            f.write_char(digit)?;
-        }
-        Ok(())
-    }
-}
-
-/// Prints a number per second: requests of a span.
-struct Rate(u64, Duration);
-
-impl Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let micros = self.1.as_micros().max(1);
-        let tenths = (u128::from(self.0) * 10_000_000 + micros / 2) / micros;
-        let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
-        if whole >= 100 { Count(whole).fmt(f) } else { write!(f, "{whole}.{}", tenths % 10) }
-    }
-}
-
-/// Prints a share in tenths of a percent.
-struct Share(Option<u64>);
-
-impl Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(0) => f.write_str("0 %"),
-            Some(per_mille) => write!(f, "{}.{} %", per_mille / 10, per_mille % 10),
-            None => f.write_str("–"),
-        }
-    }
-}
-
-/// Prints a time roughly, by its largest unit.
-struct About(Duration);
-
-impl Display for About {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let seconds = self.0.as_secs();
-        match seconds {
-            0..=119 => write!(f, "{seconds} s"),
-            120..=7_199 => write!(f, "{} min", seconds / 60),
-            7_200..=172_799 => write!(f, "{} h", seconds / 3_600),
-            _ => write!(f, "{} days", seconds / 86_400),
-        }
-    }
-}
-
-fn millis(duration: Option<Duration>) -> String {
-    match duration {
-        Some(duration) => format!("≤ {} ms", duration.as_micros() as f64 / 1_000.0),
-        None => "> 10 s".to_owned(),
-    }
-}
 
 /// Returns how long the statistics have counted, at most `most`.
 fn span(stats: &StatsSnapshot, most: Duration) -> Duration {
@@ -145,12 +55,14 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     } else {
         "<a href=\"?refresh\">refresh every 5 s</a></header>"
     });
-    if let Some((form, explanations)) = &view.explained {
+    if let Some((form, explained)) = &view.explained {
         write!(html, "<h2>{} {}</h2>", Text(&form.method), Text(&form.uri))?;
-        match explanations {
-            Ok(explanations) => {
-                for (title, explanation) in explanations {
-                    write!(html, "<pre><b>{}</b> {}</pre>", Text(title), Text(&explanation.to_string()))?;
+        match explained {
+            Ok(explained) => {
+                for of_layer in explained {
+                    let text = of_layer.explanation.to_string();
+                    write!(html, "<pre><b>{}</b> {}</pre>", Text(&of_layer.title), Text(&text))?;
+                    keys::recent_of_explained(html, view, of_layer)?;
                 }
             }
             Err(wrong) => write!(html, "<pre class=\"bad\"><b>Nothing was explained.</b>\n{}</pre>", Text(wrong))?,
@@ -160,7 +72,8 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     tiles(html, view)?;
     policies(html, view)?;
     keys_of_layers(html, view)?;
-    most_limited(html, view)?;
+    keys::most_limited(html, view)?;
+    keys::recent(html, view)?;
     switches(html, view)?;
     explain(html, view)?;
     html.push_str("</main></body></html>");
@@ -369,29 +282,6 @@ fn policy(html: &mut String, row: &Row, view: &View) -> fmt::Result {
     }
 }
 
-fn most_limited(html: &mut String, view: &View) -> fmt::Result {
-    let keys = view.stats.most_limited();
-    if keys.is_empty() {
-        return Ok(());
-    }
-    html.push_str(
-        "<h2>Refused most, of late</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">refusals</th></tr></thead><tbody>",
-    );
-    for key in keys.iter().take(KEYS_MAX) {
-        let name = key.name().map_or_else(|| format!("key {}", key.fingerprint()), str::to_owned);
-        let error = if key.error() > 0 { format!(" (at most {} too many)", Count(key.error())) } else { String::new() };
-        write!(
-            html,
-            "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"num\">about {}{error}</td></tr>",
-            Text(&name),
-            Text(key.policy()),
-            Count(key.count())
-        )?;
-    }
-    html.push_str("</tbody></table>");
-    Ok(())
-}
-
 fn switches(html: &mut String, view: &View) -> fmt::Result {
     if view.switches.is_empty() {
         return Ok(());
@@ -450,31 +340,5 @@ mod tests {
         assert!(CONTENT_POLICY.contains(&format!("'sha256-{hash}'")), "put {hash} into CONTENT_POLICY");
         // An attribute would need a hash of its own.
         assert!(!include_str!("html.rs").contains(concat!("sty", "le=")));
-    }
-
-    #[test]
-    fn text_of_others_is_no_markup() {
-        let shown = Text("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
-        assert_eq!(shown, "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}[2J\n");
-    }
-
-    #[test]
-    fn numbers_are_short() {
-        let seconds = Duration::from_secs;
-        assert_eq!(Count(1_234_567).to_string(), "1\u{202f}234\u{202f}567");
-        assert_eq!((Count(0).to_string(), Count(999).to_string()), ("0".into(), "999".into()));
-        assert_eq!(
-            (Rate(1, seconds(3)).to_string(), Rate(1_500, seconds(1)).to_string()),
-            ("0.3".into(), "1\u{202f}500".into())
-        );
-        assert_eq!(
-            (Share(Some(1)).to_string(), Share(Some(1_000)).to_string(), Share(None).to_string()),
-            ("0.1 %".into(), "100.0 %".into(), "–".into())
-        );
-        assert_eq!(
-            (About(seconds(119)).to_string(), About(seconds(7_199)).to_string()),
-            ("119 s".into(), "119 min".into())
-        );
-        assert_eq!((About(seconds(172_799)).to_string(), About(Duration::MAX).to_string().len()), ("47 h".into(), 20));
     }
 }

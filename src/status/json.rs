@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use super::view::{Row, Sums, View};
+use crate::decision::ChargeDecision;
 use crate::json::{Object, push_string};
 use crate::mode::Mode;
-use crate::outcome::OutcomeKind;
-use crate::stats::{PolicySnapshot, RateBucket};
+use crate::outcome::{OutcomeKind, PolicyStatus};
+use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal};
+use crate::time::Utc;
 
 /// Writes the page as a JSON object.
 pub(super) fn render(view: &View) -> String {
@@ -40,6 +42,7 @@ pub(super) fn render(view: &View) -> String {
         object.plain("error", key.error());
         object.end();
     });
+    recent(&mut object, view, stats.recent_refusals());
     {
         let mut limiter = Object::begin(object.field("limiter"));
         limiter.plain("evicted", events.evicted());
@@ -81,16 +84,46 @@ pub(super) fn render(view: &View) -> String {
     json
 }
 
+/// Writes the field with refusals of the recent past. It is `null` if none are kept.
+fn recent<'a>(object: &mut Object<'_>, view: &View, refusals: impl IntoIterator<Item = &'a RecentRefusal>) {
+    if !view.stats.keeps_refusals() {
+        return object.plain("recent_refusals", "null");
+    }
+    object.list("recent_refusals", refusals, |json, refusal| {
+        let mut object = Object::begin(json);
+        object.text("at", &Utc(refusal.at()).to_string());
+        object.micros("us_ago", Some(view.stats.taken_at().saturating_since(refusal.at())));
+        object.text("outcome", refusal.outcome().as_str());
+        let status = refusal.status();
+        object.text_or_null("policy", status.map(|status| status.policy().name()));
+        object.text_or_null("quota", status.map(|status| status.policy().quota().to_string()).as_deref());
+        object.text_or_null("fingerprint", refusal.fingerprint().as_deref());
+        object.text_or_null("name", refusal.name());
+        object.or_null("cost", status.map(PolicyStatus::cost));
+        let decision = status.map(PolicyStatus::decision);
+        object.or_null("limit", decision.map(ChargeDecision::limit));
+        object.or_null("remaining", decision.map(ChargeDecision::remaining));
+        object.text_or_null("wait", decision.map(|decision| decision.wait().as_str()));
+        object.micros("wait_us", decision.and_then(|decision| decision.wait().duration()));
+        object.text_or_null("request", refusal.request());
+        object.text_or_null("request_id", refusal.request_id());
+        object.end();
+    });
+}
+
 /// Writes what each layer explains, as a JSON list.
 pub(super) fn explanations(view: &View) -> String {
     let mut json = String::from("[");
-    for (at, (title, explanation)) in view.explained.iter().flat_map(|(_, all)| all).flatten().enumerate() {
+    for (at, layer) in view.explained.iter().flat_map(|(_, all)| all).flatten().enumerate() {
         if at > 0 {
             json.push(',');
         }
         let mut object = Object::begin(&mut json);
-        object.text("layer", title);
-        object.plain("explanation", explanation.to_json());
+        object.text("layer", &layer.title);
+        object.plain("explanation", layer.explanation.to_json());
+        let refusals = view.stats.recent_refusals();
+        let refusals = layer.recent.iter().filter_map(|at| refusals.get(*at));
+        recent(&mut object, view, refusals);
         object.end();
     }
     json.push(']');

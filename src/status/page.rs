@@ -17,7 +17,7 @@ use tower_service::Service;
 
 use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong};
 use super::source::Source;
-use super::view::View;
+use super::view::{ExplainedLayer, View};
 use super::{html, json};
 #[cfg(feature = "rules")]
 use crate::error::WithSources;
@@ -29,9 +29,10 @@ use crate::stats::Stats;
 /// A service that shows what layers do: a page for people, and JSON for programs that accept it and no HTML.
 ///
 /// It shows what a [`Stats`] has counted: for each policy the requests of the last five minutes and of the last hour,
-/// the shares that were near and over the limit, and the keys that are refused most. With the [layers](Self::layer) it
-/// also shows quotas, modes and setup warnings, how full a limiter in memory is, and explains what would happen to a
-/// request.
+/// the shares that were near and over the limit, the keys that are refused most, and the
+/// [last refusals](crate::observe::StatsBuilder::max_recent_refusals), if they are kept. With the
+/// [layers](Self::layer) it also shows quotas, modes and setup warnings, how full a limiter in memory is, and explains
+/// what would happen to a request.
 ///
 /// ```
 /// use axum::{Router, routing::get};
@@ -55,7 +56,9 @@ use crate::stats::Stats;
 /// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields
 ///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch`
 ///   with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
-///   explains in JSON, as [`Explanation::to_json`](crate::observe::Explanation::to_json). A form that cannot be read is
+///   explains in JSON: a list with an object for each layer, with its title `layer`, the `explanation` as
+///   [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, and the `recent_refusals` under the same
+///   keys, or `null` if none are kept. A form that cannot be read is
 ///   answered with 400 and says what is wrong: on the page to a browser, otherwise in plain text.
 /// * A described request has a peer address and headers, and no other extensions. So a rule whose key or condition
 ///   reads an extension, such as [`key::extension`](crate::key::extension) of a user that authentication found, is
@@ -182,7 +185,12 @@ impl Shown {
                     explanations.push((title.clone(), source.explain(&described.request).await));
                 }
                 let mut view = self.view();
-                view.explained = Some((described.form, Ok(explanations)));
+                let explained = explanations.into_iter().map(|(title, explanation)| {
+                    let recent = view.find_recent(&explanation, |key| self.stats.fingerprint(key));
+                    ExplainedLayer { title, explanation, recent }
+                });
+                let explained = explained.collect();
+                view.explained = Some((described.form, Ok(explained)));
                 Ok(self.page(parts, StatusCode::OK, is_json, &view))
             }
             Asked::Unclear(_, message) if !wants_page(&parts.headers) => Err((StatusCode::BAD_REQUEST, message.into())),

@@ -5,10 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::explanation::Explanation;
+use crate::key::Key;
 use crate::limiter::Occupancy;
 use crate::mode::Mode;
+use crate::outcome::PolicyStatus;
+use crate::policy::Policy;
 use crate::setup_warning::SetupWarning;
-use crate::stats::{PolicySnapshot, RateBucket, StatsSnapshot};
+use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, StatsSnapshot};
 
 use super::request::ExplainForm;
 use super::source::Source;
@@ -28,8 +31,15 @@ pub(super) struct View {
     pub(super) explained: Option<(ExplainForm, Explained)>,
 }
 
-/// For each layer the explanation of a described request, or what is wrong with the description.
-pub(super) type Explained = Result<Vec<(String, Explanation)>, String>;
+/// What each layer would do with a described request, or what is wrong with the description.
+pub(super) type Explained = Result<Vec<ExplainedLayer>, String>;
+
+pub(super) struct ExplainedLayer {
+    pub(super) title: String,
+    pub(super) explanation: Explanation,
+    /// The places, among the recent refusals, of those under the same policies and keys.
+    pub(super) recent: Vec<usize>,
+}
 
 pub(super) struct LayerView {
     pub(super) title: String,
@@ -157,6 +167,22 @@ impl View {
         });
         let layers = layers.collect();
         Self { stats, rows, more, layers, rules: None, switches: Vec::new(), explained: None }
+    }
+
+    /// Finds the refusals of the recent past under the policies and keys of an explanation.
+    pub(super) fn find_recent(&self, explanation: &Explanation, fingerprint: impl Fn(&Key) -> u64) -> Vec<usize> {
+        let explained = explanation.rules().iter().filter_map(|rule| {
+            let linked = rule.statuses().iter().map(PolicyStatus::policy);
+            let names: Vec<&str> = rule.policies().iter().chain(linked).map(Policy::name).collect();
+            Some((fingerprint(rule.key()?), names))
+        });
+        let explained: Vec<(u64, Vec<&str>)> = explained.collect();
+        let is_explained = |refusal: &RecentRefusal| {
+            let name = refusal.status().map(|status| status.policy().name());
+            name.is_some_and(|name| explained.iter().any(|(key, names)| refusal.is_of(*key) && names.contains(&name)))
+        };
+        let recent = self.stats.recent_refusals().iter().enumerate();
+        recent.filter(|(_, refusal)| is_explained(refusal)).map(|(at, _)| at).collect()
     }
 }
 

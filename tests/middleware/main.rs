@@ -26,6 +26,7 @@ mod nested;
 mod overflow;
 mod queue_leaving;
 mod readiness;
+mod recent_refusals;
 mod refusals;
 mod retries;
 mod rules;

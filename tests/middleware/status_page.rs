@@ -3,14 +3,14 @@
 use std::net::IpAddr;
 
 use axum::body::Body;
-use http::{Request, Response, StatusCode};
+use http::{HeaderName, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::limiter::StoreErrorKind;
 use tower_ratelimit::middleware::ModeSwitch;
-use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatusPage};
+use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatsBuilder, StatusPage};
 use tower_ratelimit::rules::Rules;
 use tower_ratelimit::{Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
@@ -26,10 +26,14 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::of(|stats| stats)
+    }
+
+    fn of(set_up: impl FnOnce(StatsBuilder) -> StatsBuilder) -> Self {
         let clock = ManualClock::new();
         // A layer's names are checked, and a key's are not.
         let reveal = |key: &Key| Some(format!("<b>\u{202e}{}", key.display()));
-        let stats = Stats::builder().clock(clock.clone()).reveal(reveal).build();
+        let stats = set_up(Stats::builder().clock(clock.clone()).reveal(reveal)).build();
         let mode = ModeSwitch::new(Mode::Enforce);
         let client = Rule::new("client", Quota::per_minute(4)).unwrap().warn_at_percent(25).mode(&mode);
         let shadow = Rule::new("candidate", Quota::per_minute(2)).unwrap().mode(Mode::Shadow);
@@ -45,7 +49,7 @@ impl World {
             |_: Request<Body>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(Body::empty())));
         let service = self.layer.layer(service_fn(answer));
         for _ in 0..requests {
-            let mut request = Request::new(Body::empty());
+            let mut request = Request::get("/%3Ci%3E").header("x-request-id", "<id>").body(Body::empty()).unwrap();
             request.extensions_mut().insert(key::PeerAddr::from(IpAddr::from([192, 0, 2, 1])));
             service.clone().oneshot(request).await.unwrap();
         }
@@ -107,6 +111,50 @@ async fn page_shows_what_policies_did() {
     }
     assert!(html.contains("&lt;b&gt;\u{fffd}") && !html.contains("<b>\u{202e}"), "a key is no markup");
     assert!(!html.contains("<script"));
+}
+
+#[tokio::test]
+async fn recent_refusals_are_shown_and_beside_an_explanation() {
+    let world = World::new();
+    world.send(6).await;
+    assert!(json(&world.page).await["recent_refusals"].is_null(), "they are not kept");
+    let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(!html.contains("Refused recently"));
+
+    let world = World::of(|stats| {
+        stats.max_recent_refusals(1_000).keep_paths(true).request_id(HeaderName::from_static("x-request-id"))
+    });
+    let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
+    assert!(html.contains("No request was refused."), "{html}");
+    world.send(6).await;
+    world.clock.advance(std::time::Duration::from_secs(30));
+    let shown = json(&world.page).await;
+    let [refusal, _] = shown["recent_refusals"].as_array().unwrap().as_slice() else { panic!("{shown}") };
+    let expected = serde_json::json!({
+        "at": "2025-01-01T00:00:00Z", "us_ago": 30_000_000, "outcome": "limited", "policy": "client",
+        "quota": "4 per minute, token bucket", "fingerprint": shown["most_limited"][0]["fingerprint"],
+        "name": "<b>\u{202e}192.0.2.1", "cost": 1, "limit": 4, "remaining": 0, "wait": "after", "wait_us": 15_000_000,
+        "request": "GET /%3Ci%3E", "request_id": "<id>"
+    });
+    assert_eq!(*refusal, expected);
+
+    let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
+    for part in ["30 s ago", "2025-01-01T00:00:00Z", "0 of 4", "15s", "GET /%3Ci%3E", "&lt;id&gt;"] {
+        assert!(html.contains(part), "{part}: {html}");
+    }
+    assert!(!html.contains("<id>"), "an id is no markup");
+
+    let explained = async |fields, accept| post(&world.page, fields, accept).await.1;
+    let own: Value =
+        serde_json::from_str(&explained("action=explain&client=192.0.2.1", "application/json").await).unwrap();
+    assert_eq!(own[0]["recent_refusals"].as_array().unwrap().len(), 2);
+    assert!(
+        explained("action=explain&client=192.0.2.1", "text/html").await.contains("2 recent refusals under these keys")
+    );
+    let other: Value =
+        serde_json::from_str(&explained("action=explain&client=192.0.2.2", "application/json").await).unwrap();
+    assert_eq!(other[0]["recent_refusals"], serde_json::json!([]));
+    assert!(!explained("action=explain&client=192.0.2.2", "text/html").await.contains("under these keys"));
 }
 
 #[tokio::test]

@@ -27,8 +27,8 @@ use tower_ratelimit::{
     },
     observe::{
         EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimitedKey, LimiterEvent, NotCharged, Observer,
-        Outcome, OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RuleExplanation, RulesEvent,
-        SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage,
+        Outcome, OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RecentRefusal, RuleExplanation,
+        RulesEvent, SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage,
     },
     quota::{Algorithm, Anchor, Oldest, QuotaError, QuotaErrorKind},
 };
@@ -87,6 +87,7 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<PolicyAdvice>();
     cloned::<RateBucket>();
     cloned::<LimitedKey>();
+    cloned::<RecentRefusal>();
     cloned::<LayerEvent>();
     cloned::<LimiterEvent>();
     cloned::<RulesEvent>();

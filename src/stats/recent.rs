@@ -1,0 +1,303 @@
+//! The last refusals, in bounded memory.
+//!
+//! Refusals are kept in sets of sixteen places. A key's fingerprint chooses its set, in which a refusal replaces the oldest
+//! one. So a client that is refused all the time pushes out the refusals of few others.
+//!
+//! Each place has its own lock, which a writer only tries: a refusal waits for no reader. Requests that pass are not
+//! written, and take no lock.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::HeaderName;
+
+use super::names::{Names, cut, short_fingerprint};
+use crate::head::Head;
+use crate::key::original_uri;
+use crate::outcome::{Observed, OutcomeKind, PolicyStatus};
+use crate::sync::{Mutex, lock, try_lock};
+use crate::time::Timestamp;
+
+const WAYS: usize = 16;
+
+/// The most refusals that are kept.
+const REFUSALS_MAX: usize = 10_000;
+
+/// The longest method and path in bytes.
+const REQUEST_MAX: usize = 256;
+
+/// The longest id of a request in bytes.
+const ID_MAX: usize = 128;
+
+/// What is kept of refusals.
+#[derive(Default)]
+pub(super) struct Setup {
+    pub(super) max: usize,
+    pub(super) paths: bool,
+    pub(super) request_id: Option<HeaderName>,
+}
+
+pub(super) struct Recent {
+    setup: Setup,
+    sets: Box<[Set]>,
+}
+
+#[derive(Default)]
+struct Set {
+    /// The number of refusals that were written: the next one goes to this place, modulo their number.
+    written: AtomicUsize,
+    places: [Mutex<Option<RecentRefusal>>; WAYS],
+}
+
+impl Recent {
+    /// Returns `None` if nothing is to be kept.
+    pub(super) fn new(setup: Setup) -> Option<Self> {
+        let sets = setup.max.min(REFUSALS_MAX).div_ceil(WAYS);
+        (sets > 0).then(|| Self { setup, sets: (0..sets).map(|_| Set::default()).collect() })
+    }
+
+    /// Keeps a request, if it was refused.
+    pub(super) fn note(&self, names: &Names, at: Timestamp, observed: &Observed<'_>) {
+        let outcome = observed.outcome();
+        let is_refused = match outcome.kind() {
+            OutcomeKind::Abandoned => false,
+            OutcomeKind::Overflowed => true,
+            kind => !kind.passed(),
+        };
+        if !is_refused {
+            return;
+        }
+        let statuses = outcome.policies();
+        let status = outcome.binding().filter(|status| status.refuses());
+        let place = status.and_then(|status| statuses.iter().position(|other| std::ptr::eq(other, status)));
+        let key = place.and_then(|at| observed.key_of_status(at));
+        let fingerprint = key.map(|key| names.fingerprint(key));
+        let request = observed.request();
+        let refusal = RecentRefusal {
+            at,
+            outcome: outcome.kind(),
+            status: status.cloned(),
+            fingerprint,
+            name: key.and_then(|key| names.name(key)),
+            request: self.setup.paths.then(|| line(request)),
+            request_id: self.setup.request_id.as_ref().and_then(|header| id(request, header)),
+        };
+        self.write(fingerprint.unwrap_or(0), refusal);
+    }
+
+    fn write(&self, fingerprint: u64, refusal: RecentRefusal) {
+        let Some(set) = self.sets.get(fingerprint as usize % self.sets.len()) else { return }; // any bits do
+        // A reader holds one place at a time, so the second try succeeds, unless sixteen refusals are written meanwhile.
+        for _ in 0..2 {
+            let next = set.written.fetch_add(1, Ordering::Relaxed) % WAYS;
+            if let Some(mut place) = set.places.get(next).and_then(try_lock) {
+                let former = place.replace(refusal);
+                drop(place);
+                drop(former); // not under the lock: it frees memory
+                return;
+            }
+        }
+    }
+
+    /// Returns the refusals, the latest first.
+    pub(super) fn read(&self) -> Vec<RecentRefusal> {
+        let mut all = Vec::new();
+        for set in &self.sets {
+            let written = set.written.load(Ordering::Relaxed);
+            let latest_first = (1..=WAYS).filter_map(|back| set.places.get(written.wrapping_sub(back) % WAYS));
+            all.extend(latest_first.filter_map(|place| lock(place).clone()));
+        }
+        all.sort_by_key(|refusal| std::cmp::Reverse(refusal.at)); // stable: within a set the order is that of writing
+        all
+    }
+}
+
+/// Returns the method and the path of a request.
+fn line(request: &Head<'_>) -> Box<str> {
+    let (method, path) = (request.method.as_str(), original_uri(request).path());
+    let method = cut(method, REQUEST_MAX);
+    let path = cut(path, REQUEST_MAX.saturating_sub(method.len() + 1));
+    format!("{method} {path}").into()
+}
+
+/// Returns the id of a request, without what could move a terminal's cursor.
+fn id(request: &Head<'_>, header: &HeaderName) -> Option<Box<str>> {
+    let value = request.headers.get(header)?.as_bytes();
+    let text = String::from_utf8_lossy(value.get(..ID_MAX).unwrap_or(value)).replace(char::is_control, "\u{fffd}");
+    Some(cut(&text, ID_MAX)).filter(|text| !text.is_empty()).map(Into::into)
+}
+
+/// A refused request of the recent past. It is kept if
+/// [`max_recent_refusals`](super::StatsBuilder::max_recent_refusals) says so.
+#[derive(Clone, Debug)]
+pub struct RecentRefusal {
+    at: Timestamp,
+    outcome: OutcomeKind,
+    status: Option<PolicyStatus>,
+    fingerprint: Option<u64>,
+    name: Option<Box<str>>,
+    request: Option<Box<str>>,
+    request_id: Option<Box<str>>,
+}
+
+impl RecentRefusal {
+    /// Returns when the request was refused, by the clock of the statistics.
+    #[must_use]
+    pub fn at(&self) -> Timestamp {
+        self.at
+    }
+
+    /// Returns what was done with the request.
+    #[must_use]
+    pub fn outcome(&self) -> OutcomeKind {
+        self.outcome
+    }
+
+    /// Returns the status of the policy that refused the request: its name and quota, what the request cost, what was
+    /// left, and the wait. If several refused it, it is the one with the longest wait.
+    ///
+    /// Returns `None` if no policy refused the request: an access list denied it, it had no key, or the limiter failed.
+    #[must_use]
+    pub fn status(&self) -> Option<&PolicyStatus> {
+        self.status.as_ref()
+    }
+
+    /// Returns the [fingerprint](super::LimitedKey::fingerprint) of the key that this policy was charged for.
+    #[must_use]
+    pub fn fingerprint(&self) -> Option<String> {
+        self.fingerprint.map(short_fingerprint)
+    }
+
+    /// Returns the name that [`reveal`](super::StatsBuilder::reveal) gave to the key, if it did.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Returns the method and the path, such as `GET /posts`, if
+    /// [`keep_paths`](super::StatsBuilder::keep_paths) says so.
+    #[must_use]
+    pub fn request(&self) -> Option<&str> {
+        self.request.as_deref()
+    }
+
+    /// Returns the id of the request, if it had the header that [`request_id`](super::StatsBuilder::request_id) names.
+    #[must_use]
+    pub fn request_id(&self) -> Option<&str> {
+        self.request_id.as_deref()
+    }
+
+    /// Returns whether the key has this whole fingerprint.
+    pub(crate) fn is_of(&self, fingerprint: u64) -> bool {
+        self.fingerprint == Some(fingerprint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http::Request;
+
+    use super::*;
+    use crate::decision::ChargeDecision;
+    use crate::key::Key;
+    use crate::mode::Mode;
+    use crate::outcome::Outcome;
+    use crate::policy::Policy;
+    use crate::quota::Quota;
+    use crate::wait::Wait;
+
+    fn recent(max: usize) -> Recent {
+        Recent::new(Setup { max, ..Setup::default() }).unwrap()
+    }
+
+    /// Refuses requests of numbered keys.
+    struct Refuser(Policy, Outcome);
+
+    impl Refuser {
+        fn new() -> Self {
+            let policy = Policy::new("client", Quota::per_minute(5)).unwrap();
+            let decision = ChargeDecision::denied(5, 2, Wait::After(Duration::from_secs(9)));
+            let status = PolicyStatus {
+                policy: policy.clone(),
+                cost: 3,
+                mode: Mode::Enforce,
+                refuses: true,
+                near: false,
+                taken: 0,
+                decision,
+            };
+            Self(policy, Outcome::new(OutcomeKind::Limited, [status].into_iter().collect()))
+        }
+
+        fn refuse(&self, recent: &Recent, names: &Names, at: u64, key: u64) {
+            let (request, key) = (Request::new(()), Key::of(key).unwrap());
+            let head = Head::from(&request);
+            let observed = Observed::new(&self.1, &head, [(&self.0, &key)].into_iter());
+            recent.note(names, Timestamp::from_micros(at), &observed);
+        }
+    }
+
+    fn times(recent: &Recent) -> Vec<u64> {
+        recent.read().iter().map(|refusal| refusal.at.as_micros()).collect()
+    }
+
+    #[test]
+    fn million_refusals_are_bounded_and_allocate_nothing() {
+        let (refuser, recent, names) = (Refuser::new(), recent(100), Names::new(None));
+        let allocated = allocation_counter::measure(|| {
+            (0..1_000_000).for_each(|n| refuser.refuse(&recent, &names, n, n));
+        });
+        assert_eq!(allocated.count_total, 0);
+        let times = times(&recent);
+        assert_eq!(times.len(), 112, "a multiple of 16");
+        assert!(times.is_sorted_by(|a, b| a >= b) && times[0] == 999_999, "{times:?}");
+        assert!(size_of::<RecentRefusal>() <= 300, "{}", size_of::<RecentRefusal>());
+    }
+
+    #[test]
+    fn refusals_of_one_key_keep_those_of_other_keys() {
+        let (refuser, recent, names) = (Refuser::new(), recent(1_000), Names::new(None));
+        let set = |key| names.fingerprint(&Key::of(key).unwrap()) as usize % recent.sets.len();
+        let quiet = (2..).find(|key| set(*key) != set(1)).unwrap();
+        refuser.refuse(&recent, &names, 7, quiet);
+        (100..10_100).for_each(|at| refuser.refuse(&recent, &names, at, 1));
+        let expected: Vec<u64> = (10_084..10_100).rev().chain([7]).collect();
+        assert_eq!(times(&recent), expected);
+    }
+
+    #[test]
+    fn refusals_are_kept_while_they_are_read() {
+        let (recent, names) = (recent(16), Names::new(None));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (recent, names) = (&recent, &names);
+                scope.spawn(move || {
+                    let refuser = Refuser::new();
+                    (0..20_000).for_each(|at| refuser.refuse(recent, names, at, thread));
+                });
+            }
+            while recent.sets[0].written.load(Ordering::Relaxed) < 80_000 {
+                assert!(recent.read().len() <= WAYS);
+            }
+        });
+        assert_eq!(times(&recent).len(), WAYS);
+    }
+
+    #[test]
+    fn texts_of_a_request_are_cut_and_have_no_controls() {
+        let header = HeaderName::from_static("x-request-id");
+        let of = |value: &[u8]| {
+            let request = Request::get("/").header("x-request-id", value).body(()).unwrap();
+            id(&Head::from(&request), &header).map(String::from)
+        };
+        assert_eq!(of(b"4bf92f\t3577").as_deref(), Some("4bf92f\u{fffd}3577"));
+        assert_eq!((of(b""), of(&[0xc3; 500]).unwrap().len()), (None, 126), "of whole characters");
+        let request = Request::get(format!("/{}?token=1", "ab".repeat(500))).body(()).unwrap();
+        let line = line(&Head::from(&request));
+        assert!(line.starts_with("GET /abab") && line.len() == REQUEST_MAX, "{line}");
+        let method = http::Method::from_bytes("M".repeat(1_000).as_bytes()).unwrap();
+        let request = Request::builder().method(method).body(()).unwrap();
+        assert!(super::line(&Head::from(&request)).len() <= REQUEST_MAX + 1);
+    }
+}

@@ -1,0 +1,125 @@
+//! The keys on the page: recent refusals, and who is refused most.
+
+use std::fmt::{self, Write as _};
+
+use super::text::{About, Count, Text};
+use super::view::{ExplainedLayer, View};
+use crate::outcome::OutcomeKind;
+use crate::stats::RecentRefusal;
+use crate::time::{Humane, Utc};
+use crate::wait::Wait;
+
+/// The most keys that are listed.
+const KEYS_MAX: usize = 20;
+
+/// The most refusals that are listed openly.
+const REFUSALS_OPEN: usize = 10;
+
+/// The most refusals that are listed.
+const REFUSALS_MAX: usize = 200;
+
+/// Prints the name of a key, or its fingerprint.
+fn key_text(name: Option<&str>, fingerprint: &str) -> String {
+    name.map_or_else(|| format!("key {fingerprint}"), str::to_owned)
+}
+
+pub(super) fn most_limited(html: &mut String, view: &View) -> fmt::Result {
+    let keys = view.stats.most_limited();
+    if keys.is_empty() {
+        return Ok(());
+    }
+    html.push_str(
+        "<h2>Refused most, of late</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">refusals</th></tr></thead><tbody>",
+    );
+    for key in keys.iter().take(KEYS_MAX) {
+        let name = key_text(key.name(), &key.fingerprint());
+        let error = if key.error() > 0 { format!(" (at most {} too many)", Count(key.error())) } else { String::new() };
+        write!(
+            html,
+            "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"num\">about {}{error}</td></tr>",
+            Text(&name),
+            Text(key.policy()),
+            Count(key.count())
+        )?;
+    }
+    html.push_str("</tbody></table>");
+    Ok(())
+}
+
+/// Lists the refusals of the recent past.
+pub(super) fn recent(html: &mut String, view: &View) -> fmt::Result {
+    if !view.stats.keeps_refusals() {
+        return Ok(());
+    }
+    let refusals = view.stats.recent_refusals();
+    html.push_str("<h2>Refused recently</h2>");
+    if refusals.is_empty() {
+        html.push_str("<p class=\"soft\">No request was refused.</p>");
+        return Ok(());
+    }
+    let shown = refusals.get(..REFUSALS_MAX).unwrap_or(refusals);
+    let (open, folded) = shown.split_at(REFUSALS_OPEN.min(shown.len()));
+    table(html, view, open.iter())?;
+    if !folded.is_empty() {
+        write!(html, "<details><summary>{} earlier ones</summary>", folded.len())?;
+        table(html, view, folded.iter())?;
+        html.push_str("</details>");
+    }
+    if let more @ 1.. = refusals.len() - shown.len() {
+        write!(html, "<p class=\"soft\">and {} more in the JSON of this page</p>", Count(more as u64))?;
+    }
+    Ok(())
+}
+
+/// Lists those that are under the policies and keys of an explanation.
+pub(super) fn recent_of_explained(html: &mut String, view: &View, layer: &ExplainedLayer) -> fmt::Result {
+    if layer.recent.is_empty() {
+        return Ok(());
+    }
+    write!(html, "<details open><summary>{} recent refusals under these keys</summary>", layer.recent.len())?;
+    let refusals = view.stats.recent_refusals();
+    table(html, view, layer.recent.iter().take(REFUSALS_OPEN).filter_map(|at| refusals.get(*at)))?;
+    html.push_str("</details>");
+    Ok(())
+}
+
+fn table<'a>(html: &mut String, view: &View, refusals: impl Iterator<Item = &'a RecentRefusal>) -> fmt::Result {
+    html.push_str(
+        "<table><thead><tr><th>key</th><th>when</th><th>refused by</th><th>left</th><th>wait</th><th>request</th></tr></thead>\
+         <tbody>",
+    );
+    for refusal in refusals {
+        row(html, view, refusal)?;
+    }
+    html.push_str("</tbody></table>");
+    Ok(())
+}
+
+fn row(html: &mut String, view: &View, refusal: &RecentRefusal) -> fmt::Result {
+    let key = refusal.fingerprint().map(|fingerprint| key_text(refusal.name(), &fingerprint));
+    write!(html, "<tr><td class=\"name\">{}</td>", Text(key.as_deref().unwrap_or("–")))?;
+    let ago = view.stats.taken_at().saturating_since(refusal.at());
+    write!(html, "<td data-of=\"when\">{} ago<div class=\"quota\">{}</div></td>", About(ago), Utc(refusal.at()))?;
+    let outcome = refusal.outcome();
+    html.push_str("<td data-of=\"refused by\">");
+    match refusal.status() {
+        Some(status) => {
+            write!(html, "{}", Text(status.policy().name()))?;
+            if outcome != OutcomeKind::Limited {
+                write!(html, "<span class=\"mode\">{outcome}</span>")?;
+            }
+            write!(html, "<div class=\"quota\">{}</div></td>", Text(&status.policy().quota().to_string()))?;
+            let (decision, cost) = (status.decision(), status.cost());
+            let (left, limit) = (Count(decision.remaining()), Count(decision.limit()));
+            write!(html, "<td data-of=\"left\">{left} of {limit}<div class=\"quota\">cost {}</div></td>", Count(cost))?;
+            match decision.wait() {
+                Wait::After(wait) => write!(html, "<td data-of=\"wait\">{}</td>", Humane(wait))?,
+                wait => write!(html, "<td data-of=\"wait\">{}</td>", wait.as_str())?,
+            }
+        }
+        None => write!(html, "no rule<span class=\"mode\">{outcome}</span></td><td></td><td></td>")?,
+    }
+    let id = refusal.request_id().map(|id| format!("<div class=\"quota\">{}</div>", Text(id)));
+    let request = Text(refusal.request().unwrap_or_default());
+    write!(html, "<td class=\"request\">{request}{}</td></tr>", id.unwrap_or_default())
+}

@@ -1,0 +1,124 @@
+//! Text, numbers and times as the page prints them.
+
+use std::fmt::{self, Display, Write as _};
+use std::time::Duration;
+
+/// Prints text of others in HTML: markup is escaped, and what could turn the direction of the page is left out.
+pub(super) struct Text<'a>(pub(super) &'a str);
+
+impl Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for char in self.0.chars() {
+            match char {
+                '&' => f.write_str("&amp;")?,
+                '<' => f.write_str("&lt;")?,
+                '>' => f.write_str("&gt;")?,
+                '"' => f.write_str("&quot;")?,
+                '\'' => f.write_str("&#39;")?,
+                '\r' => {} // a browser sends it before each line's end
+                '\n' | '\t' => f.write_char(char)?,
+                '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+                    f.write_char('\u{fffd}')?;
+                }
+                _ if char.is_control() => f.write_char('\u{fffd}')?,
+                _ => f.write_char(char)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Prints a number with spaces between thousands.
+pub(super) struct Count(pub(super) u64);
+
+impl Display for Count {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let digits = self.0.to_string();
+        for (at, digit) in digits.chars().enumerate() {
+            if at > 0 && (digits.len() - at) % 3 == 0 {
+                f.write_char('\u{202f}')?;
+            }
+            f.write_char(digit)?;
+        }
+        Ok(())
+    }
+}
+
+/// Prints a number per second: requests of a span.
+pub(super) struct Rate(pub(super) u64, pub(super) Duration);
+
+impl Display for Rate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let micros = self.1.as_micros().max(1);
+        let tenths = (u128::from(self.0) * 10_000_000 + micros / 2) / micros;
+        let whole = u64::try_from(tenths / 10).unwrap_or(u64::MAX);
+        if whole >= 100 { Count(whole).fmt(f) } else { write!(f, "{whole}.{}", tenths % 10) }
+    }
+}
+
+/// Prints a share in tenths of a percent.
+pub(super) struct Share(pub(super) Option<u64>);
+
+impl Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(0) => f.write_str("0 %"),
+            Some(per_mille) => write!(f, "{}.{} %", per_mille / 10, per_mille % 10),
+            None => f.write_str("–"),
+        }
+    }
+}
+
+/// Prints a time roughly, by its largest unit.
+pub(super) struct About(pub(super) Duration);
+
+impl Display for About {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs();
+        match seconds {
+            0..=119 => write!(f, "{seconds} s"),
+            120..=7_199 => write!(f, "{} min", seconds / 60),
+            7_200..=172_799 => write!(f, "{} h", seconds / 3_600),
+            _ => write!(f, "{} days", seconds / 86_400),
+        }
+    }
+}
+
+/// Prints the bound of a bucket of durations.
+pub(super) fn millis(duration: Option<Duration>) -> String {
+    match duration {
+        Some(duration) => format!("≤ {} ms", duration.as_micros() as f64 / 1_000.0),
+        None => "> 10 s".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_others_is_no_markup() {
+        let shown = Text("<b a='1'>&\"\u{202e}\u{0}\u{1b}[2J\r\n").to_string();
+        assert_eq!(shown, "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}\u{fffd}\u{fffd}[2J\n");
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let seconds = Duration::from_secs;
+        assert_eq!(Count(1_234_567).to_string(), "1\u{202f}234\u{202f}567");
+        assert_eq!((Count(0).to_string(), Count(999).to_string()), ("0".into(), "999".into()));
+        assert_eq!(
+            (Rate(1, seconds(3)).to_string(), Rate(1_500, seconds(1)).to_string()),
+            ("0.3".into(), "1\u{202f}500".into())
+        );
+        assert_eq!(
+            (Share(Some(1)).to_string(), Share(Some(1_000)).to_string(), Share(None).to_string()),
+            ("0.1 %".into(), "100.0 %".into(), "–".into())
+        );
+        assert_eq!(
+            (About(seconds(119)).to_string(), About(seconds(7_199)).to_string()),
+            ("119 s".into(), "119 min".into())
+        );
+        assert_eq!((About(seconds(172_799)).to_string(), About(Duration::MAX).to_string().len()), ("47 h".into(), 20));
+    }
+}
