@@ -3,6 +3,7 @@
 use std::fmt::{self, Display, Write as _};
 use std::time::Duration;
 
+use super::request::{EXTENSION, ExplainForm};
 use super::text::{About, Count, Rate, Share, Text, millis};
 use super::view::{Row, Sums, View};
 use super::{chart, keys};
@@ -14,7 +15,7 @@ use crate::stats::StatsSnapshot;
 const STYLE: &str = include_str!("style.css");
 
 /// The policy of the page's content: its own style, by the hash of that, and nothing else.
-pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-cSuGGp+It1p0mS7V37Yy9pY+5Q9c4XvtARPE/DCNuu8='; \
+pub(super) const CONTENT_POLICY: &str = "default-src 'none'; style-src 'sha256-VJ2RlL7GUKreVMbAmRNxAyUM7tB6Y0C8jFFcayWrWiQ='; \
                                          img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'";
 
 /// The hatching of requests over a limit, which all charts use.
@@ -307,7 +308,7 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
     if view.layers.is_empty() {
         return Ok(());
     }
-    let empty = super::request::ExplainForm::default();
+    let empty = ExplainForm::default();
     let form = view.explained.as_ref().map_or(&empty, |(form, _)| form);
     let method = if form.method.is_empty() { "GET" } else { &form.method };
     let uri = if form.uri.is_empty() { "/" } else { &form.uri };
@@ -317,12 +318,23 @@ fn explain(html: &mut String, view: &View) -> fmt::Result {
          <form class=\"explain\" method=\"post\"><input type=\"hidden\" name=\"action\" value=\"explain\">\
          <label>method<input name=\"method\" value=\"{}\"></label>\
          <label>path<input name=\"uri\" value=\"{}\"></label>\
-         <label>client<input name=\"client\" placeholder=\"192.0.2.1\" value=\"{}\"></label>\
-         <label class=\"wide\">headers, one in a line<textarea name=\"headers\" placeholder=\"x-api-key: abc\">\n{}</textarea></label>\
-         <div class=\"wide\"><button>Explain</button></div></form>",
+         <label>client<input name=\"client\" placeholder=\"192.0.2.1\" value=\"{}\"></label>",
         Text(method),
         Text(uri),
-        Text(&form.client),
+        Text(&form.client)
+    )?;
+    if !view.extensions.is_empty() {
+        html.push_str("<div class=\"wide fields\">");
+        for name in &view.extensions {
+            let stated = form.extensions.iter().find(|(own, _)| own == name).map_or("", |(_, text)| text);
+            write!(html, "<label>{0}<input name=\"{EXTENSION}{0}\" value=\"{1}\"></label>", Text(name), Text(stated))?;
+        }
+        html.push_str("</div>");
+    }
+    write!(
+        html,
+        "<label class=\"wide\">headers, one in a line<textarea name=\"headers\" placeholder=\"x-api-key: abc\">\n{}</textarea></label>\
+         <div class=\"wide\"><button>Explain</button></div></form>",
         Text(&form.headers)
     )
 }

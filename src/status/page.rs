@@ -15,7 +15,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use tower_service::Service;
 
-use super::request::{Asked, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong};
+use super::request::{Asked, ExtensionField, FORM_MAX, Wrong, refuse_other_sites, wants_json, wants_page, wrong};
 use super::source::Source;
 use super::view::{ExplainedLayer, View};
 use super::{html, json};
@@ -54,16 +54,14 @@ use crate::stats::Stats;
 /// own.
 ///
 /// * `GET` and `HEAD` answer with the page. `POST` explains a request or [switches](Self::switch) a mode, by the fields
-///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client` and `headers`, or `action=switch`
-///   with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
+///   of a form of at most 16 KiB: `action=explain` with `method`, `uri`, `client`, `headers` and
+///   [extensions](Self::extension), or `action=switch` with `name` and `mode`. `curl -H 'accept: application/json' -d action=explain -d uri=/posts -d client=192.0.2.1 …`
 ///   explains in JSON: a list with an object for each layer, with its title `layer`, the `explanation` as
 ///   [`Explanation::to_json`](crate::observe::Explanation::to_json) writes it, and the `recent_refusals` under the same
 ///   keys, or `null` if none are kept. A form that cannot be read is
 ///   answered with 400 and says what is wrong: on the page to a browser, otherwise in plain text.
-/// * A described request has a peer address and headers, and no other extensions. So a rule whose key or condition
-///   reads an extension, such as [`key::extension`](crate::key::extension) of a user that authentication found, is
-///   explained as for a request without it. Explain such a layer in the program: put the extension into a request, and
-///   call [`RateLimitLayer::explain`].
+/// * A described request has a peer address, headers, and the extensions that the operator
+///   [states](Self::extension). A rule that reads another extension is explained as for a request without it.
 /// * A form that a browser sends for another site is refused (`Sec-Fetch-Site`, else `Origin` against `Host`). A site
 ///   may point its own name at this server (DNS rebinding), and a browser then takes both for one site. A login keeps
 ///   it out, and so does a proxy that checks `Host`.
@@ -78,6 +76,7 @@ pub struct StatusPage(Arc<Shown>);
 struct Shown {
     stats: Stats,
     sources: Vec<(String, Arc<dyn Source>)>,
+    extensions: Vec<ExtensionField>,
     switches: Vec<(String, ModeSwitch)>,
     #[cfg(feature = "rules")]
     rules: Option<crate::rules::Rules>,
@@ -90,6 +89,7 @@ impl StatusPage {
         Self(Arc::new(Shown {
             stats,
             sources: Vec::new(),
+            extensions: Vec::new(),
             switches: Vec::new(),
             #[cfg(feature = "rules")]
             rules: None,
@@ -104,6 +104,46 @@ impl StatusPage {
         O: Clone + Send + Sync + 'static,
     {
         Arc::make_mut(&mut self.0).sources.push((title.into(), Arc::new(layer.clone())));
+        self
+    }
+
+    /// Lets operators state an extension of the request that is to be explained. `read` makes it of the text that they
+    /// write, or returns `None` if the text stands for no such value. The form then has a field of this name, and
+    /// programs send it as `extension.NAME`. A field that is empty adds nothing.
+    ///
+    /// So a rule with [`key::extension`](crate::key::extension) is explained as for a request that went through
+    /// authentication, and so are conditions, costs and plans that read the extension. Make what your authentication
+    /// would put there:
+    ///
+    /// ```
+    /// use tower_ratelimit::observe::{Stats, StatusPage};
+    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    ///
+    /// #[derive(Clone)]
+    /// struct User {
+    ///     id: u64,
+    /// }
+    ///
+    /// let stats = Stats::new();
+    /// let by_user = key::extension(|user: &User| user.id);
+    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), by_user).observer(stats.clone());
+    /// let page = StatusPage::new(stats)
+    ///     .layer("api", &limit)
+    ///     .extension("user", |text| Some(User { id: text.parse().ok()? }));
+    /// // curl -H 'accept: application/json' -d action=explain -d uri=/posts -d extension.user=7 …
+    /// ```
+    ///
+    /// It runs while the page is made, so it must not block. A second field of the same name replaces the first. An
+    /// extension that only a framework can make, such as axum's `MatchedPath`, cannot be stated.
+    #[must_use]
+    pub fn extension<T, F>(mut self, name: impl Into<String>, read: F) -> Self
+    where
+        T: Clone + Send + Sync + 'static,
+        F: Fn(&str) -> Option<T> + Send + Sync + 'static,
+    {
+        let (name, extensions) = (name.into(), &mut Arc::make_mut(&mut self.0).extensions);
+        extensions.retain(|field| field.name != name);
+        extensions.push(ExtensionField::new(name, read));
         self
     }
 
@@ -131,6 +171,7 @@ impl Shown {
             let error = rules.error().map(|error| WithSources(&error).to_string());
             view.rules = Some(super::view::RulesView { version: rules.version(), error });
         }
+        view.extensions = self.extensions.iter().map(|field| field.name.clone()).collect();
         view.switches = self.switches.iter().map(|(name, switch)| (name.clone(), switch.get())).collect();
         view
     }
@@ -178,7 +219,7 @@ impl Shown {
             }
             Err(_) => return Err((StatusCode::BAD_REQUEST, "the form could not be received".into())),
         };
-        match Asked::read(parts, &form)? {
+        match Asked::read(parts, &form, &self.extensions)? {
             Asked::Explain(described) => {
                 let mut explanations = Vec::with_capacity(self.sources.len());
                 for (title, source) in &self.sources {

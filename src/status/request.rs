@@ -2,10 +2,11 @@
 
 use std::borrow::Cow;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use http::header::{ACCEPT, CONTENT_TYPE, HOST, ORIGIN};
 use http::request::Parts;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri};
 use percent_encoding::percent_decode_str;
 
 use crate::fields::is_unacceptable;
@@ -17,6 +18,17 @@ pub(super) const FORM_MAX: usize = 16_384;
 
 /// The most headers of a described request.
 const HEADERS_MAX: usize = 64;
+
+/// The beginning of the names of fields that describe an extension.
+pub(super) const EXTENSION: &str = "extension.";
+
+/// A field of the form that describes an extension of a request.
+#[derive(Clone)]
+pub(super) struct ExtensionField {
+    pub(super) name: String,
+    /// Puts the extension that a text stands for into a request. Returns `false` if it stands for none.
+    insert: Arc<dyn Fn(&str, &mut Extensions) -> bool + Send + Sync>,
+}
 
 /// An error, as a status and what to say.
 pub(super) type Wrong = (StatusCode, Cow<'static, str>);
@@ -77,11 +89,27 @@ pub(super) struct ExplainForm {
     pub(super) uri: String,
     pub(super) client: String,
     pub(super) headers: String,
+    /// The names and texts of extensions that are not empty.
+    pub(super) extensions: Vec<(String, String)>,
+}
+
+impl ExtensionField {
+    pub(super) fn new<T, F>(name: String, read: F) -> Self
+    where
+        T: Clone + Send + Sync + 'static,
+        F: Fn(&str) -> Option<T> + Send + Sync + 'static,
+    {
+        let insert = move |text: &str, extensions: &mut Extensions| {
+            let extension = read(text);
+            extension.map(|extension| extensions.insert(extension)).is_some()
+        };
+        Self { name, insert: Arc::new(insert) }
+    }
 }
 
 impl Asked {
-    /// Reads a form.
-    pub(super) fn read(parts: &Parts, body: &[u8]) -> Result<Self, Wrong> {
+    /// Reads a form. `known` are the extensions that it may describe.
+    pub(super) fn read(parts: &Parts, body: &[u8], known: &[ExtensionField]) -> Result<Self, Wrong> {
         let kind = parts.headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
         if kind
             .split(';')
@@ -103,8 +131,9 @@ impl Asked {
                     uri: field("uri"),
                     client: field("client"),
                     headers: field("headers"),
+                    extensions: extensions(&fields),
                 };
-                Ok(match form.request() {
+                Ok(match form.request(known) {
                     Ok(request) => Self::Explain(Box::new(Described { form, request })),
                     Err(message) => Self::Unclear(form, message),
                 })
@@ -123,7 +152,7 @@ impl Asked {
 
 impl ExplainForm {
     /// Returns the request that the form describes, or what is wrong with it.
-    fn request(&self) -> Result<Parts, String> {
+    fn request(&self, known: &[ExtensionField]) -> Result<Parts, String> {
         let method = if self.method.is_empty() { "GET" } else { self.method.trim() };
         let method =
             Method::from_bytes(method.as_bytes()).map_err(|_| printable(&format!("`{method}` is not a method")))?;
@@ -158,8 +187,24 @@ impl ExplainForm {
             })?;
             request.extensions.insert(PeerAddr::from(client));
         }
+        for (name, text) in &self.extensions {
+            let Some(field) = known.iter().find(|field| field.name == *name) else {
+                let names: Vec<String> = known.iter().map(|field| format!("`{EXTENSION}{}`", field.name)).collect();
+                let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+                return Err(printable(&format!("`{EXTENSION}{name}` is not a field of this page, which has {names}")));
+            };
+            if !(field.insert)(text, &mut request.extensions) {
+                return Err(printable(&format!("`{text}` stands for no {name}")));
+            }
+        }
         Ok(request)
     }
+}
+
+/// Returns the fields that describe extensions, without those that are empty.
+fn extensions(fields: &[(String, String)]) -> Vec<(String, String)> {
+    let of = |(name, text): &(String, String)| Some((name.strip_prefix(EXTENSION)?.to_owned(), text.trim().to_owned()));
+    fields.iter().filter_map(of).filter(|(_, text)| !text.is_empty()).collect()
 }
 
 /// Makes an error.
@@ -201,9 +246,16 @@ mod tests {
         request.body(()).unwrap().into_parts().0
     }
 
+    #[derive(Clone, Debug, PartialEq)]
+    struct User(u64);
+
+    fn user() -> ExtensionField {
+        ExtensionField::new("user".to_owned(), |text| Some(User(text.parse().ok()?)))
+    }
+
     fn read(form: &str) -> Result<Asked, String> {
         let parts = parts(&[("content-type", "application/x-www-form-urlencoded; charset=utf-8")]);
-        match Asked::read(&parts, form.as_bytes()) {
+        match Asked::read(&parts, form.as_bytes(), &[user()]) {
             Ok(Asked::Unclear(_, message)) => Err(message),
             read => read.map_err(|(_, message)| message.into_owned()),
         }
@@ -252,6 +304,7 @@ mod tests {
         assert_eq!(read(form).unwrap_err(), "`/posts?a=b c` is not a path or a URI: write it like `/posts?page=2`");
         let Ok(Asked::Explain(described)) = read(&form.replace("b+c", "b%2520c")) else { panic!() };
         let Described { request, form } = *described;
+        assert!(request.extensions.get::<User>().is_none());
         assert_eq!((request.method.as_str(), request.uri.to_string().as_str()), ("POST", "/posts?a=b%20c"));
         assert_eq!(request.headers.get_all("x-a").iter().collect::<Vec<_>>(), ["1", "2"]);
         assert_eq!(crate::key::peer_address(&(&request).into()), "2001:db8::1".parse().ok());
@@ -259,6 +312,16 @@ mod tests {
         let Ok(Asked::Explain(described)) = read("action=explain") else { panic!() };
         let request = described.request;
         assert_eq!((request.method.as_str(), request.uri.path()), ("GET", "/"));
+    }
+
+    #[test]
+    fn extension_is_made_of_its_field() {
+        let user = |form: &str| match read(form) {
+            Ok(Asked::Explain(described)) => described.request.extensions.get::<User>().cloned(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(user("action=explain&extension.user=+7"), Some(User(7)));
+        assert_eq!((user("action=explain&extension.user=+"), user("action=explain&extension.=&user=7")), (None, None));
     }
 
     #[test]
@@ -273,12 +336,17 @@ mod tests {
             ("action=explain&uri=%1B%5B2J", "`\u{fffd}[2J` is not a path"),
             ("action=explain&client=nobody", "is not an address"),
             ("action=explain&headers=nothing", "is not a header"),
+            ("action=explain&extension.user=ali%1Bce", "`ali\u{fffd}ce` stands for no user"),
+            (
+                "action=explain&extension.plan=1",
+                "`extension.plan` is not a field of this page, which has `extension.user`",
+            ),
             ("action=explain&headers=a%3A%01", "is not a header"),
         ] {
             assert!(read(form).unwrap_err().contains(reason), "{form}");
         }
         let headers = format!("action=explain&headers={}", "a:b%0A".repeat(HEADERS_MAX + 1));
         assert!(read(&headers).unwrap_err().contains("at most 64 headers"));
-        assert_eq!(Asked::read(&parts(&[]), b"action=explain").unwrap_err().0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        assert_eq!(Asked::read(&parts(&[]), b"action=explain", &[]).unwrap_err().0, StatusCode::UNSUPPORTED_MEDIA_TYPE);
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct View {
     pub(super) more: usize,
     pub(super) layers: Vec<LayerView>,
     pub(super) rules: Option<RulesView>,
+    /// The names of the extensions that a described request may have.
+    pub(super) extensions: Vec<String>,
     pub(super) switches: Vec<(String, Mode)>,
     /// The request that was described, and what is said about it.
     pub(super) explained: Option<(ExplainForm, Explained)>,
@@ -166,7 +168,7 @@ impl View {
             warning: source.warning(),
         });
         let layers = layers.collect();
-        Self { stats, rows, more, layers, rules: None, switches: Vec::new(), explained: None }
+        Self { stats, rows, more, layers, rules: None, extensions: Vec::new(), switches: Vec::new(), explained: None }
     }
 
     /// Finds the refusals of the recent past under the policies and keys of an explanation.

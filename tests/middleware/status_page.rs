@@ -12,7 +12,7 @@ use tower_ratelimit::limiter::StoreErrorKind;
 use tower_ratelimit::middleware::ModeSwitch;
 use tower_ratelimit::observe::{LimiterEvent, Observer, Stats, StatsBuilder, StatusPage};
 use tower_ratelimit::rules::Rules;
-use tower_ratelimit::{Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
+use tower_ratelimit::{Head, Key, MemoryLimiter, Mode, Quota, RateLimitLayer, Rule, key};
 
 use crate::support::memory;
 
@@ -209,6 +209,39 @@ async fn wrong_description_is_shown_with_what_is_wrong() {
             (StatusCode::BAD_REQUEST, "`posts<b>` is not a path or a URI: write it like `/posts?page=2`".into())
         );
     }
+}
+
+/// A user that authentication puts into requests.
+#[derive(Clone)]
+struct User {
+    id: u64,
+    pays: bool,
+}
+
+#[tokio::test]
+async fn extension_that_is_stated_is_explained() {
+    let world = World::new();
+    let plan = |request: &Head<'_>| request.extensions.get::<User>().map_or(0, |user| usize::from(user.pays));
+    let by_user = Rule::plans("user", [Quota::per_minute(1), Quota::per_minute(7)], plan).unwrap();
+    let layer = RateLimitLayer::new(memory(&world.clock), by_user, key::extension(|user: &User| user.id));
+    let read = |text: &str| Some(User { id: text.trim_end_matches('+').parse().ok()?, pays: text.ends_with('+') });
+    let page = StatusPage::new(world.stats.clone()).layer("api", &layer).extension("user", |_| Some(0_u8));
+    let page = page.extension("user", read);
+    let explain = async |fields| {
+        let (status, text) = post(&page, fields, "application/json").await;
+        assert_eq!(status, StatusCode::OK, "{text}");
+        serde_json::from_str::<Value>(&text).unwrap()[0]["explanation"].clone()
+    };
+    let explained = explain("action=explain&extension.user=42%2B").await;
+    let (rule, passes) = (&explained["rules"][0], &explained["passes"]);
+    assert_eq!((&rule["key"], &rule["statuses"][0]["limit"], passes), (&"42".into(), &7.into(), &true.into()));
+    assert_eq!(explain("action=explain&extension.user=").await["rules"][0]["not_charged"], "key_missing");
+
+    let wrong = post(&page, "action=explain&extension.user=bob", "*/*").await;
+    assert_eq!(wrong, (StatusCode::BAD_REQUEST, "`bob` stands for no user".to_owned()));
+    let (_, html) = post(&page, "action=explain&extension.user=%3Cb%3E", "text/html").await;
+    let field = "<label>user<input name=\"extension.user\" value=\"&lt;b&gt;\"></label>";
+    assert_eq!(html.matches(field).count(), 1, "{html}");
 }
 
 #[tokio::test]
