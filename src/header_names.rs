@@ -1,11 +1,12 @@
-//! The names of headers about limits: the names that a layer writes, and what the words in a name mean to a client.
+//! The names of headers about limits: the names that a layer writes, and how the words in a name are read.
+//!
+//! `X-RateLimit-Remaining-Requests` has a prefix, a word that says what the value is, and further words. Headers that
+//! have the prefix and the further words in common describe one quota.
+
+use std::time::Duration;
 
 /// What every name contains, in either spelling.
-#[cfg(feature = "client")]
-pub(crate) const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
-
-/// The beginnings of the names that are a custom, in either spelling.
-pub(crate) const X_PREFIXES: [&str; 2] = ["x-ratelimit-", "x-rate-limit-"];
+const SPELLINGS: [&str; 2] = ["ratelimit", "rate-limit"];
 
 /// The list of what remains, in the drafts since 07.
 pub(crate) const RATE_LIMIT: &str = "ratelimit";
@@ -28,11 +29,9 @@ pub(crate) const X_RESET: &str = "x-ratelimit-reset";
 pub(crate) const RETRY_AFTER_MS: [&str; 2] = ["retry-after-ms", "x-ms-retry-after-ms"];
 
 /// Shopify's only header, whose name has no word of [`WORDS`].
-#[cfg(feature = "client")]
-pub(crate) const SHOPIFY: &str = "x-shopify-shop-api-call-limit";
+const SHOPIFY: &str = "x-shopify-shop-api-call-limit";
 
 /// The meaning of a header's value.
-#[cfg(feature = "client")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Word {
     /// The header is the family's name alone: a list, a dictionary, or a limit.
@@ -56,8 +55,7 @@ pub(crate) enum Word {
 }
 
 /// The words that a name can begin or end with. A word comes before those that it ends with.
-#[cfg(feature = "client")]
-pub(crate) const WORDS: [(&str, Word); 28] = [
+const WORDS: [(&str, Word); 28] = [
     ("retry-after-seconds", Word::RetryAfter),
     ("retry-after", Word::RetryAfter),
     ("reset-after", Word::ResetAfter),
@@ -87,3 +85,111 @@ pub(crate) const WORDS: [(&str, Word); 28] = [
     ("hourly", Word::Limit),
     ("daily", Word::Limit),
 ];
+
+/// The headers that describe one quota.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Group<'a> {
+    /// The text before `ratelimit`.
+    pub(crate) prefix: &'a str,
+    /// The words that are not [`WORDS`], such as `requests` or `input-tokens`.
+    pub(crate) words: &'a str,
+}
+
+/// Splits a header's name, which is in lower case. Returns `None` if it says nothing about a limit.
+pub(crate) fn split(name: &str) -> Option<(Group<'_>, Word)> {
+    if name == SHOPIFY {
+        return Some((Group { prefix: "x-shopify-", words: "" }, Word::UsedOfLimit));
+    }
+    let (prefix, rest) = SPELLINGS.iter().find_map(|spelling| name.split_once(spelling))?;
+    if rest.is_empty() {
+        return Some((Group { prefix, words: "" }, Word::All));
+    }
+    let rest = rest.strip_prefix('-')?;
+    let known = WORDS.iter().find_map(|(text, word)| Some((without(rest, text)?, *word)));
+    let (words, word) = known.unwrap_or((rest, Word::Unknown));
+    Some((Group { prefix, words }, word))
+}
+
+/// Returns whether both names are of headers with a single value each that describe one quota. Both are in lower case,
+/// and in one spelling: a server that writes two spellings means two families.
+pub(crate) fn are_of_one_family(name: &str, other: &str) -> bool {
+    let start = |name: &str| SPELLINGS.iter().find_map(|spelling| Some(name.find(spelling)? + spelling.len()));
+    let Some(end) = start(name) else { return false };
+    // Most headers of a response have another beginning.
+    if name.get(..end) != other.get(..end) {
+        return false;
+    }
+    let group = |name| split(name).filter(|(_, word)| word.is_value()).map(|(group, _)| group);
+    group(name).is_some_and(|own| group(other) == Some(own))
+}
+
+/// Returns what is left of a header's name without a word at its start or end. A period that is the
+/// whole name stays, because it names the group.
+fn without<'a>(rest: &'a str, word: &str) -> Option<&'a str> {
+    if rest == word {
+        return Some(if period(rest).is_some() { rest } else { "" });
+    }
+    if let Some(words) = rest.strip_prefix(word).and_then(|words| words.strip_prefix('-')) {
+        return Some(words);
+    }
+    rest.strip_suffix(word).map(|words| words.trim_end_matches('-'))
+}
+
+impl Word {
+    /// Returns whether the header is a single value of a quota: no list, no wait, and nothing unknown.
+    fn is_value(self) -> bool {
+        !matches!(self, Self::All | Self::Unknown | Self::Policy | Self::RetryAfter)
+    }
+}
+
+#[cfg(feature = "client")]
+impl Group<'_> {
+    /// Returns the unit that the words name.
+    pub(crate) fn unit(self) -> Option<&'static str> {
+        ["requests", "tokens"].into_iter().find(|unit| self.words.ends_with(unit))
+    }
+
+    /// Returns the window that the words name.
+    pub(crate) fn window(self) -> Option<Duration> {
+        self.words.split('-').find_map(period)
+    }
+}
+
+fn period(word: &str) -> Option<Duration> {
+    Some(Duration::from_secs(match word {
+        "second" | "secondly" => 1,
+        "minute" => 60,
+        "hour" | "hourly" => 3_600,
+        "day" | "daily" => 86_400,
+        _ => return None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn family_is_the_headers_that_describe_one_quota() {
+        for (name, other, expected) in [
+            ("x-ratelimit-limit", "x-ratelimit-used", true),
+            ("x-ratelimit-limit", "x-ratelimit-resource", true),
+            ("x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", true),
+            ("acme-ratelimit-tokens-limit", "acme-ratelimit-tokens-reset", true),
+            ("ratelimit-limit", "ratelimit-observed", true),
+            ("x-ratelimit-limit", "x-ratelimit-limit-tokens", false),
+            ("x-ratelimit-limit-requests", "x-ratelimit-limit-tokens", false),
+            ("x-ratelimit-limit", "x-rate-limit-limit", false),
+            ("x-ratelimit-limit", "ratelimit-limit", false),
+            ("x-ratelimit-limit", "x-ratelimit-retry-after", false),
+            ("ratelimit-limit", "ratelimit", false),
+            ("ratelimit-limit", "ratelimit-policy", false),
+            ("x-app-limit", "x-app-remaining", false),
+            ("x-ratelimit-limit", "content-type", false),
+            ("x-ratelimit-limit", "x", false),
+        ] {
+            assert_eq!(are_of_one_family(name, other), expected, "{name} {other}");
+            assert_eq!(are_of_one_family(other, name), expected, "{other} {name}");
+        }
+    }
+}

@@ -27,7 +27,7 @@ labelled! {
     /// Returns the code for metrics and logs: `charged-twice`, `proxy-not-trusted`,
     /// `proxy-allowed`, `never-passes`, `two-quotas`, `unnamed-quota`, `unsupported-quota`,
     /// `peer-unknown`, `never-applies`, `key-never-found`, `client-not-reported`, `no-debt`,
-    /// `no-timer`, `no-queue`, `not-settled`.
+    /// `no-timer`, `no-queue`, `not-settled`, `headers-unsent`.
     as_str {
         /// Two nested layers with one limiter charged a request for the same policy and key. A layer
         /// looks for this in its first 256 requests.
@@ -73,6 +73,10 @@ labelled! {
         /// the rules say: it drops each [`Admission`](crate::middleware::Admission) though a rule settles
         /// after the response, or it settles by a cost that no rule is settled by.
         NotSettled = "not-settled",
+        /// Headers are never sent: the layer has no policy of the [name](crate::Headers::for_policy) or the
+        /// [unit](crate::Headers::for_unit) that they report, and another policy has no headers. Or two
+        /// families of headers have a name in common.
+        HeadersUnsent = "headers-unsent",
     }
 }
 

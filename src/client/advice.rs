@@ -8,10 +8,9 @@ use http::header::{AGE, DATE, RETRY_AFTER};
 use smallvec::SmallVec;
 
 use crate::fields::{self, Dictionary, Item, List};
-use crate::header_names::{RETRY_AFTER_MS, Word};
+use crate::header_names::{Group, RETRY_AFTER_MS, Word, split};
 use crate::wait::Wait;
 
-use super::families::{self, Group};
 use super::grpc;
 use super::times::{LONGEST, beyond, decimal, duration_of, from_now};
 
@@ -268,7 +267,7 @@ impl<'a> Reader<'a> {
                 let delays = self.headers.get_all(name).iter().filter_map(|value| grpc::retry_delay(value.as_bytes()));
                 self.wait(delays.max());
             }
-            _ => match families::split(name) {
+            _ => match split(name) {
                 Some((_, Word::RetryAfter)) => self.retry_after(name),
                 Some((group, word)) if !self.is_cached => self.policy_header(name, group, word),
                 _ => {}

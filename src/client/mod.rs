@@ -82,7 +82,6 @@
 //! partitions of at most 256 bytes, so an [`Advice`] has less than 20 KiB.
 
 mod advice;
-mod families;
 mod grpc;
 mod obey;
 #[cfg(feature = "retry")]

@@ -39,6 +39,11 @@ pub(super) enum Single {
 }
 
 impl Content {
+    /// Returns whether a header with this content has a value of the policy that binds.
+    pub(super) fn is_single(self) -> bool {
+        matches!(self, Self::Single(_))
+    }
+
     /// Returns whether a header with this content is a date.
     pub(super) fn is_date(self) -> bool {
         matches!(self, Self::Single(Single::Reset(encoding, _)) if encoding.is_date())

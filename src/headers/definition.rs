@@ -19,6 +19,7 @@ use crate::policy::Policy;
 use super::content::{Header, Single};
 use super::legacy::{HeadersError, LegacyHeaders};
 use super::reset::{ResetEncoding, ResetMeaning};
+use super::scope::{Condition, Scope};
 use super::wait::{Jitter, Waits};
 
 /// Chooses the headers that report quotas to clients, and when they are sent. The default is [draft
@@ -47,7 +48,9 @@ use super::wait::{Jitter, Waits};
 ///   * Lists are extended. If both sources have an item for a policy, the one with less remaining
 ///     is used in both headers.
 ///   * Single-valued headers of the response stay if their `remaining` is at most ours. Otherwise
-///     ours replace all of them, also others with the prefix, such as `X-RateLimit-Used`.
+///     ours replace them, and also others that describe the same quota, such as
+///     `X-RateLimit-Used` beside `X-RateLimit-Limit`. Headers of another family stay, such as
+///     `X-RateLimit-Limit-Tokens`.
 ///   * The later `Retry-After` stays.
 ///   * A value that cannot be read is replaced, because clients would ignore it or the whole
 ///     header.
@@ -72,7 +75,8 @@ pub enum When {
     Never,
     /// When the request is refused.
     OnRefusal,
-    /// When the request is refused, or at most `percent` of some policy's limit remains.
+    /// When the request is refused, or at most `percent` of a policy's limit remains, of those that the headers
+    /// report.
     NearExhaustion {
         /// Percent of the limit.
         percent: u8,
@@ -170,15 +174,18 @@ impl Headers {
         Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None, clock: None }
     }
 
-    /// Sends the headers of `other`, too. Each format keeps its own setting of [when to send](Self::send).
+    /// Sends the headers of `other`, too. Each format keeps its own settings: [when it is sent](Self::send), and
+    /// which policies it reports ([`for_policy`](Self::for_policy), [`for_unit`](Self::for_unit)).
     ///
-    /// If both have a header, that of `self` is sent. `Retry-After` is sent if either sends it. The
-    /// shorter of the two [longest waits](Self::max_wait) is used. The jitter, the partition keys and
-    /// the clock of `other` are used only if `self` has none.
+    /// If both have a header, that of `self` is sent. If the two report different policies by it, no
+    /// single-valued header of that format of `other` is sent, because clients would take its numbers for
+    /// those of one quota; [`check`](crate::RateLimitLayer::check) then warns. `Retry-After` is sent if
+    /// either sends it. The shorter of the two [longest waits](Self::max_wait) is used. The jitter, the
+    /// partition keys and the clock of `other` are used only if `self` has none.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         for mut format in other.formats {
-            format.headers.retain(|header| self.headers().all(|known| known.name != header.name));
+            format.join(&self.formats);
             self.formats.push(format);
         }
         self.retry_after |= other.retry_after;
@@ -193,6 +200,57 @@ impl Headers {
     pub fn send(mut self, when: When) -> Self {
         for format in &mut self.formats {
             format.when = when;
+        }
+        self
+    }
+
+    /// Makes the headers chosen so far report only policies of this name: the name of the
+    /// [rule](crate::Rule::new), or one that [`RateLimitLayer::policies`](crate::RateLimitLayer::policies)
+    /// returns. A response to a request that no such policy applied to does not get them.
+    ///
+    /// So each policy can have headers of its own:
+    ///
+    /// ```
+    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::LegacyHeaders};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let family = |policy: &str| {
+    ///     let names = LegacyHeaders::new()
+    ///         .limit(format!("x-ratelimit-limit-{policy}"))
+    ///         .remaining(format!("x-ratelimit-remaining-{policy}"));
+    ///     Headers::legacy(names).map(|headers| headers.for_policy(policy))
+    /// };
+    /// let (reads, exports) = (Rule::new("reads", Quota::per_minute(60))?, Rule::new("exports", Quota::per_day(5))?);
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), reads, key::global())
+    ///     .and(exports, key::global())
+    ///     .headers(family("reads")?.and(family("exports")?));
+    /// # let (head, ()) = http::Request::new(()).into_parts();
+    /// # let mut headers = http::HeaderMap::new();
+    /// # layer.admit(&head).await?.add_headers(&mut headers);
+    /// // The response to the first request:
+    /// assert_eq!(headers["x-ratelimit-remaining-reads"], "59");
+    /// assert_eq!(headers["x-ratelimit-remaining-exports"], "4");
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// `Retry-After` still is the longest wait of all policies that refused. If the layer has no policy of
+    /// this name, [`check`](crate::RateLimitLayer::check) warns.
+    #[must_use]
+    pub fn for_policy(self, name: impl Into<String>) -> Self {
+        self.limited_to(&Condition::Policy(name.into()))
+    }
+
+    /// Makes the headers chosen so far report only policies of this [unit](crate::Rule::unit), such as
+    /// `tokens`. The unit of a rule that states none is `requests`. Otherwise as
+    /// [`for_policy`](Self::for_policy). With both, headers report policies of this name and unit.
+    #[must_use]
+    pub fn for_unit(self, unit: impl Into<String>) -> Self {
+        self.limited_to(&Condition::Unit(unit.into()))
+    }
+
+    fn limited_to(mut self, condition: &Condition) -> Self {
+        for format in &mut self.formats {
+            format.scope.add(condition.clone());
         }
         self
     }
@@ -290,6 +348,32 @@ impl Headers {
         Self { formats: vec![Format::new(headers)], retry_after: true, ..Self::none() }
     }
 
+    /// Returns what is wrong if headers can never be sent, because of the policies of the layer or of other headers.
+    pub(crate) fn unsent(&self, policies: &[Policy]) -> Option<String> {
+        let sent = || self.formats.iter().filter(|format| format.when != When::Never);
+        if let Some(name) = sent().find_map(|format| format.contested.as_ref()) {
+            return Some(format!(
+                "two families of headers report different policies by the header {:?}, and the later one is not sent: \
+                 give each family header names of its own",
+                name.as_str()
+            ));
+        }
+        let scoped = || sent().filter(|format| !format.scope.is_all());
+        // Layers with different policies may have equal headers, so a family without policies can be meant. It probably
+        // is not if a policy has no family.
+        let idle = scoped().find(|format| !policies.iter().any(|policy| format.scope.includes(policy)))?;
+        let lost = policies.iter().find(|policy| !scoped().any(|format| format.scope.includes(policy)))?;
+        let names: Vec<&str> = idle.headers.iter().map(|header| header.name.as_str()).collect();
+        Some(format!(
+            "the headers {} report policies of {}, which no policy of the layer has, and no such headers report the \
+             policy {:?} (unit {:?}): change Headers::for_policy, Headers::for_unit, the rule's name or Rule::unit",
+            names.join(", "),
+            idle.scope,
+            lost.name(),
+            lost.quota_unit()
+        ))
+    }
+
     pub(super) fn headers(&self) -> impl Iterator<Item = &Header> {
         self.formats.iter().flat_map(|format| &format.headers)
     }
@@ -313,19 +397,37 @@ impl fmt::Debug for PartitionKey {
     }
 }
 
-/// Headers that are sent together.
+/// Headers that are sent together, and report the same policies.
 #[derive(Clone, Debug)]
 pub(super) struct Format {
     pub(super) headers: Vec<Header>,
     pub(super) when: When,
+    pub(super) scope: Scope,
     /// The header that reports what remains. It is kept apart because [`Headers::and`] removes it
     /// from `headers` if an earlier format has it too.
     pub(super) remaining: Option<Header>,
+    /// A header that [`Headers::and`] removed because an earlier format reports other policies by it.
+    pub(super) contested: Option<HeaderName>,
 }
 
 impl Format {
-    fn new(headers: Vec<Header>) -> Self {
+    pub(super) fn new(headers: Vec<Header>) -> Self {
         let remaining = headers.iter().find(|header| header.content.reports_remaining()).cloned();
-        Self { headers, when: When::default(), remaining }
+        Self { headers, when: When::default(), scope: Scope::default(), remaining, contested: None }
+    }
+
+    /// Removes headers that earlier formats have.
+    fn join(&mut self, earlier: &[Self]) {
+        let others = || earlier.iter().filter(|format| format.scope != self.scope);
+        let has = |format: &Self, header: &Header| format.headers.iter().any(|known| known.name == header.name);
+        // A list of all policies has those of this format, too.
+        let is_contested = |header: &&Header| {
+            others().any(|format| has(format, header) && (header.content.is_single() || !format.scope.is_all()))
+        };
+        self.contested = self.headers.iter().find(is_contested).map(|header| header.name.clone());
+        if self.headers.iter().filter(is_contested).any(|header| header.content.is_single()) {
+            self.headers.retain(|header| !header.content.is_single());
+        }
+        self.headers.retain(|header| !earlier.iter().any(|format| has(format, header)));
     }
 }

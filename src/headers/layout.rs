@@ -39,7 +39,8 @@ impl PreparedHeaders {
         let mut headers = layout.headers.clone();
         for (value, slot) in headers.values_mut().zip(&layout.slots) {
             if let Some(place) = *slot {
-                *value = self.value(self.headers.get(place)?, views, seed)?;
+                let header = self.headers.get(place)?;
+                *value = self.value(header, &self.formats.get(header.format)?.reported(views), seed)?;
             }
         }
         Some(headers)

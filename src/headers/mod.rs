@@ -9,8 +9,8 @@
 //!
 //! 1. Add a constructor to `Headers` in `definition.rs`. It lists the names and their contents.
 //!    The names are constants of `src/header_names.rs`, in lower case. Most formats need nothing else,
-//!    because the existing contents suffice. If the vendor has further headers with the same prefix,
-//!    add the prefix to `X_PREFIXES` there.
+//!    because the existing contents suffice. A word in a name that clients do not know yet goes into
+//!    `WORDS` there: it also tells which headers describe one quota.
 //! 2. If a header reports something new, add a variant to `Single` in `content.rs` and render it
 //!    in `PreparedHeaders::single` in `prepared.rs`. `Text` and `integer` are in `text.rs`; longer
 //!    writers are in `ietf.rs` and `reset.rs`. Use `view.remaining()`: it is 0 for a policy that
@@ -36,6 +36,7 @@ mod merge;
 mod prepared;
 mod reset;
 mod retry_after;
+mod scope;
 #[cfg(test)]
 mod tests;
 mod text;

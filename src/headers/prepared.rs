@@ -1,12 +1,14 @@
 //! Rendering headers for one response.
 
 use std::iter;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
 use http::{HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::clock::{CalendarClock, Clock};
 use crate::fields::List;
@@ -41,10 +43,21 @@ pub(crate) struct PreparedHeaders {
     pub(super) clock: Arc<dyn Clock>,
 }
 
+/// Headers that are sent together, and report the same policies: at least one of the layer's.
 #[derive(Debug)]
 pub(super) struct PreparedFormat {
     pub(super) when: When,
     pub(super) remaining: Option<Header>,
+    /// For each policy of the layer, whether the headers report it. `None` if they report all.
+    places: Option<Box<[bool]>>,
+    /// The places of its headers.
+    pub(super) headers: Range<usize>,
+}
+
+/// The policies that the headers of a format report, of those that applied to a request.
+pub(super) enum Reported<'v, 'p> {
+    All(&'v [PolicyView<'p>]),
+    These(SmallVec<[PolicyView<'p>; 4]>),
 }
 
 #[derive(Debug)]
@@ -63,20 +76,29 @@ pub(super) struct PreparedHeader {
 impl PreparedHeaders {
     pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
         let retry_after = Format {
-            headers: vec![Header { name: RETRY_AFTER, content: Content::RetryAfter }],
             when: if headers.retry_after { When::OnRefusal } else { When::Never },
-            remaining: None,
+            ..Format::new(vec![Header { name: RETRY_AFTER, content: Content::RetryAfter }])
         };
-        let formats = iter::once(&retry_after).chain(&headers.formats);
-        let formats: Vec<&Format> = formats.filter(|format| format.when != When::Never).collect();
-        let mut prepared = Vec::new();
-        for (place, format) in formats.iter().enumerate() {
-            prepared.extend(format.headers.iter().map(|header| PreparedHeader::new(header, place, policies)));
+        let (mut formats, mut prepared) = (Vec::new(), Vec::new());
+        for format in iter::once(&retry_after).chain(&headers.formats).filter(|format| format.when != When::Never) {
+            let places = format.scope.places(policies);
+            if places.as_ref().is_some_and(|places| !places.contains(&true)) {
+                continue;
+            }
+            let end = prepared.len() + format.headers.len();
+            let ready = PreparedFormat {
+                when: format.when,
+                remaining: format.remaining.clone(),
+                places,
+                headers: prepared.len()..end,
+            };
+            prepared.extend(format.headers.iter().map(|header| PreparedHeader::new(header, formats.len(), policies)));
+            formats.push(ready);
         }
         Self {
             is_of_numbers: headers.partition.is_none() && !prepared.iter().any(|header| header.content.is_date()),
             is_silent_if_passed: formats.iter().all(|format| format.when == When::OnRefusal),
-            formats: formats.into_iter().map(PreparedFormat::new).collect(),
+            formats,
             headers: prepared,
             waits: headers.waits,
             partition: headers.partition.clone(),
@@ -98,7 +120,8 @@ impl PreparedHeaders {
         }
     }
 
-    /// Renders the value of a header. Returns `None` if the header has nothing to report.
+    /// Renders the value of a header. Returns `None` if the header has nothing to report. `views` are those that its
+    /// format [reports](PreparedFormat::reported).
     #[inline]
     pub(super) fn value(&self, header: &PreparedHeader, views: &[PolicyView<'_>], seed: u64) -> Option<HeaderValue> {
         match header.content {
@@ -180,8 +203,31 @@ impl PreparedHeaders {
 }
 
 impl PreparedFormat {
-    fn new(format: &Format) -> Self {
-        Self { when: format.when, remaining: format.remaining.clone() }
+    /// Returns whether the headers report the policy at this place.
+    #[inline]
+    pub(super) fn reports(&self, place: usize) -> bool {
+        self.places.as_ref().is_none_or(|places| places.get(place) == Some(&true))
+    }
+
+    /// Returns the policies that the headers report, of those that applied to a request.
+    #[inline]
+    pub(super) fn reported<'v, 'p>(&self, views: &'v [PolicyView<'p>]) -> Reported<'v, 'p> {
+        if self.places.is_none() {
+            return Reported::All(views);
+        }
+        Reported::These(views.iter().filter(|view| self.reports(view.place)).copied().collect())
+    }
+}
+
+impl<'p> Deref for Reported<'_, 'p> {
+    type Target = [PolicyView<'p>];
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        match self {
+            Self::All(views) => views,
+            Self::These(views) => views,
+        }
     }
 }
 

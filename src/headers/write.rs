@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::decision::ChargeDecision;
 use crate::fields;
-use crate::header_names::X_PREFIXES;
+use crate::header_names::are_of_one_family;
 use crate::policy::Policy;
 
 use super::content::{Content, Single};
@@ -18,9 +18,17 @@ use super::view::{PolicyView, binding, is_near};
 /// The headers of one response, rendered before the response is there.
 #[derive(Debug)]
 pub(crate) struct Rendered {
-    /// Each header that is due, by its place, and its value if it has something to report.
-    values: SmallVec<[(usize, Option<HeaderValue>); 2]>,
-    /// The remaining units of the policy that binds.
+    headers: SmallVec<[RenderedHeader; 2]>,
+}
+
+/// A header that is due.
+#[derive(Debug)]
+struct RenderedHeader {
+    /// Its place among the layer's headers.
+    place: usize,
+    /// `None` if it has nothing to report.
+    value: Option<HeaderValue>,
+    /// The remaining units of the policy that binds, of those that its format reports.
     remaining: u64,
 }
 
@@ -75,7 +83,7 @@ impl PreparedHeaders {
                 let Some(policy) = policies.get(*place) else { return };
                 let decision = ChargeDecision::found(*limit, *remaining, *reset_us, *window_us, Some(0));
                 let view = PolicyView { place: *place, policy, key: None, decision: &decision, refuses: false };
-                self.add_views(&[view], headers, status);
+                self.add_view(view, headers, status);
             }
             DueHeaders::Rendered(rendered) => self.add(rendered, headers, status),
         }
@@ -93,43 +101,50 @@ impl PreparedHeaders {
 
     #[inline(never)]
     fn render_due(&self, views: &[PolicyView<'_>], refusal_seed: Option<u64>) -> Option<Rendered> {
-        let remaining = binding(views)?.remaining();
-        let mut values = SmallVec::new();
-        for (place, header) in self.headers.iter().enumerate() {
-            let format = self.formats.get(header.format)?;
-            if format.when.applies(views, refusal_seed.is_some()) {
-                values.push((place, self.value(header, views, refusal_seed.unwrap_or(0))));
+        let mut rendered = SmallVec::new();
+        for format in &self.formats {
+            let views = format.reported(views);
+            let Some(binding) = binding(&views).filter(|_| format.when.applies(&views, refusal_seed.is_some())) else {
+                continue;
+            };
+            for place in format.headers.clone() {
+                let value = self.value(self.headers.get(place)?, &views, refusal_seed.unwrap_or(0));
+                rendered.push(RenderedHeader { place, value, remaining: binding.remaining() });
             }
         }
-        (!values.is_empty()).then_some(Rendered { values, remaining })
+        (!rendered.is_empty()).then_some(Rendered { headers: rendered })
     }
 
     /// Adds rendered headers to a response. It takes the values out of `rendered`.
     pub(crate) fn add(&self, rendered: &mut Rendered, headers: &mut HeaderMap, status: StatusCode) {
-        let Rendered { values, remaining } = rendered;
+        let rendered = &mut rendered.headers;
         let picks = self.picks(status);
-        values.retain(|(place, _)| {
+        rendered.retain(|RenderedHeader { place, remaining, .. }| {
             let header = self.headers.get(*place);
             header.is_some_and(|header| !picks || self.is_sent(header, headers, *remaining, status))
         });
         let sent: SmallVec<[&PreparedHeader; 4]> =
-            values.iter().filter_map(|(place, _)| self.headers.get(*place)).collect();
-        let mut values = values.iter_mut();
-        self.write(&sent, headers, |_| values.next()?.1.take());
+            rendered.iter().filter_map(|header| self.headers.get(header.place)).collect();
+        let mut values = rendered.iter_mut();
+        self.write(&sent, headers, |_| values.next()?.value.take());
     }
 
-    /// Renders the headers of a response to a request that passed, and adds them at once.
-    fn add_views(&self, views: &[PolicyView<'_>], headers: &mut HeaderMap, status: StatusCode) {
-        let Some(remaining) = binding(views).map(PolicyView::remaining) else { return };
+    /// Renders the headers of a response to a request that passed and that one policy applied to, and adds them at
+    /// once.
+    fn add_view(&self, view: PolicyView<'_>, headers: &mut HeaderMap, status: StatusCode) {
         let picks = self.picks(status);
         let mut sent: SmallVec<[&PreparedHeader; 4]> = SmallVec::new();
-        for header in &self.headers {
-            let is_due = self.formats.get(header.format).is_some_and(|format| format.when.applies(views, false));
-            if is_due && (!picks || self.is_sent(header, headers, remaining, status)) {
-                sent.push(header);
+        for format in &self.formats {
+            if !format.reports(view.place) || !format.when.applies(&[view], false) {
+                continue;
+            }
+            for header in self.headers.get(format.headers.clone()).unwrap_or_default() {
+                if !picks || self.is_sent(header, headers, view.remaining(), status) {
+                    sent.push(header);
+                }
             }
         }
-        self.write(&sent, headers, |header| self.value(header, views, 0));
+        self.write(&sent, headers, |header| self.value(header, &[view], 0));
     }
 
     /// Returns whether a header that is due may not be sent. Each is asked before any is written, because two formats
@@ -165,7 +180,7 @@ impl PreparedHeaders {
             merge_lists(headers, sent.clone());
         }
         if replaces {
-            self.remove_relatives(headers, &sent);
+            self.remove_relatives(headers, sent);
         }
     }
 
@@ -180,12 +195,11 @@ impl PreparedHeaders {
         }
     }
 
-    /// Removes headers of the same family as ours, such as `X-RateLimit-Used`.
-    fn remove_relatives<'a>(&self, headers: &mut HeaderMap, sent: &(impl Iterator<Item = &'a PreparedHeader> + Clone)) {
-        let family = |name: &HeaderName| X_PREFIXES.iter().find(|prefix| name.as_str().starts_with(**prefix));
+    /// Removes headers that describe the same quota as ours, such as `X-RateLimit-Used`.
+    fn remove_relatives<'a>(&self, headers: &mut HeaderMap, sent: impl Iterator<Item = &'a PreparedHeader> + Clone) {
         let is_relative = |name: &HeaderName| {
-            family(name).is_some_and(|found| sent.clone().any(|own| family(&own.name) == Some(found)))
-                && !self.names.contains(name)
+            let singles = || sent.clone().filter(|own| own.content.is_single());
+            !self.names.contains(name) && singles().any(|own| are_of_one_family(own.name.as_str(), name.as_str()))
         };
         let relatives: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_relative(name)).cloned().collect();
         for name in &relatives {

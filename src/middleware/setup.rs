@@ -5,7 +5,7 @@ use std::sync::Arc;
 use http::Extensions;
 
 use super::compiled::Compiled;
-use super::rule::LinkedRole;
+use super::rule::{BoundRule, LinkedRole};
 use super::ticket::{Charged, Ticket};
 use crate::key::Key;
 use crate::limiter::{Contradiction, Entered, Limiter};
@@ -52,6 +52,10 @@ impl<L: Limiter> Compiled<L> {
             });
         }
         self.look_for_timer();
+        let own = self.settings.rules.iter().flat_map(BoundRule::policies).cloned();
+        if let Some(text) = self.settings.headers.unsent(&own.collect::<Vec<Policy>>()) {
+            self.diagnostics.notice(SetupWarningKind::HeadersUnsent, || text);
+        }
         self.look_for_contradiction();
     }
 

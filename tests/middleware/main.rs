@@ -20,6 +20,7 @@ mod frameworks;
 mod grpc;
 mod grpc_python;
 mod h2_resets;
+mod header_families;
 mod layers;
 mod modes;
 mod nested;

@@ -457,3 +457,26 @@ fn setup_warning_without_observer_goes_to_stderr_once() {
         assert_eq!(written.matches("tower-ratelimit: never-passes: ").count(), lines, "{child}: {written}");
     }
 }
+
+#[tokio::test]
+async fn headers_that_are_never_sent_are_reported() {
+    let layer = |headers: Headers| {
+        let tokens = named("tokens", 100).unit("token").unwrap();
+        let layer = RateLimitLayer::new(MemoryLimiter::new(), named("requests", 10), |_: &_| 1);
+        layer.and(tokens, |_: &_| 1).headers(headers)
+    };
+    let draft = Headers::draft_11;
+    for headers in [draft(), draft().for_policy("tokens"), draft().for_unit("token"), draft().for_unit("requests")] {
+        assert_eq!(layer(headers).check(), Ok(()));
+    }
+    for headers in [draft().for_policy("token"), draft().for_unit("tokens")] {
+        let layer = layer(headers);
+        serve(&layer, [request(&[], false)]).await;
+        let warning = layer.check().unwrap_err();
+        assert_eq!(warning.kind(), SetupWarningKind::HeadersUnsent);
+        assert!(
+            warning.to_string().starts_with("headers-unsent: the headers ratelimit-policy, ratelimit"),
+            "{warning}"
+        );
+    }
+}

@@ -1,3 +1,4 @@
+mod families;
 mod formats;
 mod merging;
 mod properties;

@@ -218,19 +218,20 @@ proptest! {
     /// Hostile or broken values never lead to a mix of theirs and ours.
     #[test]
     fn merged_single_values_have_one_source(
-        existing in proptest::collection::vec((0_usize..9, any_value()), 0..7),
+        existing in proptest::collection::vec((0_usize..12, any_value()), 0..8),
         remaining in 0_u64..100,
-        format in 0_usize..4,
+        format in 0_usize..5,
         status in prop_oneof![Just(200_u16), Just(429)],
     ) {
-        const NAMES: [&str; 9] = [
-            "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used", "x-ratelimit-resource",
+        const NAMES: [&str; 12] = [
+            "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-used-tokens", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset", "x-ratelimit-used", "x-ratelimit-resource",
             "ratelimit-limit", "ratelimit-remaining", "ratelimit-reset", "retry-after",
         ];
         let format = match format {
             0 => Headers::x_rate_limit(ResetEncoding::DeltaSeconds),
             1 => Headers::github().and(Headers::draft_06()),
             2 => Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github()),
+            3 => Headers::github().and(families::family("tokens")),
             _ => Headers::draft_06().and(Headers::draft_11()),
         };
         let existing: Vec<(&'static str, Vec<u8>)> = existing.into_iter().map(|(at, value)| (NAMES[at], value)).collect();
@@ -238,9 +239,12 @@ proptest! {
         let ours = merged(&format, &hundred(), &decision, &[]);
         let merged = merged(&format, &hundred(), &decision, &existing);
         let theirs: HeaderMap = existing.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_bytes(value).unwrap())).collect();
-        for family in ["x-ratelimit-", "ratelimit-"] {
+        for (start, end) in [("x-ratelimit-", ""), ("x-ratelimit-", "-tokens"), ("ratelimit-", "")] {
             let of = |headers: &HeaderMap| -> Vec<(String, HeaderValue)> {
-                let is_of = |name: &HeaderName| name.as_str().starts_with(family) && name != "ratelimit-policy";
+                let is_of = |name: &HeaderName| {
+                    let is_of_tokens = name.as_str().ends_with("-tokens");
+                    name.as_str().starts_with(start) && is_of_tokens == !end.is_empty() && name != "ratelimit-policy"
+                };
                 let of = headers.iter().filter(|(name, _)| is_of(name));
                 let mut of: Vec<_> = of.map(|(name, value)| (name.to_string(), value.clone())).collect();
                 of.sort();
@@ -249,7 +253,7 @@ proptest! {
             let (merged, ours, theirs) = (of(&merged), of(&ours), of(&theirs));
             prop_assert!(merged == ours || merged == theirs, "{:?} is neither {:?} nor {:?}", merged, ours, theirs);
             if merged != ours {
-                let limit = theirs.iter().find(|(name, _)| name.ends_with("-remaining")).and_then(|(_, value)| fields::whole_part(value.as_bytes()));
+                let limit = theirs.iter().find(|(name, _)| name.contains("-remaining")).and_then(|(_, value)| fields::whole_part(value.as_bytes()));
                 prop_assert!(ours.is_empty() || limit.is_some_and(|limit| limit <= remaining), "{:?}", merged);
             }
         }

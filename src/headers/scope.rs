@@ -1,0 +1,64 @@
+//! Which policies a family of headers reports.
+
+use std::fmt;
+
+use crate::policy::Policy;
+
+/// The policies that a family of headers reports: those that meet every condition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Scope(Vec<Condition>);
+
+/// A condition of a policy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Condition {
+    /// It has this name.
+    Policy(String),
+    /// It has this unit.
+    Unit(String),
+}
+
+impl Scope {
+    pub(super) fn add(&mut self, condition: Condition) {
+        if !self.0.contains(&condition) {
+            self.0.push(condition);
+        }
+    }
+
+    /// Returns whether every policy is reported, whatever it is.
+    pub(super) fn is_all(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns whether a policy is reported.
+    pub(super) fn includes(&self, policy: &Policy) -> bool {
+        self.0.iter().all(|condition| condition.is_met(policy))
+    }
+
+    /// Returns for each policy whether it is reported. Returns `None` if all are.
+    pub(super) fn places(&self, policies: &[Policy]) -> Option<Box<[bool]>> {
+        let places: Box<[bool]> = policies.iter().map(|policy| self.includes(policy)).collect();
+        if places.iter().all(|is_reported| *is_reported) { None } else { Some(places) }
+    }
+}
+
+impl Condition {
+    fn is_met(&self, policy: &Policy) -> bool {
+        match self {
+            Self::Policy(name) => policy.name() == name,
+            Self::Unit(unit) => policy.quota_unit() == unit,
+        }
+    }
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, condition) in self.0.iter().enumerate() {
+            f.write_str(if at == 0 { "" } else { " and " })?;
+            match condition {
+                Condition::Policy(name) => write!(f, "the name {name:?}")?,
+                Condition::Unit(unit) => write!(f, "the unit {unit:?}")?,
+            }
+        }
+        Ok(())
+    }
+}
