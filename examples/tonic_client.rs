@@ -1,5 +1,6 @@
-//! A gRPC client that waits as its server says. It calls the server of the example `tonic`, which lets
-//! five calls per minute through. So the ten calls take a minute, and none is refused.
+//! A gRPC client that waits as its server says, and retries what was refused anyway. It calls the server
+//! of the example `tonic`, which lets five calls per minute through. So the ten calls take a minute, and
+//! none fails, even if another client uses the quota, too.
 //!
 //! ```sh
 //! cargo run --example tonic &
@@ -8,12 +9,16 @@
 
 use std::error::Error;
 
+use axum::body::Bytes;
+use http::Request;
 use http::uri::PathAndQuery;
+use http_body_util::{BodyExt, Full};
+use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
-use tower::Layer;
-use tower_ratelimit::client::ObeyLayer;
+use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+use tower_ratelimit::client::{ObeyLayer, RetryAfter};
 use tower_ratelimit::clock::TokioTimer;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -31,9 +36,22 @@ struct GreetReply {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     let channel = Channel::from_static("http://127.0.0.1:50051").connect().await?;
-    // A client of `tonic-build` takes the channel in the same way: `GreeterClient::new(polite)`.
-    let polite = ObeyLayer::new(TokioTimer::new()).layer(channel);
-    let mut client = Grpc::with_origin(polite, "http://127.0.0.1:50051".parse()?);
+    let polite = ServiceBuilder::new()
+        .retry(RetryAfter::new(TokioTimer::new()).any_method(true)) // every call is a POST
+        .map_request(|request: Request<Full<Bytes>>| request.map(Body::new))
+        .layer(ObeyLayer::new(TokioTimer::new()))
+        .service(channel);
+    // The body of a call may be a stream, which cannot be sent again. That of a unary call is one message.
+    let unary = service_fn(move |request: Request<Body>| {
+        let polite = polite.clone();
+        async move {
+            let (head, body) = request.into_parts();
+            let message = Full::new(body.collect().await?.to_bytes());
+            polite.oneshot(Request::from_parts(head, message)).await.map_err(BoxError::from)
+        }
+    });
+    // A client of `tonic-build` takes it in the same way: `GreeterClient::new(unary)`.
+    let mut client = Grpc::with_origin(unary, "http://127.0.0.1:50051".parse()?);
     for _ in 0..10 {
         client.ready().await?;
         let request = tonic::Request::new(GreetRequest { name: "Ann".to_owned() });
