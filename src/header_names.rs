@@ -23,10 +23,56 @@ pub(crate) const X_LIMIT: &str = "x-ratelimit-limit";
 pub(crate) const X_REMAINING: &str = "x-ratelimit-remaining";
 pub(crate) const X_USED: &str = "x-ratelimit-used";
 pub(crate) const X_RESET: &str = "x-ratelimit-reset";
+pub(crate) const X_RESOURCE: &str = "x-ratelimit-resource";
 
-/// Waits in milliseconds.
+/// The families of OpenAI's API: a unit, and the names of the limit, of what remains, and of the reset.
+pub(crate) const OPENAI: [(&str, [&str; 3]); 2] = [
+    ("requests", ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"]),
+    ("tokens", ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"]),
+];
+
+/// The families of Anthropic's API, as [`OPENAI`].
+pub(crate) const ANTHROPIC: [(&str, [&str; 3]); 4] = [
+    (
+        "requests",
+        [
+            "anthropic-ratelimit-requests-limit",
+            "anthropic-ratelimit-requests-remaining",
+            "anthropic-ratelimit-requests-reset",
+        ],
+    ),
+    (
+        "tokens",
+        [
+            "anthropic-ratelimit-tokens-limit",
+            "anthropic-ratelimit-tokens-remaining",
+            "anthropic-ratelimit-tokens-reset",
+        ],
+    ),
+    (
+        "input-tokens",
+        [
+            "anthropic-ratelimit-input-tokens-limit",
+            "anthropic-ratelimit-input-tokens-remaining",
+            "anthropic-ratelimit-input-tokens-reset",
+        ],
+    ),
+    (
+        "output-tokens",
+        [
+            "anthropic-ratelimit-output-tokens-limit",
+            "anthropic-ratelimit-output-tokens-remaining",
+            "anthropic-ratelimit-output-tokens-reset",
+        ],
+    ),
+];
+
+/// The wait in milliseconds, beside `Retry-After`.
+pub(crate) const RETRY_AFTER_MS: &str = "retry-after-ms";
+
+/// The wait in milliseconds, by Azure's name.
 #[cfg(feature = "client")]
-pub(crate) const RETRY_AFTER_MS: [&str; 2] = ["retry-after-ms", "x-ms-retry-after-ms"];
+pub(crate) const X_MS_RETRY_AFTER_MS: &str = "x-ms-retry-after-ms";
 
 /// Shopify's only header, whose name has no word of [`WORDS`].
 const SHOPIFY: &str = "x-shopify-shop-api-call-limit";

@@ -8,7 +8,7 @@ use http::header::{AGE, DATE, RETRY_AFTER};
 use smallvec::SmallVec;
 
 use crate::fields::{self, Dictionary, Item, List};
-use crate::header_names::{Group, RETRY_AFTER_MS, Word, split};
+use crate::header_names::{Group, RETRY_AFTER_MS, Word, X_MS_RETRY_AFTER_MS, split};
 use crate::wait::Wait;
 
 use super::grpc;
@@ -252,11 +252,14 @@ fn longest(value: &str, now: SystemTime) -> Option<Duration> {
 impl<'a> Reader<'a> {
     fn header(&mut self, name: &'a str) {
         match name {
-            _ if name == RETRY_AFTER => self.retry_after(name),
-            _ if RETRY_AFTER_MS.contains(&name) => {
-                let time = |value: &str| Some(duration_of(decimal(value.trim())?.div_ceil(1_000)));
-                self.wait(self.texts(name).filter_map(|value| time(value).or_else(|| beyond(value))).max());
+            _ if name == RETRY_AFTER => {
+                let seconds = self.longest(name);
+                let millis = self.millis(RETRY_AFTER_MS).max(self.millis(X_MS_RETRY_AFTER_MS));
+                // A server that sends both has rounded the seconds up.
+                let rounded = millis.map(|wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+                self.wait(seconds.filter(|_| rounded.map(Duration::from_secs) != seconds));
             }
+            RETRY_AFTER_MS | X_MS_RETRY_AFTER_MS => self.wait(self.millis(name)),
             "grpc-retry-pushback-ms" => {
                 let pushback = self.texts(name).next().and_then(grpc::pushback);
                 let is_single = self.headers.get_all(name).iter().nth(1).is_none();
@@ -268,16 +271,22 @@ impl<'a> Reader<'a> {
                 self.wait(delays.max());
             }
             _ => match split(name) {
-                Some((_, Word::RetryAfter)) => self.retry_after(name),
+                Some((_, Word::RetryAfter)) => self.wait(self.longest(name)),
                 Some((group, word)) if !self.is_cached => self.policy_header(name, group, word),
                 _ => {}
             },
         }
     }
 
-    fn retry_after(&mut self, name: &str) {
-        let now = self.now;
-        self.wait(self.texts(name).filter_map(|value| longest(value, now)).max());
+    /// Returns the longest wait of a header in seconds or dates.
+    fn longest(&self, name: &str) -> Option<Duration> {
+        self.texts(name).filter_map(|value| longest(value, self.now)).max()
+    }
+
+    /// Returns the longest wait of a header in milliseconds.
+    fn millis(&self, name: &str) -> Option<Duration> {
+        let time = |value: &str| Some(duration_of(decimal(value.trim())?.div_ceil(1_000)));
+        self.texts(name).filter_map(|value| time(value).or_else(|| beyond(value))).max()
     }
 
     /// Takes a wait. The longest counts.

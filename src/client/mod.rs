@@ -39,6 +39,7 @@
 //! * Each format that a response has is read. So a quota may be there twice.
 //! * If a single-valued header comes twice, the stricter value counts: the smallest limit and
 //!   remainder, and the latest reset. A list of numbers counts as its first.
+//! * A `Retry-After` that is the wait of `Retry-After-Ms` rounded up to a second does not count beside it.
 //! * A `Retry-After` that a proxy has joined of several, such as `1, 2`, counts as the longest of them. A
 //!   malformed one says nothing: if it is all that a refusal says, the client waits as if no time was named.
 //! * Only headers are read, and trailers that the program hands to [`Advice::read`]. A wait in a body, such as

@@ -20,8 +20,10 @@ pub(super) enum Content {
     List(List),
     /// A value of the policy that binds.
     Single(Single),
-    /// The longest wait of the policies that refused.
+    /// The longest wait of the policies that refused, in seconds.
     RetryAfter,
+    /// The longest wait of the policies that refused, in milliseconds.
+    RetryAfterMs,
 }
 
 /// A value of the policy that binds.

@@ -11,12 +11,13 @@ use http::header::RETRY_AFTER;
 use crate::clock::Clock;
 use crate::fields::List;
 use crate::header_names::{
-    DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, RATE_LIMIT, RATE_LIMIT_POLICY, X_LIMIT, X_REMAINING, X_RESET, X_USED,
+    ANTHROPIC, DRAFT_LIMIT, DRAFT_REMAINING, DRAFT_RESET, OPENAI, RATE_LIMIT, RATE_LIMIT_POLICY, RETRY_AFTER_MS,
+    X_LIMIT, X_REMAINING, X_RESET, X_RESOURCE, X_USED,
 };
 use crate::key::Key;
 use crate::policy::Policy;
 
-use super::content::{Header, Single};
+use super::content::{Content, Header, Single};
 use super::legacy::{HeadersError, LegacyHeaders};
 use super::reset::{ResetEncoding, ResetMeaning};
 use super::scope::{Condition, Scope};
@@ -61,6 +62,8 @@ use super::wait::{Jitter, Waits};
 pub struct Headers {
     pub(super) formats: Vec<Format>,
     pub(super) retry_after: bool,
+    /// Whether the wait is sent in milliseconds, too, if `retry_after` is sent.
+    pub(super) retry_after_ms: bool,
     pub(super) waits: Waits,
     pub(super) partition: Option<PartitionKey>,
     /// The clock of dates. Without it, it is the calendar time of the operating system.
@@ -147,8 +150,8 @@ impl Headers {
         ])
     }
 
-    /// Sends the headers of GitHub's API: `x-ratelimit-limit`, `-remaining`, `-used`, and `-reset`
-    /// in seconds since the epoch. Also sends `Retry-After`.
+    /// Sends the headers of GitHub's API: `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` in seconds
+    /// since the epoch, and `-resource`, which is the policy's name. Also sends `Retry-After`.
     #[must_use]
     pub fn github() -> Self {
         Self::with(vec![
@@ -156,7 +159,53 @@ impl Headers {
             Header::single(X_REMAINING, Single::Remaining),
             Header::single(X_USED, Single::Used),
             Header::single(X_RESET, Single::Reset(ResetEncoding::EpochSeconds, ResetMeaning::Full)),
+            Header::single(X_RESOURCE, Single::PolicyName),
         ])
+    }
+
+    /// Sends the headers of OpenAI's API: `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests` and
+    /// `x-ratelimit-reset-requests`, and the same for `tokens`. The reset is when the quota is full, as a
+    /// duration: `12ms`, `1s`, `6m0s`. Refusals carry `Retry-After` and `retry-after-ms`, because OpenAI's
+    /// clients read the milliseconds first.
+    ///
+    /// The [unit](crate::Rule::unit) of a policy chooses its headers: `requests`, which is the default, or
+    /// `tokens`. A policy of another unit is not reported. If several policies have a unit, the one that
+    /// binds is reported: the refusing policy with the longest wait, or if none refused, the one with the
+    /// least remaining.
+    ///
+    /// ```
+    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    /// let requests = Rule::new("requests", Quota::per_minute(60))?;
+    /// let tokens = Rule::new("tokens", Quota::per_day(150_000))?.unit("tokens")?.cost(|_| 16);
+    /// let layer = RateLimitLayer::new(MemoryLimiter::new(), requests, key::global())
+    ///     .and(tokens, key::global())
+    ///     .headers(Headers::openai());
+    /// # let (head, ()) = http::Request::new(()).into_parts();
+    /// # let mut headers = http::HeaderMap::new();
+    /// # layer.admit(&head).await?.add_headers(&mut headers);
+    /// // The response to the first request:
+    /// assert_eq!(headers["x-ratelimit-remaining-requests"], "59");
+    /// assert_eq!(headers["x-ratelimit-reset-requests"], "1s");
+    /// assert_eq!(headers["x-ratelimit-limit-tokens"], "150000");
+    /// assert_eq!(headers["x-ratelimit-remaining-tokens"], "149984");
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn openai() -> Self {
+        Self { retry_after_ms: true, ..Self::by_unit(&OPENAI, ResetEncoding::GoDuration) }
+    }
+
+    /// Sends the headers of Anthropic's API: `anthropic-ratelimit-requests-limit`,
+    /// `anthropic-ratelimit-requests-remaining` and `anthropic-ratelimit-requests-reset`, and the same for
+    /// `tokens`, `input-tokens` and `output-tokens`. The reset is when the quota is full, as a date of RFC
+    /// 3339: `2024-01-16T16:00:01Z`. Also sends `Retry-After`.
+    ///
+    /// The [unit](crate::Rule::unit) of a policy chooses its headers, as in [`openai`](Self::openai).
+    #[must_use]
+    pub fn anthropic() -> Self {
+        Self::by_unit(&ANTHROPIC, ResetEncoding::Rfc3339)
     }
 
     /// Sends headers of your own names, and `Retry-After`.
@@ -171,7 +220,14 @@ impl Headers {
     /// Sends no headers, not even `Retry-After`.
     #[must_use]
     pub fn none() -> Self {
-        Self { formats: Vec::new(), retry_after: false, waits: Waits::default(), partition: None, clock: None }
+        Self {
+            formats: Vec::new(),
+            retry_after: false,
+            retry_after_ms: false,
+            waits: Waits::default(),
+            partition: None,
+            clock: None,
+        }
     }
 
     /// Sends the headers of `other`, too. Each format keeps its own settings: [when it is sent](Self::send), and
@@ -189,6 +245,7 @@ impl Headers {
             self.formats.push(format);
         }
         self.retry_after |= other.retry_after;
+        self.retry_after_ms |= other.retry_after_ms;
         self.partition = self.partition.or(other.partition);
         self.clock = self.clock.or(other.clock);
         self.waits = self.waits.and(other.waits);
@@ -255,7 +312,7 @@ impl Headers {
         self
     }
 
-    /// Sets whether `Retry-After` is sent on refusals.
+    /// Sets whether refusals carry `Retry-After`, and for [`openai`](Self::openai) `retry-after-ms`.
     #[must_use]
     pub fn retry_after(mut self, send: bool) -> Self {
         self.retry_after = send;
@@ -341,11 +398,26 @@ impl Headers {
     pub fn names(&self) -> Vec<HeaderName> {
         let sent = self.formats.iter().filter(|format| format.when != When::Never);
         let names = sent.flat_map(|format| &format.headers).map(|header| header.name.clone());
-        names.chain(self.retry_after.then_some(RETRY_AFTER)).collect()
+        names.chain(self.waits().map(|header| header.name)).collect()
     }
 
     fn with(headers: Vec<Header>) -> Self {
         Self { formats: vec![Format::new(headers)], retry_after: true, ..Self::none() }
+    }
+
+    /// Sends a family of headers for each of these units. They have the names of the limit, of what remains, and of the
+    /// reset.
+    fn by_unit(families: &[(&str, [&'static str; 3])], encoding: ResetEncoding) -> Self {
+        let format = |(unit, [limit, remaining, reset]): &(&str, [&'static str; 3])| {
+            let mut format = Format::new(vec![
+                Header::single(limit, Single::Limit),
+                Header::single(remaining, Single::Remaining),
+                Header::single(reset, Single::Reset(encoding, ResetMeaning::Full)),
+            ]);
+            format.scope.add(Condition::Unit((*unit).to_owned()));
+            format
+        };
+        Self { formats: families.iter().map(format).collect(), retry_after: true, ..Self::none() }
     }
 
     /// Returns what is wrong if headers can never be sent, because of the policies of the layer or of other headers.
@@ -372,6 +444,16 @@ impl Headers {
             lost.name(),
             lost.quota_unit()
         ))
+    }
+
+    /// Returns the headers that report the wait of a refusal. The milliseconds come first, because they are merged with
+    /// a `Retry-After` that the response has, before ours is written.
+    pub(super) fn waits(&self) -> impl Iterator<Item = Header> + use<> {
+        let millis = (HeaderName::from_static(RETRY_AFTER_MS), Content::RetryAfterMs);
+        let headers = [(millis, self.retry_after_ms), ((RETRY_AFTER, Content::RetryAfter), true)];
+        let is_sent = self.retry_after;
+        let sent = headers.into_iter().filter(move |(_, is_chosen)| is_sent && *is_chosen);
+        sent.map(|((name, content), _)| Header { name, content })
     }
 
     pub(super) fn headers(&self) -> impl Iterator<Item = &Header> {
@@ -414,6 +496,11 @@ impl Format {
     pub(super) fn new(headers: Vec<Header>) -> Self {
         let remaining = headers.iter().find(|header| header.content.reports_remaining()).cloned();
         Self { headers, when: When::default(), scope: Scope::default(), remaining, contested: None }
+    }
+
+    /// Returns whether its headers are ever sent.
+    pub(super) fn is_sent(&self) -> bool {
+        self.when != When::Never && !self.headers.is_empty()
     }
 
     /// Removes headers that earlier formats have.

@@ -1,8 +1,9 @@
 //! Headers with names of the user's own.
 
-use crate::error::kind_and_message;
-
 use http::HeaderName;
+
+use crate::error::kind_and_message;
+use crate::header_names::RETRY_AFTER_MS;
 
 use super::content::{Content, Header, Single};
 use super::reset::{ResetEncoding, ResetMeaning};
@@ -98,7 +99,7 @@ impl LegacyHeaders {
 
 /// Returns whether HTTP or gRPC gives the name another meaning.
 fn is_reserved(name: &HeaderName) -> bool {
-    const RESERVED: [&str; 14] = [
+    const RESERVED: [&str; 15] = [
         "cache-control",
         "connection",
         "content-encoding",
@@ -108,6 +109,7 @@ fn is_reserved(name: &HeaderName) -> bool {
         "keep-alive",
         "location",
         "retry-after",
+        RETRY_AFTER_MS,
         "set-cookie",
         "te",
         "trailer",

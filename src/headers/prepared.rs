@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::RETRY_AFTER;
 use http::{HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
@@ -66,8 +65,8 @@ pub(super) struct PreparedHeader {
     pub(super) content: Content,
     /// The place of its format.
     pub(super) format: usize,
-    /// If it is a list, the constant text of each policy's item: the whole item, or of
-    /// [limits](List::Limits) the beginning.
+    /// The constant text of each policy: its name, or the item of a list, of which [limits](List::Limits) have only the
+    /// beginning. `None` for a name that cannot be a value.
     pub(super) items: Vec<Option<HeaderValue>>,
     /// If it is a list of whole items, its value if all policies apply.
     all: Option<HeaderValue>,
@@ -75,12 +74,9 @@ pub(super) struct PreparedHeader {
 
 impl PreparedHeaders {
     pub(crate) fn new(headers: &Headers, policies: &[Policy]) -> Self {
-        let retry_after = Format {
-            when: if headers.retry_after { When::OnRefusal } else { When::Never },
-            ..Format::new(vec![Header { name: RETRY_AFTER, content: Content::RetryAfter }])
-        };
+        let waits = Format { when: When::OnRefusal, ..Format::new(headers.waits().collect()) };
         let (mut formats, mut prepared) = (Vec::new(), Vec::new());
-        for format in iter::once(&retry_after).chain(&headers.formats).filter(|format| format.when != When::Never) {
+        for format in iter::once(&waits).chain(&headers.formats).filter(|format| format.is_sent()) {
             let places = format.scope.places(policies);
             if places.as_ref().is_some_and(|places| !places.contains(&true)) {
                 continue;
@@ -127,14 +123,15 @@ impl PreparedHeaders {
         match header.content {
             Content::List(List::Limits) => self.limits(header, views, seed),
             Content::List(List::Policies | List::Nameless) => header.policies(views),
-            Content::Single(single) => self.single(single, binding(views)?, seed),
+            Content::Single(single) => self.single(single, header, binding(views)?, seed),
             Content::RetryAfter => integer(self.waits.reported_seconds(longest_wait_us(views)?, seed)),
+            Content::RetryAfterMs => integer(self.waits.reported_us(longest_wait_us(views)?, seed).div_ceil(1_000)),
         }
     }
 
     /// Renders a value of the policy that binds.
     #[inline]
-    fn single(&self, value: Single, view: &PolicyView<'_>, seed: u64) -> Option<HeaderValue> {
+    fn single(&self, value: Single, header: &PreparedHeader, view: &PolicyView<'_>, seed: u64) -> Option<HeaderValue> {
         let limit = view.decision.limit();
         match value {
             Single::Limit => integer(limit),
@@ -147,11 +144,7 @@ impl PreparedHeaders {
                 push_dictionary(&mut text, limit, view.remaining(), self.draft_reset(view, seed));
                 text.to_value()
             }
-            // A header value neither begins nor ends with a space.
-            Single::PolicyName => {
-                let name = Some(view.policy.name().trim_ascii()).filter(|name| !name.is_empty())?;
-                HeaderValue::from_str(name).ok()
-            }
+            Single::PolicyName => header.item(view).cloned(),
         }
     }
 
@@ -235,18 +228,18 @@ impl PreparedHeader {
     fn new(header: &Header, format: usize, policies: &[Policy]) -> Self {
         let items: Vec<_> = match header.content {
             Content::List(list) => policies.iter().map(|policy| constant_item(list, policy)).collect(),
-            Content::Single(_) | Content::RetryAfter => Vec::new(),
+            Content::Single(Single::PolicyName) => policies.iter().map(name).collect(),
+            Content::Single(_) | Content::RetryAfter | Content::RetryAfterMs => Vec::new(),
         };
-        debug_assert!(items.iter().all(Option::is_some), "the name of each policy can stand in a header");
         let all = match header.content {
             Content::List(List::Policies | List::Nameless) => list(items.iter().map(Option::as_ref)),
-            Content::List(List::Limits) | Content::Single(_) | Content::RetryAfter => None,
+            _ => None,
         };
         let all = all.and_then(|text| text.to_shared_value());
         Self { name: header.name.clone(), content: header.content, format, items, all }
     }
 
-    /// Returns the constant text of a policy's item, which each policy of the layer has.
+    /// Returns the constant text of a policy.
     #[inline]
     fn item(&self, view: &PolicyView<'_>) -> Option<&HeaderValue> {
         self.items.get(view.place)?.as_ref()
@@ -270,6 +263,15 @@ fn constant_item(list: List, policy: &Policy) -> Option<HeaderValue> {
         List::Limits => item_start(&mut text, policy),
         List::Policies | List::Nameless => push_policy(&mut text, policy, list),
     }
+    let value = text.to_shared_value();
+    debug_assert!(value.is_some(), "the name of each policy can stand in a list");
+    value
+}
+
+/// Returns a policy's name as a value, which neither begins nor ends with a space.
+fn name(policy: &Policy) -> Option<HeaderValue> {
+    let mut text = Text::new();
+    text.push(policy.name().trim_ascii().as_bytes());
     text.to_shared_value()
 }
 

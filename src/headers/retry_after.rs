@@ -1,4 +1,5 @@
-//! `Retry-After`, RFC 9110 section 10.2.3: one value, in whole seconds from now or a date.
+//! `Retry-After`, RFC 9110 section 10.2.3: one value, in whole seconds from now or a date. And `retry-after-ms`, which
+//! some clients read before it.
 
 use std::time::UNIX_EPOCH;
 
@@ -7,8 +8,10 @@ use http::{HeaderMap, HeaderValue};
 
 use crate::clock::Clock;
 use crate::fields;
+use crate::header_names::RETRY_AFTER_MS;
 use crate::time::micros_ceil;
 
+use super::text::integer;
 use super::wait::seconds_ceil;
 
 /// Writes the longest wait: ours, which is in seconds, or one that is there already. A value that
@@ -27,6 +30,19 @@ pub(super) fn write(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &
         }
         Err(_) => {} // the map is full
     }
+}
+
+/// Writes `retry-after-ms`: ours, or the longest wait that is there already, in seconds or in milliseconds. It is called
+/// before ours is written in seconds, which are rounded up.
+pub(super) fn write_millis(headers: &mut HeaderMap, ours: Option<HeaderValue>, clock: &dyn Clock) {
+    let Some(ours) = ours else { return };
+    let seconds = headers.get_all(RETRY_AFTER).iter().filter_map(|value| read(value, clock));
+    let seconds = seconds.map(|seconds| seconds.saturating_mul(1_000));
+    let millis =
+        headers.get_all(RETRY_AFTER_MS).iter().filter_map(|value| fields::integer(value.as_bytes().trim_ascii()));
+    let longest = seconds.chain(millis).max().filter(|theirs| Some(*theirs) > fields::integer(ours.as_bytes()));
+    let value = longest.and_then(integer).unwrap_or(ours);
+    let _ = headers.try_insert(RETRY_AFTER_MS, value); // the map may be full
 }
 
 /// Returns the seconds from now that a number or a date stands for.

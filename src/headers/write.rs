@@ -165,11 +165,12 @@ impl PreparedHeaders {
         for header in sent {
             match (header.content, value(header)) {
                 (Content::RetryAfter, value) => retry_after::write(headers, value, &*self.clock),
+                (Content::RetryAfterMs, value) => retry_after::write_millis(headers, value, &*self.clock),
                 (Content::List(_), Some(value)) => {
                     merges |= headers.try_append(&header.name, value).unwrap_or(false); // the map may be full
                 }
                 (Content::List(_), None) => {}
-                (_, value) => {
+                (Content::Single(_), value) => {
                     replaces = true;
                     replace(headers, &header.name, value);
                 }
@@ -188,7 +189,7 @@ impl PreparedHeaders {
     #[inline]
     fn is_sent(&self, header: &PreparedHeader, headers: &HeaderMap, remaining: u64, status: StatusCode) -> bool {
         match header.content {
-            Content::RetryAfter => true,
+            Content::RetryAfter | Content::RetryAfterMs => true,
             _ if status.is_redirection() => false,
             Content::List(_) => true,
             _ => self.formats.get(header.format).is_some_and(|format| !format.keeps_theirs(headers, remaining)),

@@ -9,9 +9,9 @@ use http::{Request, Response};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_ratelimit::client::{ObeyError, ObeyErrorKind, ObeyLayer};
 use tower_ratelimit::clock::{ManualClock, Timestamp};
-use tower_ratelimit::{RateLimitLayer, key};
+use tower_ratelimit::{Headers, RateLimitLayer, key};
 
-use super::round_trip::{formats, system_time};
+use super::round_trip::{formats, requests_and_tokens, system_time};
 use super::*;
 use crate::support::waiting::{ManualTimer, World};
 use crate::support::{every_algorithm, memory};
@@ -89,6 +89,20 @@ fn client_alone_is_never_refused_twice_in_a_row() {
             let limit = RateLimitLayer::new(memory(&world.clock), quota, key::global()).headers(headers.clone());
             let sent = alone(&limit, world, 40, 0, |_, _| {});
             is_obedient(&sent, 40, &format!("{quota}, format {format}"));
+        }
+    }
+}
+
+#[test]
+fn client_obeys_a_server_with_requests_and_tokens() {
+    for headers in [Headers::openai(), Headers::anthropic()] {
+        // The requests are exhausted without a refusal. Or less is left of the tokens than a request costs.
+        for (cost, count, refused) in [(1, 150, false), (40_000, 9, true)] {
+            let world = World::new();
+            let limit = requests_and_tokens(&world.clock, cost, headers.clone());
+            let sent = alone(&limit, world, count, 0, |_, _| {});
+            assert_eq!(sent.iter().any(|(_, status, _)| *status == 429), refused, "{cost}: {headers:?}");
+            is_obedient(&sent, count, &format!("{cost}: {headers:?}"));
         }
     }
 }

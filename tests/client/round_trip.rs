@@ -6,7 +6,7 @@ use axum::body::Body;
 use http::{Request, Response, Version};
 use proptest::prelude::*;
 use tower::{Layer, ServiceExt, service_fn};
-use tower_ratelimit::clock::ManualClock;
+use tower_ratelimit::clock::{Clock, ManualClock};
 use tower_ratelimit::middleware::{IntoRule, Jitter, LegacyHeaders, ResetEncoding, ResetMeaning};
 use tower_ratelimit::observe::Outcome;
 use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, Wait, key};
@@ -45,6 +45,8 @@ pub(crate) fn formats() -> Vec<Headers> {
         Headers::draft_07(),
         Headers::draft_06(),
         Headers::github(),
+        Headers::openai(),
+        Headers::anthropic(),
     ];
     formats.extend(ENCODINGS.map(Headers::x_rate_limit));
     for meaning in [ResetMeaning::NextUnit, ResetMeaning::Window, ResetMeaning::Full] {
@@ -102,6 +104,63 @@ async fn draft_11_is_read_as_written() {
     let (_, _, advice) = send(&layer(&clock, policy, headers), get()).await;
     assert_eq!(in_short(&advice), [r#"a "b" \c: 99/100 per 60s, reset 60s, unit tokens, of acme"#]);
     assert_eq!(advice.wait(), Wait::None);
+}
+
+/// Requests per minute and tokens per day.
+pub(crate) fn requests_and_tokens(clock: &ManualClock, cost: u64, headers: Headers) -> Layered {
+    let requests = Rule::new("requests", Quota::per_minute(60)).unwrap();
+    let tokens = Rule::new("tokens", Quota::per_day(150_000)).unwrap().unit("tokens").unwrap().cost(move |_| cost);
+    layer(clock, requests, headers).and(tokens, key::global())
+}
+
+#[tokio::test]
+async fn presets_of_vendors_are_read_as_written() {
+    for (headers, name) in [(Headers::openai(), "tokens"), (Headers::anthropic(), "input-tokens")] {
+        let clock = ManualClock::new();
+        let headers = headers.clock(clock.clone());
+        let requests = Rule::new("minute", Quota::per_minute(60)).unwrap();
+        let tokens = Rule::new("day", Quota::per_day(172_800)).unwrap().unit(name).unwrap().cost(|_| 100_000);
+        let layer = layer(&clock, requests, headers).and(tokens, key::global());
+        let served = layer.layer(service_fn(|_| async { Ok::<_, Infallible>(Response::new(Body::empty())) }));
+        let now = || UNIX_EPOCH + Duration::from_micros(clock.now().as_micros());
+        let response = served.clone().oneshot(get()).await.unwrap();
+        let advice = Advice::read(response.headers(), now());
+        let tokens = format!("{name}: 72800/172800, reset 50000s, unit tokens");
+        let mut read = in_short(&advice);
+        read.sort();
+        let mut expected = [tokens, "requests: 59/60, reset 1s, unit requests".to_owned()];
+        expected.sort();
+        assert_eq!(read, expected);
+        assert_eq!((advice.wait(), advice.retry_after()), (Wait::None, None));
+        // The tokens refuse, and the requests are not exhausted.
+        let response = served.oneshot(get()).await.unwrap();
+        let advice = Advice::read(response.headers(), now());
+        assert_eq!(advice.wait(), Wait::After(Duration::from_secs(13_600)));
+        let exhausted: Vec<_> = advice.policies().iter().filter(|policy| policy.is_exhausted()).collect();
+        assert_eq!(exhausted.iter().map(|policy| policy.name()).collect::<Vec<_>>(), [Some(name)]);
+    }
+}
+
+/// `Retry-After` is in whole seconds, and OpenAI's clients obey the milliseconds.
+#[tokio::test]
+async fn wait_in_milliseconds_is_exact() {
+    let clock = ManualClock::new();
+    let layer = layer(&clock, Quota::new(1, Duration::from_millis(1_234)).unwrap(), Headers::openai());
+    let (outcome, advice) = until_refused(&layer, get).await;
+    assert_eq!(outcome.wait().duration(), Some(Duration::from_millis(1_234)));
+    assert_eq!(advice.retry_after(), Some(Duration::from_millis(1_234)));
+    for (headers, expected) in [
+        ("retry-after: 2\nretry-after-ms: 1000.5", 1_000.5),
+        ("retry-after: 1\nretry-after-ms: 12", 12.0),
+        ("retry-after: 2\nretry-after-ms: 12", 2_000.0),
+        ("retry-after: 2\nretry-after-ms: 2001", 2_001.0),
+        ("retry-after: 5, 2\nretry-after-ms: 1999", 5_000.0),
+        ("retry-after: 2\nretry-after-ms: 12\nx-ms-retry-after-ms: 1999", 1_999.0),
+        ("retry-after: 2\nretry-after-ms: soon", 2_000.0),
+        ("retry-after: 2\nretry-after-ms: 1500\nx-ratelimit-retry-after: 3", 3_000.0),
+    ] {
+        assert_eq!(read(headers).retry_after(), Some(seconds(expected / 1_000.0)), "{headers}");
+    }
 }
 
 #[tokio::test]

@@ -43,8 +43,14 @@ async fn header_format_sends_what_the_table_says() {
     assert_eq!(promised("x_rate_limit"), older.get(..2).unwrap_or_default());
     assert_eq!(older.len(), 3);
     let github = fields(Headers::github()).await;
-    assert_eq!(github.len(), 4);
-    assert!(PAGE.contains(" `x-ratelimit-limit`, `-remaining`, `-used`, and `-reset` in seconds since the epoch"));
+    assert_eq!(github.len(), 5);
+    assert!(PAGE.contains(
+        " `x-ratelimit-limit`, `-remaining`, `-used`, `-reset` in seconds since the epoch, `-resource` with the policy's name"
+    ));
+    assert_eq!(promised("openai"), fields(Headers::openai()).await);
+    let anthropic = fields(Headers::anthropic()).await;
+    assert_eq!(promised("anthropic"), anthropic.get(..2).unwrap_or_default());
+    assert_eq!(anthropic.len(), 3);
     assert_eq!(fields(Headers::none()).await, Vec::<String>::new());
 }
 

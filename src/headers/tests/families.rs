@@ -85,10 +85,6 @@ fn family_of_a_unit_reports_the_policy_that_binds() {
     assert_eq!(headers.run()["x-ratelimit-limit-x"], "9000");
 }
 
-fn val(value: &'static str) -> HeaderValue {
-    HeaderValue::from_static(value)
-}
-
 #[test]
 fn list_for_a_policy_has_no_other_item() {
     let statuses = || vec![(0, allowed(100, 99, secs(1))), (1, allowed(1_000, 7, secs(90)))];

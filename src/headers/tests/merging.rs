@@ -107,6 +107,7 @@ fn single_values_are_all_ours_or_all_theirs() {
         "x-ratelimit-limit: 100",
         "x-ratelimit-remaining: 50",
         "x-ratelimit-reset: 1705420830",
+        "x-ratelimit-resource: default",
         "x-ratelimit-used: 50",
     ];
     github(&[("x-ratelimit-limit", "60"), ("x-ratelimit-remaining", "51"), ("x-ratelimit-reset", "7")], &ours);
@@ -173,6 +174,26 @@ fn longer_retry_after_stays() {
     assert_merged(format(), &existing, denied(100, secs(5)), &["retry-after: 9"]);
     let existing = [("retry-after", "9")];
     assert_merged(format(), &existing, allowed(100, 5, secs(5)), &["retry-after: 9"]);
+}
+
+/// A client that reads the milliseconds first does not come back before `Retry-After`.
+#[test]
+fn longer_wait_stays_in_milliseconds() {
+    for (theirs, seconds, millis) in [
+        (&[][..], "5", "4200"),
+        (&[("retry-after", "4")], "5", "4200"),
+        (&[("retry-after", "6")], "6", "6000"),
+        (&[("retry-after", "Tue, 16 Jan 2024 16:00:06 GMT")], "Tue, 16 Jan 2024 16:00:06 GMT", "6000"),
+        (&[("retry-after-ms", "4100")], "5", "4200"),
+        (&[("retry-after-ms", "9000")], "5", "9000"),
+        (&[("retry-after-ms", "7000"), ("retry-after-ms", "soon"), ("retry-after", "6")], "6", "7000"),
+        (&[("retry-after", "999999999999999"), ("retry-after-ms", "-1")], "999999999999999", "999999999999999"),
+    ] {
+        let expected = [format!("retry-after-ms: {millis}"), format!("retry-after: {seconds}")];
+        let decision = denied(100, Duration::from_millis(4_200));
+        let headers = Headers::openai().send(When::Never);
+        assert_merged(headers, theirs, decision, &expected.each_ref().map(String::as_str));
+    }
 }
 
 #[test]

@@ -44,6 +44,10 @@ fn denied(limit: u64, wait: Duration) -> ChargeDecision {
     ChargeDecision::denied(limit, 0, Wait::After(wait)).with_reset_after(wait)
 }
 
+fn val(value: &'static str) -> HeaderValue {
+    HeaderValue::from_static(value)
+}
+
 /// Prepares headers with a clock that stands still.
 fn prepared(format: &Headers, policies: &[Policy]) -> PreparedHeaders {
     let mut prepared = PreparedHeaders::new(format, policies);
@@ -169,6 +173,7 @@ fn refusal_layout_has_the_headers_of_a_written_refusal() {
         Headers::draft_07().retry_after(false),
         Headers::draft_06().send(When::OnRefusal),
         Headers::github().and(Headers::draft_11()).send(When::NearExhaustion { percent: 1 }),
+        Headers::openai(),
         Headers::none(),
     ];
     for format in all {

@@ -37,12 +37,15 @@ fn is_number(value: &str) -> bool {
 }
 
 fn any_rule() -> impl Strategy<Value = Policy> {
-    (any_name(), any_quota(), proptest::option::of(prop_oneof![Just("requests".to_owned()), any_name()])).prop_map(
-        |(name, quota, unit)| {
+    (
+        any_name(),
+        any_quota(),
+        proptest::option::of(prop_oneof![Just("requests".to_owned()), Just("tokens".to_owned()), any_name()]),
+    )
+        .prop_map(|(name, quota, unit)| {
             let policy = policy(&name, quota);
             unit.map_or(policy.clone(), |unit| policy.in_unit(&unit).unwrap())
-        },
-    )
+        })
 }
 
 fn any_quota() -> impl Strategy<Value = Quota> {
@@ -161,8 +164,21 @@ proptest! {
         }
         for (name, value) in &case(Headers::x_rate_limit(ResetEncoding::ImfDate).and(Headers::github())) {
             let value = value.to_str().unwrap();
-            let is_date = name == "x-ratelimit-reset";
-            prop_assert!(if is_date { httpdate::parse_http_date(value).is_ok() } else { is_number(value) }, "{}", value);
+            match name.as_str() {
+                "x-ratelimit-reset" => prop_assert!(httpdate::parse_http_date(value).is_ok(), "{}", value),
+                "x-ratelimit-resource" => prop_assert!(policies.iter().any(|policy| policy.name().trim() == value)),
+                _ => prop_assert!(is_number(value), "{}: {}", name, value),
+            }
+        }
+        for (name, value) in &case(Headers::openai().and(Headers::anthropic())) {
+            let value = value.to_str().unwrap();
+            if name.as_str().contains("-reset") {
+                let is_date = humantime::parse_rfc3339(value).is_ok();
+                prop_assert_eq!(is_date, name.as_str().starts_with("anthropic-"), "{}: {}", name, value);
+                prop_assert!(is_date || value.ends_with('s'), "{}: {}", name, value);
+            } else {
+                prop_assert!(is_number(value), "{}: {}", name, value);
+            }
         }
         let own = LegacyHeaders::new().limit("l").remaining("r").used("u").policy_name("n");
         for (name, value) in &case(Headers::legacy(own).unwrap()) {

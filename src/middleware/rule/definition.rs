@@ -260,7 +260,8 @@ impl Rule {
 
     /// States the unit of the rule's quotas: what a cost of 1 stands for. Clients see it in
     /// `RateLimit-Policy`, as `qu` of [`Headers::draft_11`](crate::Headers::draft_11), and in the
-    /// details of gRPC refusals.
+    /// details of gRPC refusals. It chooses the headers of the policy in [`Headers::openai`](crate::Headers::openai),
+    /// [`Headers::anthropic`](crate::Headers::anthropic) and [`Headers::for_unit`](crate::Headers::for_unit).
     ///
     /// Without it a unit is a request, so a client would read a quota of a million bytes as a
     /// million requests. The draft defines `requests`, `content-bytes` and `concurrent-requests`.
