@@ -244,8 +244,9 @@ impl Headers {
             format.join(&self.formats);
             self.formats.push(format);
         }
+        let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;
+        self.retry_after_ms = sends_millis(&self) || sends_millis(&other);
         self.retry_after |= other.retry_after;
-        self.retry_after_ms |= other.retry_after_ms;
         self.partition = self.partition.or(other.partition);
         self.clock = self.clock.or(other.clock);
         self.waits = self.waits.and(other.waits);

@@ -31,8 +31,9 @@ impl<L: Limiter> RateLimitLayer<L> {
     ///
     /// * The observer, access lists, modes, blocks and [`OnError`](crate::OnError) are as in the layer. A request that
     ///   has to [wait](Self::delay) waits here.
-    /// * What was taken stays charged, and the response gets no headers, unless the handler ends the [`Admission`]:
-    ///   [`finish`](Admission::finish) settles the rules by the response and adds the headers.
+    /// * What was taken stays charged, and the response gets no headers, unless the handler uses the [`Admission`]:
+    ///   [`headers`](Admission::headers) are those of the layer for the handler's response, and
+    ///   [`finish`](Admission::finish) adds them to it and settles the rules by it.
     /// * Layers around the handler keep what they took, even if they [refund](Self::refund_nested) what an inner layer
     ///   refuses.
     /// * A layer with an [overflow](Self::overflow) cannot be asked, since it has no request to hand over.
@@ -160,10 +161,10 @@ impl<L> Drop for Asked<'_, L> {
 /// | | what stays charged | headers |
 /// |---|---|---|
 /// | [`finish`](Self::finish) with the response | what each rule makes of the response, as in a layer | added |
-/// | [`settle`](Self::settle) by a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); what the others took | [`add_headers`](Self::add_headers) |
-/// | [`keep`](Self::keep) | what was taken, whatever the rules say | `add_headers` |
-/// | [`refund`](Self::refund) | nothing | `add_headers` |
-/// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default what was taken | `add_headers` |
+/// | [`settle`](Self::settle) by a cost | the cost, for rules that are [settled by usage](crate::Rule::settle_by_usage); what the others took | [`headers`](Self::headers) before |
+/// | [`keep`](Self::keep) | what was taken, whatever the rules say | `headers` before |
+/// | [`refund`](Self::refund) | nothing | `headers` before |
+/// | dropped | as for an aborted request, see [`Rule::on_aborted`](crate::Rule::on_aborted); by default what was taken | `headers` before |
 ///
 /// If a rule is settled after the response, and handlers only drop their admissions, the layer
 /// [warns](crate::observe::SetupWarningKind::NotSettled).
@@ -189,21 +190,61 @@ impl Admission {
         self.usage.as_ref()
     }
 
-    /// Adds the headers of the layer to those of a response, merged as a layer [does](crate::Headers). They report what
-    /// is left before anything is settled. A layer sends them with a response that is no redirect.
+    /// Returns the headers of the layer, for the handler's response. They report what is left before anything is
+    /// settled.
+    ///
+    /// If the handler is inside another layer, that layer merges its own headers with these, as with those of a
+    /// [nested layer](crate::Headers).
     ///
     /// ```
-    /// use http::HeaderMap;
-    /// use tower_ratelimit::{MemoryLimiter, Quota, RateLimitLayer, key};
+    /// use axum::response::IntoResponse;
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key, middleware::Refused};
+    ///
+    /// async fn complete(tokens: &RateLimitLayer<MemoryLimiter>, head: &Parts) -> Result<impl IntoResponse, Refused> {
+    ///     let admission = tokens.admit(head).await?;
+    ///     Ok((admission.headers(), "a text"))
+    /// }
+    ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    /// let limit = RateLimitLayer::new(MemoryLimiter::new(), Quota::per_minute(100), key::global());
+    /// let tokens = Rule::new("tokens", Quota::per_day(150_000))?.unit("tokens")?.cost(|_| 16);
+    /// let tokens = RateLimitLayer::new(MemoryLimiter::new(), tokens, key::global()).headers(Headers::openai());
     /// let (head, ()) = http::Request::new(()).into_parts();
-    ///
-    /// let mut headers = HeaderMap::new(); // of tonic: `metadata.into_headers()`
-    /// limit.admit(&head).await?.add_headers(&mut headers);
-    /// assert!(headers.contains_key("ratelimit"));
+    /// let response = complete(&tokens, &head).await?.into_response();
+    /// assert_eq!(response.headers()["x-ratelimit-remaining-tokens"], "149984");
     /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn headers(&self) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        self.add_headers(&mut headers);
+        headers
+    }
+
+    /// Adds the [headers](Self::headers) of the layer to those of a response, merged as a layer
+    /// [does](crate::Headers): so a handler merges the headers of several layers that it asks, or those of a response
+    /// that it passes on. A layer sends headers only with a response that is no redirect.
+    ///
+    /// ```
+    /// use axum::response::Response;
+    /// use http::request::Parts;
+    /// use tower_ratelimit::{MemoryLimiter, RateLimitLayer};
+    ///
+    /// type Limit = RateLimitLayer<MemoryLimiter>;
+    ///
+    /// async fn complete(requests: &Limit, tokens: &Limit, head: &Parts) -> Response {
+    ///     let of_requests = match requests.admit(head).await {
+    ///         Ok(admission) => admission,
+    ///         Err(refused) => return refused.into_response().map(axum::body::Body::new),
+    ///     };
+    ///     let mut response = match tokens.admit(head).await {
+    ///         Ok(of_tokens) => of_tokens.finish(Response::new("a text".into())),
+    ///         Err(refused) => refused.into_response().map(axum::body::Body::new),
+    ///     };
+    ///     of_requests.add_headers(response.headers_mut()); // of both layers, also on a refusal
+    ///     response
+    /// }
     /// ```
     pub fn add_headers(&self, headers: &mut HeaderMap) {
         if let Some(ticket) = &self.ticket {

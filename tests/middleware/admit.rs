@@ -295,10 +295,10 @@ async fn admission_adds_the_headers_of_the_layer() {
     admission.add_headers(&mut headers);
     assert_eq!(headers["ratelimit"], "\"rows\";r=7;t=2520, \"inner\";r=1;t=1");
     assert_eq!(headers["ratelimit-policy"], "\"rows\";q=10;w=3600");
+    let headers = admission.headers();
+    assert_eq!((headers.len(), &headers["ratelimit"]), (2, &"\"rows\";r=7;t=2520".parse().unwrap()));
     let silent = layer.headers(tower_ratelimit::Headers::none());
-    let mut headers = HeaderMap::new();
-    silent.admit(&head(3)).await.unwrap().add_headers(&mut headers);
-    assert!(headers.is_empty());
+    assert!(silent.admit(&head(3)).await.unwrap().headers().is_empty());
 }
 
 #[tokio::test]

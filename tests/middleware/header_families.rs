@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use axum::body::Body;
+use axum::response::IntoResponse;
 use http::{Request, Response, StatusCode};
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::{
@@ -88,6 +89,65 @@ async fn family_of_a_handler_is_kept_beside_the_layers() {
     let (_, lines) = send(layer(rule("requests", 5)).headers(family("requests")).layer(handler)).await;
     let expected = ["limit-images: 7", "limit-requests: 5", "remaining-requests: 4", "used-requests: 1"];
     assert_eq!(lines, expected.map(|line| format!("x-ratelimit-{line}")));
+}
+
+/// A service with requests per hour around a handler that asks for tokens itself.
+fn handler_that_asks(
+    outer: Rule,
+    inner: Rule,
+) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible> + Clone {
+    let inner = layer(inner).headers(Headers::openai());
+    let handler = service_fn(move |request: Request<Body>| {
+        let (inner, (head, _)) = (inner.clone(), request.into_parts());
+        async move {
+            Ok::<_, Infallible>(match inner.admit(&head).await {
+                Ok(admission) => (admission.headers(), "text").into_response(),
+                Err(refused) => refused.into_response().map(Body::new),
+            })
+        }
+    });
+    let outer = layer(outer).headers(Headers::openai());
+    outer.layer(handler)
+}
+
+#[tokio::test]
+async fn headers_of_an_admission_are_merged_with_the_layers() {
+    let tokens = |limit| rule("tokens", limit).unit("tokens").unwrap().cost(|_| 60);
+    let openai = |name: &str, [limit, left, reset]: [&str; 3]| {
+        [("limit", limit), ("remaining", left), ("reset", reset)]
+            .map(|(word, value)| format!("x-ratelimit-{word}-{name}: {value}"))
+    };
+    let sorted = |parts: &[&[String]]| {
+        let mut lines = parts.concat();
+        lines.sort();
+        lines
+    };
+    let service = handler_that_asks(rule("requests", 5), tokens(100));
+    let of_tokens = openai("tokens", ["100", "40", "36m0s"]);
+    let expected = sorted(&[&openai("requests", ["5", "4", "12m0s"]), &of_tokens]);
+    assert_eq!(send(service.clone()).await, (StatusCode::OK, expected));
+    // The handler refuses, and the layer has charged the request.
+    let of_tokens = openai("tokens", ["100", "0", "36m0s"]);
+    let waits = ["retry-after: 720".to_owned(), "retry-after-ms: 720000".to_owned()];
+    let expected = sorted(&[&openai("requests", ["5", "3", "24m0s"]), &of_tokens, &waits]);
+    assert_eq!(send(service).await, (StatusCode::TOO_MANY_REQUESTS, expected));
+    // One family of both: that of the tighter one.
+    for (outer, inner) in [(300, 100), (100, 300)] {
+        let service = handler_that_asks(tokens(outer), tokens(inner));
+        assert_eq!(send(service).await, (StatusCode::OK, openai("tokens", ["100", "40", "36m0s"]).to_vec()));
+    }
+}
+
+#[tokio::test]
+async fn refusal_of_one_layer_takes_the_headers_of_another() {
+    let requests = layer(rule("requests", 5)).headers(Headers::openai());
+    let tokens = layer(rule("tokens", 0).unit("tokens").unwrap()).headers(Headers::openai());
+    let (head, ()) = Request::new(()).into_parts();
+    let admission = requests.admit(&head).await.unwrap();
+    let mut response = tokens.admit(&head).await.unwrap_err().into_response();
+    admission.add_headers(response.headers_mut());
+    assert_eq!(response.headers()["x-ratelimit-remaining-requests"], "4");
+    assert_eq!(response.headers()["x-ratelimit-remaining-tokens"], "0");
 }
 
 #[tokio::test]

@@ -153,6 +153,7 @@ fn openai_milliseconds_follow_retry_after() {
     assert_eq!(names(Headers::openai().retry_after(false)), 0);
     assert_eq!(names(Headers::none().and(Headers::openai())), 2);
     assert_eq!(names(Headers::anthropic().and(Headers::github())), 1);
+    assert_eq!(names(Headers::github().and(Headers::openai().retry_after(false))), 1);
     let refused = |format: Headers, status| {
         let case = Case { format, status, statuses: vec![(0, denied(100, secs(90_000)))], ..Case::default() };
         let headers = case.run();
