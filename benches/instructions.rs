@@ -161,8 +161,16 @@ fn cases() -> Vec<Case> {
         ("layer, allowed, no header fields, statistics", || {
             drive(layer(plenty(), Headers::none()).observer(stats()).layer(Bare))
         }),
+        ("layer, allowed, no header fields, use by key", || {
+            let stats = Stats::builder().clock(ManualClock::new()).count_use(true).build();
+            drive(layer(plenty(), Headers::none()).observer(stats).layer(Bare))
+        }),
         ("layer, refused, header fields, statistics", || {
             drive(layer(Quota::per_hour(1), Headers::default()).observer(stats()).layer(Bare))
+        }),
+        ("layer, refused, header fields, last refusals", || {
+            let stats = Stats::builder().clock(ManualClock::new()).max_recent_refusals(1_000).build();
+            drive(layer(Quota::per_hour(1), Headers::default()).observer(stats).layer(Bare))
         }),
         ("layer of three policies, no header fields", || drive(three_policies(Headers::none()).layer(Bare))),
         ("layer of three policies, header fields", || drive(three_policies(Headers::default()).layer(Bare))),

@@ -35,7 +35,7 @@ use support::{Contender, is_wanted, print_case, race};
 use tower::Service;
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::observe::{Observer, Stats};
-use tower_ratelimit::{Headers, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
+use tower_ratelimit::{Headers, Key, MemoryLimiter, Quota, RateLimitLayer, Rule, key};
 
 struct Nothing;
 
@@ -69,9 +69,10 @@ fn contender(name: &'static str, layer: RateLimitLayer<MemoryLimiter>) -> Conten
 /// Counts allowed requests, and nothing else.
 fn counting(name: &'static str, stats: Stats) -> Contender<'static> {
     let policy = Rule::new("client", Quota::per_minute(100)).expect("it is a name");
+    let key = Key::of(7).expect("it is a key");
     Contender::new(name, move |times| {
         for _ in 0..times {
-            std::hint::black_box(stats.on_allowed(std::hint::black_box(&policy.policies()[0]), 1, false));
+            std::hint::black_box(stats.on_allowed(std::hint::black_box(&policy.policies()[0]), &key, 1, false));
         }
     })
 }
@@ -99,6 +100,8 @@ fn main() {
             contender("no observer", layer()),
             contender("an observer that does nothing", layer().observer(Nothing)),
             contender("Stats", layer().observer(Stats::new())),
+            contender("Stats, use by key", layer().observer(Stats::builder().count_use(true).build())),
+            contender("Stats, last refusals", layer().observer(Stats::builder().max_recent_refusals(1_000).build())),
         ];
         let times = race(&mut contenders);
         print_case(case, &contenders, &times);

@@ -7,7 +7,7 @@ pub use crate::explanation::{Explanation, NotCharged, RuleExplanation};
 pub use crate::outcome::{Observed, Observer, Outcome, OutcomeKind, PolicyStatus};
 pub use crate::setup_warning::{SetupWarning, SetupWarningKind};
 pub use crate::stats::{
-    EventCounts, HistogramSnapshot, LimitedKey, PolicySnapshot, PolicyState, RateBucket, RecentRefusal, Stats,
-    StatsBuilder, StatsSnapshot,
+    EventCounts, HistogramSnapshot, PolicySnapshot, PolicyState, RateBucket, RecentRefusal, Stats, StatsBuilder,
+    StatsSnapshot, TopKey,
 };
 pub use crate::status::{StatusBody, StatusPage};

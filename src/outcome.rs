@@ -334,15 +334,15 @@ pub trait Observer: Send + Sync {
     }
 
     /// Called first for the usual request: it passes because the only policy of its layer allows it, and
-    /// that policy is always enforced. `taken` are the units that it took, and `is_near` is that of its
-    /// [`PolicyStatus`].
+    /// that policy is always enforced. `key` is the key that was charged, `taken` are the units that it
+    /// took, and `is_near` is that of its [`PolicyStatus`].
     ///
     /// Return `true` if the observer needs to know no more. Then no [`Outcome`] is made, which takes
     /// longer than the usual decision, and `on_outcome` is not called. By default it returns `false`.
     ///
     /// A layer may leave it out and call `on_outcome` only.
-    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
-        let _ = (policy, taken, is_near);
+    fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
+        let _ = (policy, key, taken, is_near);
         false
     }
 
@@ -386,8 +386,8 @@ impl<O: Observer + ?Sized> Observer for std::sync::Arc<O> {
         (**self).on_outcome(observed);
     }
 
-    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
-        (**self).on_allowed(policy, taken, is_near)
+    fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
+        (**self).on_allowed(policy, key, taken, is_near)
     }
 
     fn on_setup_warning(&self, setup_warning: &SetupWarning) {

@@ -28,7 +28,7 @@ pub use events::EventCounts;
 pub use histogram::HistogramSnapshot;
 pub use rates::RateBucket;
 pub use recent::RecentRefusal;
-pub use sketch::LimitedKey;
+pub use sketch::TopKey;
 pub use snapshot::{PolicySnapshot, StatsSnapshot};
 pub use state::PolicyState;
 pub use stats::{Stats, StatsBuilder};

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use super::cells::Cells;
 use super::histogram::Histogram;
 use super::rates::Rates;
+use super::sketch::Sketch;
 use crate::sync::{Mutex, lock};
 
 /// The most policies that are counted apart.
@@ -26,18 +27,21 @@ pub(super) struct Entry {
     /// 0 if it refused no request.
     pub(super) last_refused_us: AtomicU64,
     pub(super) rates: Mutex<Rates>,
+    /// The keys that use most of it, if they are counted.
+    pub(super) used: Option<Sketch>,
     #[cfg(feature = "tracing")]
     pub(super) log: super::log::RefusalLog,
 }
 
 impl Entry {
-    fn new(name: &str, period: u64) -> Self {
+    fn new(name: &str, period: u64, used_sets: Option<usize>) -> Self {
         Self {
             name: name.into(),
             cells: Cells::default(),
             delay: Histogram::default(),
             last_refused_us: AtomicU64::new(0),
             rates: Mutex::new(Rates::new(period)),
+            used: used_sets.map(Sketch::new),
             #[cfg(feature = "tracing")]
             log: super::log::RefusalLog::default(),
         }
@@ -51,15 +55,18 @@ pub(super) struct Policies {
     /// The number of policies. Held while one is added.
     known: Mutex<usize>,
     is_full: AtomicBool,
+    /// The sets of each policy's sketch of used units, if they are counted.
+    used_sets: Option<usize>,
 }
 
 impl Policies {
-    pub(super) fn new(period: u64) -> Self {
+    pub(super) fn new(period: u64, used_sets: Option<usize>) -> Self {
         Self {
-            other: Box::new(Entry::new(OTHER, period)),
+            other: Box::new(Entry::new(OTHER, period, used_sets)),
             slots: (0..SLOTS).map(|_| OnceLock::new()).collect(),
             known: Mutex::new(0),
             is_full: AtomicBool::new(false),
+            used_sets,
         }
     }
 
@@ -102,7 +109,7 @@ impl Policies {
             }
             Err(free) => {
                 *known += 1;
-                self.slots[free].get_or_init(|| Box::new(Entry::new(name, period)))
+                self.slots[free].get_or_init(|| Box::new(Entry::new(name, period, self.used_sets)))
             }
         }
     }
@@ -119,7 +126,7 @@ mod tests {
 
     #[test]
     fn policies_beyond_the_bound_are_counted_together() {
-        let policies = Policies::new(7);
+        let policies = Policies::new(7, None);
         for n in 0..10_000 {
             let name = format!("policy-{n}");
             let entry = policies.find(&name, || 7);
@@ -131,14 +138,14 @@ mod tests {
 
     #[test]
     fn policy_that_is_named_other_is_no_second_series() {
-        let policies = Policies::new(0);
+        let policies = Policies::new(0, None);
         assert!(std::ptr::eq(policies.find(OTHER, || 0), &*policies.other));
         assert_eq!(policies.iter().count(), 1);
     }
 
     #[test]
     fn policy_that_threads_see_at_once_has_one_entry() {
-        let policies = Policies::new(0);
+        let policies = Policies::new(0, None);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

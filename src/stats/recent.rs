@@ -161,7 +161,7 @@ impl RecentRefusal {
         self.status.as_ref()
     }
 
-    /// Returns the [fingerprint](super::LimitedKey::fingerprint) of the key that this policy was charged for.
+    /// Returns the [fingerprint](super::TopKey::fingerprint) of the key that this policy was charged for.
     #[must_use]
     pub fn fingerprint(&self) -> Option<String> {
         self.fingerprint.map(short_fingerprint)

@@ -1,11 +1,11 @@
-//! The keys that are refused most, in bounded memory.
+//! The keys that are refused most, or use most, in bounded memory.
 //!
-//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses one of 64
-//! sets, and each set is a sketch of eight counters. So a refusal looks at eight counters instead of 512.
+//! It is the Space-Saving sketch (Metwally, Agrawal and El Abbadi 2005) in sets: a key's fingerprint chooses a set, and each
+//! set is a sketch of eight counters. So a request looks at eight counters instead of all.
 //!
 //! A key without a counter takes over the smallest one of its set, and counts on from its value. So a count is never
 //! too small, and at most too large by the value that was taken over, which stands beside it. A key that has more than
-//! an eighth of its set's refusals has a counter.
+//! an eighth of its set's count has a counter.
 
 use std::sync::Arc;
 
@@ -13,14 +13,16 @@ use super::names::{Names, short_fingerprint};
 use crate::key::Key;
 use crate::sync::{Mutex, lock, try_lock};
 
-const SETS: usize = 64;
+/// The sets of the sketch of all refused keys.
+pub(super) const REFUSED_SETS: usize = 64;
+
+/// The sets of the sketch of a policy's used units. Units of several policies cannot be compared, so each has its own.
+pub(super) const USED_SETS: usize = 16;
+
 const WAYS: usize = 8;
 
-/// The counts are halved after this time, so that old refusals fade.
+/// The counts are halved after this time, so that old ones fade.
 pub(super) const HALVED_EACH_US: u64 = 300_000_000;
-
-/// A key is named once it was certainly refused this often.
-const NAMED_AT: u64 = 2;
 
 #[derive(Default)]
 struct Slot {
@@ -38,24 +40,24 @@ pub(super) struct Sketch {
 }
 
 impl Sketch {
-    pub(super) fn new() -> Self {
-        Self { sets: (0..SETS).map(|_| Mutex::new(Default::default())).collect() }
+    pub(super) fn new(sets: usize) -> Self {
+        Self { sets: (0..sets).map(|_| Mutex::new(Default::default())).collect() }
     }
 
-    /// Counts a refusal of a key, given its fingerprint. If another thread holds the key's set, it is not counted: the
-    /// sketch estimates anyway.
-    pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key) {
-        let set = &self.sets[fingerprint as usize % SETS]; // any bits do
+    /// Counts a refusal of a key, or used units, given the key's fingerprint. If another thread holds the key's set, it is
+    /// not counted: the sketch estimates anyway. A key is named when it is counted for the second time.
+    pub(super) fn count(&self, names: &Names, policy: &Arc<str>, fingerprint: u64, key: &Key, by: u64) {
+        let Some(set) = self.sets.get(fingerprint as usize % self.sets.len().max(1)) else { return }; // any bits do
         let Some(mut slots) = try_lock(set) else { return };
         let is_own = |slot: &Slot| slot.is(fingerprint, policy);
         let at = slots.iter().position(is_own).or_else(|| (0..WAYS).min_by_key(|at| slots[*at].count));
         let Some(slot) = at.and_then(|at| slots.get_mut(at)) else { return };
+        let is_due = is_own(slot) && slot.name.is_none();
         if !is_own(slot) {
             let error = slot.count;
             *slot = Slot { fingerprint, policy: Some(Arc::clone(policy)), count: error, error, name: None };
         }
-        slot.count = slot.count.saturating_add(1);
-        let is_due = slot.name.is_none() && slot.count - slot.error >= NAMED_AT;
+        slot.count = slot.count.saturating_add(by);
         drop(slots);
         if is_due && names.reveals() {
             // Not under the lock: it is the application's code.
@@ -82,12 +84,12 @@ impl Sketch {
     }
 
     /// Returns the keys with the largest counts first.
-    pub(super) fn read(&self) -> Vec<LimitedKey> {
+    pub(super) fn read(&self) -> Vec<TopKey> {
         let mut all = Vec::new();
         for set in &self.sets {
             let slots = lock(set);
             all.extend(slots.iter().filter_map(|slot| {
-                Some(LimitedKey {
+                Some(TopKey {
                     policy: Arc::clone(slot.policy.as_ref()?),
                     fingerprint: slot.fingerprint,
                     name: slot.name.clone().flatten(),
@@ -107,9 +109,9 @@ impl Slot {
     }
 }
 
-/// A key that was refused often, by a policy.
+/// A key that a policy refused often, or that used much of it.
 #[derive(Clone, Debug)]
-pub struct LimitedKey {
+pub struct TopKey {
     policy: Arc<str>,
     fingerprint: u64,
     name: Option<Box<str>>,
@@ -117,8 +119,8 @@ pub struct LimitedKey {
     error: u64,
 }
 
-impl LimitedKey {
-    /// Returns the name of the policy that refused.
+impl TopKey {
+    /// Returns the name of the policy.
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.policy
@@ -141,9 +143,9 @@ impl LimitedKey {
         self.name.as_deref()
     }
 
-    /// Returns about how often the key was refused, with older refusals counting less: the count is halved every five
-    /// minutes. It is too large by at most [`error`](Self::error). It is too small by the refusals that came while
-    /// another thread counted one, and by the rounding of halves.
+    /// Returns about how often the key was refused, or how many units it used, with older ones counting less: the count
+    /// is halved every five minutes. It is too large by at most [`error`](Self::error). It is too small by what came
+    /// while another thread counted, and by the rounding of halves.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.count
@@ -169,22 +171,22 @@ mod tests {
 
     impl Named {
         fn new(reveal: impl Fn(&Key) -> Option<String> + Send + Sync + 'static) -> Self {
-            Self(Sketch::new(), Names::new(Some(Box::new(reveal))))
+            Self(Sketch::new(REFUSED_SETS), Names::new(Some(Box::new(reveal))))
         }
 
         fn nameless() -> Self {
-            Self(Sketch::new(), Names::new(None))
+            Self(Sketch::new(REFUSED_SETS), Names::new(None))
         }
 
         fn count(&self, policy: &Arc<str>, n: u64) {
-            self.0.count(&self.1, policy, self.fingerprint(n), &key(n));
+            self.0.count(&self.1, policy, self.fingerprint(n), &key(n), 1);
         }
 
         fn fingerprint(&self, n: u64) -> u64 {
             self.1.fingerprint(&key(n))
         }
 
-        fn read(&self) -> Vec<LimitedKey> {
+        fn read(&self) -> Vec<TopKey> {
             self.0.read()
         }
     }
@@ -200,7 +202,7 @@ mod tests {
             }
         }
         let found = sketch.read();
-        assert!(found.len() <= SETS * WAYS);
+        assert!(found.len() <= REFUSED_SETS * WAYS);
         for n in 0..5 {
             let own = sketch.fingerprint(n);
             let found = found.iter().find(|one| one.fingerprint == own).unwrap();
@@ -210,7 +212,7 @@ mod tests {
 
     #[test]
     fn million_refused_keys_allocate_nothing() {
-        let sketch = Named::new(|_| unreachable!("no key is refused twice for certain"));
+        let sketch = Named::new(|_| unreachable!("no key is refused twice"));
         let policy: Arc<str> = "client".into();
         let allocated = allocation_counter::measure(|| {
             (0..1_000_000).for_each(|n| sketch.count(&policy, n));
@@ -244,7 +246,7 @@ mod tests {
         (0..100).for_each(|_| sketch.count(&policy, 1));
         sketch.count(&policy, 2);
         sketch.0.halve(1);
-        let counts: Vec<u64> = sketch.read().iter().map(LimitedKey::count).collect();
+        let counts: Vec<u64> = sketch.read().iter().map(TopKey::count).collect();
         assert_eq!(counts, [50]);
         sketch.0.halve(u64::MAX);
         assert!(sketch.read().is_empty());

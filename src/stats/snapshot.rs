@@ -7,7 +7,7 @@ use super::events::EventCounts;
 use super::histogram::HistogramSnapshot;
 use super::rates::RateBucket;
 use super::recent::RecentRefusal;
-use super::sketch::LimitedKey;
+use super::sketch::TopKey;
 use super::state::PolicyState;
 use crate::mode::Mode;
 use crate::outcome::OutcomeKind;
@@ -24,7 +24,7 @@ pub struct StatsSnapshot {
     pub(super) started_at: Timestamp,
     pub(super) outcomes: [u64; KINDS],
     pub(super) policies: Vec<PolicySnapshot>,
-    pub(super) most_limited: Vec<LimitedKey>,
+    pub(super) most_limited: Vec<TopKey>,
     pub(super) recent_refusals: Option<Vec<RecentRefusal>>,
     pub(super) events: EventCounts,
     pub(super) setup_warnings: Vec<(SetupWarningKind, u64)>,
@@ -57,9 +57,10 @@ impl StatsSnapshot {
     }
 
     /// Returns the keys that were refused most often of late, the most refused first: at most 512. Only refusals count:
-    /// a key that stays just under its limit is not among them, however many requests it sends.
+    /// a key that stays just under its limit is not among them, but among those that
+    /// [use most](PolicySnapshot::most_used).
     #[must_use]
-    pub fn most_limited(&self) -> &[LimitedKey] {
+    pub fn most_limited(&self) -> &[TopKey] {
         &self.most_limited
     }
 
@@ -96,6 +97,7 @@ pub struct PolicySnapshot {
     pub(super) last_refused_at: Option<Timestamp>,
     pub(super) five_minutes: Vec<RateBucket>,
     pub(super) hour: Vec<RateBucket>,
+    pub(super) most_used: Option<Vec<TopKey>>,
 }
 
 impl PolicySnapshot {
@@ -155,5 +157,18 @@ impl PolicySnapshot {
     #[must_use]
     pub fn hour(&self) -> &[RateBucket] {
         &self.hour
+    }
+
+    /// Returns the keys that used most units of late, by requests that passed, the key that used most first: at most 128. What was
+    /// refunded or settled later is not subtracted. It is empty unless
+    /// [`count_use`](super::StatsBuilder::count_use) says that they are counted.
+    #[must_use]
+    pub fn most_used(&self) -> &[TopKey] {
+        self.most_used.as_deref().unwrap_or_default()
+    }
+
+    /// Returns whether the keys that use most are counted.
+    pub(crate) fn counts_use(&self) -> bool {
+        self.most_used.is_some()
     }
 }

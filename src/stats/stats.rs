@@ -12,13 +12,13 @@ use super::events::EventCells;
 #[cfg(feature = "tracing")]
 use super::log;
 use super::names::{Names, Reveal};
-use super::policies::Policies;
+use super::policies::{Entry, Policies};
 use super::prometheus;
 use super::rates::SHORT_US;
 use super::recent::{self, Recent};
 #[cfg(feature = "metrics")]
 use super::recorder;
-use super::sketch::{HALVED_EACH_US, Sketch};
+use super::sketch::{HALVED_EACH_US, REFUSED_SETS, Sketch, USED_SETS};
 use super::snapshot::{PolicySnapshot, StatsSnapshot};
 use super::state::PolicyState;
 use crate::clock::{Clock, MonotonicClock};
@@ -71,6 +71,7 @@ struct Inner {
     began_us: AtomicU64,
     outcomes: OutcomeCells,
     policies: Policies,
+    counts_use: bool,
     names: Names,
     sketch: Sketch,
     recent: Option<Recent>,
@@ -91,6 +92,7 @@ pub struct StatsBuilder {
     clock: Option<Arc<dyn Clock>>,
     reveal: Option<Box<Reveal>>,
     recent: recent::Setup,
+    counts_use: bool,
     #[cfg(feature = "tracing")]
     logs_refusals: bool,
 }
@@ -104,7 +106,7 @@ impl StatsBuilder {
     }
 
     /// Names the keys that are refused most, in [`StatsSnapshot::most_limited`]. By default a key has only a
-    /// [fingerprint](super::LimitedKey::fingerprint), which cannot be turned into a key: an operator who wants to reset
+    /// [fingerprint](super::TopKey::fingerprint), which cannot be turned into a key: an operator who wants to reset
     /// or unblock a client needs its name.
     ///
     /// **A key may be a secret or personal data**, such as a token or an address. Return a part that operators may see,
@@ -128,9 +130,20 @@ impl StatsBuilder {
         self
     }
 
+    /// Counts which keys use most of each policy, for [`PolicySnapshot::most_used`]. So a key that stays just under its
+    /// limit is seen as well. The names are those that [`reveal`](Self::reveal) gives, when a key has used units for the
+    /// second time.
+    ///
+    /// By default this is off, because each request that passes takes longer: some 350 instructions beside the 950 of a
+    /// layer with statistics (`benches/instructions.rs`). It takes about 15 KiB for each policy.
+    pub fn count_use(mut self, count_use: bool) -> Self {
+        self.counts_use = count_use;
+        self
+    }
+
     /// Keeps the last refusals, for [`StatsSnapshot::recent_refusals`] and the
     /// [status page](crate::observe::StatusPage): when, by which policy, what was left, the wait, and the key as
-    /// [`reveal`](Self::reveal) names it, else its [fingerprint](super::LimitedKey::fingerprint). So a question of a
+    /// [`reveal`](Self::reveal) names it, else its [fingerprint](super::TopKey::fingerprint). So a question of a
     /// user can be answered afterwards. The default is 0, which keeps none.
     ///
     /// * At most 10,000 are kept. The number is rounded up to a multiple of 16.
@@ -177,7 +190,7 @@ impl StatsBuilder {
     /// Writes refusals as events of `tracing`, with the target `tower_ratelimit`. By default this is off.
     ///
     /// * A refused request is an event at the level `DEBUG`, with the fields `policy`, `outcome`, `retry_after_ms` and
-    ///   `key`, the key's [fingerprint](super::LimitedKey::fingerprint).
+    ///   `key`, the key's [fingerprint](super::TopKey::fingerprint).
     /// * What a policy refused in ten seconds is one event at the level `WARN`:
     ///   `client: 1284 refused for at least 37 keys`, with the fields `policy`, `refused` and `keys`. At most 4,096
     ///   keys are distinguished. Nothing runs in the background: the summary is written with the next outcome after the
@@ -199,9 +212,10 @@ impl StatsBuilder {
             started_at,
             began_us: AtomicU64::new(now_us - now_us % SHORT_US),
             outcomes: OutcomeCells::default(),
-            policies: Policies::new(now_us / SHORT_US),
+            policies: Policies::new(now_us / SHORT_US, self.counts_use.then_some(USED_SETS)),
+            counts_use: self.counts_use,
             names: Names::new(self.reveal),
-            sketch: Sketch::new(),
+            sketch: Sketch::new(REFUSED_SETS),
             recent: Recent::new(self.recent),
             events: EventCells::default(),
             setup_warnings: Default::default(),
@@ -234,7 +248,11 @@ impl Stats {
     /// fraction of one for each recent refusal.
     #[must_use]
     pub fn snapshot(&self) -> StatsSnapshot {
-        let counts = self.counts(); // first, because it lets old refusals fade
+        let mut counts = self.counts(); // first, because it lets old counts fade
+        for policy in counts.policies.iter_mut().filter(|_| self.0.counts_use) {
+            let entry = self.0.policies.find(&policy.name, || 0);
+            policy.most_used = entry.used.as_ref().map(Sketch::read);
+        }
         let most_limited = self.0.sketch.read();
         StatsSnapshot { most_limited, recent_refusals: self.0.recent.as_ref().map(Recent::read), ..counts }
     }
@@ -254,6 +272,7 @@ impl Stats {
                 last_refused_at: (refused_us > 0).then(|| Timestamp::from_micros(refused_us)),
                 five_minutes: rates.short(),
                 hour: rates.long(),
+                most_used: None,
             }
         });
         let is_seen = |policy: &PolicySnapshot| policy.totals.states.as_flattened().iter().any(|count| *count > 0);
@@ -317,7 +336,8 @@ impl Inner {
         }
         let passed = now_us / HALVED_EACH_US;
         if passed > *halves {
-            self.sketch.halve(passed - *halves);
+            let used = self.policies.iter().filter_map(|entry| entry.used.as_ref());
+            used.chain([&self.sketch]).for_each(|sketch| sketch.halve(passed - *halves));
         }
         *halves = passed;
         drop(halves);
@@ -342,15 +362,25 @@ impl Inner {
     }
 
     /// Counts an allowed request of one policy.
-    fn count_allowed(&self, policy: &Policy, taken: u64, is_near: bool) {
+    fn count_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) {
         let (now_us, stripe) = (self.now_us(), StripeIndex::of_thread());
-        let cells = &self.policies.find(policy.name(), || now_us / SHORT_US).cells;
+        let entry = self.policies.find(policy.name(), || now_us / SHORT_US);
+        self.count_use(entry, key, taken);
+        let cells = &entry.cells;
         if taken == 1 {
             return cells.count_usual(stripe, is_near);
         }
         self.outcomes.count(stripe, OutcomeKind::Allowed);
         cells.count_state(stripe, Mode::Enforce, if is_near { PolicyState::Near } else { PolicyState::Within });
         cells.count_units(stripe, taken);
+    }
+
+    /// Counts the units that a key took of a policy, if that is asked for.
+    #[inline]
+    fn count_use(&self, entry: &Entry, key: &Key, taken: u64) {
+        if let Some(used) = entry.used.as_ref().filter(|_| taken > 0) {
+            used.count(&self.names, &entry.name, self.names.fingerprint(key), key, taken);
+        }
     }
 
     fn count(&self, observed: &Observed<'_>) {
@@ -374,7 +404,7 @@ impl Inner {
                 entry.last_refused_us.store(now_us, Ordering::Relaxed);
                 if let Some(key) = observed.key_of_status(at) {
                     let fingerprint = self.names.fingerprint(key);
-                    self.sketch.count(&self.names, &entry.name, fingerprint, key);
+                    self.sketch.count(&self.names, &entry.name, fingerprint, key, 1);
                     #[cfg(feature = "tracing")]
                     if self.logs_refusals {
                         entry.log.note(fingerprint);
@@ -386,6 +416,10 @@ impl Inner {
             }
             if outcome.kind().passed() {
                 entry.cells.count_units(stripe, status.taken());
+                if let (Some(used), Some(key), taken @ 1..) = (&entry.used, observed.key_of_status(at), status.taken())
+                {
+                    used.count(&self.names, &entry.name, self.names.fingerprint(key), key, taken);
+                }
                 let delay = status.decision().delay();
                 if outcome.waits() && status.mode() == Mode::Enforce && delay > Duration::ZERO {
                     entry.delay.record(delay);
@@ -404,8 +438,8 @@ impl Observer for Stats {
         self.0.count(observed);
     }
 
-    fn on_allowed(&self, policy: &Policy, taken: u64, is_near: bool) -> bool {
-        self.0.count_allowed(policy, taken, is_near);
+    fn on_allowed(&self, policy: &Policy, key: &Key, taken: u64, is_near: bool) -> bool {
+        self.0.count_allowed(policy, key, taken, is_near);
         true
     }
 

@@ -74,6 +74,7 @@ fn write(html: &mut String, view: &View, refresh: bool) -> fmt::Result {
     policies(html, view)?;
     keys_of_layers(html, view)?;
     keys::most_limited(html, view)?;
+    keys::most_used(html, view)?;
     keys::recent(html, view)?;
     switches(html, view)?;
     explain(html, view)?;

@@ -7,8 +7,11 @@ use crate::decision::ChargeDecision;
 use crate::json::{Object, push_string};
 use crate::mode::Mode;
 use crate::outcome::{OutcomeKind, PolicyStatus};
-use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal};
+use crate::stats::{PolicySnapshot, RateBucket, RecentRefusal, TopKey};
 use crate::time::Utc;
+
+/// The most keys that are listed of those that use most of a policy.
+const USED_MAX: usize = 20;
 
 /// Writes the page as a JSON object.
 pub(super) fn render(view: &View) -> String {
@@ -33,15 +36,7 @@ pub(super) fn render(view: &View) -> String {
         object.text_or_null("setup_warning", layer.warning.as_ref().map(ToString::to_string).as_deref());
         object.end();
     });
-    object.list("most_limited", stats.most_limited(), |json, key| {
-        let mut object = Object::begin(json);
-        object.text("policy", key.policy());
-        object.text("fingerprint", &key.fingerprint());
-        object.text_or_null("name", key.name());
-        object.plain("refusals", key.count());
-        object.plain("error", key.error());
-        object.end();
-    });
+    object.list("most_limited", stats.most_limited(), |json, key| top_key(json, key, "refusals"));
     recent(&mut object, view, stats.recent_refusals());
     {
         let mut limiter = Object::begin(object.field("limiter"));
@@ -138,9 +133,27 @@ fn policy(json: &mut String, row: &Row, view: &View) {
     object.text_or_null("mode", row.mode.map(Mode::as_str));
     object.micros("last_refused_us_ago", row.refused_ago(&view.stats));
     object.or_null("units", row.stats.as_ref().map(PolicySnapshot::units));
+    match row.stats.as_ref().filter(|stats| stats.counts_use()) {
+        Some(stats) => {
+            let most_used = stats.most_used().iter().take(USED_MAX);
+            object.list("most_used", most_used, |json, key| top_key(json, key, "units"));
+        }
+        None => object.plain("most_used", "null"),
+    }
     for (name, buckets) in [("five_minutes", row.five_minutes()), ("hour", row.hour())] {
         span(object.field(name), buckets);
     }
+    object.end();
+}
+
+/// Writes a key that is refused most, or uses most, with its count under this name.
+fn top_key(json: &mut String, key: &TopKey, count: &str) {
+    let mut object = Object::begin(json);
+    object.text("policy", key.policy());
+    object.text("fingerprint", &key.fingerprint());
+    object.text_or_null("name", key.name());
+    object.plain(count, key.count());
+    object.plain("error", key.error());
     object.end();
 }
 

@@ -5,12 +5,15 @@ use std::fmt::{self, Write as _};
 use super::text::{About, Count, Text};
 use super::view::{ExplainedLayer, View};
 use crate::outcome::OutcomeKind;
-use crate::stats::RecentRefusal;
+use crate::stats::{RecentRefusal, TopKey};
 use crate::time::{Humane, Utc};
 use crate::wait::Wait;
 
 /// The most keys that are listed.
 const KEYS_MAX: usize = 20;
+
+/// The most keys that are listed of those that use most of a policy.
+const USED_EACH_MAX: usize = 5;
 
 /// The most refusals that are listed openly.
 const REFUSALS_OPEN: usize = 10;
@@ -23,20 +26,33 @@ fn key_text(name: Option<&str>, fingerprint: &str) -> String {
     name.map_or_else(|| format!("key {fingerprint}"), str::to_owned)
 }
 
+/// Lists the keys that are refused most.
 pub(super) fn most_limited(html: &mut String, view: &View) -> fmt::Result {
-    let keys = view.stats.most_limited();
-    if keys.is_empty() {
+    top(html, "Refused most, of late", "refusals", view.stats.most_limited().iter().take(KEYS_MAX))
+}
+
+/// Lists the keys that use most of each policy.
+pub(super) fn most_used(html: &mut String, view: &View) -> fmt::Result {
+    let policies = view.rows.iter().filter_map(|row| row.stats.as_ref());
+    let keys = policies.flat_map(|policy| policy.most_used().iter().take(USED_EACH_MAX));
+    top(html, "Used most, of late", "units", keys.take(KEYS_MAX))
+}
+
+fn top<'a>(html: &mut String, title: &str, counted: &str, keys: impl Iterator<Item = &'a TopKey>) -> fmt::Result {
+    let mut keys = keys.peekable();
+    if keys.peek().is_none() {
         return Ok(());
     }
-    html.push_str(
-        "<h2>Refused most, of late</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">refusals</th></tr></thead><tbody>",
-    );
-    for key in keys.iter().take(KEYS_MAX) {
+    write!(
+        html,
+        "<h2>{title}</h2><table><thead><tr><th>key</th><th>policy</th><th class=\"num\">{counted}</th></tr></thead><tbody>"
+    )?;
+    for key in keys {
         let name = key_text(key.name(), &key.fingerprint());
         let error = if key.error() > 0 { format!(" (at most {} too many)", Count(key.error())) } else { String::new() };
         write!(
             html,
-            "<tr><td class=\"name\">{}</td><td>{}</td><td class=\"num\">about {}{error}</td></tr>",
+            "<tr><td class=\"name\">{}</td><td data-of=\"policy\">{}</td><td class=\"num\" data-of=\"{counted}\">about {}{error}</td></tr>",
             Text(&name),
             Text(key.policy()),
             Count(key.count())

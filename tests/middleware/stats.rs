@@ -15,7 +15,7 @@ use tower_ratelimit::observe::{
     LimiterEvent, Observed, Observer, OutcomeKind, PolicyState, SetupWarningKind, Stats, StatsSnapshot,
 };
 use tower_ratelimit::rules::{Descriptor, DescriptorRequest, Rules};
-use tower_ratelimit::{Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, key, limiter::Limiter};
+use tower_ratelimit::{Head, Key, MemoryLimiter, Mode, OnError, Quota, RateLimitLayer, Rule, key, limiter::Limiter};
 
 use crate::support::shop::{MS, Shop, queue};
 use crate::support::{Events, Scripted, memory};
@@ -275,6 +275,43 @@ async fn keys_that_are_refused_most_come_first() {
     assert_eq!(counts(&stats), [("client".to_owned(), 5, 0), ("client".to_owned(), 1, 0)]);
     clock.advance(Duration::from_secs(1_000_000));
     assert!(counts(&stats).is_empty());
+}
+
+#[tokio::test]
+async fn keys_that_use_most_come_first_though_none_is_refused() {
+    let (clock, reveal) = (ManualClock::new(), |key: &Key| Some(key.display().to_string()));
+    let stats = Stats::builder().clock(clock.clone()).reveal(reveal).count_use(true).build();
+    let cost = |request: &Head<'_>| if request.headers["key"] == "dear" { 50 } else { 1 };
+    let bytes = rule("bytes", 1_000_000).cost(cost);
+    let layer = RateLimitLayer::new(memory(&clock), bytes, key::header("key"))
+        .and(rule("client", 3), key::header("key"))
+        .observer(stats.clone());
+    for (requests, key) in [(3, "often"), (2, "dear"), (1, "once")] {
+        send(&layer, &vec![key; requests]).await;
+    }
+    send(&layer, &["often"]).await; // refused, so it uses nothing
+    let used = |stats: &Stats, policy: &str| -> Vec<(Option<String>, u64)> {
+        let snapshot = stats.snapshot();
+        let most_used = of(&snapshot, policy).most_used().iter();
+        most_used.map(|key| (key.name().map(str::to_owned), key.count())).collect()
+    };
+    let of_name = |name: &str, count| (Some(name.to_owned()), count);
+    assert_eq!(used(&stats, "bytes"), [of_name("dear", 100), of_name("often", 3), (None, 1)]);
+    assert_eq!(used(&stats, "client"), [of_name("often", 3), of_name("dear", 2), (None, 1)]);
+    clock.advance(Duration::from_secs(300));
+    assert_eq!(used(&stats, "client"), [of_name("often", 1), of_name("dear", 1)], "old use fades");
+}
+
+#[tokio::test]
+async fn use_is_counted_for_usual_requests_if_asked_for() {
+    for count_use in [false, true] {
+        let stats = Stats::builder().count_use(count_use).build();
+        send(&layer(9, &stats), &["a", "a", "b"]).await;
+        let snapshot = stats.snapshot();
+        let counts: Vec<u64> = of(&snapshot, "client").most_used().iter().map(|key| key.count()).collect();
+        assert_eq!(counts, if count_use { vec![2, 1] } else { Vec::new() });
+        assert_eq!(snapshot.requests(OutcomeKind::Allowed), 3);
+    }
 }
 
 #[tokio::test]

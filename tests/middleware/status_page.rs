@@ -114,6 +114,22 @@ async fn page_shows_what_policies_did() {
 }
 
 #[tokio::test]
+async fn keys_that_use_most_are_shown_if_they_are_counted() {
+    let world = World::new();
+    world.send(3).await;
+    assert!(json(&world.page).await["policies"][0]["most_used"].is_null());
+    let world = World::of(|stats| stats.count_use(true));
+    world.send(3).await;
+    let shown = json(&world.page).await;
+    let client = shown["policies"].as_array().unwrap().iter().find(|policy| policy["name"] == "client").unwrap();
+    let used = &client["most_used"][0];
+    assert_eq!((&used["units"], &used["name"]), (&3.into(), &"<b>\u{202e}192.0.2.1".into()));
+    let (_, html) = text(&world.page, Request::get("/").body(Body::empty()).unwrap()).await;
+    let (_, most_used) = html.split_once("<h2>Used most, of late</h2>").unwrap();
+    assert!(most_used.contains("about 3<") && most_used.contains("192.0.2.1"), "{most_used}");
+}
+
+#[tokio::test]
 async fn recent_refusals_are_shown_and_beside_an_explanation() {
     let world = World::new();
     world.send(6).await;

@@ -26,9 +26,9 @@ use tower_ratelimit::{
         ResetMeaning, When,
     },
     observe::{
-        EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimitedKey, LimiterEvent, NotCharged, Observer,
-        Outcome, OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RecentRefusal, RuleExplanation,
-        RulesEvent, SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage,
+        EventCounts, Explanation, HistogramSnapshot, LayerEvent, LimiterEvent, NotCharged, Observer, Outcome,
+        OutcomeKind, PolicySnapshot, PolicyState, PolicyStatus, RateBucket, RecentRefusal, RuleExplanation, RulesEvent,
+        SetupWarning, SetupWarningKind, Stats, StatsBuilder, StatsSnapshot, StatusPage, TopKey,
     },
     quota::{Algorithm, Anchor, Oldest, QuotaError, QuotaErrorKind},
 };
@@ -86,7 +86,7 @@ fn public_types_can_be_kept_sent_and_shown() {
     cloned::<Advice>();
     cloned::<PolicyAdvice>();
     cloned::<RateBucket>();
-    cloned::<LimitedKey>();
+    cloned::<TopKey>();
     cloned::<RecentRefusal>();
     cloned::<LayerEvent>();
     cloned::<LimiterEvent>();

@@ -55,7 +55,7 @@ impl Ticket {
         let decision = layer.limiter.try_take_one(policy, key, cost);
         match &decision {
             Some(decision)
-                if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, decision) =>
+                if decision.is_allowed() && !layer.keeps_tickets && is_seen_at_once(layer, policy, key, decision) =>
             {
                 let view = PolicyView { place: 0, policy, key: Some(key), decision, refuses: false };
                 Charging::Quiet(layer.headers.due(&[view]))
@@ -317,10 +317,10 @@ impl Ticket {
 /// Returns whether an allowed charge of a layer's only policy is all that the observer sees of its request, if there is
 /// an observer. To make the outcome takes longer than the decision (`benches/stats.rs`).
 #[inline]
-fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, decision: &ChargeDecision) -> bool {
+fn is_seen_at_once<L>(layer: &Compiled<L>, policy: &Policy, key: &Key, decision: &ChargeDecision) -> bool {
     layer.settings.observer.as_ref().is_none_or(|observer| {
         let warn_at = layer.warn_at_percent(0);
         let is_near = warn_at.is_some_and(|percent| is_near(decision, percent));
-        observer.on_allowed(policy, decision.taken(), is_near)
+        observer.on_allowed(policy, key, decision.taken(), is_near)
     })
 }
