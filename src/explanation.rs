@@ -15,7 +15,7 @@ labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
     /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `user_agent`, `client`, `action`,
-    /// `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`, `preflight`.
+    /// `left_out`, `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`, `preflight`.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
         Path = "path",
@@ -31,6 +31,8 @@ labelled! {
         Client = "client",
         /// The rule of a file is for other actions of the program.
         Action = "action",
+        /// The `not` of the rule of a file leaves the request out.
+        LeftOut = "left_out",
         /// The limit of a file in Envoy's form is for other descriptors than those of the request.
         Descriptor = "descriptor",
         /// The condition of a rule in code does not hold, see [`Rule::when`](crate::Rule::when).
@@ -202,8 +204,9 @@ impl RuleExplanation {
         self.not_charged
     }
 
-    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`. Conditions in code
-    /// have none. Long ones are shortened.
+    /// Returns the words of the condition that the request does not meet, such as `POST or PUT`, or of what
+    /// [leaves it out](NotCharged::LeftOut), such as `the method POST`. Conditions in code have none. Long ones are
+    /// shortened.
     #[must_use]
     pub fn expected(&self) -> Option<&str> {
         self.expected.as_deref()
@@ -341,6 +344,7 @@ impl fmt::Display for RuleExplanation {
                     NotCharged::Header => "the request does not have the header",
                     NotCharged::UserAgent => "the user agent is not",
                     NotCharged::Client => "the client is not in",
+                    NotCharged::LeftOut => "it leaves out",
                     _ => "the request is not the action",
                 };
                 write!(f, "does not apply: {is_not} {expected}")

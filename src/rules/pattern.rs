@@ -1,7 +1,22 @@
-//! Texts in which `*` stands for any characters.
+//! Texts in which `*` stands for any characters, and what comparing with them finds.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
+
+/// What a comparison finds. A part of a request that cannot be read, or that others may read in another way, is unclear:
+/// it meets `match`, and not `not`, so no client escapes a rule by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    Yes,
+    No,
+    Unclear,
+}
+
+impl From<bool> for Found {
+    fn from(is_met: bool) -> Self {
+        if is_met { Self::Yes } else { Self::No }
+    }
+}
 
 /// A text in which each `*` stands for any characters, or for none. It has at least one `*`.
 pub(super) struct Pattern {
@@ -64,13 +79,13 @@ impl AnyOf {
     }
 
     /// Returns whether one of them matches. The time is linear in the length of the text, for each pattern.
-    pub(super) fn matches(&self, text: &[u8]) -> bool {
-        // A longer text matches, so no client escapes a rule or makes the comparison slow.
+    pub(super) fn find(&self, text: &[u8]) -> Found {
+        // A longer text is not compared, so no client makes the comparison slow.
         if text.len() > COMPARED_MAX {
-            return true;
+            return Found::Unclear;
         }
         let text = self.characters(text);
-        self.exact.contains(&*text) || self.patterns.iter().any(|pattern| pattern.matches(&text))
+        (self.exact.contains(&*text) || self.patterns.iter().any(|pattern| pattern.matches(&text))).into()
     }
 
     /// Returns bytes as a text that has one character for each byte, in lower case if case does not matter.
@@ -108,9 +123,9 @@ mod tests {
     fn pattern_stands_for_any_characters() {
         for (text, yes, no) in PATTERNS {
             let (pattern, any) = (Pattern::new(text), AnyOf::new([*text], false));
-            let both = |text: &str| (pattern.matches(text), any.matches(text.as_bytes()));
-            yes.iter().for_each(|text| assert_eq!(both(text), (true, true), "{text}"));
-            no.iter().for_each(|text| assert_eq!(both(text), (false, false), "{text}"));
+            let both = |text: &str| (pattern.matches(text), any.find(text.as_bytes()));
+            yes.iter().for_each(|text| assert_eq!(both(text), (true, Found::Yes), "{text}"));
+            no.iter().for_each(|text| assert_eq!(both(text), (false, Found::No), "{text}"));
         }
     }
 
@@ -118,13 +133,13 @@ mod tests {
     fn any_bytes_are_compared() {
         let any = AnyOf::new(["a", "*Bot*", "café"], true);
         for text in [&b"A"[..], b"GoogleBOT/2", b"\xffbot\xfe", "CAFé".as_bytes()] {
-            assert!(any.matches(text), "{text:?}");
+            assert_eq!(any.find(text), Found::Yes, "{text:?}");
         }
         for text in [&b""[..], b"aa", b"*", b"\xff", b"caf\xe9"] {
-            assert!(!any.matches(text), "{text:?}");
+            assert_eq!(any.find(text), Found::No, "{text:?}");
         }
         let long = [b'x'; COMPARED_MAX + 1];
-        assert!(any.matches(&long) && !any.matches(&long[1..]), "a longer text matches");
+        assert_eq!((any.find(&long), any.find(&long[1..])), (Found::Unclear, Found::No));
     }
 
     #[cfg(target_os = "linux")]
@@ -139,7 +154,7 @@ mod tests {
                 let (any, text) = (AnyOf::new([&*pattern(length / 2)], true), "a".repeat(length));
                 let (began, mut thousands) = (running_time(), 0);
                 while running_time() - began < 200_000_000 {
-                    (0..1_000).for_each(|_| assert!(!any.matches(std::hint::black_box(text.as_bytes()))));
+                    (0..1_000).for_each(|_| assert_eq!(any.find(std::hint::black_box(text.as_bytes())), Found::No));
                     thousands += 1;
                 }
                 (running_time() - began) / thousands

@@ -160,6 +160,8 @@ pub(crate) struct MatchSpec {
     pub(crate) user_agent: Vec<Wildcard>,
     /// The names of classifiers that the program registered.
     pub(crate) action: Vec<Name>,
+    /// Requests that meet the conditions of one of these are left out. They have no `not` of their own.
+    pub(crate) not: Vec<Self>,
 }
 
 /// A text in which each `*` stands for any characters, or for none.

@@ -131,6 +131,73 @@ async fn each_condition_selects_requests() {
 }
 
 #[tokio::test]
+async fn not_leaves_requests_out_of_a_rule() {
+    let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
+    let by = |client: &str| request("GET", "/", &[("x-forwarded-for", client)]);
+    for (not, out, others) in [
+        ("{method: [GET, HEAD]}", request("HEAD", "/", &[]), vec![request("POST", "/", &[])]),
+        (
+            "{path: ['/a/{id}', '/b/{*rest}']}",
+            request("GET", "/b/c/d%20e", &[]),
+            ["/a", "/a/b/c", "/b/../a", "/b/c/%2E%2e;x/d", "/b/%2fetc", "/b/..%5cetc", "/b/c\\d", "/b/."]
+                .map(|path| request("GET", path, &[]))
+                .into(),
+        ),
+        (
+            "{host: '*.internal'}",
+            request("GET", "/", &[("host", "A.internal:80")]),
+            vec![
+                request("GET", "/", &[]),
+                request("GET", "/", &[("host", "a.internal"), ("host", "b.example")]),
+                request("GET", "/", &[("host", "a.internal:x")]),
+                request("GET", "http://b.example/", &[("host", "a.internal")]),
+            ],
+        ),
+        (
+            "{header: {x-internal: '1*'}}",
+            request("GET", "/", &[("x-internal", "1"), ("x-internal", "12")]),
+            vec![
+                request("GET", "/", &[]),
+                request("GET", "/", &[("x-internal", "1"), ("x-internal", "0")]),
+                request("GET", "/", &[("x-internal", &"1".repeat(1_001))]),
+            ],
+        ),
+        (
+            "{user-agent: '*probe*'}",
+            request("GET", "/", &[("user-agent", "Probe/2")]),
+            vec![request("GET", "/", &[("user-agent", "curl")])],
+        ),
+        ("{client: 10.0.0.0/8}", by("10.1.2.3"), vec![by("11.1.2.3"), by("unreadable!"), by("10.1.2.3, x")]),
+        ("{action: write}", request("POST", "/", &[]), vec![request("GET", "/", &[])]),
+        (
+            "{method: GET, path: /a}",
+            request("GET", "/a", &[]),
+            vec![request("GET", "/b", &[]), request("PUT", "/a", &[])],
+        ),
+        ("[{method: GET}, {path: /a}]", request("PUT", "/a", &[]), vec![request("PUT", "/b", &[])]),
+    ] {
+        let rules = Rules::builder()
+            .trusted_proxies(proxies.clone())
+            .action("write", |parts| parts.method == "POST")
+            .read_text(format!("rules: [{{name: a, quota: 0 per minute, key: global, match: {{not: {not}}}}}]"));
+        let layer = layer(&rules.unwrap_or_else(|error| panic!("{not}: {error}")));
+        assert_eq!(status(&layer, from("192.0.2.1", out)).await, 200, "{not}");
+        for other in others {
+            let about = format!("{not} {other:?}");
+            assert_eq!(status(&layer, from("192.0.2.1", other)).await, 429, "{about}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_without_a_path_is_not_left_out() {
+    let text = "rules: [{name: a, quota: 0 per minute, key: global, match: {not: {path: ['/', '/{*rest}']}}}]";
+    let layer = layer(&Rules::from_text(text).unwrap());
+    assert_eq!(status(&layer, request("OPTIONS", "*", &[])).await, 429);
+    assert_eq!(status(&layer, request("GET", "/a", &[])).await, 200);
+}
+
+#[tokio::test]
 async fn client_that_hides_its_address_escapes_no_rule() {
     let proxies = TrustedProxies::networks(["192.0.2.0/24"]).unwrap();
     let text = "rules: [{name: a, quota: 0 per minute, key: global, match: {client: [10.0.0.0/8]}}]";

@@ -59,6 +59,38 @@ api: charges 1 to a.example.com
 }
 
 #[test]
+fn what_a_rule_leaves_out_is_explained() {
+    let folder = Folder::with_rules(
+        "rules:
+  - name: client
+    quota: 5/s
+    key: client-ip
+    match:
+      path: '/v1/{*rest}'
+      not: [{client: [10.0.0.0/8, 192.0.2.0/24]}, {method: GET, path: [/v1/health, /v1/ready], header: {x-a: '1*'}}]
+",
+    );
+    let explain = |request: &[&str]| {
+        let run = folder.run(&[&["explain", "rules.yaml"], request].concat());
+        run.out.lines().nth(1).unwrap_or_default().to_owned()
+    };
+    for (request, expected) in [
+        (
+            &["--path=/v1/a", "--client=10.1.2.3"][..],
+            "does not apply: it leaves out the client 10.0.0.0/8 or 192.0.2.0/24",
+        ),
+        (
+            &["--path=/v1/ready", "--client=203.0.113.7", "--header=x-a: 12"],
+            "does not apply: it leaves out the method GET and the header x-a: 1* and the path /v1/health or /v1/ready",
+        ),
+        (&["--path=/v1/ready", "--client=203.0.113.7"], "charges 1 to 203.0.113.7"),
+        (&["--path=/v2", "--client=10.1.2.3"], "does not apply: the path is not /v1/{*rest}"),
+    ] {
+        assert_eq!(explain(request), format!("client: {expected}"), "{request:?}");
+    }
+}
+
+#[test]
 fn request_without_an_address_is_noted() {
     let text = explain(&["--path=/v1/x", "--key", "tenant=7"]);
     assert!(text.contains("note: the request has no client's address, as there is no --client IP\n"), "{text}");

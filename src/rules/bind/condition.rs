@@ -1,74 +1,126 @@
 //! The conditions of a rule: which requests it charges, and how they are explained.
 
+use std::borrow::Cow;
+use std::iter;
 use std::sync::Arc;
 
 use http::HeaderName;
 use http::header::USER_AGENT;
+use percent_encoding::percent_decode_str;
 
 use super::super::names::Names;
-use super::super::pattern::AnyOf;
+use super::super::pattern::{AnyOf, Found};
 use super::super::spec::{MatchSpec, Wildcard};
 use crate::explanation::NotCharged;
 use crate::head::Head;
 use crate::key;
-use crate::middleware::rule::{Condition, Read};
+use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read};
 
 /// Makes the conditions of a rule, which must all hold, but for the path's.
 pub(super) fn conditions(spec: &MatchSpec, names: &Names) -> Vec<Condition> {
-    let mut all: Vec<Condition> = Vec::new();
-    let mut add = |of: NotCharged, expected: String, holds: Read<bool>| {
-        all.push(Condition { of, expected: Some(shortened(expected).into()), holds });
+    let MatchSpec { not, .. } = spec;
+    let wanted = comparisons(spec, names).into_iter().map(|Comparison { of, expected, find }| Condition {
+        of,
+        expected: Some(expected.into()),
+        holds: Arc::new(move |head| find(head) != Found::No),
+    });
+    let left_out = not.iter().map(|not| {
+        let mut all = comparisons(not, names);
+        all.extend(path_comparison(&not.path));
+        let words: Vec<String> = all.iter().map(|one| format!("{} {}", noun(one.of), one.expected)).collect();
+        Condition {
+            of: NotCharged::LeftOut,
+            expected: Some(shortened(words.join(" and ")).into()),
+            holds: Arc::new(move |head| all.iter().any(|one| (one.find)(head) != Found::Yes)),
+        }
+    });
+    wanted.chain(left_out).collect()
+}
+
+/// A comparison of requests with one field of `match` or `not`.
+struct Comparison {
+    of: NotCharged,
+    expected: String,
+    find: Read<Found>,
+}
+
+/// Makes the comparisons of `match` or of one `not`, but for the path's.
+fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
+    let mut all: Vec<Comparison> = Vec::new();
+    let mut add = |of: NotCharged, expected: String, find: Read<Found>| {
+        all.push(Comparison { of, expected: shortened(expected), find });
     };
-    let MatchSpec { method, path: _, host, header, client, user_agent, action } = spec.clone();
+    let MatchSpec { method, path: _, host, header, client, user_agent, action, not: _ } = spec.clone();
     if !method.is_empty() {
-        add(NotCharged::Method, either(&method), Arc::new(move |head| method.contains(head.method)));
+        add(NotCharged::Method, either(&method), Arc::new(move |head| method.contains(head.method).into()));
     }
     if !host.is_empty() {
         let expected = either(host.iter().map(|Wildcard(host)| host));
         let hosts = AnyOf::new(host.iter().map(|Wildcard(host)| &**host), false);
-        let holds = move |head: &Head<'_>| match key::host_of(head) {
-            Ok(name) if is_plain_host(&name) => hosts.matches(&name),
-            // A request that hides its host, or has several, must not escape the rule. Servers read `a.b:x` as
-            // `a.b`.
-            _ => true,
+        let find = move |head: &Head<'_>| match key::host_of(head) {
+            Ok(name) if is_plain_host(&name) => hosts.find(&name),
+            // The request hides its host, or has several. Servers read `a.b:x` as `a.b`.
+            _ => Found::Unclear,
         };
-        add(NotCharged::Host, expected, Arc::new(holds));
+        add(NotCharged::Host, expected, Arc::new(find));
     }
     for (name, value) in header {
         let expected = format!("{name}: {}", value.0);
         let values = AnyOf::new([&*value.0], false);
-        let holds = move |head: &Head<'_>| has_value(head, &name, |own| values.matches(own));
-        add(NotCharged::Header, expected, Arc::new(holds));
+        add(NotCharged::Header, expected, Arc::new(move |head| find_value(head, &name, &values)));
     }
     if !user_agent.is_empty() {
         let expected = either(user_agent.iter().map(|Wildcard(agent)| agent));
         let agents = AnyOf::new(user_agent.iter().map(|Wildcard(agent)| &**agent), true);
-        let holds = move |head: &Head<'_>| has_value(head, &USER_AGENT, |own| agents.matches(own));
-        add(NotCharged::UserAgent, expected, Arc::new(holds));
+        add(NotCharged::UserAgent, expected, Arc::new(move |head| find_value(head, &USER_AGENT, &agents)));
     }
     if !client.is_empty() {
         let (expected, proxies) = (either(&client), names.proxies.clone());
-        let holds = move |head: &Head<'_>| {
+        let find = move |head: &Head<'_>| {
             let address = match &proxies {
                 Some(proxies) => key::client_address(proxies, head),
                 None => key::peer_address(head),
             };
-            // A client that hides its address must not escape the rule.
-            address.is_none_or(|address| {
+            // A client may hide its address.
+            address.map_or(Found::Unclear, |address| {
                 let address = address.to_canonical();
-                client.iter().any(|network| network.contains(&address))
+                client.iter().any(|network| network.contains(&address)).into()
             })
         };
-        add(NotCharged::Client, expected, Arc::new(holds));
+        add(NotCharged::Client, expected, Arc::new(find));
     }
     if !action.is_empty() {
         let expected = either(action.iter().map(|action| &action.value));
         let actions: Vec<Read<bool>> =
             action.iter().filter_map(|action| names.actions.get(&*action.value).cloned()).collect();
         debug_assert!(actions.len() == action.len(), "the reader refuses an action that is not registered");
-        add(NotCharged::Action, expected, Arc::new(move |head| actions.iter().any(|is_it| is_it(head))));
+        add(NotCharged::Action, expected, Arc::new(move |head| actions.iter().any(|is_it| is_it(head)).into()));
     }
     all
+}
+
+/// Makes the comparison with the paths of a `not`. Those of `match` are in the index of the layer.
+fn path_comparison(patterns: &[PathPattern]) -> Option<Comparison> {
+    let index = PathIndex::new(iter::once(patterns))?;
+    let find = move |head: &Head<'_>| match index.rules(head).is_empty() {
+        true => Found::No,
+        false if is_plain_path(key::original_uri(head).path()) => Found::Yes,
+        false => Found::Unclear,
+    };
+    Some(Comparison { of: NotCharged::Path, expected: shortened(either(patterns)), find: Arc::new(find) })
+}
+
+/// Returns the words for a part of a request.
+fn noun(part: NotCharged) -> &'static str {
+    match part {
+        NotCharged::Path => "the path",
+        NotCharged::Method => "the method",
+        NotCharged::Host => "the host",
+        NotCharged::Header => "the header",
+        NotCharged::UserAgent => "the user agent",
+        NotCharged::Client => "the client",
+        _ => "the action",
+    }
 }
 
 /// Lists values of which one must hold.
@@ -97,6 +149,20 @@ fn is_plain_host(host: &[u8]) -> bool {
     }
 }
 
-fn has_value(head: &Head<'_>, name: &HeaderName, is_it: impl Fn(&[u8]) -> bool) -> bool {
-    head.headers.get_all(name).iter().any(|value| is_it(value.as_bytes().trim_ascii()))
+/// Returns whether all servers find the path below its own beginning: `/public/../admin` may be `/admin` to them.
+fn is_plain_path(path: &str) -> bool {
+    let is_odd = |byte: u8| byte == b'/' || byte == b'\\';
+    let is_dots = |segment: &str| {
+        let name = segment.split(';').next().unwrap_or_default();
+        let name: Cow<'_, [u8]> = percent_decode_str(name).into();
+        name.iter().copied().any(is_odd) || matches!(&*name, b"." | b"..")
+    };
+    path.starts_with('/') && !path.split('/').any(is_dots)
+}
+
+/// Compares the values of a header. It is unclear which of several values counts for others.
+fn find_value(head: &Head<'_>, name: &HeaderName, values: &AnyOf) -> Found {
+    let mut found = head.headers.get_all(name).iter().map(|value| values.find(value.as_bytes().trim_ascii()));
+    let Some(first) = found.next() else { return Found::No };
+    found.fold(first, |all, one| if all == one { all } else { Found::Unclear })
 }

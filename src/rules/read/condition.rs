@@ -9,12 +9,15 @@ use super::super::document::{Node, Value};
 use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, similar};
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
 use super::path;
-pub(in crate::rules) use super::value::MATCH;
-use super::value::{PATTERNS_MAX, Reader};
+use super::value::{Fields, PATTERNS_MAX, Reader};
+pub(in crate::rules) use super::value::{MATCH, NOT};
 use crate::key::parse_network;
 
 /// The most headers that a rule compares.
 const HEADERS_MAX: usize = 32;
+
+/// The most requests that a rule leaves out. A request may be compared with all of them.
+const NOT_MAX: usize = 32;
 
 /// The methods that a misspelt one is compared with.
 pub(in crate::rules) const METHODS: &[&str] =
@@ -27,19 +30,47 @@ impl Reader<'_, '_, '_> {
             let message = "`match` has no field: leave it out if the rule applies to every request";
             return self.refuse(RulesErrorKind::Value, node.position, message);
         }
-        let method = self.any_of(&fields, "method", Self::method);
-        let path = self.any_of(&fields, "path", |reader, node| {
+        let matches = self.conditions(&fields);
+        let not = match fields.get("not") {
+            Some(node) => self.exceptions(node),
+            None => Some(Vec::new()),
+        };
+        Some(MatchSpec { not: not?, ..matches? })
+    }
+
+    /// Reads what a rule leaves out.
+    fn exceptions(&mut self, node: &Node<'_>) -> Option<Vec<MatchSpec>> {
+        if let Value::List(items) = &node.value
+            && items.len() > NOT_MAX
+        {
+            let message = format!("`not` has at most {NOT_MAX} entries, not {}", items.len());
+            return self.refuse(RulesErrorKind::TooLarge, node.position, message);
+        }
+        self.one_or_more(node, "not", |reader, node| {
+            let fields = reader.fields(node, "`not`", NOT)?;
+            if fields.entries.is_empty() {
+                let message = "`not` has no field: it would leave out every request";
+                return reader.refuse(RulesErrorKind::Value, node.position, message);
+            }
+            reader.conditions(&fields)
+        })
+    }
+
+    /// Reads the fields that `match` and `not` have in common.
+    fn conditions(&mut self, fields: &Fields<'_, '_>) -> Option<MatchSpec> {
+        let method = self.any_of(fields, "method", Self::method);
+        let path = self.any_of(fields, "path", |reader, node| {
             let text = reader.text(node, "path")?;
             match path::pattern(text) {
                 Ok(pattern) => Some(pattern),
                 Err(why) => reader.refuse(RulesErrorKind::Value, node.position, why),
             }
         });
-        let host = self.any_of(&fields, "host", Self::host);
-        let header = self.optional(&fields, "header", |reader, node, _| reader.headers(node));
-        let client = self.any_of(&fields, "client", Self::network);
-        let user_agent = self.any_of(&fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
-        let action = self.any_of(&fields, "action", |reader, node| {
+        let host = self.any_of(fields, "host", Self::host);
+        let header = self.optional(fields, "header", |reader, node, _| reader.headers(node));
+        let client = self.any_of(fields, "client", Self::network);
+        let user_agent = self.any_of(fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
+        let action = self.any_of(fields, "action", |reader, node| {
             let name = reader.short_text(node, "`action`")?;
             reader.action(name, node.position)
         });
@@ -51,6 +82,7 @@ impl Reader<'_, '_, '_> {
             client: client?,
             user_agent: user_agent?,
             action: action?,
+            not: Vec::new(),
         })
     }
 

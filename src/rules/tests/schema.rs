@@ -136,6 +136,7 @@ fn schema_has_the_fields_of_the_reader() {
         ("/definitions/quota/anyOf/1/properties", read::quota::QUOTA.to_vec()),
         ("/definitions/plans/properties", read::quota::PLANS.to_vec()),
         ("/definitions/match/properties", read::condition::MATCH.to_vec()),
+        ("/definitions/not/properties", read::condition::NOT.to_vec()),
         ("/definitions/cost/anyOf/1/properties", read::quota::COST.to_vec()),
         ("/definitions/block/anyOf/1/properties", read::quota::BLOCK.to_vec()),
         ("/definitions/domain/properties", read::envoy::DOMAIN.to_vec()),
