@@ -14,7 +14,7 @@ use crate::wait::Wait;
 labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
-    /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `user_agent`, `client`, `action`,
+    /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `query`, `user_agent`, `client`, `action`,
     /// `left_out`, `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`, `preflight`.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
@@ -25,6 +25,8 @@ labelled! {
         Host = "host",
         /// The rule of a file needs a header that the request does not have.
         Header = "header",
+        /// The rule of a file needs a parameter of the query that the request does not have.
+        Query = "query",
         /// The rule of a file is for other user agents.
         UserAgent = "user_agent",
         /// The rule of a file is for clients with other addresses.
@@ -342,6 +344,7 @@ impl fmt::Display for RuleExplanation {
                     NotCharged::Method => "the method is not",
                     NotCharged::Host => "the host is not",
                     NotCharged::Header => "the request does not have the header",
+                    NotCharged::Query => "the request does not have the parameter",
                     NotCharged::UserAgent => "the user agent is not",
                     NotCharged::Client => "the client is not in",
                     NotCharged::LeftOut => "it leaves out",

@@ -29,6 +29,7 @@
 //! | [`bearer_token`] | case and spaces of the scheme | anything that the service accepts; a signed token often verifies in several spellings, so use [`extension`] with the verified user |
 //! | [`cookie`] | percent-encoding, quotes, spaces | anything that the service accepts |
 //! | [`path`], [`original_path`] | none | anything: `/%61`, `/A`, `//a`, `/a/` and `/./a` are other keys than `/a`; use [`extension`] with the matched route |
+//! | [`query`] | percent-encoding, the order of parameters | anything that the service accepts |
 //! | [`host`] | case, port, a dot at the end | any name |
 //! | [`method`] | none | any name |
 //! | a closure over headers | as you write it | anything; `HeaderMap::get` returns the first of several values, and the service may read another |
@@ -43,6 +44,7 @@ mod paths;
 mod peer;
 mod prefixes;
 mod proxies;
+mod query;
 #[cfg(feature = "serde")]
 mod serde;
 pub(crate) mod value;
@@ -54,6 +56,7 @@ pub use paths::{original_path, original_uri, path};
 pub use peer::{PeerAddr, peer_address, peer_ip, peer_network};
 pub use prefixes::Prefixes;
 pub use proxies::TrustedProxies;
+pub use query::query;
 pub(crate) use value::Key;
 pub use value::{IntoKey, OrAbsent};
 
@@ -62,3 +65,5 @@ pub(crate) use address_source::AddressSource;
 pub(crate) use fields::host_of;
 pub(crate) use prefixes::embedded_ipv4;
 pub(crate) use proxies::parse_network;
+#[cfg(feature = "rules")]
+pub(crate) use query::{Parameter, parameter};

@@ -143,12 +143,13 @@ pub(crate) enum KeySpec {
     BearerToken,
     Header(HeaderName),
     Cookie(Box<str>),
+    Query(Box<str>),
     /// The name of an extractor that the program registered.
     Registered(Box<str>),
 }
 
 /// The conditions of a rule. A field that is empty holds for every request, otherwise one of its
-/// values must hold. All headers must hold.
+/// values must hold. All headers and all parameters of the query must hold.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct MatchSpec {
     pub(crate) method: Vec<Method>,
@@ -156,6 +157,8 @@ pub(crate) struct MatchSpec {
     /// In lower case and without ports.
     pub(crate) host: Vec<Wildcard>,
     pub(crate) header: Vec<(HeaderName, Wildcard)>,
+    /// Percent-decoded names and values of parameters.
+    pub(crate) query: Vec<(Box<str>, Wildcard)>,
     pub(crate) client: Vec<IpNet>,
     pub(crate) user_agent: Vec<Wildcard>,
     /// The names of classifiers that the program registered.

@@ -109,6 +109,12 @@ async fn each_condition_selects_requests() {
             request("GET", "/", &[("x-beta", "1"), ("x-tier", "silver")]),
         ),
         (
+            "query: {page: '1*', 'sort by': name}",
+            request("GET", "/?%70age=%31&sort+by=name", &[]),
+            request("GET", "/?page=2&sort+by=name", &[]),
+        ),
+        ("query: {page: '1'}", request("GET", "/?page=2&page=3", &[]), request("GET", "/?Page=1", &[])),
+        (
             "user-agent: '*bot*'",
             request("GET", "/", &[("user-agent", "GoogleBot/2")]),
             request("GET", "/", &[("user-agent", "curl")]),
@@ -161,6 +167,19 @@ async fn not_leaves_requests_out_of_a_rule() {
                 request("GET", "/", &[("x-internal", "1"), ("x-internal", "0")]),
                 request("GET", "/", &[("x-internal", &"1".repeat(1_001))]),
             ],
+        ),
+        (
+            "{query: {dry-run: 'true'}}",
+            request("GET", "/?a&dry-run=true", &[]),
+            [
+                "/",
+                "/?dry-run=false",
+                "/?dry-run=true&dry-run=true",
+                "/?dry-run=true&dry-run[]=false",
+                "/?dry-run=true%",
+            ]
+            .map(|path| request("GET", path, &[]))
+            .into(),
         ),
         (
             "{user-agent: '*probe*'}",
@@ -248,7 +267,8 @@ async fn keys_are_ready_made_or_registered_and_combine() {
     let rules = Rules::builder().key("tenant", |parts| parts.extensions.get::<u64>().copied()).read_text(
         "rules:
            - {name: tenant, quota: 1 per minute, key: [tenant, method]}
-           - {name: token, quota: 9 per minute, key: header x-api-key, missing-key: exempt}",
+           - {name: token, quota: 9 per minute, key: header x-api-key, missing-key: exempt}
+           - {name: user, quota: 1 per minute, key: query user, missing-key: exempt}",
     );
     let layer = layer(&rules.unwrap());
     let of = |tenant: u64, method| {
@@ -261,6 +281,16 @@ async fn keys_are_ready_made_or_registered_and_combine() {
     assert_eq!(status(&layer, of(1, "PUT")).await, 200);
     assert_eq!(status(&layer, of(2, "GET")).await, 200);
     assert_eq!(status(&layer, request("GET", "/", &[])).await, 400, "a part of the key is missing");
+    let as_user = |tenant: u64, path| {
+        let mut request = request("GET", path, &[]);
+        request.extensions_mut().insert(tenant);
+        request
+    };
+    for (tenant, path, expected) in
+        [(3, "/?user=a", 200), (4, "/?%75ser=%61", 429), (5, "/?user=b&user=c", 200), (6, "/?user=d&user=e", 429)]
+    {
+        assert_eq!(status(&layer, as_user(tenant, path)).await, expected, "{path}");
+    }
 }
 
 #[tokio::test]

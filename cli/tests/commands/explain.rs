@@ -84,7 +84,7 @@ fn what_a_rule_leaves_out_is_explained() {
             "does not apply: it leaves out the method GET and the header x-a: 1* and the path /v1/health or /v1/ready",
         ),
         (&["--path=/v1/ready", "--client=203.0.113.7"], "charges 1 to 203.0.113.7"),
-        (&["--path=/v2", "--client=10.1.2.3"], "does not apply: the path is not /v1/{*rest}"),
+        (&["--path=/v3", "--client=10.1.2.3"], "does not apply: the path is not /v1/{*rest}"),
     ] {
         assert_eq!(explain(request), format!("client: {expected}"), "{request:?}");
     }

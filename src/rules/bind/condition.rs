@@ -13,7 +13,7 @@ use super::super::pattern::{AnyOf, Found};
 use super::super::spec::{MatchSpec, Wildcard};
 use crate::explanation::NotCharged;
 use crate::head::Head;
-use crate::key;
+use crate::key::{self, Parameter};
 use crate::middleware::rule::{Condition, PathIndex, PathPattern, Read};
 
 /// Makes the conditions of a rule, which must all hold, but for the path's.
@@ -50,7 +50,7 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
     let mut add = |of: NotCharged, expected: String, find: Read<Found>| {
         all.push(Comparison { of, expected: shortened(expected), find });
     };
-    let MatchSpec { method, path: _, host, header, client, user_agent, action, not: _ } = spec.clone();
+    let MatchSpec { method, path: _, host, header, query, client, user_agent, action, not: _ } = spec.clone();
     if !method.is_empty() {
         add(NotCharged::Method, either(&method), Arc::new(move |head| method.contains(head.method).into()));
     }
@@ -68,6 +68,16 @@ fn comparisons(spec: &MatchSpec, names: &Names) -> Vec<Comparison> {
         let expected = format!("{name}: {}", value.0);
         let values = AnyOf::new([&*value.0], false);
         add(NotCharged::Header, expected, Arc::new(move |head| find_value(head, &name, &values)));
+    }
+    for (name, value) in query {
+        let expected = format!("{name}={}", value.0);
+        let values = AnyOf::new([&*value.0], false);
+        let find = move |head: &Head<'_>| match key::parameter(head, &name) {
+            Parameter::Absent => Found::No,
+            Parameter::Value(value) => values.find(value.as_bytes()),
+            Parameter::Unclear => Found::Unclear,
+        };
+        add(NotCharged::Query, expected, Arc::new(find));
     }
     if !user_agent.is_empty() {
         let expected = either(user_agent.iter().map(|Wildcard(agent)| agent));
@@ -117,6 +127,7 @@ fn noun(part: NotCharged) -> &'static str {
         NotCharged::Method => "the method",
         NotCharged::Host => "the host",
         NotCharged::Header => "the header",
+        NotCharged::Query => "the parameter",
         NotCharged::UserAgent => "the user agent",
         NotCharged::Client => "the client",
         _ => "the action",

@@ -54,6 +54,7 @@ pub(super) fn extractor(spec: &At<KeySpec>, names: &Names) -> Result<Read<Option
         KeySpec::BearerToken => read(key::bearer_token()),
         KeySpec::Header(name) => read(key::header(name.as_str())),
         KeySpec::Cookie(name) => read(key::cookie(&**name)),
+        KeySpec::Query(name) => read(key::query(&**name)),
         KeySpec::Registered(name) => {
             let registered = names.keys.get(&**name);
             debug_assert!(registered.is_some(), "the reader refuses a key that is not registered");

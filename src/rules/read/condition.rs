@@ -1,6 +1,8 @@
 //! Reading conditions.
 
 use std::collections::HashMap;
+use std::fmt::Display;
+use std::hash::Hash;
 
 use http::{HeaderName, Method};
 use ipnet::IpNet;
@@ -13,8 +15,8 @@ use super::value::{Fields, PATTERNS_MAX, Reader};
 pub(in crate::rules) use super::value::{MATCH, NOT};
 use crate::key::parse_network;
 
-/// The most headers that a rule compares.
-const HEADERS_MAX: usize = 32;
+/// The most headers, and the most parameters of the query, that a `match` or a `not` compares.
+const NAMES_MAX: usize = 32;
 
 /// The most requests that a rule leaves out. A request may be compared with all of them.
 const NOT_MAX: usize = 32;
@@ -68,6 +70,7 @@ impl Reader<'_, '_, '_> {
         });
         let host = self.any_of(fields, "host", Self::host);
         let header = self.optional(fields, "header", |reader, node, _| reader.headers(node));
+        let query = self.optional(fields, "query", |reader, node, _| reader.query(node));
         let client = self.any_of(fields, "client", Self::network);
         let user_agent = self.any_of(fields, "user-agent", |reader, node| reader.wildcard(node, "user-agent"));
         let action = self.any_of(fields, "action", |reader, node| {
@@ -79,6 +82,7 @@ impl Reader<'_, '_, '_> {
             path: path?,
             host: host?,
             header: header?.unwrap_or_default(),
+            query: query?.unwrap_or_default(),
             client: client?,
             user_agent: user_agent?,
             action: action?,
@@ -132,24 +136,50 @@ impl Reader<'_, '_, '_> {
     }
 
     fn headers(&mut self, node: &Node<'_>) -> Option<Vec<(HeaderName, Wildcard)>> {
+        let expected = "a mapping of headers, such as `{x-beta: \"*\"}`";
+        self.named_values(node, "header", expected, |reader, name, value| {
+            let read = reader.header_name(name, value.position);
+            let value = reader.wildcard(&value, name);
+            Some((read?, value?))
+        })
+    }
+
+    fn query(&mut self, node: &Node<'_>) -> Option<Vec<(Box<str>, Wildcard)>> {
+        let expected = "a mapping of parameters, such as `{page: \"*\"}`";
+        self.named_values(node, "query", expected, |reader, name, value| {
+            let read = reader.parameter_name(name, value.position);
+            let value = reader.wildcard(&value, name).and_then(|text| {
+                reader.decoded(&text.0, value.value.position)?;
+                Some(text)
+            });
+            Some((read?, value?))
+        })
+    }
+
+    /// Reads names with patterns for their values. `read` gets each name, its position and the value.
+    fn named_values<N: Clone + Display + Eq + Hash>(
+        &mut self,
+        node: &Node<'_>,
+        field: &'static str,
+        expected: &str,
+        mut read: impl FnMut(&mut Self, &str, At<&Node<'_>>) -> Option<(N, Wildcard)>,
+    ) -> Option<Vec<(N, Wildcard)>> {
         let entries = match &node.value {
-            Value::Map(entries) if entries.len() > HEADERS_MAX => {
-                let message = format!("a rule compares at most {HEADERS_MAX} headers, not {}", entries.len());
+            Value::Map(entries) if entries.len() > NAMES_MAX => {
+                let message = format!("`{field}` has at most {NAMES_MAX} names, not {}", entries.len());
                 return self.refuse(RulesErrorKind::TooLarge, node.position, message);
             }
             Value::Map(entries) if !entries.is_empty() => entries,
-            _ => return self.wrong_type(node, "`header`", "a mapping of headers, such as `{x-beta: \"*\"}`"),
+            _ => return self.wrong_type(node, &format!("`{field}`"), expected),
         };
         let mut lines = HashMap::new();
         let read = entries.iter().map(|entry| {
-            let name = self.header_name(&entry.name, entry.position);
-            let value = self.wildcard(&entry.node, &entry.name);
-            let name = name?;
+            let (name, value) = read(self, &entry.name, At { value: &entry.node, position: entry.position })?;
             if let Some(first) = lines.insert(name.clone(), entry.position.line) {
-                let message = format!("the header `{name}` is given twice; the first is in line {first}");
+                let message = format!("`{name}` is given twice; the first is in line {first}");
                 return self.refuse(RulesErrorKind::Field, entry.position, message);
             }
-            Some((name, value?))
+            Some((name, value))
         });
         let read: Vec<Option<_>> = read.collect();
         read.into_iter().collect()

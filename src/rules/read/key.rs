@@ -1,13 +1,14 @@
 //! Reading keys.
 
 use http::HeaderName;
+use percent_encoding::percent_decode_str;
 
 use super::super::document::{Entry, Node, Value};
 use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, listed};
 use super::super::spec::{At, KeySpec};
 use super::value::Reader;
 
-/// The keys that need no registration. `header` and `cookie` are followed by a name.
+/// The keys that need no registration, but for those that are followed by a name.
 pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("client-ip", KeySpec::ClientIp),
     ("peer-ip", KeySpec::PeerIp),
@@ -18,8 +19,11 @@ pub(in crate::rules) const KEYS: &[(&str, KeySpec)] = &[
     ("global", KeySpec::Global),
 ];
 
+/// The longest name of a parameter, in bytes.
+const PARAMETER_BYTES_MAX: usize = 1_000;
+
 /// The keys that are followed by a name.
-const NAMED: [&str; 2] = ["header", "cookie"];
+const NAMED: [&str; 3] = ["header", "cookie", "query"];
 
 /// Returns whether a program may register a key by this name, which must neither be ready-made nor look like a header
 /// or a path.
@@ -47,12 +51,13 @@ impl Reader<'_, '_, '_> {
         let text = self.short_text(node, what)?;
         let words: Vec<&str> = text.split_whitespace().take(3).collect();
         let value = match words.as_slice() {
-            [kind @ ("header" | "cookie")] => {
+            [kind @ ("header" | "cookie" | "query")] => {
                 let message = format!("`{kind}` is followed by a name, such as `{kind} session`");
                 self.refuse(RulesErrorKind::Value, node.position, message)
             }
             ["header", name] => self.header_name(name, node.position).map(KeySpec::Header),
             ["cookie", name] if !name.contains(['=', ';', ',', '"']) => Some(KeySpec::Cookie((*name).into())),
+            ["query", name] => self.parameter_name(name, node.position).map(KeySpec::Query),
             [word] => match KEYS.iter().find(|(ready, _)| ready == word) {
                 Some((_, key)) => Some(key.clone()),
                 None => self.registered_key(word, node.position),
@@ -91,6 +96,33 @@ impl Reader<'_, '_, '_> {
         let otherwise = format!("; register it in the program, or use {}", listed(known.iter().copied().take(20)));
         let can_be_used = self.unregistered(NameKind::Key, name, position, &message, known, &otherwise);
         can_be_used.then(|| KeySpec::Registered(name.into()))
+    }
+
+    /// Reads the name of a parameter of the query.
+    pub(super) fn parameter_name(&mut self, name: &str, position: Position) -> Option<Box<str>> {
+        if name.is_empty() || name.contains('*') || name.len() > PARAMETER_BYTES_MAX {
+            let message = format!(
+                "{} is not the name of a parameter, which has 1 to {PARAMETER_BYTES_MAX} bytes and no `*`: write it like \
+                 `page`",
+                Quoted(name)
+            );
+            return self.refuse(RulesErrorKind::Value, position, message);
+        }
+        self.decoded(name, position).map(Into::into)
+    }
+
+    /// Refuses a name or a value of a parameter that is percent-encoded.
+    pub(super) fn decoded<'t>(&mut self, text: &'t str, position: Position) -> Option<&'t str> {
+        let decoded = percent_decode_str(text).decode_utf8_lossy();
+        if *decoded == *text {
+            return Some(text);
+        }
+        let message = format!(
+            "{} is percent-encoded, and parameters are compared decoded: write {}",
+            Quoted(text),
+            Quoted(&decoded)
+        );
+        self.refuse(RulesErrorKind::Value, position, message)
     }
 
     pub(super) fn header_name(&mut self, name: &str, position: Position) -> Option<HeaderName> {

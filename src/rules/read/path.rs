@@ -63,7 +63,9 @@ fn literal(part: &str) -> Result<Box<str>, String> {
         return Err("the rest of a path is named as in axum 0.8, `{*rest}`".to_owned());
     }
     if part.contains(['?', '#']) {
-        return Err("a path has no `?` and no `#`; queries are not compared".to_owned());
+        return Err(
+            "a path has no `?` and no `#`; the query is compared by `query`, as in `query: {page: \"*\"}`".to_owned()
+        );
     }
     if part.contains('*') {
         return Err(format!("in {} the `*` stands for nothing else: write `{{name}}` or `{{*rest}}`", Quoted(part)));

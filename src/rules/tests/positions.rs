@@ -25,7 +25,8 @@ fn every_field_arrives() {
     assert_eq!(quotas.first().unwrap().value, Quota::per_minute(100).burst(20).unwrap());
     let key: Vec<&KeySpec> = rule.key.iter().map(|key| &key.value).collect();
     let header = KeySpec::Header(http::HeaderName::from_static("x-api-key"));
-    assert_eq!(key, [&header, &KeySpec::Cookie("sid".into()), &KeySpec::Registered("tenant".into())]);
+    let (cookie, query) = (KeySpec::Cookie("sid".into()), KeySpec::Query("user".into()));
+    assert_eq!(key, [&header, &cookie, &query, &KeySpec::Registered("tenant".into())]);
     let matches = &rule.matches;
     assert_eq!(matches.method, ["GET", "POST", "PURGE"]);
     let paths: Vec<&[Segment]> = matches.path.iter().map(|path| path.segments.as_slice()).collect();
@@ -42,6 +43,8 @@ fn every_field_arrives() {
     assert_eq!(hosts, ["*.example.com", "[2001:db8::1]"]);
     let headers: Vec<(&str, &str)> = matches.header.iter().map(|(name, value)| (name.as_str(), &*value.0)).collect();
     assert_eq!(headers, [("x-beta", "*"), ("accept", "application/*")]);
+    let parameters: Vec<(&str, &str)> = matches.query.iter().map(|(name, value)| (&**name, &*value.0)).collect();
+    assert_eq!(parameters, [("debug", "*"), ("sort by", "name*")]);
     assert_eq!(
         matches.client.iter().map(ToString::to_string).collect::<Vec<_>>(),
         ["10.0.0.0/8", "2001:db8::/32", "192.0.2.1/32"]
@@ -59,6 +62,17 @@ fn every_field_arrives() {
     };
     assert_eq!(networks(&file.access.allow), ["192.0.2.0/24"]);
     assert_eq!(networks(&file.access.deny), ["203.0.113.7/32"]);
+}
+
+#[test]
+fn what_is_left_out_arrives() {
+    let file = accepted_file("what a rule leaves out");
+    let [all, some] = file.rules.as_slice() else { panic!("{file:?}") };
+    let [not] = all.matches.not.as_slice() else { panic!("{all:?}") };
+    assert_eq!((not.method.len(), not.path.len(), not.host.len(), not.header.len()), (2, 1, 1, 1));
+    assert_eq!((not.query.len(), not.client.len(), not.user_agent.len(), not.action.len()), (1, 2, 1, 1));
+    assert_eq!((some.matches.path.len(), some.matches.not.len()), (1, 2));
+    assert!(some.matches.client.is_empty() && some.matches.not.iter().all(|not| not.not.is_empty()));
 }
 
 #[test]

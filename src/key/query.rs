@@ -1,0 +1,154 @@
+//! Extractors for parameters of the query.
+
+use std::borrow::Cow;
+
+use percent_encoding::percent_decode;
+
+use crate::head::Head;
+
+use super::paths::original_uri;
+use super::value::{IntoKey, Key};
+
+/// The longest query that is searched, in bytes, and the most parameters. Servers refuse longer ones by default, and a
+/// request may be compared with many rules.
+const BYTES_MAX: usize = 8 << 10;
+const PARAMETERS_MAX: usize = 256;
+
+/// Returns an extractor of a parameter of the query: `key::query("api_key")`.
+///
+/// Names and values are percent-decoded, and `+` is a space, as in forms. So a client does not get a second allowance
+/// by another spelling.
+///
+/// The key is missing if the parameter is absent or empty. Requests share one key if the service may read another
+/// value than was charged:
+///
+/// * The parameter is given twice, or as `name[…]`, which some servers read as `name`.
+/// * The value is not percent-encoded UTF-8, such as `%zz` or `%ff`.
+/// * The query has more than 8 KiB or 256 parameters. It is not searched.
+///
+/// The case of names matters, and only `&` separates parameters. The value is not checked; see
+/// [`header`](super::header).
+pub fn query(name: impl Into<String>) -> impl Fn(&Head<'_>) -> Option<Key> + Clone + Send + Sync + 'static {
+    let name = name.into();
+    move |head| match parameter(head, &name) {
+        Parameter::Absent => None,
+        Parameter::Value(value) => (!value.is_empty()).then(|| value.into_key())?,
+        Parameter::Unclear => Some(Key::ambiguous()),
+    }
+}
+
+/// A parameter of a request's query.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Parameter<'a> {
+    Absent,
+    /// The decoded value.
+    Value(Cow<'a, str>),
+    /// Others may read another value.
+    Unclear,
+}
+
+/// Finds a parameter, in time that is linear in the length of the query.
+pub(crate) fn parameter<'a>(head: &Head<'a>, name: &str) -> Parameter<'a> {
+    let query = original_uri(head).query().unwrap_or_default();
+    if query.len() > BYTES_MAX {
+        return Parameter::Unclear;
+    }
+    let mut found = None;
+    for (count, pair) in query.split('&').enumerate() {
+        if count == PARAMETERS_MAX {
+            return Parameter::Unclear;
+        }
+        let (other, value) = pair.split_once('=').unwrap_or((pair, ""));
+        // It ends at the first byte that differs.
+        let mut rest = decoded(other.as_bytes());
+        if name.bytes().all(|byte| rest.next() == Some(byte)) {
+            match rest.next() {
+                None if found.is_none() => found = Some(value),
+                None | Some(b'[') => return Parameter::Unclear,
+                Some(_) => {}
+            }
+        }
+    }
+    let Some(value) = found else { return Parameter::Absent };
+    let bytes = value.as_bytes();
+    if !bytes.iter().any(|byte| matches!(byte, b'%' | b'+')) {
+        return Parameter::Value(Cow::Borrowed(value));
+    }
+    let escapes = bytes.split(|byte| *byte == b'%').skip(1);
+    if !escapes.into_iter().all(|rest| matches!(rest, [a, b, ..] if a.is_ascii_hexdigit() && b.is_ascii_hexdigit())) {
+        return Parameter::Unclear;
+    }
+    match String::from_utf8(decoded(bytes).collect()) {
+        Ok(value) => Parameter::Value(Cow::Owned(value)),
+        Err(_) => Parameter::Unclear,
+    }
+}
+
+/// Decodes bytes of a query. What looks like an escape and is none stays as it is.
+fn decoded(bytes: &[u8]) -> impl Iterator<Item = u8> {
+    // A `+` that was percent-encoded is no space.
+    bytes.split_inclusive(|byte| *byte == b'+').flat_map(|part| match part.split_last() {
+        Some((b'+', before)) => percent_decode(before).chain(Some(b' ')),
+        _ => percent_decode(part).chain(None),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(query: &str, name: &str, check: impl FnOnce(Parameter<'_>)) {
+        let (parts, ()) = http::Request::get(format!("/a?{query}")).body(()).unwrap().into_parts();
+        check(parameter(&Head::from(&parts), name));
+    }
+
+    #[test]
+    fn parameter_is_decoded_as_in_forms() {
+        for (query, name, value) in [
+            ("q=1", "q", "1"),
+            ("a=2&q=1&b=3", "q", "1"),
+            ("q", "q", ""),
+            ("q=", "q", ""),
+            ("q=a=b", "q", "a=b"),
+            ("%71=%31", "q", "1"),
+            ("sort+by=a+b%2B%20", "sort by", "a b+ "),
+            ("sort%5bby%5d=x", "sort[by]", "x"),
+            ("q=caf%C3%A9", "q", "café"),
+            ("Q=2&qq=3&q%00=4&q=1", "q", "1"),
+            ("%zz=2&q=1", "q", "1"),
+            ("a;q=2&q=1", "q", "1"),
+        ] {
+            found(query, name, |found| assert_eq!(found, Parameter::Value(value.into()), "{query}"));
+        }
+        for query in ["", "a=q", "Q=1", "qq=1", "a;q=1", "%2571=1", "q%5Da=1"] {
+            found(query, "q", |found| assert_eq!(found, Parameter::Absent, "{query}"));
+        }
+    }
+
+    #[test]
+    fn parameter_that_servers_read_differently_is_unclear() {
+        for query in
+            ["q=1&q=2", "q=1&q=1", "q&%71=1", "q=1&q[]=2", "q%5B0%5D=2", "q=%", "q=%4", "q=%zz", "q=%ff", "q=%C3"]
+        {
+            found(query, "q", |found| assert_eq!(found, Parameter::Unclear, "{query}"));
+        }
+        let many = |count: usize| format!("q=1{}", "&a=2".repeat(count - 1));
+        found(&many(PARAMETERS_MAX), "q", |found| assert_eq!(found, Parameter::Value("1".into())));
+        found(&many(PARAMETERS_MAX + 1), "q", |found| assert_eq!(found, Parameter::Unclear));
+        let long = |bytes: usize| format!("q=1&a={}", "x".repeat(bytes - 6));
+        found(&long(BYTES_MAX), "q", |found| assert_eq!(found, Parameter::Value("1".into())));
+        found(&long(BYTES_MAX + 1), "q", |found| assert_eq!(found, Parameter::Unclear));
+    }
+
+    #[test]
+    fn parameter_is_a_key() {
+        let key = |query: &str| {
+            let (parts, ()) = http::Request::get(format!("/a?{query}")).body(()).unwrap().into_parts();
+            super::query("user")(&Head::from(&parts))
+        };
+        assert_eq!(key("user=alice"), Key::of("alice"));
+        assert_eq!(key("us%65r=%61lice"), Key::of("alice"));
+        assert_eq!(key("user=alice&user=bob"), Some(Key::ambiguous()));
+        assert_eq!((key("user="), key("name=alice")), (None, None));
+    }
+}
