@@ -17,7 +17,7 @@ use tonic::body::Body;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
-use tower::{BoxError, ServiceBuilder, ServiceExt, service_fn};
+use tower::{ServiceBuilder, ServiceExt, service_fn};
 use tower_ratelimit::client::{ObeyLayer, RetryAfter};
 use tower_ratelimit::clock::TokioTimer;
 
@@ -47,7 +47,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
         async move {
             let (head, body) = request.into_parts();
             let message = Full::new(body.collect().await?.to_bytes());
-            polite.oneshot(Request::from_parts(head, message)).await.map_err(BoxError::from)
+            polite.oneshot(Request::from_parts(head, message)).await
         }
     });
     // A client of `tonic-build` takes it in the same way: `GreeterClient::new(unary)`.

@@ -240,12 +240,12 @@ impl Headers {
     /// partition keys and the clock of `other` are used only if `self` has none.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
+        let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;
+        self.retry_after_ms = sends_millis(&self) || sends_millis(&other);
         for mut format in other.formats {
             format.join(&self.formats);
             self.formats.push(format);
         }
-        let sends_millis = |headers: &Self| headers.retry_after && headers.retry_after_ms;
-        self.retry_after_ms = sends_millis(&self) || sends_millis(&other);
         self.retry_after |= other.retry_after;
         self.partition = self.partition.or(other.partition);
         self.clock = self.clock.or(other.clock);

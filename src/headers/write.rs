@@ -176,9 +176,8 @@ impl PreparedHeaders {
                 }
             }
         }
-        let sent = sent.iter().copied();
         if merges {
-            merge_lists(headers, sent.clone());
+            merge_lists(headers, sent.iter().copied());
         }
         if replaces {
             self.remove_relatives(headers, sent);
@@ -197,9 +196,9 @@ impl PreparedHeaders {
     }
 
     /// Removes headers that describe the same quota as ours, such as `X-RateLimit-Used`.
-    fn remove_relatives<'a>(&self, headers: &mut HeaderMap, sent: impl Iterator<Item = &'a PreparedHeader> + Clone) {
+    fn remove_relatives(&self, headers: &mut HeaderMap, sent: &[&PreparedHeader]) {
         let is_relative = |name: &HeaderName| {
-            let singles = || sent.clone().filter(|own| own.content.is_single());
+            let singles = || sent.iter().filter(|own| own.content.is_single());
             !self.names.contains(name) && singles().any(|own| are_of_one_family(own.name.as_str(), name.as_str()))
         };
         let relatives: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_relative(name)).cloned().collect();

@@ -22,12 +22,14 @@ const HEADERS_MAX: usize = 64;
 /// The beginning of the names of fields that describe an extension.
 pub(super) const EXTENSION: &str = "extension.";
 
+/// Puts the extension that a text stands for into a request. Returns `false` if it stands for none.
+type InsertExtension = Arc<dyn Fn(&str, &mut Extensions) -> bool + Send + Sync>;
+
 /// A field of the form that describes an extension of a request.
 #[derive(Clone)]
 pub(super) struct ExtensionField {
     pub(super) name: String,
-    /// Puts the extension that a text stands for into a request. Returns `false` if it stands for none.
-    insert: Arc<dyn Fn(&str, &mut Extensions) -> bool + Send + Sync>,
+    insert: InsertExtension,
 }
 
 /// An error, as a status and what to say.

@@ -259,7 +259,7 @@ proptest! {
             let of = |headers: &HeaderMap| -> Vec<(String, HeaderValue)> {
                 let is_of = |name: &HeaderName| {
                     let is_of_tokens = name.as_str().ends_with("-tokens");
-                    name.as_str().starts_with(start) && is_of_tokens == !end.is_empty() && name != "ratelimit-policy"
+                    name.as_str().starts_with(start) && is_of_tokens != end.is_empty() && name != "ratelimit-policy"
                 };
                 let of = headers.iter().filter(|(name, _)| is_of(name));
                 let mut of: Vec<_> = of.map(|(name, value)| (name.to_string(), value.clone())).collect();
