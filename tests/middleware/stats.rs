@@ -299,7 +299,9 @@ async fn keys_that_use_most_come_first_though_none_is_refused() {
     assert_eq!(used(&stats, "bytes"), [of_name("dear", 100), of_name("often", 3), (None, 1)]);
     assert_eq!(used(&stats, "client"), [of_name("often", 3), of_name("dear", 2), (None, 1)]);
     clock.advance(Duration::from_secs(300));
-    assert_eq!(used(&stats, "client"), [of_name("often", 1), of_name("dear", 1)], "old use fades");
+    let mut faded = used(&stats, "client");
+    faded.sort(); // equal counts have no order
+    assert_eq!(faded, [of_name("dear", 1), of_name("often", 1)], "old use fades");
 }
 
 #[tokio::test]
