@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::problem::{Position, Quoted, RulesError, RulesErrorKind};
+use super::error::RulesError;
+use super::problem::{Position, Quoted, RulesErrorKind};
 use super::read::{METHODS, Names, can_be_registered, path_pattern, read};
 use super::spec::{DescriptorSpec, DomainSpec, LimitSpec};
 use super::tree::{encoded, policy_name};

@@ -9,7 +9,8 @@ use std::rc::Rc;
 
 use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Span};
 
-use super::problem::{Position, Problems, Quoted, RulesErrorKind};
+use super::error::Problems;
+use super::problem::{Position, Quoted, RulesErrorKind};
 
 /// The largest file, in bytes.
 pub(crate) const BYTES_MAX: usize = 1 << 20;

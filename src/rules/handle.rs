@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::descriptors::DescriptorLimits;
+use super::error::RulesError;
 use super::names::Names;
-use super::problem::{RulesError, UnregisteredName};
 use super::read::can_be_registered;
+use super::report::UnregisteredName;
 use super::store::{self, RuleStore};
 use super::tree::Descriptor;
 use super::watch;

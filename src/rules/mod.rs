@@ -3,7 +3,7 @@
 //! * `document` reads bytes as a tree of values with positions.
 //! * `read` reads the tree as rules.
 //! * `spec` is what the file says, as plain data.
-//! * `problem` collects what is wrong with it.
+//! * `error` collects what is wrong with it, and `problem` is one of these; `report` is what a check finds beside.
 //! * `pattern` compares texts with patterns.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
@@ -15,11 +15,13 @@ mod bind;
 mod convert;
 mod descriptors;
 mod document;
+mod error;
 mod handle;
 mod names;
 mod pattern;
 pub(crate) mod problem;
 pub(crate) mod read;
+mod report;
 pub(crate) mod spec;
 mod store;
 #[cfg(test)]
@@ -29,6 +31,8 @@ mod watch;
 
 pub use convert::convert_envoy;
 pub use descriptors::{DescriptorAnswer, DescriptorLimits, DescriptorRequest, DescriptorStatus};
+pub use error::RulesError;
 pub use handle::{Rules, RulesBuilder};
-pub use problem::{NameKind, Problem, RulesError, RulesErrorKind, UnregisteredName};
+pub use problem::{Problem, RulesErrorKind};
+pub use report::{NameKind, UnregisteredName};
 pub use tree::Descriptor;

@@ -1,15 +1,6 @@
-//! The error of a file of rules: all of its problems, each with its position.
+//! A problem of a file of rules, with its position and its line.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
-use std::path::Path;
-use std::sync::Arc;
-
-use crate::error::Source;
-
-/// The most problems that are kept. Others are only counted.
-const PROBLEMS_MAX: usize = 100;
 
 /// The most characters of a line that are shown.
 const LINE_MAX: usize = 120;
@@ -27,30 +18,6 @@ pub(crate) struct Position {
 impl Position {
     /// The beginning of a file, for problems of the whole file.
     pub(crate) const START: Self = Self { line: 1, column: 1 };
-}
-
-/// The error of a file of rules. It has all problems of the file, in the order of their positions.
-///
-/// Its text has for each problem `file:line:column: message`, the line itself, and a mark below the
-/// position. Rules that are not from a file have no `file:`.
-///
-/// ```text
-/// rules.yaml:3:5: `quote` is not a field of a rule; did you mean `quota`?
-///     quote: 100/min
-///     ^
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RulesError {
-    /// At least one.
-    problems: Box<[Problem]>,
-    /// The number of problems that were not kept.
-    more: usize,
-    /// The file that was read.
-    file: Option<Arc<Path>>,
-    /// The names that are not registered, if that is no problem.
-    unregistered: Box<[UnregisteredName]>,
-    /// Why the file could not be read.
-    source: Option<Source>,
 }
 
 /// The kind of a [`Problem`].
@@ -84,106 +51,6 @@ pub struct Problem {
     excerpt: Box<str>,
     /// The column of the position in the excerpt.
     mark: usize,
-}
-
-impl RulesError {
-    /// Makes the error of a file as a whole, whatever its text is.
-    pub(crate) fn of_file(message: impl Into<String>) -> Self {
-        let mut problems = Problems::new("");
-        problems.add(RulesErrorKind::File, Position::START, message);
-        problems.into_error()
-    }
-
-    /// Makes the error of a file that could not be read.
-    pub(crate) fn unreadable(file: &Path, error: std::io::Error) -> Self {
-        Self::of_file(format!("{}: the file cannot be read", file.display())).caused_by(error)
-    }
-
-    pub(crate) fn caused_by(self, error: std::io::Error) -> Self {
-        Self { source: Some(Source::new(error)), ..self }
-    }
-
-    /// Makes the error of a name that the program registered and no file can use.
-    pub(crate) fn unusable_name(name: &str) -> Self {
-        let mut problems = Problems::new("");
-        let message = format!(
-            "no key can be registered as {}: take one word that is neither ready-made nor like `header:x` or `/x`",
-            Quoted(name)
-        );
-        problems.add(RulesErrorKind::Name, Position::START, message);
-        problems.into_error()
-    }
-
-    /// Returns the kind of the first problem.
-    #[must_use]
-    pub fn kind(&self) -> RulesErrorKind {
-        self.problems.first().map_or(RulesErrorKind::File, Problem::kind)
-    }
-
-    /// Returns the problems in the order of their positions, at most 100. There is at least one.
-    #[must_use]
-    pub fn problems(&self) -> &[Problem] {
-        &self.problems
-    }
-
-    /// Returns the number of problems beyond those that are [kept](Self::problems).
-    #[must_use]
-    pub fn more(&self) -> usize {
-        self.more
-    }
-
-    /// Returns the path of the file. `None` if the rules are not from a file.
-    #[must_use]
-    pub fn file(&self) -> Option<&Path> {
-        self.file.as_deref()
-    }
-
-    /// Returns the names that the rules use and that are not registered, apart from the problems, if the error is from
-    /// [`RulesBuilder::check`](super::RulesBuilder::check). Names of rules that could not be read may be missing.
-    #[must_use]
-    pub fn unregistered(&self) -> &[UnregisteredName] {
-        &self.unregistered
-    }
-
-    /// Adds names that are not registered.
-    pub(crate) fn with_unregistered(self, names: Vec<UnregisteredName>) -> Self {
-        let unregistered = names.into_iter().chain(self.unregistered).collect();
-        Self { unregistered, ..self }
-    }
-
-    /// Names the file that was read.
-    pub(crate) fn in_file(self, file: Option<&Arc<Path>>) -> Self {
-        Self { file: file.map(Arc::clone), ..self }
-    }
-}
-
-impl fmt::Display for RulesError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, problem) in self.problems.iter().enumerate() {
-            if at > 0 {
-                f.write_str("\n")?;
-            }
-            // The message of a file that cannot be read names it.
-            if let Some(file) = self.file.as_ref().filter(|_| problem.kind != RulesErrorKind::File) {
-                let file = file.to_string_lossy();
-                write!(f, "{}:", file.chars().map(printable).collect::<String>())?;
-            }
-            write!(f, "{problem:#}")?;
-        }
-        match self.more {
-            0 => Ok(()),
-            1 => f.write_str("\nand 1 more problem"),
-            more => write!(f, "\nand {more} more problems"),
-        }
-    }
-}
-
-impl std::error::Error for RulesError {
-    /// Returns why the file could not be read, or why no thread could be started that reads it again, if that is the
-    /// problem.
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_ref().map(Source::get)
-    }
 }
 
 impl Problem {
@@ -241,56 +108,17 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The kind of a name that a program registers for files of rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum NameKind {
-    /// An extractor, see [`RulesBuilder::key`](super::RulesBuilder::key).
-    Key,
-    /// A classifier, see [`RulesBuilder::action`](super::RulesBuilder::action).
-    Action,
-}
-
-/// A name that rules use and that is not registered: what
-/// [`RulesBuilder::check`](super::RulesBuilder::check) returns.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnregisteredName {
-    kind: NameKind,
-    name: Box<str>,
-    problem: Problem,
-}
-
-impl UnregisteredName {
-    /// Returns the kind of the name.
-    #[must_use]
-    pub fn kind(&self) -> NameKind {
-        self.kind
-    }
-
-    /// Returns the name as the rules have it.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Returns the first use of the name, as the problem that it is for a program that does not register the name.
-    #[must_use]
-    pub fn problem(&self) -> &Problem {
-        &self.problem
-    }
-}
-
 /// A found problem, before its line is looked up.
-struct Found {
-    kind: RulesErrorKind,
-    position: Position,
-    message: String,
-    suggestion: Option<String>,
+pub(super) struct Found {
+    pub(super) kind: RulesErrorKind,
+    pub(super) position: Position,
+    pub(super) message: String,
+    pub(super) suggestion: Option<String>,
 }
 
 impl Found {
     /// Makes a problem with a word, for which `suggestion` was probably meant.
-    fn of_word(
+    pub(super) fn of_word(
         kind: RulesErrorKind,
         position: Position,
         message: &str,
@@ -305,7 +133,7 @@ impl Found {
     }
 
     /// Adds the line.
-    fn at(self, lines: &mut Lines<'_>) -> Problem {
+    pub(super) fn at(self, lines: &mut Lines<'_>) -> Problem {
         let Self { kind, position, message, suggestion } = self;
         let (excerpt, mark) = lines.excerpt(position);
         let message = message.chars().map(printable).collect();
@@ -313,100 +141,9 @@ impl Found {
     }
 }
 
-/// Collects the problems of a file.
-pub(crate) struct Problems<'a> {
-    text: &'a str,
-    found: Vec<Found>,
-    more: usize,
-    /// The names that are not registered and may be, with their first uses.
-    names: HashMap<(NameKind, Box<str>), Found>,
-}
-
-impl<'a> Problems<'a> {
-    /// Makes an empty collection for the file with this text.
-    pub(crate) fn new(text: &'a str) -> Self {
-        Self { text, found: Vec::new(), more: 0, names: HashMap::new() }
-    }
-
-    /// Adds a problem.
-    pub(crate) fn add(&mut self, kind: RulesErrorKind, position: Position, message: impl Into<String>) {
-        self.push(Found { kind, position, message: message.into(), suggestion: None });
-    }
-
-    /// Adds a problem with a word. If one of `known` is similar, the message suggests it; otherwise
-    /// the message ends with `otherwise`. Returns the suggestion.
-    pub(crate) fn add_word<'w>(
-        &mut self,
-        kind: RulesErrorKind,
-        position: Position,
-        message: &str,
-        word: &str,
-        known: impl IntoIterator<Item = &'w str>,
-        otherwise: &str,
-    ) -> Option<&'w str> {
-        let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
-        let suggestion = if is_full { None } else { similar(word, known) };
-        self.push(Found::of_word(kind, position, message, suggestion, otherwise));
-        suggestion
-    }
-
-    /// Notes a name that is not registered, unless it was noted before. The message is as in
-    /// [`add_word`](Self::add_word).
-    pub(crate) fn note_name<'w>(
-        &mut self,
-        kind: NameKind,
-        name: &str,
-        position: Position,
-        message: &str,
-        known: impl IntoIterator<Item = &'w str>,
-        otherwise: &str,
-    ) {
-        if let Entry::Vacant(entry) = self.names.entry((kind, name.into())) {
-            entry.insert(Found::of_word(RulesErrorKind::Name, position, message, similar(name, known), otherwise));
-        }
-    }
-
-    /// Takes the noted names out, in the order of their positions.
-    pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
-        let mut names: Vec<_> = self.names.drain().collect();
-        names.sort_by_key(|(_, found)| found.position);
-        let mut lines = Lines::of(self.text);
-        let names = names.into_iter();
-        names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
-    }
-
-    fn push(&mut self, found: Found) {
-        if self.found.len() < PROBLEMS_MAX {
-            self.found.push(found);
-        } else {
-            self.more += 1;
-        }
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.found.is_empty()
-    }
-
-    /// Returns the value, or the error if it is absent or a problem was added.
-    pub(crate) fn into_result<T>(self, value: Option<T>) -> Result<T, RulesError> {
-        match value {
-            Some(value) if self.is_empty() => Ok(value),
-            _ => Err(self.into_error()),
-        }
-    }
-
-    pub(crate) fn into_error(mut self) -> RulesError {
-        let unregistered = self.take_names().into();
-        self.found.sort_by_key(|found| found.position);
-        let mut lines = Lines::of(self.text);
-        let problems = self.found.into_iter().map(|found| found.at(&mut lines));
-        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered, source: None }
-    }
-}
-
 /// The rest of a text, from the beginning of a line. The breaks are those of YAML. Places must come in their order, so
 /// that each part of the text is passed once.
-struct Lines<'a> {
+pub(super) struct Lines<'a> {
     rest: &'a str,
     number: usize,
     /// A position in the rest that is in the line: the bytes before it, and the characters.
@@ -414,7 +151,7 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    fn of(text: &'a str) -> Self {
+    pub(super) fn of(text: &'a str) -> Self {
         Self { rest: text, number: 1, passed: (0, 0) }
     }
 
@@ -451,7 +188,7 @@ impl<'a> Lines<'a> {
 
 /// Replaces a character that could move the cursor of the terminal that shows the error, or turn the direction of its
 /// text.
-fn printable(c: char) -> char {
+pub(super) fn printable(c: char) -> char {
     let turns = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     if c.is_control() || turns { '\u{fffd}' } else { c }
 }

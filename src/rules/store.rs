@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::bind::{Bound, History, bind};
 use super::document::{BYTES_MAX, end_of};
+use super::error::{Problems, RulesError};
 use super::names::Names;
-use super::problem::{NameKind, Position, Problems, Quoted, RulesError, RulesErrorKind, UnregisteredName};
+use super::problem::{Position, Quoted, RulesErrorKind};
 use super::read::read;
+use super::report::{NameKind, UnregisteredName};
 use super::tree::Tree;
 use crate::error::WithSources;
 use crate::event::RulesEvent;

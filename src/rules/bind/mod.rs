@@ -8,8 +8,9 @@ mod key;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::error::Problems;
 use super::names::Names;
-use super::problem::{Position, Problems, RulesErrorKind};
+use super::problem::{Position, RulesErrorKind};
 use super::spec::{
     AccessSpec, At, DescriptorSpec, DomainSpec, FileSpec, LimitSpec, Name, PlansSpec, QuotaSpec, RuleSpec,
 };

@@ -8,7 +8,8 @@ use http::{HeaderName, Method};
 use ipnet::IpNet;
 
 use super::super::document::{Node, Value};
-use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, similar};
+use super::super::problem::{Position, Quoted, RulesErrorKind, similar};
+use super::super::report::NameKind;
 use super::super::spec::{At, MatchSpec, Name, Wildcard};
 use super::path;
 use super::value::{Fields, PATTERNS_MAX, Reader};

@@ -4,7 +4,8 @@ use http::HeaderName;
 use percent_encoding::percent_decode_str;
 
 use super::super::document::{Entry, Node, Value};
-use super::super::problem::{NameKind, Position, Quoted, RulesErrorKind, listed};
+use super::super::problem::{Position, Quoted, RulesErrorKind, listed};
+use super::super::report::NameKind;
 use super::super::spec::{At, KeySpec};
 use super::value::Reader;
 

@@ -11,7 +11,8 @@ mod value;
 use std::collections::HashMap;
 
 use super::document::{Node, Type, Value, decode, parse};
-use super::problem::{Problems, RulesError, RulesErrorKind};
+use super::error::{Problems, RulesError};
+use super::problem::RulesErrorKind;
 use super::spec::{AccessSpec, At, FileSpec, RuleSpec};
 pub(super) use condition::METHODS;
 pub(crate) use key::can_be_registered;

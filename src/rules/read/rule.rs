@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 
 use super::super::document::Node;
-use super::super::problem::{Position, Problems, Quoted, RulesErrorKind};
+use super::super::error::Problems;
+use super::super::problem::{Position, Quoted, RulesErrorKind};
 use super::super::spec::{At, KeySpec, MatchSpec, Name, QuotaSpec, RuleSpec};
 use super::value::Reader;
 use crate::middleware::rule::definition::MissingKey;

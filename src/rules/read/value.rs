@@ -1,7 +1,9 @@
 //! Reading single values, and the fields of mappings.
 
 use super::super::document::{Entry, Node, Type, Value};
-use super::super::problem::{NameKind, Position, Problems, Quoted, RulesErrorKind, listed};
+use super::super::error::Problems;
+use super::super::problem::{Position, Quoted, RulesErrorKind, listed};
+use super::super::report::NameKind;
 
 /// The most rules of a file.
 pub(super) const RULES_MAX: usize = 10_000;

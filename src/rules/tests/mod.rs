@@ -9,7 +9,7 @@ mod schema;
 
 use std::fmt::Write as _;
 
-use super::problem::RulesError;
+use super::error::RulesError;
 use super::read::{Names, read};
 use super::spec::FileSpec;
 

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use super::super::problem::{NameKind, Position, Problems, RulesErrorKind, similar};
+use super::super::error::Problems;
+use super::super::problem::{Position, RulesErrorKind, similar};
 use super::super::read::{Names, can_be_registered, read};
+use super::super::report::NameKind;
 use super::super::spec::{CostSpec, KeySpec, QuotaSpec};
 use super::{NAMES, accepted, spec};
 use crate::middleware::rule::Segment;

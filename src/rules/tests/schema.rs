@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value as Json, json};
 
 use super::super::document::{Node, Type, Value, decode, parse};
-use super::super::problem::Problems;
+use super::super::error::Problems;
 use super::super::{Rules, read};
 use super::{accepted, refused};
 use crate::key::TrustedProxies;

@@ -1,0 +1,229 @@
+//! The error of a file of rules, and what collects its problems.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, printable, similar};
+use super::report::{NameKind, UnregisteredName};
+use crate::error::Source;
+
+/// The most problems that are kept. Others are only counted.
+const PROBLEMS_MAX: usize = 100;
+
+/// The error of a file of rules. It has all problems of the file, in the order of their positions.
+///
+/// Its text has for each problem `file:line:column: message`, the line itself, and a mark below the
+/// position. Rules that are not from a file have no `file:`.
+///
+/// ```text
+/// rules.yaml:3:5: `quote` is not a field of a rule; did you mean `quota`?
+///     quote: 100/min
+///     ^
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesError {
+    /// At least one.
+    problems: Box<[Problem]>,
+    /// The number of problems that were not kept.
+    more: usize,
+    /// The file that was read.
+    file: Option<Arc<Path>>,
+    /// The names that are not registered, if that is no problem.
+    unregistered: Box<[UnregisteredName]>,
+    /// Why the file could not be read.
+    source: Option<Source>,
+}
+
+impl RulesError {
+    /// Makes the error of a file as a whole, whatever its text is.
+    pub(crate) fn of_file(message: impl Into<String>) -> Self {
+        let mut problems = Problems::new("");
+        problems.add(RulesErrorKind::File, Position::START, message);
+        problems.into_error()
+    }
+
+    /// Makes the error of a file that could not be read.
+    pub(crate) fn unreadable(file: &Path, error: std::io::Error) -> Self {
+        Self::of_file(format!("{}: the file cannot be read", file.display())).caused_by(error)
+    }
+
+    pub(crate) fn caused_by(self, error: std::io::Error) -> Self {
+        Self { source: Some(Source::new(error)), ..self }
+    }
+
+    /// Makes the error of a name that the program registered and no file can use.
+    pub(crate) fn unusable_name(name: &str) -> Self {
+        let mut problems = Problems::new("");
+        let message = format!(
+            "no key can be registered as {}: take one word that is neither ready-made nor like `header:x` or `/x`",
+            Quoted(name)
+        );
+        problems.add(RulesErrorKind::Name, Position::START, message);
+        problems.into_error()
+    }
+
+    /// Returns the kind of the first problem.
+    #[must_use]
+    pub fn kind(&self) -> RulesErrorKind {
+        self.problems.first().map_or(RulesErrorKind::File, Problem::kind)
+    }
+
+    /// Returns the problems in the order of their positions, at most 100. There is at least one.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// Returns the number of problems beyond those that are [kept](Self::problems).
+    #[must_use]
+    pub fn more(&self) -> usize {
+        self.more
+    }
+
+    /// Returns the path of the file. `None` if the rules are not from a file.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    /// Returns the names that the rules use and that are not registered, apart from the problems, if the error is from
+    /// [`RulesBuilder::check`](super::RulesBuilder::check). Names of rules that could not be read may be missing.
+    #[must_use]
+    pub fn unregistered(&self) -> &[UnregisteredName] {
+        &self.unregistered
+    }
+
+    /// Adds names that are not registered.
+    pub(crate) fn with_unregistered(self, names: Vec<UnregisteredName>) -> Self {
+        let unregistered = names.into_iter().chain(self.unregistered).collect();
+        Self { unregistered, ..self }
+    }
+
+    /// Names the file that was read.
+    pub(crate) fn in_file(self, file: Option<&Arc<Path>>) -> Self {
+        Self { file: file.map(Arc::clone), ..self }
+    }
+}
+
+impl fmt::Display for RulesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, problem) in self.problems.iter().enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+            }
+            // The message of a file that cannot be read names it.
+            if let Some(file) = self.file.as_ref().filter(|_| problem.kind() != RulesErrorKind::File) {
+                let file = file.to_string_lossy();
+                write!(f, "{}:", file.chars().map(printable).collect::<String>())?;
+            }
+            write!(f, "{problem:#}")?;
+        }
+        match self.more {
+            0 => Ok(()),
+            1 => f.write_str("\nand 1 more problem"),
+            more => write!(f, "\nand {more} more problems"),
+        }
+    }
+}
+
+impl std::error::Error for RulesError {
+    /// Returns why the file could not be read, or why no thread could be started that reads it again, if that is the
+    /// problem.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source.as_ref().map(Source::get)
+    }
+}
+
+/// Collects the problems of a file.
+pub(crate) struct Problems<'a> {
+    text: &'a str,
+    found: Vec<Found>,
+    more: usize,
+    /// The names that are not registered and may be, with their first uses.
+    names: HashMap<(NameKind, Box<str>), Found>,
+}
+
+impl<'a> Problems<'a> {
+    /// Makes an empty collection for the file with this text.
+    pub(crate) fn new(text: &'a str) -> Self {
+        Self { text, found: Vec::new(), more: 0, names: HashMap::new() }
+    }
+
+    /// Adds a problem.
+    pub(crate) fn add(&mut self, kind: RulesErrorKind, position: Position, message: impl Into<String>) {
+        self.push(Found { kind, position, message: message.into(), suggestion: None });
+    }
+
+    /// Adds a problem with a word. If one of `known` is similar, the message suggests it; otherwise
+    /// the message ends with `otherwise`. Returns the suggestion.
+    pub(crate) fn add_word<'w>(
+        &mut self,
+        kind: RulesErrorKind,
+        position: Position,
+        message: &str,
+        word: &str,
+        known: impl IntoIterator<Item = &'w str>,
+        otherwise: &str,
+    ) -> Option<&'w str> {
+        let is_full = self.found.len() >= PROBLEMS_MAX; // the message is not shown
+        let suggestion = if is_full { None } else { similar(word, known) };
+        self.push(Found::of_word(kind, position, message, suggestion, otherwise));
+        suggestion
+    }
+
+    /// Notes a name that is not registered, unless it was noted before. The message is as in
+    /// [`add_word`](Self::add_word).
+    pub(crate) fn note_name<'w>(
+        &mut self,
+        kind: NameKind,
+        name: &str,
+        position: Position,
+        message: &str,
+        known: impl IntoIterator<Item = &'w str>,
+        otherwise: &str,
+    ) {
+        if let Entry::Vacant(entry) = self.names.entry((kind, name.into())) {
+            entry.insert(Found::of_word(RulesErrorKind::Name, position, message, similar(name, known), otherwise));
+        }
+    }
+
+    /// Takes the noted names out, in the order of their positions.
+    pub(crate) fn take_names(&mut self) -> Vec<UnregisteredName> {
+        let mut names: Vec<_> = self.names.drain().collect();
+        names.sort_by_key(|(_, found)| found.position);
+        let mut lines = Lines::of(self.text);
+        let names = names.into_iter();
+        names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
+    }
+
+    fn push(&mut self, found: Found) {
+        if self.found.len() < PROBLEMS_MAX {
+            self.found.push(found);
+        } else {
+            self.more += 1;
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    /// Returns the value, or the error if it is absent or a problem was added.
+    pub(crate) fn into_result<T>(self, value: Option<T>) -> Result<T, RulesError> {
+        match value {
+            Some(value) if self.is_empty() => Ok(value),
+            _ => Err(self.into_error()),
+        }
+    }
+
+    pub(crate) fn into_error(mut self) -> RulesError {
+        let unregistered = self.take_names().into();
+        self.found.sort_by_key(|found| found.position);
+        let mut lines = Lines::of(self.text);
+        let problems = self.found.into_iter().map(|found| found.at(&mut lines));
+        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered, source: None }
+    }
+}
