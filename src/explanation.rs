@@ -15,7 +15,8 @@ labelled! {
     /// The reason why a rule does not charge a request.
     NotCharged,
     /// Returns the label for JSON and logs: `path`, `method`, `host`, `header`, `query`, `user_agent`, `client`, `action`,
-    /// `left_out`, `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`, `preflight`.
+    /// `left_out`, `disabled`, `descriptor`, `condition`, `key_exempt`, `key_missing`, `not_asked`, `access_list`,
+    /// `preflight`.
     as_str {
         /// The rule of a [file](crate::guide::rules_in_a_file) is for other paths.
         Path = "path",
@@ -35,6 +36,8 @@ labelled! {
         Action = "action",
         /// The `not` of the rule of a file leaves the request out.
         LeftOut = "left_out",
+        /// The file says that the rule is not applied.
+        Disabled = "disabled",
         /// The limit of a file in Envoy's form is for other descriptors than those of the request.
         Descriptor = "descriptor",
         /// The condition of a rule in code does not hold, see [`Rule::when`](crate::Rule::when).
@@ -359,6 +362,7 @@ impl fmt::Display for RuleExplanation {
                 NotCharged::NotAsked => "is not asked: a rule before it refuses the request",
                 NotCharged::AccessList => "is not asked: an access list decides",
                 NotCharged::Preflight => "is not asked: preflight requests are exempt",
+                NotCharged::Disabled => "does not apply: `enabled` is false",
                 NotCharged::Descriptor => "does not apply: no descriptor of the request matches it",
                 _ => "does not apply: its condition does not hold",
             }),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use tower_ratelimit::rules::{NameKind, Problem, RulesBuilder, UnregisteredName};
+use tower_ratelimit::rules::{NameKind, Problem, RulesBuilder, RulesWarning, RulesWarningKind, UnregisteredName};
 
 use crate::output::Output;
 use crate::{exit, files};
@@ -49,7 +49,11 @@ struct Checked {
     /// Names that are not listed, and similar to other names.
     misspelt: Vec<UnregisteredName>,
     /// Other names that are not listed.
-    warnings: Vec<UnregisteredName>,
+    unknown: Vec<UnregisteredName>,
+    /// What is probably not meant.
+    warnings: Vec<RulesWarning>,
+    /// What a reader should know.
+    notes: Vec<RulesWarning>,
     /// The names that the file uses, listed or not, if its rules are right.
     names: Option<Vec<UnregisteredName>>,
 }
@@ -106,23 +110,26 @@ impl Checked {
             Ok(text) => text,
             Err(trouble) => return Self { trouble: Some(trouble), ..checked },
         };
-        let names = match builder.check(&text) {
-            Ok(names) => names,
+        let (names, warnings) = match builder.check(&text) {
+            Ok(report) => (report.unregistered().to_vec(), report.warnings().to_vec()),
             Err(error) => {
                 (checked.problems, checked.more) = (error.problems().to_vec(), error.more());
-                error.unregistered().to_vec()
+                (error.unregistered().to_vec(), error.warnings().to_vec())
             }
         };
         // A name that is similar to another one is probably misspelt.
-        let (misspelt, warnings) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
-        (checked.misspelt, checked.warnings) = (misspelt, warnings);
-        checked.names = files::builder().ok().and_then(|builder| builder.check(&text).ok());
+        let (misspelt, unknown) = names.into_iter().partition(|name| name.problem().suggestion().is_some());
+        (checked.misspelt, checked.unknown) = (misspelt, unknown);
+        let is_note = |warning: &RulesWarning| warning.kind() == RulesWarningKind::Disabled;
+        (checked.notes, checked.warnings) = warnings.into_iter().partition(is_note);
+        let report = files::builder().ok().and_then(|builder| builder.check(&text).ok());
+        checked.names = report.map(|report| report.unregistered().to_vec());
         checked
     }
 
     fn exit_code(&self, denies_warnings: bool) -> u8 {
-        let is_wrong =
-            !self.problems.is_empty() || !self.misspelt.is_empty() || denies_warnings && !self.warnings.is_empty();
+        let has_warnings = !self.unknown.is_empty() || !self.warnings.is_empty();
+        let is_wrong = !self.problems.is_empty() || !self.misspelt.is_empty() || denies_warnings && has_warnings;
         match self.trouble {
             Some(_) => exit::TROUBLE,
             None if is_wrong => exit::PROBLEMS,
@@ -144,16 +151,10 @@ impl Checked {
         if let Some(more) = self.misspelt.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0) {
             output.line(format_args!("{file}: and {more} more"));
         }
-        for name in self.warnings.iter().take(SHOWN_MAX) {
-            let problem = format!("{:#}", name.problem());
-            let place = format!("{}:{}: ", name.problem().line(), name.problem().column());
-            let message = problem.strip_prefix(&place).unwrap_or(&problem);
-            output.line(format_args!("{file}:{place}warning: {message}"));
-        }
-        if let Some(more) = self.warnings.len().checked_sub(SHOWN_MAX).filter(|more| *more > 0) {
-            output.line(format_args!("{file}: warning: and {more} more"));
-        }
-        for name in self.misspelt.iter().take(SHOWN_MAX).chain(self.warnings.iter().take(SHOWN_MAX)) {
+        print_all(output, file, "warning", self.unknown.iter().map(UnregisteredName::problem));
+        print_all(output, file, "warning", self.warnings.iter().map(RulesWarning::problem));
+        print_all(output, file, "note", self.notes.iter().map(RulesWarning::problem));
+        for name in self.misspelt.iter().take(SHOWN_MAX).chain(self.unknown.iter().take(SHOWN_MAX)) {
             let option = if name.kind() == NameKind::Action { "--action" } else { "--key" };
             output.line(format_args!(
                 "{file}: if the program registers `{}`, add {option} {}",
@@ -170,8 +171,23 @@ impl Checked {
             "problems": self.problems.iter().chain(self.misspelt.iter().map(UnregisteredName::problem)).map(problem)
                 .collect::<Vec<_>>(),
             "more": self.more,
-            "warnings": self.warnings.iter().map(|name| problem(name.problem())).collect::<Vec<_>>(),
+            "warnings": self.unknown.iter().map(UnregisteredName::problem)
+                .chain(self.warnings.iter().map(RulesWarning::problem)).map(problem).collect::<Vec<_>>(),
+            "notes": self.notes.iter().map(RulesWarning::problem).map(problem).collect::<Vec<_>>(),
         })
+    }
+}
+
+/// Prints the first warnings or notes.
+fn print_all<'p>(output: &mut Output, file: &str, what: &str, all: impl ExactSizeIterator<Item = &'p Problem>) {
+    let more = all.len().saturating_sub(SHOWN_MAX);
+    for problem in all.take(SHOWN_MAX) {
+        let text = format!("{problem:#}");
+        let place = format!("{}:{}: ", problem.line(), problem.column());
+        output.line(format_args!("{file}:{place}{what}: {}", text.strip_prefix(&place).unwrap_or(&text)));
+    }
+    if more > 0 {
+        output.line(format_args!("{file}: {what}: and {more} more"));
     }
 }
 

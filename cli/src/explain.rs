@@ -107,14 +107,15 @@ pub(crate) fn run(options: &Options, output: &mut Output) -> Result<u8, String> 
     let (file, text) = (files::name(&options.file), files::read(&options.file)?);
     let mut notes: Vec<Cow<'static, str>> = Vec::new();
     if let Ok(used) = files::builder()?.check(&text) {
-        let is_used = |kind, name: &str| used.iter().any(|used| (used.kind(), used.name()) == (kind, name));
+        let is_used =
+            |kind, name: &str| used.unregistered().iter().any(|used| (used.kind(), used.name()) == (kind, name));
         let keys = options.keys.iter().filter(|(name, _)| !is_used(NameKind::Key, name));
         notes.extend(keys.map(|(name, _)| format!("no rule uses what --key {name} names").into()));
         let actions = options.actions.iter().filter(|name| !is_used(NameKind::Action, name));
         notes.extend(actions.map(|name| format!("no rule uses what --action {name} names").into()));
     }
-    let rules = builder.check(&text).and_then(|unregistered| {
-        for name in &unregistered {
+    let rules = builder.check(&text).and_then(|report| {
+        for name in report.unregistered() {
             notes.push(note(name).into());
             let (kind, name) = (name.kind(), name.name().to_owned());
             let given = builder.clone();

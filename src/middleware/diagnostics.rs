@@ -72,10 +72,12 @@ struct KeyWatch {
 
 impl Diagnostics {
     pub(super) fn new(settings: &Settings) -> Self {
-        // A rule for some paths, or one that a source finds, may never be asked about, and the watch over it would
-        // never end.
+        // A rule for some paths, one that is disabled, or one that a source finds may never be asked about, and the
+        // watch over it would never end.
         let found = settings.finder().map_or(0, |(_, rules)| rules);
-        let is_watched = |(at, bound): (usize, &BoundRule)| at >= found && bound.rule().paths.is_empty();
+        let is_watched = |(at, bound): (usize, &BoundRule)| {
+            at >= found && bound.rule().paths.is_empty() && !bound.rule().is_disabled()
+        };
         let watch = |rule| KeyWatch { known: (!is_watched(rule)).into(), ..KeyWatch::default() };
         let rules: Box<[KeyWatch]> = settings.rules.iter().enumerate().map(watch).collect();
         let watched = settings.rules.iter().enumerate().filter(|rule| is_watched(*rule)).count();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::problem::{Found, Lines, Position, Problem, Quoted, RulesErrorKind, printable, similar};
-use super::report::{NameKind, UnregisteredName};
+use super::report::{NameKind, Noticed, RulesWarning, UnregisteredName};
 use crate::error::Source;
 
 /// The most problems that are kept. Others are only counted.
@@ -33,6 +33,8 @@ pub struct RulesError {
     file: Option<Arc<Path>>,
     /// The names that are not registered, if that is no problem.
     unregistered: Box<[UnregisteredName]>,
+    /// The warnings of a check.
+    warnings: Box<[RulesWarning]>,
     /// Why the file could not be read.
     source: Option<Source>,
 }
@@ -94,6 +96,18 @@ impl RulesError {
     #[must_use]
     pub fn unregistered(&self) -> &[UnregisteredName] {
         &self.unregistered
+    }
+
+    /// Returns the warnings of the rules that could be read, if the error is from
+    /// [`RulesBuilder::check`](super::RulesBuilder::check).
+    #[must_use]
+    pub fn warnings(&self) -> &[RulesWarning] {
+        &self.warnings
+    }
+
+    /// Adds warnings.
+    pub(crate) fn with_warnings(self, warnings: Vec<RulesWarning>) -> Self {
+        Self { warnings: warnings.into(), ..self }
     }
 
     /// Adds names that are not registered.
@@ -199,6 +213,17 @@ impl<'a> Problems<'a> {
         names.map(|((kind, name), found)| UnregisteredName { kind, name, problem: found.at(&mut lines) }).collect()
     }
 
+    /// Returns warnings with their lines, in the order of their positions.
+    pub(super) fn located(&self, mut warnings: Vec<Noticed>) -> Vec<RulesWarning> {
+        warnings.sort_by_key(|noticed| noticed.position);
+        let mut lines = Lines::of(self.text);
+        let located = warnings.into_iter().map(|Noticed { kind, position, message }| {
+            let found = Found { kind: RulesErrorKind::Value, position, message, suggestion: None };
+            RulesWarning { kind, problem: found.at(&mut lines) }
+        });
+        located.collect()
+    }
+
     fn push(&mut self, found: Found) {
         if self.found.len() < PROBLEMS_MAX {
             self.found.push(found);
@@ -224,6 +249,13 @@ impl<'a> Problems<'a> {
         self.found.sort_by_key(|found| found.position);
         let mut lines = Lines::of(self.text);
         let problems = self.found.into_iter().map(|found| found.at(&mut lines));
-        RulesError { problems: problems.collect(), more: self.more, file: None, unregistered, source: None }
+        RulesError {
+            problems: problems.collect(),
+            more: self.more,
+            file: None,
+            unregistered,
+            warnings: [].into(),
+            source: None,
+        }
     }
 }

@@ -9,7 +9,9 @@ use super::descriptors::DescriptorLimits;
 use super::error::RulesError;
 use super::names::Names;
 use super::read::can_be_registered;
-use super::report::UnregisteredName;
+use super::report::RulesReport;
+#[cfg(doc)]
+use super::report::RulesWarningKind;
 use super::store::{self, RuleStore};
 use super::tree::Descriptor;
 use super::watch;
@@ -226,21 +228,22 @@ impl RulesBuilder {
     }
 
     /// Checks rules without putting them in force, for tools and tests that do not know all names that the program
-    /// registers. Returns the names that the rules use and that are not registered here, in the order of their first
-    /// uses. Otherwise the rules are right.
+    /// registers. Returns the names that the rules use and that are not registered here, and
+    /// [warnings](RulesWarningKind). Otherwise the rules are right.
     ///
     /// ```
     /// use tower_ratelimit::rules::Rules;
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let unregistered = Rules::builder().check("rules: [{name: a, quota: 5 per hour, key: [tenant, peer-ip]}]")?;
-    /// assert_eq!(unregistered[0].name(), "tenant");
-    /// assert!(unregistered[0].problem().message().starts_with("no key is named `tenant`"));
+    /// let report = Rules::builder().check("rules: [{name: a, quota: 5 per hour, key: [tenant, peer-ip]}]")?;
+    /// assert_eq!(report.unregistered()[0].name(), "tenant");
+    /// assert!(report.unregistered()[0].problem().message().starts_with("no key is named `tenant`"));
+    /// assert!(report.warnings().is_empty());
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// Returns the problems that [`read_text`](Self::read_text) would, but for names that are not registered.
-    pub fn check(&self, text: impl AsRef<[u8]>) -> Result<Vec<UnregisteredName>, RulesError> {
+    pub fn check(&self, text: impl AsRef<[u8]>) -> Result<RulesReport, RulesError> {
         store::check(&self.clone().checked()?, text.as_ref())
     }
 

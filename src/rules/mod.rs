@@ -5,6 +5,7 @@
 //! * `spec` is what the file says, as plain data.
 //! * `error` collects what is wrong with it, and `problem` is one of these; `report` is what a check finds beside.
 //! * `pattern` compares texts with patterns.
+//! * `warn` finds what is probably not meant.
 //! * `tree` finds the limits of descriptors, in files of Envoy's form.
 //! * `bind` makes a layer's rules of it, with the names that the program registered.
 //! * `descriptors` decides about descriptors without an HTTP request.
@@ -27,6 +28,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod warn;
 mod watch;
 
 pub use convert::convert_envoy;
@@ -34,5 +36,5 @@ pub use descriptors::{DescriptorAnswer, DescriptorLimits, DescriptorRequest, Des
 pub use error::RulesError;
 pub use handle::{Rules, RulesBuilder};
 pub use problem::{Problem, RulesErrorKind};
-pub use report::{NameKind, UnregisteredName};
+pub use report::{NameKind, RulesReport, RulesWarning, RulesWarningKind, UnregisteredName};
 pub use tree::Descriptor;

@@ -1,6 +1,66 @@
-//! What a check finds beside problems: names that only the program knows.
+//! What a check finds beside problems: names that only the program knows, and warnings.
 
-use super::problem::Problem;
+use super::problem::{Position, Problem};
+use crate::error::labelled;
+
+/// What [`RulesBuilder::check`](super::RulesBuilder::check) reports of rules that are right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesReport {
+    pub(super) unregistered: Box<[UnregisteredName]>,
+    pub(super) warnings: Box<[RulesWarning]>,
+}
+
+impl RulesReport {
+    /// Returns the names that the rules use and that are not registered, in the order of their first uses.
+    #[must_use]
+    pub fn unregistered(&self) -> &[UnregisteredName] {
+        &self.unregistered
+    }
+
+    /// Returns the warnings, in the order of their positions.
+    #[must_use]
+    pub fn warnings(&self) -> &[RulesWarning] {
+        &self.warnings
+    }
+}
+
+/// A part of right rules that is probably not meant, or that a reader should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RulesWarning {
+    pub(super) kind: RulesWarningKind,
+    pub(super) problem: Problem,
+}
+
+impl RulesWarning {
+    /// Returns the kind of the warning.
+    #[must_use]
+    pub fn kind(&self) -> RulesWarningKind {
+        self.kind
+    }
+
+    /// Returns the warning with its position and its line, as a problem. Its message says how to fix it.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+}
+
+/// A warning, before its line is looked up.
+pub(super) struct Noticed {
+    pub(super) kind: RulesWarningKind,
+    pub(super) position: Position,
+    pub(super) message: String,
+}
+
+labelled! {
+    /// The kind of a [`RulesWarning`].
+    RulesWarningKind,
+    /// Returns the label: `disabled`.
+    as_str {
+        /// `enabled: false` keeps a rule from being applied. That is meant, so a tool notes it and does not fail.
+        Disabled = "disabled",
+    }
+}
 
 /// The kind of a name that a program registers for files of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

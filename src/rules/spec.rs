@@ -85,6 +85,8 @@ pub(crate) struct RuleSpec {
     pub(crate) name: Name,
     /// The name that the rule had before.
     pub(crate) was: Option<Name>,
+    /// Whether the rule is applied.
+    pub(crate) is_enabled: bool,
     pub(crate) quota: QuotaSpec,
     /// The parts that make one key. At least one.
     pub(crate) key: Vec<At<KeySpec>>,

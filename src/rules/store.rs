@@ -11,9 +11,11 @@ use super::document::{BYTES_MAX, end_of};
 use super::error::{Problems, RulesError};
 use super::names::Names;
 use super::problem::{Position, Quoted, RulesErrorKind};
-use super::read::read;
-use super::report::{NameKind, UnregisteredName};
+use super::read::{read, read_and_look};
+use super::report::{NameKind, RulesReport};
+use super::spec::FileSpec;
 use super::tree::Tree;
+use super::warn::warnings;
 use crate::error::WithSources;
 use crate::event::RulesEvent;
 use crate::head::Head;
@@ -316,11 +318,13 @@ fn all_supported(
     }
 }
 
-/// Checks a text as a store would read it, but names that are not registered are no problems. Returns these.
-pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredName>, RulesError> {
-    let mut unregistered = Vec::new();
+/// Checks a text as a store would read it, but names that are not registered are no problems. Returns these, and
+/// warnings.
+pub(super) fn check(names: &Names, content: &[u8]) -> Result<RulesReport, RulesError> {
+    let (mut unregistered, mut warned) = (Vec::new(), Vec::new());
     let checked = names.known(false, |known| {
-        read(content, known, |file, problems| {
+        let look = |file: &FileSpec, problems: &Problems<'_>| warned = problems.located(warnings(file));
+        read_and_look(content, known, look, |file, problems| {
             unregistered = problems.take_names();
             let mut names = names.clone();
             for name in &unregistered {
@@ -333,8 +337,8 @@ pub(super) fn check(names: &Names, content: &[u8]) -> Result<Vec<UnregisteredNam
         })
     });
     match checked {
-        Ok(()) => Ok(unregistered),
-        Err(error) => Err(error.with_unregistered(unregistered)),
+        Ok(()) => Ok(RulesReport { unregistered: unregistered.into(), warnings: warned.into() }),
+        Err(error) => Err(error.with_unregistered(unregistered).with_warnings(warned)),
     }
 }
 

@@ -16,7 +16,7 @@ use tower::{Layer, ServiceExt};
 use tower_ratelimit::clock::ManualClock;
 use tower_ratelimit::key::{TrustedProxies, original_uri};
 use tower_ratelimit::limiter::{Charge, Decision, Limiter, Refund, Reply, UnsupportedQuota};
-use tower_ratelimit::observe::{Observer, RulesEvent};
+use tower_ratelimit::observe::{NotCharged, Observer, RulesEvent};
 use tower_ratelimit::rules::{Rules, RulesErrorKind};
 use tower_ratelimit::{Key, MemoryLimiter, Policy, Quota, RateLimitLayer, key};
 
@@ -350,6 +350,39 @@ access: {allow: [192.0.2.0/24], deny: [192.0.2.66, 203.0.113.7]}",
     for (address, expected) in [("192.0.2.1", 200), ("192.0.2.66", 403), ("203.0.113.7", 403), ("203.0.113.8", 429)] {
         assert_eq!(status(&layer, from(address, request("GET", "/", &[]))).await, expected, "{address}");
     }
+}
+
+#[tokio::test]
+async fn disabled_rule_is_not_applied_and_keeps_what_was_used() {
+    let of = |is_enabled: bool| {
+        format!(
+            "rules:
+           - {{name: a, quota: 2 per minute, key: peer-ip, candidate: 1 per minute, enabled: {is_enabled}}}
+           - {{name: b, quota: 0 per minute, key: peer-ip, match: {{path: /b}}, enabled: false}}"
+        )
+    };
+    let rules = Rules::from_text(of(true)).unwrap();
+    let layer = layer(&rules);
+    assert_eq!([get(&layer, "/").await, get(&layer, "/b").await, get(&layer, "/").await], [200, 200, 429]);
+    rules.replace(of(false)).unwrap();
+    for path in ["/", "/b", "/"] {
+        assert_eq!(get(&layer, path).await, 200);
+    }
+    let explained = layer.explain(&from("192.0.2.1", request("GET", "/", &[])).into_parts().0).await;
+    let reasons: Vec<_> = explained.rules().iter().map(|rule| rule.not_charged()).collect();
+    assert_eq!(reasons, [Some(NotCharged::Disabled); 3]);
+    rules.replace(of(true)).unwrap();
+    assert_eq!(get(&layer, "/").await, 429, "what was used stays used");
+}
+
+#[test]
+fn disabled_rule_is_read_and_checked() {
+    for wrong in ["quota: 5 per", "quota: 5/s, was: a", "quota: 5/s, match: {path: a}"] {
+        let text = format!("rules: [{{name: a, key: peer-ip, enabled: false, {wrong}}}]");
+        assert!(Rules::from_text(text).is_err(), "{wrong}");
+    }
+    let twice = "rules: [{name: a, key: peer-ip, quota: 5/s, enabled: false}, {name: a, key: peer-ip, quota: 5/s}]";
+    assert!(Rules::from_text(twice).unwrap_err().to_string().contains("two rules are named `a`"));
 }
 
 #[tokio::test]

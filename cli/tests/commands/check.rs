@@ -113,6 +113,25 @@ fn warnings_are_shown_beside_problems() {
     }
 }
 
+/// It is meant, so it does not fail a deployment.
+#[test]
+fn disabled_rules_are_noted() {
+    let folder = Folder::with_rules(
+        "rules:
+  - {name: a, quota: 5/s, key: peer-ip}
+  - {name: b, quota: 5/s, key: peer-ip, match: {path: /b}, enabled: false}
+",
+    );
+    let run = folder.run(&["check", "rules.yaml", "--deny-warnings"]);
+    let expected = "rules.yaml:3:12: note: the rule `b` is not applied, because `enabled` is false
+  - {name: b, quota: 5/s, key: peer-ip, match: {path: /b}, enabled: false}
+           ^
+";
+    assert_eq!((run.code, run.out.as_str()), (Some(0), expected));
+    let json: Value = serde_json::from_str(&folder.run(&["check", "rules.yaml", "--json"]).out).unwrap();
+    assert_eq!((&json["files"][0]["warnings"], &json["files"][0]["notes"][0]["line"]), (&json!([]), &json!(3)));
+}
+
 #[test]
 fn warnings_beyond_a_hundred_are_counted() {
     let rule = |n: usize| format!("  - {{name: r{n}, quota: 5/s, key: =unknown={n}}}\n");

@@ -91,6 +91,20 @@ fn what_a_rule_leaves_out_is_explained() {
 }
 
 #[test]
+fn disabled_rule_is_explained() {
+    let folder = Folder::with_rules(
+        "rules:
+  - {name: a, quota: 5/s, key: global}
+  - {name: b, quota: 5/s, key: client-ip, match: {path: /b}, enabled: false}
+",
+    );
+    for path in ["/", "/b"] {
+        let run = folder.run(&["explain", "rules.yaml", "--client=192.0.2.1", "--path", path]);
+        assert!(run.out.ends_with("\nb: does not apply: `enabled` is false\n"), "{path}: {}", run.out);
+    }
+}
+
+#[test]
 fn request_without_an_address_is_noted() {
     let text = explain(&["--path=/v1/x", "--key", "tenant=7"]);
     assert!(text.contains("note: the request has no client's address, as there is no --client IP\n"), "{text}");

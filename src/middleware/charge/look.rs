@@ -132,6 +132,7 @@ fn set_key(rule: &mut RuleExplanation, key: Option<&Key>) {
 /// Explains a rule that is not asked, for this reason.
 fn explained<L: Limiter>(layer: &Compiled<L>, bound: &BoundRule, reason: NotCharged) -> RuleExplanation {
     let rule = bound.rule();
+    let reason = if reason == NotCharged::Path && rule.is_disabled() { NotCharged::Disabled } else { reason };
     let patterns = || rule.paths.iter().map(ToString::to_string).collect::<Vec<_>>().join(" or ");
     let expected = (reason == NotCharged::Path).then(patterns);
     RuleExplanation {

@@ -342,6 +342,18 @@ impl Rule {
         options.into_iter().find_map(|(is_set, option)| is_set.then_some(option))
     }
 
+    /// Makes the rule apply to no request.
+    #[cfg(feature = "rules")]
+    pub(crate) fn disabled(mut self) -> Self {
+        self.conditions = vec![Condition { of: NotCharged::Disabled, expected: None, holds: Arc::new(|_| false) }];
+        self
+    }
+
+    /// Returns whether the rule applies to no request.
+    pub(crate) fn is_disabled(&self) -> bool {
+        self.conditions.first().is_some_and(|condition| condition.of == NotCharged::Disabled)
+    }
+
     /// Takes the quota that the switch has now.
     pub(crate) fn follow_switch(&mut self) {
         if let (Some(switch), Some(policy)) = (&self.switch, self.policies.first_mut()) {

@@ -259,7 +259,8 @@ fn with_options(mut rule: Rule, spec: &RuleSpec, conditions: &[Condition], mode:
     if let Some(cost) = &spec.cost {
         rule = rule.cost(cost::cost_of(cost));
     }
-    with_mode(rule.missing_key(spec.missing_key), mode)
+    let rule = with_mode(rule.missing_key(spec.missing_key), mode);
+    if spec.is_enabled { rule } else { rule.disabled() }
 }
 
 /// Sets a rule's mode. One that enforces is left alone.

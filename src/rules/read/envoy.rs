@@ -100,11 +100,11 @@ impl Reader<'_, '_, '_> {
             self.problems.add(RulesErrorKind::Value, entry.node.position, message);
         }
         let value = self.any_text(&fields, "value");
-        let shadow = self.truth(&fields, "shadow_mode");
+        let shadow = self.is_true(&fields, "shadow_mode");
         self.quota_mode(&fields);
         // These say how Envoy's service names its counters, which observers here do for themselves.
-        self.truth(&fields, "detailed_metric");
-        self.truth(&fields, "value_to_metric");
+        self.is_true(&fields, "detailed_metric");
+        self.is_true(&fields, "value_to_metric");
         let options = self.our_options(&fields);
         let limit = match present(&fields, "rate_limit") {
             Some(entry) => self.rate_limit(&entry.node, shadow, options.as_ref()).map(Some),
@@ -116,7 +116,7 @@ impl Reader<'_, '_, '_> {
                 Some(None)
             }
         };
-        let shares = self.truth(&fields, "share_threshold");
+        let shares = self.is_true(&fields, "share_threshold");
         let has_pattern = matches!(&value, Some(Some(value)) if value.contains('*'));
         if shares && !has_pattern && value.is_some() {
             let position = fields.entry("share_threshold").map_or(fields.position, |entry| entry.position);
@@ -138,7 +138,7 @@ impl Reader<'_, '_, '_> {
             let message = "`metadata.tower_ratelimit` stands beside `rate_limit`, not in it";
             self.problems.add(RulesErrorKind::Field, ours.position, message);
         }
-        let is_unlimited = self.truth(&fields, "unlimited");
+        let is_unlimited = self.is_true(&fields, "unlimited");
         let quota = if is_unlimited {
             if let Some(unit) = present(&fields, "unit") {
                 let message = "`unlimited` has no `unit`: leave one of them out";
@@ -219,7 +219,7 @@ impl Reader<'_, '_, '_> {
     }
 
     fn quota_mode(&mut self, fields: &Fields<'_, '_>) {
-        if self.truth(fields, "quota_mode") {
+        if self.is_true(fields, "quota_mode") {
             let position = fields.entry("quota_mode").map_or(fields.position, |entry| entry.position);
             let message = "`quota_mode` is not supported: every limit that a request is over refuses it";
             self.problems.add(RulesErrorKind::Field, position, message);
@@ -262,15 +262,8 @@ impl Reader<'_, '_, '_> {
     }
 
     /// Reads `true` or `false`, which is the default.
-    fn truth(&mut self, fields: &Fields<'_, '_>, field: &str) -> bool {
-        let Some(entry) = present(fields, field) else { return false };
-        match (&entry.node.value, entry.node.kind()) {
-            (Value::Scalar { text, .. }, Type::Truth) => text.eq_ignore_ascii_case("true"),
-            _ => {
-                self.wrong_type::<()>(&entry.node, &format!("`{field}`"), "`true` or `false`");
-                false
-            }
-        }
+    fn is_true(&mut self, fields: &Fields<'_, '_>, field: &str) -> bool {
+        present(fields, field).and_then(|entry| self.truth(&entry.node, field)).unwrap_or_default()
     }
 }
 

@@ -33,6 +33,16 @@ pub(crate) fn read<T>(
     names: Names<'_>,
     build: impl FnOnce(FileSpec, &mut Problems<'_>) -> T,
 ) -> Result<T, RulesError> {
+    read_and_look(bytes, names, |_, _| (), build)
+}
+
+/// Reads a file as [`read`] does. `look` gets what could be read, even if the file has problems.
+pub(crate) fn read_and_look<T>(
+    bytes: &[u8],
+    names: Names<'_>,
+    look: impl FnOnce(&FileSpec, &Problems<'_>),
+    build: impl FnOnce(FileSpec, &mut Problems<'_>) -> T,
+) -> Result<T, RulesError> {
     let text = match decode(bytes) {
         Ok(text) => text,
         Err(problems) => return Err(problems.into_error()),
@@ -40,6 +50,9 @@ pub(crate) fn read<T>(
     let mut problems = Problems::new(text);
     let file =
         parse(text, &mut problems).map(|root| Reader { problems: &mut problems, names, patterns: 0 }.file(&root));
+    if let Some(file) = &file {
+        look(file, &problems);
+    }
     let built = match file {
         Some(file) if problems.is_empty() => Some(build(file, &mut problems)),
         _ => None,

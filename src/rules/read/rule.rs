@@ -13,8 +13,21 @@ use crate::policy::Policy;
 use crate::quota::Quota;
 use crate::quota::error::NAME_MAX;
 
-pub(in crate::rules) const RULE: &[&str] =
-    &["name", "quota", "plans", "key", "match", "cost", "mode", "missing-key", "warn-at", "block", "candidate", "was"];
+pub(in crate::rules) const RULE: &[&str] = &[
+    "name",
+    "quota",
+    "plans",
+    "key",
+    "match",
+    "cost",
+    "mode",
+    "missing-key",
+    "warn-at",
+    "block",
+    "candidate",
+    "was",
+    "enabled",
+];
 
 /// The fields of an entry of the short list.
 pub(in crate::rules) const ENTRY: &[&str] = &[
@@ -30,6 +43,7 @@ pub(in crate::rules) const ENTRY: &[&str] = &[
     "block",
     "candidate",
     "was",
+    "enabled",
 ];
 
 /// The two forms of a rule.
@@ -72,6 +86,7 @@ impl Reader<'_, '_, '_> {
         let warn_at = self.optional(&fields, "warn-at", Self::percentage);
         let block = self.optional(&fields, "block", |reader, node, _| reader.block(node));
         let candidate = self.optional(&fields, "candidate", Self::candidate);
+        let is_enabled = self.optional(&fields, "enabled", Self::truth);
 
         if let Some(name) = &name {
             let block = matches!(block, Some(Some(_)));
@@ -89,6 +104,7 @@ impl Reader<'_, '_, '_> {
             position: fields.position,
             name: name?,
             was: was?,
+            is_enabled: is_enabled?.unwrap_or(true),
             quota: quota?,
             key: key?,
             matches: matches?,

@@ -161,6 +161,10 @@ impl Reader<'_, '_, '_> {
                 self.problems.add(RulesErrorKind::Field, entry.position, message);
                 continue;
             }
+            if known.contains(&"enabled") && ["disabled", "disable"].contains(&&*entry.name) {
+                self.problems.add(RulesErrorKind::Field, entry.position, message + ": write `enabled: false`");
+                continue;
+            }
             let otherwise = format!(", which has {}", listed(known.iter().copied()));
             let (word, known) = (&entry.name, known.iter().copied());
             meant.extend(self.problems.add_word(
@@ -234,6 +238,13 @@ impl Reader<'_, '_, '_> {
                 }
             },
             _ => self.wrong_type(node, what, expected),
+        }
+    }
+
+    pub(super) fn truth(&mut self, node: &Node<'_>, field: &str) -> Option<bool> {
+        match (&node.value, node.kind()) {
+            (Value::Scalar { text, .. }, Type::Truth) => Some(text.eq_ignore_ascii_case("true")),
+            _ => self.wrong_type(node, &format!("`{field}`"), "`true` or `false`"),
         }
     }
 

@@ -59,6 +59,7 @@ fn every_field_arrives() {
     let (minutes, hour) = (Duration::from_secs(600), Duration::from_secs(3_600));
     assert_eq!(rule.block.as_ref().unwrap().value, Quota::block(5, minutes, hour).unwrap());
     assert_eq!(rule.candidate.as_ref().unwrap().value, Quota::per_minute(60));
+    assert!(!rule.is_enabled);
     let networks = |list: &[super::super::spec::At<ipnet::IpNet>]| {
         list.iter().map(|network| network.to_string()).collect::<Vec<_>>()
     };
@@ -82,6 +83,7 @@ fn defaults_are_those_of_rules() {
     let file = accepted_file("the smallest rule");
     let rule = file.rules.first().unwrap();
     assert_eq!((rule.mode, rule.missing_key, rule.warn_at), (Mode::Enforce, MissingKey::Reject, None));
+    assert!(rule.is_enabled);
     assert!(rule.cost.is_none() && rule.block.is_none() && rule.candidate.is_none() && rule.was.is_none());
     assert!(rule.matches.method.is_empty() && rule.matches.path.is_empty() && rule.matches.action.is_empty());
 }
